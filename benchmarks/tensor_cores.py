@@ -25,8 +25,9 @@ import numpy as np
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.devices import DEVICES
-from ptx_kernels.formats import packed_tile, q4_k
+from ptx_kernels.formats import k_scales, packed_tile
 from ptx_kernels.formats.packed_tile import Pair
+from ptx_kernels.formats.words import f16_of
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.gemm.fragments import Accumulators, accumulators, f16_activations, place
 from ptx_kernels.kernels.gemm.pipeline import Pipeline, Rows, TileCopy
@@ -93,13 +94,15 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
     k.launch((m // config.m_tile, n // config.rows), threads, resident_blocks=1)
     first_m, first_n = k.block_id("x") * config.m_tile, k.block_id("y") * config.rows
     copies = [
-        TileCopy(k, Rows(plane.reshape(n, steps * 144), first_n, config.rows), 144, threads),
-        TileCopy(k, Rows(x.cast(u8), first_m, config.m_tile), 512, threads),
+        TileCopy(
+            k, Rows(plane.reshape(n, steps * 144), first_n, config.rows), 144, threads, part=144
+        ),
+        TileCopy(k, Rows(x.cast(u8), first_m, config.m_tile), 512, threads, part=512),
     ]
     totals = accumulators(k, config.tiles, config.m_tile)
     first_rows = [(k.warp_id * config.tiles + t) * 16 for t in range(config.tiles)]
     for step, (weights, values) in Pipeline(k, config.stages, copies).steps(steps):
-        tiles = [copies[0].tile(weights, row, step) for row in first_rows]
+        tiles = [copies[0].tile(weights, row, step, 0) for row in first_rows]
         with k.loop(0, packed_tile.UNITS) as unit:
             _add_unit(k, tiles, unit, values, totals)
     for row, tile in zip(first_rows, totals, strict=True):
@@ -117,7 +120,7 @@ def _add_unit(
     totals: Accumulators,
 ) -> None:
     """Adds the 64 columns of a unit."""
-    weights = [(tile.matrix(unit * 32 + 16), *q4_k.headers(k, tile, unit)) for tile in tiles]
+    weights = [(tile.matrix(unit * 32 + 16), *_headers(k, tile, unit)) for tile in tiles]
     for group in range(2):
         operands = [
             _operands(k, words, scales[group], offsets[group], group)
@@ -131,6 +134,21 @@ def _add_unit(
                     products = k.mma(a[step], b[2 * step : 2 * step + 2], total[i], bf16)
                     for sum_, product in zip(total[i], products, strict=True):
                         sum_.set(product)
+
+
+def _headers(
+    k: Builder, plane: packed_tile.TilePlane, unit: Value
+) -> tuple[list[Pair], list[Pair]]:
+    """(d * scale, -dmin * min) of a unit's two sub-blocks, of the lane's rows."""
+    reader = k_scales.PairReader(k, unit)
+    scales, offsets = [], []
+    for row in plane.rows():
+        header = row.cast(u32).load(vector=4)
+        d, dmin = f16_of(header[0]), -f16_of(header[0], 1)
+        both, minimums = reader.read(header[1:])
+        scales.append([d * (both & 0xFF).to(f32), d * (both >> 8).to(f32)])
+        offsets.append([dmin * m.to(f32) for m in minimums])
+    return list(zip(*scales, strict=True)), list(zip(*offsets, strict=True))
 
 
 def _operands(

@@ -51,6 +51,7 @@ from .ops.linear import (
 from .ops.mlp import mlp
 from .ops.paged_attention import paged_attention
 from .ops.paged_attention_matmul import paged_attention_matmul
+from .ops.qkv_rope_append import qkv_rope_append
 from .ops.quantize_q8_1 import quantize_q8_1
 from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
@@ -124,6 +125,7 @@ __all__ = [
     "paged_attention_matmul",
     "qkv_matmul",
     "quantize",
+    "qkv_rope_append",
     "quantize_q8_1",
     "quantizers",
     "replacing",

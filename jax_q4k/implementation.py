@@ -28,6 +28,7 @@ FUSIONS: tuple[str, ...] = (
     "expert_mlp",
     "routed_mlp",
     "rope_append",
+    "qkv_rope_append",
     "paged_attention_matmul",
 )
 

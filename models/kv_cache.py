@@ -274,12 +274,6 @@ def scales(pages: Pages) -> dict[str, Any]:
     return dict(zip(("k_scales", "v_scales"), held, strict=False))
 
 
-def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
-    """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
-    k, v = (rows(x) for x in stored(pages, k, v))
-    return jq.append_kv(pages[0], pages[1], k, v, slots, **scales(pages))
-
-
 def append_latent(pages: Pages, rows: jax.Array, slots: jax.Array) -> Pages:
     """Stores latent vectors and their keys (tokens, 1, n) at slots (tokens,)."""
     return jq.append_kv(pages[0], None, rows, None, slots, **scales(pages))

@@ -24,6 +24,8 @@ class Device:
       mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through
         `mma.sync`.
       mma_float_ops: the same of f16 and bf16, added up in f32.
+      tensor_clock_hz: of the multiprocessors while tensor cores work; None: the boost clock.
+      block_shared_bytes: shared memory that a block can have (CUDA programming guide).
     """
 
     name: str
@@ -37,6 +39,17 @@ class Device:
     integer_lanes: int = 64
     mma_int8_ops: int = 4096
     mma_float_ops: int = 2048
+    tensor_clock_hz: float | None = None
+    block_shared_bytes: int = 227 << 10
+
+    @property
+    def l2_bandwidth(self) -> float:
+        """Bytes/s from the L2 cache to the multiprocessors: 5.5 TB/s of an H100 at 1.98 GHz.
+
+        Others measured it; devices of other generations are taken to have as many bytes a clock
+        and multiprocessor.
+        """
+        return _L2_BYTES * self.multiprocessors * self.clock_hz
 
     @property
     def slug(self) -> str:
@@ -45,13 +58,20 @@ class Device:
 
 
 _MB = 1 << 20
+_L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
+
+#: Shared memory that a block can have on any device from sm_80 on.
+LEAST_BLOCK_SHARED_BYTES = 99 << 10
 
 #: GeForce cards add f16 up in f32 at half the rate of sums in f16.
-_geforce = functools.partial(Device, mma_int8_ops=2048, mma_float_ops=512)
+_geforce = functools.partial(
+    Device, mma_int8_ops=2048, mma_float_ops=512, block_shared_bytes=LEAST_BLOCK_SHARED_BYTES
+)
 
 #: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of
-#: each model. The H200's 4.3 TB/s was measured; Hopper's `mma.sync` reaches about 0.62 of what
-#: `wgmma` does (Luo et al., 2024).
+#: each model; the H200's L2 as it reports it. The H200's 4.3 TB/s was measured; the clock under
+#: tensor load follows from what its products of large matrices reach. Hopper's `mma.sync` reaches
+#: about 0.62 of what `wgmma` does (Luo et al., 2024).
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -62,9 +82,10 @@ DEVICES: dict[str, Device] = {
             1.98e9,
             4.8e12,
             4.3e12,
-            50 * _MB,
+            60 * _MB,
             mma_int8_ops=5080,
             mma_float_ops=2540,
+            tensor_clock_hz=1.7e9,
         ),
         Device(
             "H100",
@@ -76,6 +97,7 @@ DEVICES: dict[str, Device] = {
             50 * _MB,
             mma_int8_ops=5080,
             mma_float_ops=2540,
+            tensor_clock_hz=1.7e9,
         ),
         Device(
             "H100 PCIe",
@@ -88,7 +110,17 @@ DEVICES: dict[str, Device] = {
             mma_int8_ops=5080,
             mma_float_ops=2540,
         ),
-        Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 1.83e12, 40 * _MB, fp32_lanes=64),
+        Device(
+            "A100",
+            "sm_80",
+            108,
+            1.41e9,
+            2.039e12,
+            1.83e12,
+            40 * _MB,
+            fp32_lanes=64,
+            block_shared_bytes=163 << 10,
+        ),
         Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
         _geforce(
             "RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128

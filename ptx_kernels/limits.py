@@ -10,6 +10,10 @@ HEAD_DIMS = tuple(range(32, 513, 16))
 #: Sizes of a row of latent pages: keys whose first elements are the values, too.
 LATENT_DIMS = tuple(range(32, 577, 32))
 
+#: Largest size of a head, and of its values, in a prompt's attention by tensor cores: by floats of
+#: so many parts. The 99 KB of shared memory that a block has everywhere hold no more.
+MAX_PROMPT_DIMS = {1: 256, 2: 256, 3: 192}
+
 #: Values of quantized activations that share a scale.
 GROUP = 32
 
@@ -44,3 +48,9 @@ def gated_delta_takes(key_dim: int, value_dim: int) -> bool:
     """True if the gated delta net's kernels take heads of these sizes."""
     keys = key_dim <= 256 and key_dim % (8 if key_dim <= 128 else 16) == 0
     return keys and value_dim <= 256 and value_dim % 16 == 0
+
+
+def causal_attention_takes(head_dim: int, value_dim: int, parts: int) -> bool:
+    """True if a prompt's attention by tensor cores takes heads and values of these sizes."""
+    most = MAX_PROMPT_DIMS[parts]
+    return all(0 < dim <= most and dim % 16 == 0 for dim in (head_dim, value_dim))

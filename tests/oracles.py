@@ -165,6 +165,46 @@ def attention(
     return out
 
 
+def causal_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    lengths: np.ndarray,
+    scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> np.ndarray:
+    """Every token over its past in float64; zeros for tokens at or beyond the length."""
+    out = np.zeros((*q.shape[:3], v.shape[3]))
+    group = q.shape[2] // k.shape[2]
+    for b, t, h in np.ndindex(*q.shape[:3]):
+        if t >= lengths[b]:
+            continue
+        past = slice(0 if window is None else max(0, t + 1 - window), t + 1)
+        scores = k[b, past, h // group].astype(np.float64) @ q[b, t, h].astype(np.float64) * scale
+        if soft_cap is not None:
+            scores = soft_cap * np.tanh(scores / soft_cap)
+        p = np.exp(scores - scores.max())
+        total = p.sum()
+        if sinks is not None:
+            total += np.exp(np.float64(sinks[h]) - scores.max())
+        out[b, t, h] = p @ v[b, past, h // group] / total
+    return out
+
+
+def bf16_parts(x: np.ndarray, count: int) -> list[np.ndarray]:
+    """Bits of bf16 arrays whose sum is x, each the rounding of what those before it leave."""
+    parts = []
+    for _ in range(count):
+        bits = x.astype(np.float32).view(np.uint32)
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        parts.append(bits.astype(np.uint16))
+        x = x - (bits << 16).view(np.float32)
+    return parts
+
+
 def gated_delta_rule(
     q: np.ndarray,
     k: np.ndarray,

@@ -18,6 +18,7 @@ from jax_q4k import float_types, models
 
 from . import aot
 from .random_model import (
+    GEMMA_3_12B,
     GEMMA_4_31B,
     GLM_4_7_FLASH,
     LLAMA_3_1_8B,
@@ -31,6 +32,7 @@ SHAPES = {
     "llama-3.1-8b": LLAMA_3_1_8B,
     "qwen3-30b-a3b": QWEN_3_30B_A3B,
     "qwen3.6-35b-a3b": QWEN_3_6_35B_A3B,
+    "gemma-3-12b": GEMMA_3_12B,
     "gemma-4-31b": GEMMA_4_31B,
     "glm-4.7-flash": GLM_4_7_FLASH,
 }

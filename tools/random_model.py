@@ -74,6 +74,23 @@ GEMMA_3_1B = Config(
     local_rope_theta=10000.0,
 )
 
+#: 11.8 billion parameters, 1.0 of them embeddings: Gemma 3 12B.
+GEMMA_3_12B = Config(
+    architecture="gemma3",
+    vocab_size=262144,
+    context_length=131072,
+    hidden_size=3840,
+    intermediate_size=15360,
+    num_layers=48,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=256,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    window=1024,
+    local_rope_theta=10000.0,
+)
+
 #: 3.1 billion parameters, of which a token uses 0.6: 2 of 16 experts.
 MOE_3B = Config(
     architecture="qwen3moe",

@@ -179,7 +179,7 @@ def launches(
     capacity = min(per_sequence * page_size, window or per_sequence * page_size)
     dtype = ptx_name(given.k.dtype)
     heads = num_heads, num_kv_heads, head_dim
-    config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim)
+    config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim, page_size)
     kernel = paged_attention(
         batch=batch,
         num_heads=num_heads,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.limits import causal_attention_takes
+
+from ..implementation import current_selection
 from ..native import calls
 from ..sharding import Layout
 from . import checks
-from .op import Op
+from .op import KernelCall, Op
+from .vmaps import by_rows
 
 #: Queries scored at a time in plain JAX: the scores take batch * num_heads * QUERY_BLOCK * time
 #: floats.
@@ -31,7 +36,10 @@ def causal_attention(
     """softmax(scale * q . K) V over each token's own past, in float32.
 
     Tokens at or beyond lengths[b] are padding: whatever they hold, the others' results are the
-    same. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+    same. `ptx` and `sim` multiply floats as sums of bf16: of two, which leaves a relative error of
+    about 5e-6, or of three, as exact as float32, with `activations="f32"` (see `implementation`).
+    Heads and values that are no multiple of 16 wide, or wider than 256 (with `f32` than 192), are
+    left to plain JAX, as in `xla`.
 
     Args:
       q: (batch, time, num_heads, head_dim) float32, bfloat16 or float16.
@@ -70,13 +78,14 @@ def causal_attention(
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
     sinks = checks.sinks(sinks, num_heads)
     given = None if scale is None else checks.positive("scale", scale)
-    params = {
+    params: dict[str, Any] = {
         "window": checks.window(window),
         "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
     }
     if q.size == 0 or v.shape[3] == 0:
         return jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     params["scale"] = head_dim**-0.5 if given is None else given
+    params["activations"] = current_selection().activations
     floats = (x.astype(jnp.float32) for x in (q, k, v))
     out: jax.Array = _op.bind(*floats, lengths, sinks, **params)
     return out.astype(q.dtype)
@@ -92,8 +101,9 @@ def reference(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    activations: str | None = None,
 ) -> jax.Array:
-    """`causal_attention` in plain JAX."""
+    """`causal_attention` in plain JAX, whatever the activations."""
     batch, time, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     positions = jnp.arange(time)
@@ -128,8 +138,64 @@ def reference(
     return jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, value_dim)[:, :time]
 
 
-def native(q: jax.Array, k: jax.Array, v: jax.Array, *others: Any, **params: Any) -> jax.Array:
-    """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for the widths."""
+def ptx(
+    launch: KernelCall,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    sinks: jax.Array | None,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    activations: str | None,
+) -> jax.Array:
+    """`causal_attention` by two PTX kernels, or in plain JAX if there is none for the widths."""
+    from ptx_kernels.kernels.attention import causal_attention as causal_kernel
+    from ptx_kernels.kernels.attention import causal_attention_rule, split_keys
+    from ptx_kernels.tuning import choose
+
+    (batch, time, num_heads, head_dim), (num_kv_heads, value_dim) = q.shape, v.shape[2:]
+    parts = 3 if activations == "f32" else 2
+    if not causal_attention_takes(head_dim, value_dim, parts):
+        return reference(q, k, v, lengths, sinks, scale=scale, window=window, soft_cap=soft_cap)
+    rows = batch * num_kv_heads, time * num_heads // num_kv_heads
+    sizes = {
+        "batch": batch,
+        "time": time,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "parts": parts,
+    }
+    kernel = causal_kernel(
+        **sizes,
+        num_heads=num_heads,
+        scale=scale,
+        window=None if window is None or window >= time else window,
+        soft_cap=soft_cap,
+        sinks=sinks is not None,
+        key_parts=parts,
+        config=choose(causal_attention_rule, *rows, head_dim, value_dim, parts, parts),
+    )
+    split = launch(split_keys(**sizes), k, v)
+    (out,) = launch(kernel, q, *split, lengths, *(() if sinks is None else (sinks,)))
+    return out
+
+
+def native(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *others: Any,
+    activations: str | None = None,
+    **params: Any,
+) -> jax.Array:
+    """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for the widths.
+
+    All is float32, whatever the activations.
+    """
     if not calls.has_heads(q.shape[-1], v.shape[-1]):
         return reference(q, k, v, *others, **params)
     return calls.causal_attention(q, k, v, *others, **params)
@@ -139,7 +205,9 @@ _op = Op(
     "causal_attention",
     reference,
     shapes=lambda q, _, v, *__, **___: jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype),
+    ptx=ptx,
     native=native,
+    vmap=functools.partial(by_rows, operands=4),  # examples are a larger batch
     derivative="reference",
     layout=lambda *_, **__: Layout((*["b _ h _"] * 3, "b", "h"), "b _ h _"),
 )

@@ -365,15 +365,21 @@ def new_tokens(
     Keys and values become float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,) or
     (groups, tokens / groups).
     """
+    slot_mapping = slots(slot_mapping, pages)
+    expected = (slot_mapping.size, pages.shape[1], pages.shape[3])
+    rule = "(tokens, num_kv_heads, head_dim)"
+    return [float32(name, x, expected, rule) for name, x in rows.items()], slot_mapping
+
+
+def slots(slot_mapping: Any, pages: jax.Array) -> jax.Array:
+    """Slots of new tokens in such pages, int32 (tokens,) or (groups, tokens / groups)."""
     slot_mapping = int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim not in (1, 2):
         shapes = "(tokens,) or (groups, tokens / groups)"
         raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be {shapes}")
     if slot_mapping.ndim == 2:
         page_groups("slot_mapping", slot_mapping, pages)
-    expected = (slot_mapping.size, pages.shape[1], pages.shape[3])
-    rule = "(tokens, num_kv_heads, head_dim)"
-    return [float32(name, x, expected, rule) for name, x in rows.items()], slot_mapping
+    return slot_mapping
 
 
 def page_groups(name: str, ids: jax.Array, pages: jax.Array) -> int:

@@ -6,7 +6,7 @@ A mat-vec multiplies packed matrices by one to eight rows of activations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,11 +114,110 @@ def gemv(
             **common,
         )
     else:
-        if given:
-            assert biases is not None
-            given = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)]
+        given = all_or_none(weights, biases or [None] * len(weights))
         kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **common)
     return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *given)
+
+
+class Heads(NamedTuple):
+    """Angles that a projection to heads is rotated by, and pages it goes to: see `rope_append`."""
+
+    pages: tuple[jax.Array, ...]  # (num_pages, num_kv_heads, page_size, head_dim), of k and v
+    slot_mapping: jax.Array  # int32 (m,)
+    cos: jax.Array  # float32 (m, rope_dim / 2)
+    sin: jax.Array
+    interleaved: bool
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the kernel."""
+        num_pages, num_kv_heads, page_size, head_dim = self.pages[0].shape
+        return {
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "rope_dim": 2 * self.cos.shape[1],
+            "interleaved": self.interleaved,
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "pages": ptx_name(self.pages[0].dtype),
+        }
+
+
+def append_rule(
+    weights: Sequence[Packed], m: int, heads: Heads, activations: str | None
+) -> tuple[Rule[MatvecConfig], tuple[Any, ...]] | None:
+    """Rule and shape of one launch that projects m rows of floats and appends; None: there is none.
+
+    It is that of the projections alone where that has pairs of rows a warp.
+    """
+    from ptx_kernels.kernels.matvec import (
+        float_matvec_rule,
+        fused_matvec_rule,
+        qkv_append_rule,
+        takes_heads,
+    )
+    from ptx_kernels.tuning import decide
+
+    formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
+    given = heads.arguments
+    names = ("head_dim", "rope_dim", "interleaved", "pages")
+    if not takes(weights, m) or not takes_heads(*(given[name] for name in names)):
+        return None
+    shape = formats, rows, weights[0].shape[1], m
+    asked: list[tuple[Rule[MatvecConfig], tuple[Any, ...]]]
+    if activations == "f32":
+        asked = [(float_matvec_rule, (*shape, True))]
+    else:
+        asked = [(fused_matvec_rule, (*shape, True)), (qkv_append_rule, (True, *shape))]
+    for rule, arguments in asked:
+        pairs = decide(rule, *arguments).config.rows_per_warp
+        if pairs % 2 == 0 == given["head_dim"] % pairs:
+            return rule, arguments
+    return None
+
+
+def append(
+    launch: KernelCall,
+    x: jax.Array,
+    weights: Sequence[Packed],
+    heads: Heads,
+    config: MatvecConfig,
+    *,
+    norm_weight: jax.Array | None,
+    eps: float,
+    biases: Sequence[jax.Array | None],
+) -> list[jax.Array]:
+    """The pages, and q float32 (m, num_heads * head_dim), by one launch of such a Config."""
+    from ptx_kernels.kernels.matvec import qkv_append_matvec
+
+    operands, norm = activation_operands(launch, config, x, norm_weight, eps)
+    (stack,) = {layers(w) for w in weights}
+    if config.activations != "q8_1":
+        norm["dtype"] = ptx_name(operands[0].dtype)
+    given = all_or_none(weights, biases)
+    arguments = heads.arguments
+    kernel = qkv_append_matvec(
+        formats=tuple(w.format for w in weights),
+        num_heads=weights[0].shape[0] // arguments["head_dim"],
+        columns=x.shape[1],
+        m=x.shape[0],
+        layers=stack,
+        biases=bool(given),
+        config=config,
+        **arguments,
+        **norm,
+    )
+    planes = jax.tree.leaves(list(weights))
+    angles = heads.slot_mapping, heads.cos, heads.sin
+    return launch(kernel, *heads.pages, *planes, *operands, *angles, *given)
+
+
+def all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
+    """Biases of all matrices, zeros where one has none; [] where none has one."""
+    if all(bias is None for bias in biases):
+        return []
+    pairs = zip(weights, biases, strict=True)
+    return [jnp.zeros(w.shape[0]) if bias is None else bias for w, bias in pairs]
 
 
 def router(

@@ -19,7 +19,7 @@ from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
-from . import checks, float_matmul, gemv, packed_matmul, rms_norm
+from . import checks, float_matmul, gemm, gemv, packed_matmul, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -292,7 +292,7 @@ def _linear(
     for matrix, w in named.items():
         check_columns(x, matrix, w)
     rows = Rows.of(x)
-    operands = _operands(x, rows, weights, norm, biases, residual)
+    operands = checked_operands(x, rows, weights, norm, biases, residual)
     packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
     one = packed or _is_router(operands)  # kernel for all of it
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
@@ -318,7 +318,7 @@ def _weights(weights: tuple[Any, ...], names: tuple[str, ...], index: Any) -> di
     return checks.weights(dict(zip(names, weights, strict=True)), index)
 
 
-def _operands(
+def checked_operands(
     x: jax.Array,
     rows: Rows,
     weights: tuple[Any, ...],
@@ -439,14 +439,26 @@ def ptx(
     activation: str | None = None,
     activations: str | None,
 ) -> Sequence[jax.Array]:
-    """Launches one mat-vec of all matrices where there is one, else a kernel for each step.
+    """Launches one product of all matrices where there is one, else a kernel for each step.
 
     `activations` None takes whichever is fastest.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if _is_router(given):
         return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
-    if not isinstance(weights[0], Packed) or not gemv.takes(weights, x.shape[0]):
+    packed = isinstance(weights[0], Packed)
+    if packed and gemm.takes(weights, x.shape[0], activations):
+        return gemm.gemm(
+            launch,
+            x,
+            weights,
+            norm_weight=norm_weight,
+            eps=eps,
+            biases=biases,
+            residual=residual,
+            activation=activation,
+        )
+    if not packed or not gemv.takes(weights, x.shape[0]):
         return chain(given, eps, activation, ptx_steps(launch, activations))
     return gemv.gemv(
         launch,
@@ -508,7 +520,7 @@ def _row_names(count: int) -> list[str]:
     return [f"n{i}" for i in range(count)]
 
 
-def _split(
+def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
     """Of split columns: the norm's and the products' sums, then what stands around them.
@@ -547,5 +559,5 @@ op = Op(
     vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
     layout=_layout,
-    split=_split,
+    split=split,
 )

@@ -6,7 +6,8 @@ It has gate and up projections, their product, and the way down.
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from ..implementation import activations_of, current_selection
 from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
-from . import checks, gemv, linear, packed_matmul
+from . import checks, gemm, gemv, linear, packed_matmul
 from .op import KernelCall, Op
 from .vmaps import by_rows
 
@@ -124,28 +125,31 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
 def ptx(
     launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """The operation by PTX kernels; the gated mat-vec leaves q8_1 for the one with `down`."""
+    """The operation by PTX kernels; the gated product leaves q8_1 for the one with `down`."""
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
-    if not gemv.takes([gate, up], m):
+    of_pair, last = (_kernel(w, m, activations) for w in ([gate, up], [down]))
+    if of_pair is None:
         return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
-    q8_1 = activations != "f32" and inner % GROUP == 0 and gemv.takes([down], m)
-    output: Literal["f32", "q8_1"] = "q8_1" if q8_1 else "f32"
-    h = gemv.gemv(
-        launch,
-        x,
-        [gate, up],
-        norm_weight=norm_weight,
-        eps=eps,
-        activation=activation,
-        activations=activations,
-        output=output,
-    )
-    if q8_1:
-        (y,) = gemv.gemv(launch, h, [down], residual=residual)
+    q8_1 = activations != "f32" and inner % GROUP == 0 and last is not None
+    around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
+    h = of_pair(launch, x, [gate, up], output="q8_1" if q8_1 else "f32", **around)
+    if q8_1 and last is not None:
+        (y,) = last(launch, h, [down], residual=residual)
     else:
         (y,) = linear.ptx(launch, *given.last(h[0]), activations=activations)
     return y
+
+
+def _kernel(
+    weights: list[Packed], m: int, activations: str | None
+) -> Callable[..., list[jax.Array]] | None:
+    """The launch of a product with what stands around it: tensor cores' or a mat-vec's, or None."""
+    if gemm.takes(weights, m, activations):
+        return gemm.gemm
+    if gemv.takes(weights, m):
+        return functools.partial(gemv.gemv, activations=activations)
+    return None
 
 
 def native(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:

@@ -14,7 +14,7 @@ from ..custom_call import ptx_name
 from ..indexed import Packed, axes, layers
 from ..native import calls
 from ..sharding import Layout, Parts
-from . import dequantize, gemv, quantize_q8_1
+from . import dequantize, gemm, gemv, quantize_q8_1
 from .derivatives import Linear
 from .float_matmul import dot
 from .op import KernelCall, Op
@@ -69,14 +69,14 @@ def ptx(
 ) -> jax.Array:
     """`packed_matmul` by PTX kernels, or its transpose; `activations` None: whichever is fastest.
 
-    Up to eight rows are a mat-vec, more of q8_1 or float16 activations are tensor cores' (int8 or
-    f16 `mma`); XLA multiplies the rest by decoded weights.
+    Few rows are a mat-vec, more of q8_1 or float16 activations are tensor cores' (int8 or f16
+    `mma`); XLA multiplies the rest by decoded weights.
     """
     if transposed:
         # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and
         # every weight of a model lies in memory decoded in between.
         x, w = jax.lax.optimization_barrier((x, w))
-    elif gemv.takes([w], x.shape[0]):
+    elif gemv.takes([w], x.shape[0]) and not gemm.takes([w], x.shape[0], activations):
         (y,) = gemv.gemv(launch, x, [w], activations=activations)
         return y.astype(x.dtype)
     elif quantizes([w], x.shape[0], x.shape[1], activations):
@@ -91,7 +91,8 @@ def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) 
     For any number of rows: a product of decoded weights in float32, which has none, is slower at
     all sizes, even before the decoding.
     """
-    from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm, gemm_rule, stackable
+    from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm_rule, stackable
+    from ptx_kernels.kernels.gemm import gemm as gemm_kernel
     from ptx_kernels.kernels.quantize_f16 import quantize_f16
     from ptx_kernels.tuning import choose
 
@@ -103,7 +104,7 @@ def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) 
     else:
         config, given = choose(gemm_rule, *shape), list(quantize_q8_1.ptx(launch, x))
     stack = layers(w) if stackable(w.format, n, columns) else 0
-    kernel = gemm(format=w.format, n=n, columns=columns, m=m, layers=stack, config=config)
+    kernel = gemm_kernel(format=w.format, n=n, columns=columns, m=m, layers=stack, config=config)
     (y,) = launch(kernel, *(jax.tree.leaves(w) if stack else w.planes), *given)
     return y
 

@@ -29,6 +29,7 @@ def paged_attention(
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
 
+    Tensor cores, where they serve, take q and the softmax's weights as sums of two 16-bit floats.
     Query head h uses key/value head h // (num_heads / num_kv_heads). Token t of sequence b lies in
     page block_tables[b, t // page_size] at offset t % page_size. A sequence of length 0 gives
     zeros; a length beyond the table counts as the table's capacity; tokens whose page id is outside

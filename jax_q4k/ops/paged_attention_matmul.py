@@ -11,7 +11,7 @@ from ptx_kernels.limits import GROUP
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
 from ..sharding import Layout, Parts
-from . import attend, checks, gemv, linear
+from . import attend, checks, gemm, gemv, linear
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
 
@@ -121,6 +121,9 @@ def _ptx(
 ) -> jax.Array:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
     m, _, head_dim = given.q.shape
+    if head_dim % GROUP == 0 and gemm.takes([w], m, activations):
+        rows = attend.launches(launch, given, **params, output="q8_1")
+        return gemm.gemm(launch, rows, [w], biases=[bias], residual=residual)[0]
     if head_dim % GROUP == 0 and gemv.quantized_ahead(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")
         return gemv.gemv(launch, rows, [w], biases=[bias], residual=residual)[0]

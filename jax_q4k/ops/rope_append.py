@@ -63,30 +63,16 @@ def rope_append(
     tokens, _, head_dim = k.shape
     q = checks.query(q, "tokens", tokens, head_dim)
     dtype, q = q.dtype, q.astype(jnp.float32)
-    cos, sin = (checks.float_array(name, x) for name, x in (("cos", cos), ("sin", sin)))
-    if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
-        raise ValueError(
-            f"cos has shape {cos.shape}; it must be (tokens={tokens}, "
-            f"rope_dim / 2 <= {head_dim // 2})"
-        )
-    checks.same_shape("sin", sin, cos.shape, "cos's shape")
-    cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)
+    cos, sin = checked_angles(cos, sin, tokens, head_dim)
     interleaved = checks.flag("interleaved", interleaved)
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm must both be given, or neither")
-    norms: tuple[jax.Array, ...] = ()
-    if q_norm is not None:
-        norms = tuple(
-            checks.float32(name, x, (head_dim,), "(head_dim,)")
-            for name, x in (("q_norm", q_norm), ("k_norm", k_norm))
-        )
+    norms = checked_norms(q_norm, k_norm, head_dim)
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
         return q.astype(dtype), *pages
     if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
         params = {"interleaved": interleaved, "eps": eps}
-        *pages, q = _op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
+        *pages, q = op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
         return q.astype(dtype), *pages
     if norms:
         q, k = (
@@ -98,6 +84,30 @@ def rope_append(
         k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales
     )
     return q.astype(dtype), *updated
+
+
+def checked_angles(cos: Any, sin: Any, tokens: int, head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """Angles' cosines and sines, float32 (tokens, rope_dim / 2)."""
+    cos, sin = (checks.float_array(name, x) for name, x in (("cos", cos), ("sin", sin)))
+    if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
+        raise ValueError(
+            f"cos has shape {cos.shape}; it must be (tokens={tokens}, "
+            f"rope_dim / 2 <= {head_dim // 2})"
+        )
+    checks.same_shape("sin", sin, cos.shape, "cos's shape")
+    return cos.astype(jnp.float32), sin.astype(jnp.float32)
+
+
+def checked_norms(q_norm: Any, k_norm: Any, head_dim: int) -> tuple[jax.Array, ...]:
+    """Weights of the norms of queries and keys, float32 (head_dim,); () for none."""
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm must both be given, or neither")
+    if q_norm is None:
+        return ()
+    return tuple(
+        checks.float32(name, x, (head_dim,), "(head_dim,)")
+        for name, x in (("q_norm", q_norm), ("k_norm", k_norm))
+    )
 
 
 #: k_pages, v_pages and, of int8, their scales.
@@ -173,7 +183,7 @@ def _layout(pages: Pages, q: Any, k: Any, v: Any, slot_mapping: Any, *_: Any, **
     return Layout(operands, (*[of_pages] * len(pages), rows))
 
 
-_op = Op(
+op = Op(
     "rope_append",
     reference,
     shapes=_shapes,

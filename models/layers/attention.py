@@ -15,7 +15,7 @@ import jax_q4k as jq
 from .. import kv_cache
 from ..kv_cache import Pages
 from ..rope import Rotation
-from .linear import Linear, Norm, RMSNorm, added, fusible, linear
+from .linear import Linear, Norm, RMSNorm, added, fusible, linear, normalized
 
 Norms: TypeAlias = tuple[RMSNorm | None, RMSNorm | None]
 KV: TypeAlias = "Fresh | Paged"
@@ -60,22 +60,12 @@ class Attention(nnx.Module):
     def __call__(self, x: Array, kv: KV, residual: Array | None = None) -> tuple[Array, KV]:
         """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys."""
         residual = x if residual is None else residual
-        present = [p for p in (self.query, self.key, self.value) if p is not None]
-        q, *kv_rows = linear(x, *present, norm=self.norm)
-        q, gate = self._gated(q)
         norms: Any = self.q_norm, self.k_norm
-        if self.q_norm is not None and not self._per_head(self.q_norm):
-            normalized = zip(norms, (q, *kv_rows[:1]), strict=True)
-            q, kv_rows[0] = (norm(y) for norm, y in normalized)
-            norms = None, None
-        q = self.heads(q)
-        if kv_rows:
-            k, v = (self.heads(y) for y in (kv_rows[0], kv_rows[-1]))
-            if self.value_eps is not None:
-                v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one launch
-            q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
+        if self._is_plain:
+            q, kv = kv.project(x, self._projections, self.norm, norms, self.head_dim)
+            gate = None
         else:
-            q = kv.query(q, norms[0])
+            q, gate, kv = self._projected(x, kv, norms)
         seen: dict[str, Any] = {
             "window": self.window,
             "scale": self.scale,
@@ -94,6 +84,35 @@ class Attention(nnx.Module):
         return y, kv
 
     @property
+    def _projections(self) -> list[Linear]:
+        """Those of queries, keys and values that are there."""
+        return [p for p in (self.query, self.key, self.value) if p is not None]
+
+    @property
+    def _is_plain(self) -> bool:
+        """True where nothing but rotation and norms of heads stands between product and pages."""
+        of_heads = self.q_norm is None or self._per_head(self.q_norm)
+        apart = self.output_gate or self.value_eps is not None
+        return len(self._projections) == 3 and of_heads and not apart
+
+    def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
+        """Queries, their gate, and kv with x's keys, step by step."""
+        q, *kv_rows = linear(x, *self._projections, norm=self.norm)
+        q, gate = self._gated(q)
+        if self.q_norm is not None and not self._per_head(self.q_norm):
+            normalized = zip(norms, (q, *kv_rows[:1]), strict=True)
+            q, kv_rows[0] = (norm(y) for norm, y in normalized)
+            norms = None, None
+        q = heads(q, self.head_dim)
+        if not kv_rows:
+            return kv.query(q, norms[0]), gate, kv
+        k, v = (heads(y, self.head_dim) for y in (kv_rows[0], kv_rows[-1]))
+        if self.value_eps is not None:
+            v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one launch
+        q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
+        return q, gate, kv
+
+    @property
     def _adds_apart(self) -> bool:
         """True where something stands between the output's projection and the sum."""
         return self.post_norm is not None or self.residual_scale is not None
@@ -110,9 +129,10 @@ class Attention(nnx.Module):
         """True of a norm of each head, which is fused with what rotates them."""
         return isinstance(norm, RMSNorm) and norm.weight.shape == (self.head_dim,)
 
-    def heads(self, x: Array) -> Array:
-        """(..., heads * head_dim) -> (..., heads, head_dim)."""
-        return x.reshape(*x.shape[:-1], -1, self.head_dim)
+
+def heads(x: Array, head_dim: int) -> Array:
+    """(..., heads * head_dim) -> (..., heads, head_dim)."""
+    return x.reshape(*x.shape[:-1], -1, head_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +152,25 @@ class Fresh:
     k: Array | None = None
     v: Array | None = None
 
+    def project(
+        self, x: Array, projections: list[Linear], norm: Norm | None, norms: Norms, head_dim: int
+    ) -> tuple[Array, Fresh]:
+        """`append` of the heads that the projections make of x (batch, time, hidden_size)."""
+        q, k, v = (heads(y, head_dim) for y in linear(x, *projections, norm=norm))
+        return self.append(q, k, v, norms)
+
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
         """q, normalized, rotated and scaled; kv with keys, normalized and rotated, and values."""
-        q, k = (_rotated(x, norm, self.rotation) for x, norm in zip((q, k), norms, strict=True))
-        pages = self.pages and kv_cache.append(self.pages, k, v, self.slots)
         k, v = kv_cache.stored(self.pages, k, v)
+        if self.pages:
+            vectors = [kv_cache.rows(x) for x in (q, k, v)]
+            cos, sin, _ = self.rotation
+            rotation = self.rotation._replace(cos=kv_cache.rows(cos), sin=kv_cache.rows(sin))
+            rotated, *stored = _appended(vectors, self.pages, self.slots, rotation, norms)
+            q, pages = rotated.reshape(q.shape), tuple(stored)
+        else:
+            q, pages = _rotated(q, norms[0], self.rotation), ()
+        k = _rotated(k, norms[1], self.rotation)  # again: those in pages may be rounded
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def store(self, rows: Array) -> Fresh:
@@ -174,14 +208,27 @@ class Paged:
     block_tables: Array
     lens: Array
 
+    def project(
+        self, x: Array, projections: list[Linear], norm: Norm | None, norms: Norms, head_dim: int
+    ) -> tuple[Array, Paged]:
+        """As `Fresh.project`, of x (batch, hidden_size)."""
+        k_pages, v_pages, *_ = self.pages
+        kv_rows = k_pages.shape[1] * head_dim  # pages may hold each head several times
+        if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:
+            q, k, v = (heads(y, head_dim) for y in linear(x, *projections, norm=norm))
+            return self.append(q, k, v, norms)
+        options = _of_heads(self.pages, self.rotation, norms)
+        options |= {"head_eps": options.pop("eps"), "biases": [p.bias for p in projections]}
+        x, normalizing = normalized(x, norm)
+        weights = [p.weight for p in projections]
+        options |= {"k_pages": k_pages, "v_pages": v_pages, "slot_mapping": self.slots}
+        q, *pages = jq.qkv_rope_append(x, weights, **options, **normalizing)
+        return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
+
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
         """As `Fresh.append`, of (batch, heads, head_dim)."""
-        k_pages, v_pages, *_ = self.pages
-        weights = [None if norm is None else norm.weight for norm in norms]
-        options = self.rotation._asdict() | kv_cache.scales(self.pages)
-        options |= {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
         k, v = kv_cache.stored(self.pages, k, v)
-        q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **options)
+        q, *pages = _appended([q, k, v], self.pages, self.slots, self.rotation, norms)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
     def store(self, rows: Array) -> Paged:
@@ -219,6 +266,25 @@ class Paged:
 def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:
     """Each head's vector of x (..., heads, head_dim), normalized and rotated."""
     return jq.rotate(x if norm is None else norm(x), **rotation._asdict())
+
+
+def _appended(
+    vectors: list[Array], pages: Pages, slots: Array, rotation: Rotation, norms: Norms
+) -> tuple[Array, ...]:
+    """Tokens' queries, normalized and rotated, and pages with keys, likewise, and values.
+
+    vectors: queries, keys and values (tokens, heads, head_dim).
+    """
+    q, k, v = vectors
+    options = _of_heads(pages, rotation, norms)
+    return jq.rope_append(q, k, v, pages[0], pages[1], slots, **options)
+
+
+def _of_heads(pages: Pages, rotation: Rotation, norms: Norms) -> dict[str, Any]:
+    """Arguments by which operations normalize, rotate and store heads."""
+    weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
+    norm_options = {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
+    return rotation._asdict() | kv_cache.scales(pages) | norm_options
 
 
 def _scaled(q: Array, temperature: Array | None) -> Array:

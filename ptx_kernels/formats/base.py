@@ -10,7 +10,7 @@ import numpy as np
 
 from .packed_block import Dequantize
 from .packed_row import PackedRow
-from .packed_tile import F16Tile, Int8Groups
+from .packed_tile import F16Tile, Int8Groups, ReadMinimums
 
 WIDEST_LOAD = 16  # bytes, ld.global.v4.b32
 
@@ -43,7 +43,12 @@ class FormatTuning:
       gemv_sum_dots: those for sums of four activations, which the rows of a warp share.
       gemv_resident_blocks: thread blocks on a multiprocessor for one or two rows of activations
         (one row by eight lanes: six); more would spill.
+      gemm_rows: fewest rows of activations that tensor cores take from mat-vecs.
       gemm_tiles: tiles of 16 rows of a warp, int8 products; more spill or take too much memory.
+      gemm_few_rows: most rows of activations of a thread block, int8 products of up to 64; more
+        spill.
+      gemm_unrolled: most activations times tiles of a warp whose step of 256 columns is no loop;
+        with more it would spill.
       gemm_f16_rows: most rows of activations of a thread block, f16 products; more spill.
       int8_issue_slots: issue slots that int8 products take for 16 x 8 x 32 of them, all of a step
         counted (`benchmarks.tensor_cores`); None: not measured.
@@ -57,7 +62,10 @@ class FormatTuning:
     gemv_two_parts: int = 0
     gemv_sum_dots: int = 0
     gemv_resident_blocks: int = 5
+    gemm_rows: int = 4
     gemm_tiles: int = 2
+    gemm_few_rows: int = 64
+    gemm_unrolled: int = 16
     gemm_f16_rows: int = 64
     int8_issue_slots: float | None = None
     instruction_budgets: Mapping[int, float] = dataclasses.field(default_factory=dict)
@@ -73,7 +81,8 @@ class BlockFormat:
 
     Kernels read blocks by lanes (`row`, GEMV), one at a time (`dequantize`), and for GEMM by tiles
     of 16 rows (`int8_tile`, and `f16_tile` where weights are f16 but for a factor of 256 columns;
-    None where there is no such kernel).
+    None where there is no such kernel). Of `int8_tile`, minimums that are integers but for a factor
+    of 256 columns are read at once, by `int8_minimums`.
     """
 
     name: str
@@ -88,6 +97,7 @@ class BlockFormat:
     dequantize: Dequantize
     dequantize_threads: int  # of a block
     int8_tile: Int8Groups | None
+    int8_minimums: ReadMinimums | None = None
     f16_tile: F16Tile | None = None
     e8m0_fields: tuple[str, ...] = ()  # scales of a byte: 2^(e - 127), and NaN at 255
     spread_fields: tuple[str, ...] = ()  # the top nibbles of their u16 are an f16, lowest first

@@ -20,10 +20,14 @@ def decode(words: Words) -> list[Value]:
     """Bytes of u32 words, lowest first, as exact f32 in units of UNIT; 0x7f and 0xff give NaN."""
     values = []
     for word in words:
-        even = _as_f16(word << 8, word << 7)  # bytes 0 and 2
-        odd = _as_f16(word, word >> 1)
+        even, odd = halves(word)
         values += [f16_of(even), f16_of(odd), f16_of(even, 1), f16_of(odd, 1)]
     return values
+
+
+def halves(word: Value) -> tuple[Value, Value]:
+    """Bytes 0 and 2 of a u32, then bytes 1 and 3, as pairs of exact f16 in units of UNIT."""
+    return _as_f16(word << 8, word << 7), _as_f16(word, word >> 1)
 
 
 def _as_f16(sign: Value, rest: Value) -> Value:

@@ -127,6 +127,26 @@ class BlockScales:
     minimums: Words = ()
 
 
+@dataclass(frozen=True)
+class Minimums:
+    """Integers that groups' sums of activations are multiplied by: 256 columns of a tile.
+
+    Attributes:
+      factor: f32, of all groups: what is added is factor * minimum * sum.
+      words: operand A of m16n8k16, bf16: of rows g and g + 8 those of group t, twice, then of group
+        t + 4 (t = lane % 4).
+    """
+
+    factor: Pair
+    words: Words
+
+
+class ReadMinimums(Protocol):
+    """Reads the minimums of a tile's 256 columns."""
+
+    def __call__(self, k: Builder, planes: Sequence[TilePlane]) -> Minimums: ...
+
+
 class Int8Groups(Protocol):
     """Reads one unit (u32, below UNITS) of a tile, whose planes are the format's, as integers."""
 
@@ -180,6 +200,12 @@ class F16Tile(NamedTuple):
 def twice(k: Builder, number: float) -> Value:
     """A number that f16 holds, twice in an f16x2."""
     return k.const(u32, int(np.float16(number).view(np.uint16)) * 0x10001).bits(f16x2)
+
+
+def twice_bf16(k: Builder, number: Value) -> Value:
+    """A u32 below 256 as bf16, twice in a u32."""
+    bits = number.to(f32).bits(u32)
+    return k.permute(bits, bits, 0x3232)
 
 
 def byte_f16(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:

@@ -149,6 +149,7 @@ FORMAT = BlockFormat(
         gemv_sum_dots=1,
         gemv_resident_blocks=4,
         gemm_tiles=1,
+        gemm_few_rows=32,
         instruction_budgets={1: 6.0},
     ),
 )

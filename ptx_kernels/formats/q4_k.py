@@ -132,19 +132,15 @@ def dequantize(
     return runs
 
 
-def headers(
-    k: Builder, plane: TilePlane, unit: Value
-) -> tuple[list[packed_tile.Pair], list[packed_tile.Pair]]:
-    """(d * scale, -dmin * min) of a unit's two sub-blocks, of the lane's rows; for Q5_K as well."""
+def scales(k: Builder, plane: TilePlane, unit: Value) -> list[packed_tile.Pair]:
+    """d * scale of a unit's two sub-blocks, of the lane's rows; for Q5_K as well."""
     reader = k_scales.PairReader(k, unit)
-    scales, offsets = [], []
+    found = []
     for row in plane.rows():
         header = row.cast(u32).load(vector=4)
-        d, dmin = f16_of(header[0]), -f16_of(header[0], 1)
-        both, minimums = reader.read(header[1:])
-        scales.append([d * (both & 0xFF).to(f32), d * (both >> 8).to(f32)])
-        offsets.append([dmin * m.to(f32) for m in minimums])
-    return list(zip(*scales, strict=True)), list(zip(*offsets, strict=True))
+        d, (both, _) = f16_of(header[0]), reader.read(header[1:])
+        found.append([d * (both & 0xFF).to(f32), d * (both >> 8).to(f32)])
+    return list(zip(*found, strict=True))
 
 
 def int8_groups(
@@ -155,13 +151,21 @@ def int8_groups(
     See `packed_tile.Int8Groups`.
     """
     words = planes[0].matrix(unit * 32 + 16)
-    (low, high), offsets = headers(k, planes[0], unit)
+    low, high = scales(k, planes[0], unit)
     sixteenth = packed_tile.scaled(high, 1 / 16)  # the high nibbles stay where they lie
     return (
-        packed_tile.Int8Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
-        packed_tile.Int8Group(
-            unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]
-        ),
+        packed_tile.Int8Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low]),
+        packed_tile.Int8Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth]),
+    )
+
+
+def int8_minimums(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.Minimums:
+    """-dmin and mins of the lane's rows (see `packed_tile.Minimums`); for Q5_K as well."""
+    headers = [row.cast(u32).load_run(0, 4) for row in planes[0].rows()]
+    minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
+    return packed_tile.Minimums(
+        (-f16_of(headers[0][0], 1), -f16_of(headers[1][0], 1)),
+        [packed_tile.twice_bf16(k, minimums[r][i]) for i in range(2) for r in range(2)],
     )
 
 
@@ -221,6 +225,9 @@ FORMAT = BlockFormat(
     dequantize=dequantize,
     dequantize_threads=8,
     int8_tile=int8_groups,
+    int8_minimums=int8_minimums,
     f16_tile=F16Tile(f16_groups, block_scales),
-    tuning=FormatTuning(int8_issue_slots=19.3, instruction_budgets={1: 3.5, 4: 6.0}),
+    tuning=FormatTuning(
+        gemm_unrolled=32, int8_issue_slots=16.6, instruction_budgets={1: 3.5, 4: 6.0}
+    ),
 )

@@ -87,10 +87,10 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     low, high = _quants(k, planes[0], unit)
-    (low_scales, high_scales), offsets = q4_k.headers(k, planes[0], unit)
+    low_scales, high_scales = q4_k.scales(k, planes[0], unit)
     return (
-        packed_tile.Int8Group(unit * 2, low, u8, [low_scales], offsets[0]),
-        packed_tile.Int8Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
+        packed_tile.Int8Group(unit * 2, low, u8, [low_scales]),
+        packed_tile.Int8Group(unit * 2 + 1, high, u8, [high_scales]),
     )
 
 
@@ -120,11 +120,12 @@ FORMAT = BlockFormat(
     dequantize=dequantize,
     dequantize_threads=8,
     int8_tile=int8_groups,
+    int8_minimums=q4_k.int8_minimums,
     f16_tile=F16Tile(f16_groups, q4_k.block_scales),
     tuning=FormatTuning(
         gemv_resident_blocks=4,
         gemm_f16_rows=48,
-        int8_issue_slots=20.8,
+        int8_issue_slots=18.1,
         instruction_budgets={1: 4.0},
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ptx import Builder, Value, f16, f32, s32, u16, u32
+from ..ptx.types import f16x2
 
 Words = Sequence[Value]  # neighbouring u32
 
@@ -88,3 +89,15 @@ def signed_floats(k: Builder, words: Words) -> list[Value]:
     flipped = [word ^ 0x80808080 for word in words]
     biased = [k.permute(word, exponent, 0x7440 | i) for word in flipped for i in range(4)]
     return [word.bits(f32) - (2.0**23 + 128) for word in biased]
+
+
+def signed_byte_halves(k: Builder, word: Value) -> tuple[Value, Value]:
+    """Bytes 0 and 2 of a word as int8, then bytes 1 and 3, as pairs of f16.
+
+    Exact, by way of 2^10 + 128 + value: a byte is put where an f16 of exponent 2^10 has the lower
+    eight bits of its mantissa.
+    """
+    exponent, anchor = k.const(u32, 0x64646464), k.const(u32, 0x64806480).bits(f16x2)
+    flipped = word ^ 0x80808080
+    even, odd = (k.permute(flipped, exponent, which).bits(f16x2) for which in (0x4240, 0x4341))
+    return (even - anchor).bits(u32), (odd - anchor).bits(u32)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from ..ptx import Kernel
 from .append_kv import APPEND_KV
 from .argmax import ARGMAX
-from .attention import MERGE_ATTENTION, PAGED_ATTENTION
+from .attention import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
 from .decode import DECODE
 from .family import Case, Family
 from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
-from .gemm import GEMM
-from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_MATVEC
+from .gemm import GATED_GEMM, GEMM, QKV_GEMM
+from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_APPEND_MATVEC, QKV_MATVEC
 from .quantize_f16 import QUANTIZE_F16
 from .quantize_q8_1 import QUANTIZE_Q8_1
 from .rms_norm import RMS_NORM
@@ -30,13 +30,18 @@ FAMILIES: dict[str, Family] = {
         MATVEC,
         GATED_MATVEC,
         QKV_MATVEC,
+        QKV_APPEND_MATVEC,
         MIXTURE_MATVEC,
         GEMM,
+        GATED_GEMM,
+        QKV_GEMM,
         DECODE,
         APPEND_KV,
         ROPE_APPEND,
         PAGED_ATTENTION,
         MERGE_ATTENTION,
+        CAUSAL_ATTENTION,
+        SPLIT_KEYS,
         GATED_DELTA_RULE,
         GATED_DELTA_STEP,
         ARGMAX,

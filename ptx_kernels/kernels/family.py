@@ -137,6 +137,18 @@ def one_matrix(arguments: Arguments) -> PackedWeights:
     return PackedWeights((arguments["format"],), count)
 
 
+def pair(arguments: Arguments) -> PackedWeights:
+    """Two matrices (n, columns) of `formats`, or as many of each as tokens' choices of experts."""
+    formats = arguments["formats"]
+    count = len(formats) * arguments["n"] * arguments["columns"]
+    return PackedWeights(formats, count * choices(arguments))
+
+
+def joined(arguments: Arguments) -> PackedWeights:
+    """Matrices of `formats`, as many `rows` each."""
+    return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
+
+
 def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
     return 1
 
@@ -194,8 +206,12 @@ class Family:
       rewritten: buffers that a launch reads as a whole and then writes: they count twice.
       passes: arguments -> how often the hot loop reads the weights, or the bytes of all inputs;
         None: these do not tell how many trips it takes.
+      trips: arguments -> trips of all warps through the hot loop, or None; None where its loads or
+        stores tell them.
       stores: arguments -> global stores of all warps in the hot loop, which tell the trips where
         its loads do not.
+      shorter: arguments -> one that the hot loop's trips grow with, and a value at which the loop
+        is under way; None: what comes before and behind them counts as much.
       operands: an integer or special buffer's name -> its random values, by (buffer, all buffers by
         name, generator).
     """
@@ -208,5 +224,7 @@ class Family:
     touched: Callable[[Buffer, Arguments], float] = all_of_it
     rewritten: tuple[str, ...] = ()
     passes: Callable[[Arguments], int] | None = None
+    trips: Callable[[Arguments], float | None] | None = None
     stores: Callable[[Arguments], int] | None = None
+    shorter: Callable[[Arguments], tuple[str, int] | None] = lambda arguments: None
     operands: Mapping[str, RandomValues] = field(default_factory=dict)

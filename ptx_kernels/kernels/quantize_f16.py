@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ptx import WARP, Builder, f16, f32, kernel, u32, u64
+from ..ptx import WARP, Builder, Value, f16, f32, kernel, u32, u64
 from .family import Case, Family, once
 from .quantize_q8_1 import GROUP, largest_magnitude
 from .vectors import float_type, load_floats, pack_floats
@@ -10,6 +10,18 @@ from .vectors import float_type, load_floats, pack_floats
 SUPER_BLOCK = 256
 _LANE = SUPER_BLOCK // WARP  # values
 _WARPS = 4  # per block
+
+
+def f16_scale(k: Builder, largest: Value) -> tuple[Value, Value]:
+    """(1 / scale, scale) of values up to `largest`, f32: a power of two.
+
+    Over the scale the largest lies in [2^14, 2^15), one below 2^-112 to 2^126 times as much. NaN or
+    infinity makes the scale NaN.
+    """
+    exponent = largest.bits(u32) & 0x7F800000
+    inverse = k.minimum((127 + 127 + 14 << 23) - exponent, 253 << 23)
+    scale = k.select(exponent == 0x7F800000, k.const(u32, 0x7FC00000), (254 << 23) - inverse)
+    return inverse.bits(f32), scale.bits(f32)
 
 
 @kernel
@@ -31,10 +43,8 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
     first = block.to(u64) * SUPER_BLOCK
     with k.when(block < count):
         mine = load_floats(x.at(0, first).at(lane * _LANE), _LANE)
-        exponent = largest_magnitude(k, mine, WARP).bits(u32) & 0x7F800000
-        inverse = k.minimum((127 + 127 + 14 << 23) - exponent, 253 << 23)
-        scale = k.select(exponent == 0x7F800000, k.const(u32, 0x7FC00000), (254 << 23) - inverse)
-        rounded = [(value * inverse.bits(f32)).to(f16).to(f32) for value in mine]
+        inverse, scale = f16_scale(k, largest_magnitude(k, mine, WARP))
+        rounded = [(value * inverse).to(f16).to(f32) for value in mine]
         pairs = [pack_floats(a, b, f16) for a, b in zip(rounded[::2], rounded[1::2], strict=True)]
         place = values.at(0, first).cast(u32).at(lane // 2 * 8 + lane % 2 * 2)
         place.store(0, (pairs[0], pairs[2]))
@@ -43,7 +53,7 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
         high = mean.to(f16).to(f32)
         words = means.cast(u32).at(0, block.to(u64) * (SUPER_BLOCK // GROUP) + (lane // 4).to(u64))
         words.store(0, pack_floats(high, mean - high, f16), where=lane % 4 == 0)
-        scales.at(0, block).store(0, scale.bits(f32), where=lane == 0)
+        scales.at(0, block).store(0, scale, where=lane == 0)
 
 
 QUANTIZE_F16 = Family(

@@ -2,37 +2,49 @@
 
 The model, for one launch whose memory traffic, loop trips and grid are known:
 
-    seconds = LAUNCH + MEMORY_LATENCY + max(bandwidth * tail, issue * tail, latency)
+    seconds = LAUNCH + prologue + first + max(bandwidth, issue, l1, l2, latency)
 
+    prologue    one warp's way to its hot loop, by itself: norms, quantization
+    first       the latency of the first bytes that it waits for there
     bandwidth   bytes that must move / what a copy reaches
-    issue       clocks that the busiest kind of unit needs for all instructions
-                / (multiprocessors * clock)
-    latency     rounds * trips per warp
-                * (loads / loads in flight * MEMORY_LATENCY + instructions * CLOCKS_ALONE)
-    tail        blocks of the busiest multiprocessor / blocks of the average one
+    issue       clocks that the busiest kind of unit of the busiest multiprocessor needs for all
+                instructions
+    l1          clocks that its shared memory and L1 need, a wavefront each
+    l2          bytes that blocks read and write, each block's once, / what the L2 cache reaches, or
+                those of the busiest multiprocessor / what its port takes
+    latency     rounds * one warp's way through its loop and what is around it, by itself
     rounds      how often a multiprocessor fills up with resident blocks until the grid is done
 
-`latency` is Little's law seen from one warp: it waits for its loads, then computes, and only the
-other resident warps hide that. The model knows no caches, bank conflicts or clocks that drop under
-load: it ranks choices and names what binds them; a measured table (`ptx_kernels.tuning`) overrules
-it.
+A warp by itself (`timeline`) issues every other clock and waits where it uses what it loads: what
+lies between hides latency, also in the next turn of a loop, and so do stages of asynchronous
+copies. Only other resident warps hide the rest. A loop's loads take from IDLE_LATENCY to
+MEMORY_LATENCY, by the share of the bandwidth that the launch then uses. Wavefronts and bytes of a
+block are the simulator's counts (`accesses`). A multiprocessor with nothing to do leaves its share
+of the memory to others: only the port of the busiest one limits them.
+
+The model knows no hits in L2 beyond activations and no clocks that drop but under tensor load. It
+ranks choices and names what binds them; a measured table (`ptx_kernels.tuning`) overrules it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from .. import formats
 from ..devices import Device
-from .sass import Outstanding, SassInstruction, load_bits
+from .sass import SassInstruction, load_bits
+from .timeline import Section, Warp
 
 LAUNCH = 1.3e-6  # seconds: an empty kernel inside a CUDA graph, measured on an H200
-MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while many others are under way
-#: Clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains.
-CLOCKS_ALONE = 2.0
+MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while as many as it serves are under way
+IDLE_LATENCY = 0.5e-6  # seconds: a load from HBM while few others are
+_LOAD_POWER = 4  # queues grow near the full rate only
+L2_LATENCY = 0.3e-6  # seconds: a load of what the launch before has left in the L2 cache
+PORT_BYTES = 64  # per clock, from L2 into a multiprocessor
 ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedulers, a warp each
 
 #: Most instructions of the hot loop per byte of quants and lane that a mat-vec of (format, rows of
@@ -124,20 +136,39 @@ class Launch:
       blocks, warps: blocks of the grid, warps of a block.
       resident_blocks: blocks that fit on a multiprocessor at once.
       nbytes: bytes that must pass through memory at least.
-      loop: the hot loop's instructions, or all of a kernel without a loop.
-      trips: through `loop`, of all warps together.
-      in_flight: most global loads of `loop` outstanding at once per lane.
-      once: instructions that every warp executes once, around the loop.
+      body: what every warp runs: the hot loop and what is around and behind it, or all of a kernel
+        without a loop.
+      prologue: what every warp runs before that.
+      cold: whether all that it loads comes from memory, and not only its constants.
+      wavefronts: of shared memory and L1, of a block.
+      l2_bytes: that a block reads and writes, each once.
+      block_bytes_in_flight: different bytes from memory that a block's loads have outstanding at
+        once, at most.
     """
 
     blocks: int
     warps: int
     resident_blocks: int
     nbytes: int
-    loop: tuple[SassInstruction, ...]
-    trips: float
-    in_flight: Outstanding
-    once: int = 0
+    body: Section
+    prologue: Section = Section(())
+    cold: bool = False
+    wavefronts: float = 0.0
+    l2_bytes: float = 0.0
+    block_bytes_in_flight: float = 0.0
+
+    @property
+    def code(self) -> tuple[SassInstruction, ...]:
+        """All instructions of `body`."""
+        return tuple(i for part, _ in self.body.straight() for i in part)
+
+    def unit_clocks(self, device: Device) -> dict[str, float]:
+        """Clocks that a block keeps each kind of unit of its multiprocessor busy."""
+        clocks: defaultdict[str, float] = defaultdict(float)
+        for code, turns in (*self.prologue.straight(), *self.body.straight()):
+            for unit, busy in unit_clocks(code, device).items():
+                clocks[unit] += self.warps * turns * busy
+        return clocks
 
 
 @dataclass(frozen=True)
@@ -145,25 +176,18 @@ class Prediction:
     """Seconds of each bound by itself; `seconds` is the launch's time, `bound` names the largest.
 
     Attributes:
-      tail: blocks of the busiest multiprocessor over the average.
-      unit: the kind of unit that `issue` is of: `issue` (slots), `integer`, `load/store`, ...
-      bytes_in_flight: per multiprocessor, by the hot loop's global loads.
+      bounds: `bandwidth`, `issue`, `l1`, `l2`, `latency`.
+      prologue, first: before any of them begins.
+      unit: the kind of unit that `issue` is of: `issue` (slots), `integer`, `tensor`, ...
+      bytes_in_flight: different bytes per multiprocessor, by the hot loop's global loads or
+        asynchronous copies.
     """
 
-    bandwidth: float
-    issue: float
-    latency: float
-    tail: float
+    bounds: dict[str, float]
+    prologue: float
+    first: float
     unit: str
     bytes_in_flight: int
-
-    @property
-    def bounds(self) -> dict[str, float]:
-        return {
-            "bandwidth": self.bandwidth * self.tail,
-            "issue": self.issue * self.tail,
-            "latency": self.latency,
-        }
 
     @property
     def bound(self) -> str:
@@ -171,7 +195,65 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        return LAUNCH + MEMORY_LATENCY + max(self.bounds.values())
+        return LAUNCH + self.prologue + self.first + max(self.bounds.values())
+
+
+def clock(launch: Launch, device: Device) -> float:
+    """Clocks a second: fewer under tensor load."""
+    tensor = any(i.category == "mma" for i in launch.code)
+    return (device.tensor_clock_hz if tensor else None) or device.clock_hz
+
+
+def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
+    """Seconds until a load's value is there: from memory, or what launches before have left in L2.
+
+    These are activations, and lengths, tables and ids, which every layer reads: narrow loads.
+    """
+    wide = launch.cold and load_bits(load.opcode) > 32
+    from_memory = wide or ".CONSTANT" in load.opcode or load.name == "LDGSTS"
+    return memory if from_memory else L2_LATENCY
+
+
+def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[float, float]:
+    """Seconds of one warp by itself to its loop, and through it and what is around.
+
+    A loop of the prologue brings its constants from memory once: then L1 has them. `memory`: the
+    latency behind the prologue, in which all blocks ask at once.
+    """
+
+    def first(load: SassInstruction) -> float:
+        return _latency(launch, load, MEMORY_LATENCY) * hertz
+
+    def again(load: SassInstruction) -> float:
+        return L2_LATENCY * hertz
+
+    warp = Warp()
+    for part in launch.prologue.parts:
+        once = part if isinstance(part, Section) else Section((part,))
+        warp.run(replace(once, turns=min(1.0, once.turns)), first)
+        if once.turns > 1:
+            warp.run(replace(once, turns=once.turns - 1), again)
+    prologue = warp.now
+    rest = warp.run(launch.body, lambda load: _latency(launch, load, memory) * hertz)
+    return prologue / hertz, rest / hertz
+
+
+def _rounds(launch: Launch, busiest: int, hertz: float, memory: float) -> float:
+    """Seconds of all rounds of blocks, one warp by itself in each, without the first prologue."""
+    prologue, rest = way(launch, hertz, memory)
+    rounds = math.ceil(busiest / launch.resident_blocks)
+    return rounds * rest + (rounds - 1) * prologue
+
+
+def _under_load(seconds: Callable[[float], float], bandwidth: float) -> float:
+    """`seconds` of the latency that memory has when it is used for `bandwidth` of them."""
+    low, high = IDLE_LATENCY, MEMORY_LATENCY
+    for _ in range(6):  # to 5 ns
+        memory = (low + high) / 2
+        used = min(1.0, bandwidth / max(seconds(memory), 1e-12))
+        asked = IDLE_LATENCY + (MEMORY_LATENCY - IDLE_LATENCY) * used**_LOAD_POWER
+        low, high = (memory, high) if asked > memory else (low, memory)
+    return seconds(high)
 
 
 def predict(launch: Launch, device: Device) -> Prediction:
@@ -185,24 +267,32 @@ def predict(launch: Launch, device: Device) -> Prediction:
             f"blocks={launch.blocks}, warps={launch.warps} and"
             f" resident_blocks={launch.resident_blocks} must be positive"
         )
-    all_warps = launch.blocks * launch.warps
+    hertz = clock(launch, device)
     busiest = math.ceil(launch.blocks / device.multiprocessors)
-    clocks = unit_clocks(launch.loop, device)
-    unit = max(clocks, key=lambda name: clocks[name])
-    around = 32 * launch.once * all_warps / ISSUE_LANES
-    issue = (launch.trips * clocks[unit] + around) / (device.multiprocessors * device.clock_hz)
-
-    loads = sum(i.name in ("LDG", "LD") for i in launch.loop)
-    waits = loads / max(launch.in_flight.loads, 1)
-    alone = CLOCKS_ALONE / device.clock_hz
-    trip = waits * MEMORY_LATENCY + len(launch.loop) * alone
-    rounds = math.ceil(busiest / launch.resident_blocks)
-    resident = min(busiest, launch.resident_blocks) * launch.warps
+    units = launch.unit_clocks(device)
+    unit = max(units, key=lambda name: units[name])
+    prologue, _ = way(launch, hertz)
+    bandwidth = launch.nbytes / device.bandwidth
+    latency = _under_load(lambda memory: _rounds(launch, busiest, hertz, memory), bandwidth)
+    loads = [
+        _latency(launch, i, MEMORY_LATENCY)
+        for i in launch.code
+        if i.name in ("LDG", "LD", "LDGSTS")
+    ]
+    first = max(loads, default=0.0)
     return Prediction(
-        bandwidth=launch.nbytes / device.bandwidth,
-        issue=issue,
-        latency=rounds * (launch.trips / all_warps * trip + launch.once * alone),
-        tail=busiest * device.multiprocessors / launch.blocks,
+        bounds={
+            "bandwidth": bandwidth,
+            "issue": busiest * units[unit] / hertz,
+            "l1": busiest * launch.wavefronts / hertz,
+            "l2": max(
+                launch.blocks * launch.l2_bytes / device.l2_bandwidth,
+                busiest * launch.l2_bytes / (PORT_BYTES * hertz),
+            ),
+            "latency": max(0.0, latency - first),
+        },
+        prologue=prologue,
+        first=first,
         unit=unit,
-        bytes_in_flight=resident * 32 * launch.in_flight.nbytes,
+        bytes_in_flight=round(min(busiest, launch.resident_blocks) * launch.block_bytes_in_flight),
     )

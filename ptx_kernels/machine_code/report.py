@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass, field
 
 from ..devices import DEVICES, Device
 from ..ptx import WARP, Kernel
+from .accesses import Accesses, accesses, in_memory
 from .model import Launch, predict
 from .ptxas import Assembly, Occupancy, assemble, assemble_all, assemble_together, occupancy
 from .sass import (
     CATEGORIES,
     Loop,
-    Outstanding,
-    SassInstruction,
     disassemble,
     disassemble_all,
-    hot_loop,
     load_bits,
 )
-from .work import Work, work
+from .stretches import Stretches, stretches
+from .timeline import Section
+from .work import Work, outer_turns, packed_weights, staged_bytes, work
 
 #: Classes of the hot loop's instructions and the categories of `sass` that they sum up.
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -88,36 +88,32 @@ def device_of(arch: str) -> Device:
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel's machine code on one architecture.
-
-    Attributes:
-      body: the hot loop, or all instructions where there is none (`looped` False).
-      once: instructions around the loop.
-    """
+    """A kernel's machine code on one architecture."""
 
     assembly: Assembly
-    body: Loop
-    looped: bool
-    once: int
+    stretches: Stretches
+
+    @property
+    def body(self) -> Loop:
+        """The hot loop, or all behind the prologue where there is none (`looped` False)."""
+        return self.stretches.body
+
+    @property
+    def looped(self) -> bool:
+        return self.stretches.looped
 
 
 def code(kernel: Kernel, arch: str) -> Code:
     """Assembles `kernel` for `arch` and finds its hot loop."""
     assembly = assemble(kernel.text, arch)
-    return _code(assembly, disassemble(assembly.cubin))
+    return Code(assembly, stretches(disassemble(assembly.cubin)))
 
 
 def codes(kernels: Sequence[Kernel], arch: str) -> list[Code]:
     """`code` of each kernel, several times as fast as one by one."""
     made = assemble_together([kernel.text for kernel in kernels], arch)
     listings = disassemble_all(made[0][1].cubin) if made else {}
-    return [_code(assembly, listings[name]) for name, assembly in made]
-
-
-def _code(assembly: Assembly, instructions: tuple[SassInstruction, ...]) -> Code:
-    loop = hot_loop(instructions)
-    body = loop or Loop(instructions)
-    return Code(assembly, body, loop is not None, len(instructions) - len(body))
+    return [Code(assembly, stretches(listings[name])) for name, assembly in made]
 
 
 def launch(kernel: Kernel, machine: Code) -> Launch | None:
@@ -125,8 +121,7 @@ def launch(kernel: Kernel, machine: Code) -> Launch | None:
 
     `machine` may be that of a kernel that differs in its number of rows alone.
     """
-    done, fit = _work(kernel, machine), _fit(kernel, machine)
-    return _launch(kernel, machine, done, fit, machine.body.outstanding())
+    return _launch(kernel, machine, _work(kernel, machine), _fit(kernel, machine))
 
 
 def _work(kernel: Kernel, machine: Code) -> Work:
@@ -137,21 +132,48 @@ def _fit(kernel: Kernel, machine: Code) -> Occupancy:
     return occupancy(machine.assembly, math.prod(kernel.block), kernel.dynamic_shared_bytes)
 
 
-def _launch(
-    kernel: Kernel, machine: Code, done: Work, fit: Occupancy, outstanding: Outstanding
-) -> Launch | None:
+def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch | None:
     if done.trips is None:
         return None
+    blocks, warps = math.prod(kernel.grid), math.ceil(math.prod(kernel.block) / WARP)
+    parts, found = machine.stretches, accesses(kernel)
+    turns = outer_turns(kernel) if parts.outer or parts.behind else 1.0
+    loop = Section((parts.body.instructions,), done.trips / (blocks * warps) / turns)
+    staging = (Section((each.instructions,), _staging(kernel, each)) for each in parts.before_loops)
     return Launch(
-        blocks=math.prod(kernel.grid),
-        warps=math.ceil(math.prod(kernel.block) / WARP),
+        blocks=blocks,
+        warps=warps,
         resident_blocks=fit.blocks,
         nbytes=done.nbytes,
-        loop=machine.body.instructions,
-        trips=done.trips,
-        in_flight=outstanding,
-        once=machine.once,
+        prologue=Section((*staging, parts.before)),
+        body=Section((Section((parts.outer, loop, parts.behind), turns), parts.once)),
+        cold=packed_weights(kernel) is None and any(in_memory(b, kernel) for b in kernel.buffers),
+        wavefronts=found.wavefronts,
+        l2_bytes=found.l2_bytes,
+        block_bytes_in_flight=_in_flight(parts, turns, warps, found),
     )
+
+
+def _staging(kernel: Kernel, loop: Loop) -> float:
+    """Turns of a loop that brings activations into shared memory, or of any other, 1."""
+    brought = math.prod(kernel.block) * sum(
+        load_bits(i.opcode) // 8
+        for i in loop.instructions
+        if i.category.startswith("load global") and ".CONSTANT" not in i.opcode
+    )
+    return staged_bytes(kernel) / brought if brought and staged_bytes(kernel) else 1.0
+
+
+def _in_flight(parts: Stretches, turns: float, warps: int, found: Accesses) -> float:
+    """Different bytes from memory that a block has under way: by loads, or by stages of copies."""
+    code = (*parts.outer, *parts.body.instructions, *parts.behind)
+    if any(i.name == "LDGSTS" for i in code):
+        waits = [i.operands for i in code if i.opcode == "DEPBAR.LE"]
+        pending = max((int(each.split(",")[-1], 0) for each in waits), default=0)
+        return min(pending + 1, turns) * found.memory_bytes / turns
+    weights = any(".CONSTANT" in i.opcode for i in parts.body.instructions)
+    outstanding = parts.body.outstanding(lambda i: ".CONSTANT" in i.opcode or not weights)
+    return warps * WARP * outstanding.nbytes * found.distinct
 
 
 def figures(
@@ -167,8 +189,8 @@ def figures(
     loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
     done, fit = _work(kernel, machine), _fit(kernel, machine)
     mix, outstanding = body.mix(), body.outstanding()
-    asked = _launch(kernel, machine, done, fit, outstanding)
-    predicted = predict(asked, device) if asked and asked.resident_blocks else None
+    asked = _launch(kernel, machine, done, fit) if fit.blocks else None
+    predicted = predict(asked, device) if asked else None
     classes = {
         name: sum(mix.get(category, 0) for category in categories) / done.quant_bytes
         for name, categories in CLASSES.items()

@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -178,25 +178,23 @@ class Loop:
         """Instructions that take an issue slot."""
         return sum(self.mix().values())
 
-    def outstanding(self) -> Outstanding:
-        """Most global loads outstanding at once per lane, in steady state.
+    def outstanding(
+        self, wanted: Callable[[SassInstruction], bool] = lambda instruction: True
+    ) -> Outstanding:
+        """Most global loads that are `wanted` outstanding at once per lane, in steady state.
 
         Walks the body twice in address order: a load is outstanding until an instruction names one
         of the registers it fills. Loads that a loop issues for its next turn count too.
         """
-        filled: dict[int, int] = {}  # first register of a load -> its bits
+        under_way: dict[range, int] = {}  # registers of a load -> its bits
         most = Outstanding(0, 0, 0)
         for instruction in self.instructions * 2:
-            named = _registers(instruction.operands)
-            filled = {
-                r: bits
-                for r, bits in filled.items()
-                if not named & set(range(r, r + -(-bits // 32)))
-            }
-            target = re.match(r"R(\d+),", instruction.operands)
-            if instruction.category.startswith("load global") and target:
-                filled[int(target.group(1))] = load_bits(instruction.opcode)
-                bits = list(filled.values())
+            named = registers(instruction.operands)
+            under_way = {r: bits for r, bits in under_way.items() if not named & set(r)}
+            loads = instruction.category.startswith("load global") and wanted(instruction)
+            if loads and (place := filled(instruction)):
+                under_way[place] = load_bits(instruction.opcode)
+                bits = list(under_way.values())
                 now = (bits.count(128), len(bits), sum(bits) // 8)
                 most = Outstanding(*map(max, most, now))
         return most
@@ -217,8 +215,16 @@ class Outstanding(NamedTuple):
     nbytes: int
 
 
-def _registers(operands: str) -> set[int]:
+def registers(operands: str) -> set[int]:
+    """Numbers of the registers that operands name; of a wide one, the first."""
     return {int(n) for n in re.findall(r"(?<![\w])R(\d+)", operands)}
+
+
+def filled(load: SassInstruction) -> range:
+    """Registers that a load fills; none where it drops what it loads."""
+    target = re.match(r"R(\d+),", load.operands)
+    first = int(target.group(1)) if target else 0
+    return range(first, first + -(-load_bits(load.opcode) // 32)) if target else range(0)
 
 
 def _ends_block(instruction: SassInstruction) -> bool:

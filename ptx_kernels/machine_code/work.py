@@ -15,6 +15,7 @@ from ..formats import names as format_names
 from ..kernels import FAMILIES
 from ..kernels.family import Family, PackedWeights, rows_together
 from ..kernels.matvec import MatvecConfig, matvec
+from ..kernels.quantize_f16 import SUPER_BLOCK
 from ..ptx import WARP, Kernel
 from .model import mma_products
 from .sass import Loop, load_bits
@@ -91,7 +92,10 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
 def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float:
     """Weights of one lane that a trip through the hot loop of a product multiplies."""
     config = kernel.arguments["config"]
-    if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
+    # beside integer products those of floats are minimums'
+    products_of = "IMMA" if any(i.name == "IMMA" for i in loop.instructions) else ""
+    mmas = [i.opcode for i in loop.instructions if i.category == "mma"]
+    if products := sum(mma_products(o) for o in mmas if o.startswith(products_of)):
         return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
         together = rows_together(kernel.arguments)
@@ -120,6 +124,9 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     if whole:
         warps = math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP)
         return Work(nbytes, warps, quant_bytes or None)
+    given = _family(kernel).trips
+    if given is not None and (counted := given(kernel.arguments)) is not None:
+        return Work(nbytes, counted, None)
     if (stores := _family(kernel).stores) is not None:
         return Work(nbytes, stores(kernel.arguments) / loop.count("store global"), None)
     if passes is None:
@@ -135,3 +142,30 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
         return Work(nbytes, None, None)
     wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
     return Work(nbytes, nbytes * again / (wide * WARP), None)
+
+
+def outer_turns(kernel: Kernel) -> float:
+    """Turns of the loop around the hot one: of a mat-vec's block, times that it begins with rows.
+
+    Of a tensor-core product, steps of its ring.
+    """
+    packed, config = packed_weights(kernel), kernel.arguments.get("config")
+    if packed is None:
+        return 1.0
+    columns = kernel.arguments["columns"]
+    if not isinstance(config, MatvecConfig):
+        return math.ceil(columns / SUPER_BLOCK)
+    joined = "rows" in kernel.arguments  # one after another; a pair's rows go together
+    rows = packed.count / columns / (1 if joined else len(packed.formats))
+    return max(1.0, rows / config.block_rows / math.prod(kernel.grid))
+
+
+def staged_bytes(kernel: Kernel) -> int:
+    """Bytes of float activations that each block of a mat-vec brings into shared memory first."""
+    arguments, config = kernel.arguments, kernel.arguments.get("config")
+    if not isinstance(config, MatvecConfig):
+        return 0
+    if config.activations != "inline_q8" and config.stage != "whole":
+        return 0
+    x = next(b for b in kernel.buffers if b.name == "x")
+    return rows_together(arguments) * arguments["columns"] * x.type.size

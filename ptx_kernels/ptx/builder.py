@@ -54,7 +54,8 @@ class Builder(Text):
         self._tables: dict[str, Pointer] = {}
         self._table_lines: list[str] = []
         self._static_bytes = 0
-        self._dynamic_bytes = 0  # of the one extern array that all dynamic shared memory lies in
+        # of the one extern array that all dynamic shared memory lies in: taken now, and at most
+        self._dynamic_bytes = self._most_dynamic_bytes = 0
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
@@ -106,6 +107,7 @@ class Builder(Text):
         if dynamic:
             offset = self._dynamic_bytes
             self._dynamic_bytes += -(-nbytes // 16) * 16
+            self._most_dynamic_bytes = max(self._most_dynamic_bytes, self._dynamic_bytes)
             self.write(f"mov.u32 {address.name}, {_DYNAMIC_SHARED};")
             return Pointer(self, type, address, space="shared", offset=offset, shape=shape)
         self._static_bytes += -(-nbytes // 16) * 16
@@ -117,6 +119,16 @@ class Builder(Text):
         self._shared.append(f".shared .align 16 .b8 {name}[{nbytes}];")
         self.write(f"mov.u32 {address.name}, {name};")
         return Pointer(self, type, address, space="shared", shape=shape)
+
+    @contextlib.contextmanager
+    def free_shared(self) -> Iterator[None]:
+        """Frees the body's dynamic shared memory behind it: what comes then lies over it.
+
+        A barrier has to stand between the uses.
+        """
+        taken = self._dynamic_bytes
+        yield
+        self._dynamic_bytes = taken
 
     def table(self, name: str, words: tuple[int, ...]) -> Pointer:
         """Constants in global memory: u32 `words`. A kernel's tables of one name are one."""
@@ -292,6 +304,7 @@ class Builder(Text):
     warp_reduce = warp.warp_reduce
     warp_sum = warp.warp_sum
     warp_max = warp.warp_max
+    warp_any = warp.warp_any
     redux = warp.redux
     mma = warp.mma
     ldmatrix = warp.ldmatrix
@@ -320,7 +333,7 @@ class Builder(Text):
             "",
             *(
                 [f".extern .shared .align 16 .b8 {_DYNAMIC_SHARED}[];"]
-                if self._dynamic_bytes
+                if self._most_dynamic_bytes
                 else []
             ),
             *self._table_lines,
@@ -340,7 +353,7 @@ class Builder(Text):
         lines = {number: line for number, (_, line) in enumerate(body, head.count("\n") + 2)}
         whole = "\n".join([head, *(line for line, _ in body), "  ret;", "}", ""])
         return Kernel(
-            self.name, whole, tuple(self._buffers), grid, block, self._dynamic_bytes, lines
+            self.name, whole, tuple(self._buffers), grid, block, self._most_dynamic_bytes, lines
         )
 
 

@@ -172,6 +172,21 @@ class Pointer:
             for value in self._load(i, width, where)
         ]
 
+    def load_into(
+        self, index: int, variables: Sequence[Var], *, where: Value | None = None
+    ) -> None:
+        """Loads neighbours into variables, in vectors as wide as divide them (see `load_run`).
+
+        Where `where` is false they stay as they are: nothing clears them.
+        """
+        type, suffix = _MEMORY[self.type]
+        names = [operand(variable, type, f"ld of {self.type}") for variable in variables]
+        width = self._run_width(len(names))
+        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{_vector(width)}.{suffix}"
+        for i in range(0, len(names), width):
+            place = self._advanced(index + i, self.type.size)
+            issue(self.text, opcode, braced(names[i : i + width]), place, where=where)
+
     def _run_width(self, count: int) -> int:
         """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
         return math.gcd(count, min(4, 16 // self.type.size))

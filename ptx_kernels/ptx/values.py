@@ -325,8 +325,9 @@ class Var(Value):
         return self._update("xor", other)
 
 
-def variable(text: Text, type: Type, initial: Operand) -> Var:
-    """A mutable register, set to `initial`."""
+def variable(text: Text, type: Type, initial: Operand | None = None) -> Var:
+    """A mutable register, set to `initial`; None: whatever it is for sets it before it is read."""
     created = Var(text, type, text.register_name(type.register))
-    created.set(initial)
+    if initial is not None:
+        created.set(initial)
     return created

@@ -14,7 +14,7 @@ from .errors import KernelError
 from .issue import issue
 from .pointer import Pointer
 from .text import Text
-from .types import Type, bf16, f16, f32, s8, s32, u8, u32
+from .types import Type, bf16, f16, f32, pred, s8, s32, u8, u32
 from .values import Value, apply, register
 
 WARP = 32
@@ -65,6 +65,13 @@ def warp_sum(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Va
 
 def warp_max(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
     return warp_reduce(k, value, lambda a, b: apply(k, "max", a, b), lanes=lanes, stride=stride)
+
+
+def warp_any(k: Text, condition: Value) -> Value:
+    """Whether the condition holds in any of the warp's 32 lanes, all of which take part."""
+    result = register(k, pred)
+    issue(k, "vote.sync.any.pred", result, condition, _FULL_MASK)
+    return result
 
 
 def redux(k: Text, value: Value, operation: str) -> Value:

@@ -46,6 +46,7 @@ def launch(
     strict: bool = True,
     step_limit: int = STEP_LIMIT,
     traffic: Traffic | None = None,
+    only: Sequence[int] | None = None,
 ) -> Statistics:
     """Runs PTX in place: stores go into the given arrays.
 
@@ -62,6 +63,7 @@ def launch(
         though PTX does not count them.
       step_limit: basic blocks that a batch may run.
       traffic: gets the launch's accesses added, by PTX line.
+      only: numbers of the blocks that run, x fastest; None: all of the grid.
 
     Raises:
       SimulationError: a subclass says what was wrong; the message says where.
@@ -74,9 +76,9 @@ def launch(
     buffers, parameters = _place(program, arguments)
     timeline = Timeline()
     threads = block3[0] * block3[1] * block3[2]
-    total = grid3[0] * grid3[1] * grid3[2]
+    blocks = np.arange(grid3[0] * grid3[1] * grid3[2]) if only is None else np.array(only)
+    total = blocks.size
     at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32)))
-    blocks = np.arange(total)
     if generator is not None:
         blocks = generator.permutation(blocks)
         at_once = max(1, at_once // int(generator.integers(1, 4)))

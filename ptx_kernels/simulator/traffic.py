@@ -38,6 +38,20 @@ class Count:
         self.least += least
 
 
+def wavefronts(at: Located) -> tuple[int, int]:
+    """Wavefronts of one instruction's accesses, and the least that as many words take."""
+    index, width = at.items, at.width
+    words = max(1, width // _WORD)
+    phase = at.frame.all_lanes // (WARP // words)  # lanes that are served together
+    first_word = index[:, None] * words if width >= _WORD else index[:, None] * width // _WORD
+    word = first_word + np.arange(words)
+    # a word that several lanes want is served once
+    served = np.unique(phase[:, None] << _SHIFT | word)
+    banks, in_bank = np.unique((served >> _SHIFT) * _BANKS + served % _BANKS, return_counts=True)
+    phases, first = np.unique(banks // _BANKS, return_index=True)
+    return int(np.maximum.reduceat(in_bank, first).sum()), phases.size
+
+
 @dataclass
 class Traffic:
     """Counts by PTX line, for a launch to fill.
@@ -49,20 +63,7 @@ class Traffic:
     global_: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))
 
     def count_shared(self, at: Located) -> None:
-        index, width = at.items, at.width
-        words = max(1, width // _WORD)
-        phase = at.frame.all_lanes // (WARP // words)  # lanes that are served together
-        first_word = index[:, None] * words if width >= _WORD else index[:, None] * width // _WORD
-        word = first_word + np.arange(words)
-        # a word that several lanes want is served once
-        served = np.unique(phase[:, None] << _SHIFT | word)
-        banks, in_bank = np.unique(
-            (served >> _SHIFT) * _BANKS + served % _BANKS, return_counts=True
-        )
-        phases, first = np.unique(banks // _BANKS, return_index=True)
-        self.shared[at.instruction.line].add(
-            int(np.maximum.reduceat(in_bank, first).sum()), phases.size
-        )
+        self.shared[at.instruction.line].add(*wavefronts(at))
 
     def count_global(self, at: Located) -> None:
         """Items of one buffer."""

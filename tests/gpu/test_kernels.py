@@ -145,6 +145,29 @@ SHAPES = [
     ),
     *(
         (
+            "qkv_append_matvec",
+            dict(
+                formats=("Q4_K", "Q4_K", "Q6_K"),
+                num_heads=6,
+                num_kv_heads=2,
+                head_dim=96,
+                rope_dim=96,
+                interleaved=interleaved,
+                num_pages=9,
+                page_size=16,
+                pages=pages,
+                columns=1024,
+                m=m,
+                norm=True,
+                eps=1e-6,
+                config=PRESETS["inline_q8"],
+            ),
+        )
+        for m in (1, 3)
+        for pages, interleaved in (("bf16", True), ("f16", False), ("fp8", True))
+    ),
+    *(
+        (
             "rope_append",
             dict(
                 tokens=5,
@@ -177,7 +200,8 @@ SHAPES = [
     *(attention(dtype, 576, 16, value_dim=512) for dtype in PAGE_TYPES),
     *(attention("bf16", 576, group, value_dim=512) for group in (1, 20, 40)),
     attention("int8", 288, 16, splits=5, value_dim=256, window=70, soft_cap=20.0, sinks=True),
-    *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
+    *(attention("bf16", 64, group) for group in (1, 3, 7, 9, 16)),
+    *(attention(dtype, 128, 16, splits=3, sinks=True) for dtype in ("bf16", "int8", "fp8")),
     attention("f16", 96, 4, splits=5, contiguous=True, window=70, soft_cap=20.0, sinks=True),
     attention("int8", 112, 3, splits=3, window=100),
     *(

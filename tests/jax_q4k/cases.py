@@ -21,6 +21,7 @@ def ramp(low, high, *shape):
 
 
 W = {name: random_weights(name, 256, 256) for name in FORMATS}
+KEYS = random_weights("Q6_K", 64, 256)  # two heads
 STACK = jax.tree.map(lambda plane: jnp.stack([plane, plane]), W["Q6_K"])
 EXPERTS = {
     name: jax.tree.map(lambda plane: jnp.stack([plane] * 4), W[name]) for name in ("Q4_K", "Q6_K")
@@ -150,6 +151,13 @@ CASES = {
             q, k, k, p, p, slots, c, s, interleaved=False, q_norm=n, k_norm=n, eps=1e-5
         ),
         (Q, KV, PAGES, SLOTS, *ANGLES, NORM[:32]),
+        False,
+    ),
+    "qkv_rope_append": (
+        lambda x, q, k, p, slots, c, s, n: jq.qkv_rope_append(
+            x, (q, k, k), p, p, slots, c, s, interleaved=False, norm_weight=n, eps=1e-5
+        ),
+        (X, W["Q4_K"], KEYS, PAGES, SLOTS, *ANGLES, NORM),
         False,
     ),
     "paged_attention": (

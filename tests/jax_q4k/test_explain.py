@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jax_q4k as jq
 from jax_q4k.ops import op
 from ptx_kernels import formats
+from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import MatvecConfig
 from ptx_kernels.tuning import tables
 
@@ -76,14 +77,14 @@ def test_prompts_are_float16_where_that_is_fastest():
 
 
 def test_a_table_decides_for_its_device_alone(monkeypatch):
-    row = tables.Row("matvec", ("Q4_K", 64, 4096, 8), MatvecConfig(warps=2), 3e-6)
+    row = tables.Row("matvec", ("Q4_K", 64, 14336, 2), MatvecConfig(warps=2), 3e-6)
     monkeypatch.setattr(
         tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),)
     )
 
     def reason(device: str) -> str:
         found = jq.explain(
-            jq.matmul, floats(8, 4096), packed("Q4_K", 64, 4096), platform="cuda", device=device
+            jq.matmul, floats(2, 14336), packed("Q4_K", 64, 14336), platform="cuda", device=device
         )
         return next(choice.why for choice in found.calls[0].chosen if choice.rule == "matvec")
 
@@ -96,7 +97,7 @@ def test_a_table_decides_for_its_device_alone(monkeypatch):
 
 def test_the_device_decides_and_choices_for_another_leave_no_trace():
     def found(device: str | None) -> tuple[int, str]:
-        x, w = floats(64, 4096), packed("Q4_K", 23040, 4096)
+        x, w = floats(65, 4096), packed("Q4_K", 12544, 4096)
         (call,) = jq.explain(jq.matmul, x, w, platform="cuda", device=device).calls
         (chosen,) = (choice for choice in call.chosen if choice.rule == "gemm")
         assert call.kernels[-1].arguments["config"] == chosen.config
@@ -236,13 +237,13 @@ def attention_and_product(rows: int):
 def test_what_is_chosen_is_what_is_launched(found, rows):
     (call,) = found(rows).calls
     launched = [kernel.arguments.get("config") for kernel in call.kernels]
-    chosen = [c.config for c in call.chosen if isinstance(c.config, MatvecConfig)]
+    chosen = [c.config for c in call.chosen if isinstance(c.config, MatvecConfig | GemmConfig)]
     assert chosen and all(config in launched for config in chosen)
 
 
 def test_times_are_predicted_if_asked_for():
     found = jq.explain(
-        jq.matmul, floats(8, 4096), packed("Q4_K", 64, 4096), platform="cuda", predict=True
+        jq.matmul, floats(2, 14336), packed("Q4_K", 64, 14336), platform="cuda", predict=True
     )
     quantize, product = found.calls[0].figures
     assert (product.family, product.device) == ("matvec", "H200") and 2e-6 < product.seconds < 1e-5

@@ -30,6 +30,7 @@ NAMES = {
     "route": "route",
     "quantize_q8_1": "quantize_q8_1",
     "rope_append": "rope_append",
+    "qkv_rope_append": "qkv_rope_append",
     "paged_attention": "paged_attention",
     "paged_attention_matmul": "paged_attention_matmul",
 }

@@ -285,6 +285,11 @@ def attentions() -> dict[str, Case]:
             q, k, k, pages, pages, np.array([3, 17]), angles, angles, interleaved=True
         )
 
+    def qkv_rope(x: Any, q: Any, k: Any, pages: Any) -> Any:
+        options = {"interleaved": True, "activations": "f32", "norm_weight": x[0] + 3, "eps": 1e-5}
+        slots = np.array([3, 17])
+        return jq.qkv_rope_append(x, (q, k, k), pages, pages, slots, angles, angles, **options)
+
     def rotate(q: Any, angles: Any) -> jax.Array:
         return jq.rotate(q, angles, angles, interleaved=False)
 
@@ -354,6 +359,24 @@ def attentions() -> dict[str, Case]:
         ),
         "append_kv": Case(append, (new, pages), (HEADS, HEADS), (HEADS, HEADS)),
         "rope_append": Case(rope, (one, new, pages), (HEADS,) * 3, (HEADS,) * 3),
+        "qkv_rope_append": Case(
+            qkv_rope,
+            (normal(2, 256), packed(256, 256), packed(128, 256), pages),
+            (WHOLE, ROWS, ROWS, HEADS),
+            (HEADS,) * 3,
+        ),
+        "qkv_rope_append-columns": Case(
+            qkv_rope,
+            (normal(2, 1024), packed(256, 1024), packed(128, 1024), pages),
+            (COLUMNS, COLUMNS, COLUMNS, WHOLE),
+            (WHOLE,) * 3,
+        ),
+        "qkv_rope_append-queries": Case(  # a single KV head on every device
+            qkv_rope,
+            (normal(2, 256), packed(256, 256), packed(32, 256), pages[:, :1]),
+            (WHOLE, ROWS, WHOLE, WHOLE),
+            (HEADS, WHOLE, WHOLE),
+        ),
         "paged_attention-groups": Case(grouped, (one, pages), (both, both), (both,)),
         "paged_attention_matmul-groups": Case(
             grouped_projected,

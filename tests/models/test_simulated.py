@@ -249,9 +249,8 @@ def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) ->
     layers = model.config.num_layers
     assert names == {
         "embedding_q4_k": 1,
-        "qkv_matvec_q4_k_m1": 1,
-        "qkv_matvec_q4_k_q6_k_m1": 1,
-        "rope_append": layers,
+        "qkv_append_matvec_q4_k_m1": 1,
+        "qkv_append_matvec_q4_k_q6_k_m1": 1,
         "paged_attention": layers,
         "matvec_q4_k_m1": layers + 1,  # down is Q6_K in one of two layers
         "gated_matvec_q4_k_m1": layers,

@@ -15,12 +15,16 @@ from dataclasses import replace
 
 from format_lists import PRODUCTS
 
-from ptx_kernels.kernels.attention import MergeConfig, PagedAttentionConfig
+from ptx_kernels.kernels.attention import (
+    CausalAttentionConfig,
+    MergeConfig,
+    PagedAttentionConfig,
+)
 from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStepConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
-from .attention import attention_subject, merge_subject
+from .attention import attention_subject, causal_subject, merge_subject, split_subject
 from .base import Subject
 from .deltas import delta_rule_subject, delta_step_subject
 from .experts import (
@@ -34,11 +38,15 @@ from .experts import (
 )
 from .pages import append_subject, rope_subject
 from .products import (
+    append_heads_subject,
     fused_matvec_subject,
+    gated_gemm_subject,
     gated_subject,
+    gemm_epilogue_subject,
     gemm_subject,
     matvec_subject,
     preset_subject,
+    qkv_gemm_subject,
     qkv_subject,
 )
 from .rows import (
@@ -119,6 +127,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "route-softmax": functools.partial(route_subject, "softmax"),
     "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
+    "gemm-Q4_K-m8": functools.partial(
+        gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 8, 3), m=7, columns=2048
+    ),
+    "gemm-epilogue": functools.partial(gemm_epilogue_subject, GemmConfig(1, 2, 1, 8, 2)),
+    "gated_gemm": functools.partial(gated_gemm_subject, GemmConfig(2, 2, 2, 8, 2)),
+    "qkv_gemm": functools.partial(qkv_gemm_subject, GemmConfig(2, 1, 1, 8, 2)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q5_1": functools.partial(
         gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
@@ -145,10 +159,32 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         f"append-latent-{t}": functools.partial(append_subject, t, latent=True)
         for t in ("f16", "int8")
     },
+    "qkv_append-neighbours": functools.partial(append_heads_subject, True),
+    "qkv_append-halves": functools.partial(append_heads_subject, False),
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
+    **{
+        f"attention-tensor_cores-{dtype}": functools.partial(
+            attention_subject,
+            head_dim,
+            dtype,
+            PagedAttentionConfig(warps=2, queries=3, tensor_cores=True),
+            tolerance=1e-10,
+        )
+        for dtype, head_dim in {"bf16": 64, "f16": 32, "int8": 48, "fp8": 32}.items()
+    },
+    "attention-tensor_cores-steep": functools.partial(
+        attention_subject,
+        32,
+        "f16",
+        PagedAttentionConfig(warps=1, queries=3, splits=2, tensor_cores=True),
+        tolerance=1e-10,
+        q_size=40.0,
+        window=40,
+        sinks=True,
+    ),
     "attention-one_warp": functools.partial(
         attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)
     ),
@@ -182,6 +218,19 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         value_dim=64,
     ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "split_keys": split_subject,
+    "causal_attention": functools.partial(
+        causal_subject, CausalAttentionConfig(warps=2, tokens=16)
+    ),
+    "causal_attention-window": functools.partial(
+        causal_subject,
+        CausalAttentionConfig(warps=1, tokens=16, stages=3),
+        head_dim=48,
+        time=64,
+        window=43,  # stages are filled again in each of the three loops
+        soft_cap=2.0,
+        sinks=True,
+    ),
     "gated_delta_rule": functools.partial(
         delta_rule_subject, GatedDeltaRuleConfig(warps=4, lanes=16, tokens=4), True
     ),
@@ -216,6 +265,7 @@ __all__ = [
     "SUBJECTS",
     "Subject",
     "attention_subject",
+    "causal_subject",
     "decode_subject",
     "matvec_subject",
     "quantize_subject",

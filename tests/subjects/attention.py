@@ -8,17 +8,25 @@ from typing import Any
 import numpy as np
 from oracles import (
     attention,
+    bf16_parts,
     dequantized,
     loaded,
     quantized,
 )
+from oracles import (
+    causal_attention as causal_oracle,
+)
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.attention import (
+    CausalAttentionConfig,
     MergeConfig,
     PagedAttentionConfig,
+    SplitKeysConfig,
+    causal_attention,
     merge_attention,
     paged_attention,
+    split_keys,
 )
 
 from .base import Subject, rng_of
@@ -140,3 +148,69 @@ def merge_subject(config: MergeConfig) -> Subject:
         parts[empty], marks[empty] = 0, [-3e38, 0]
     kernel = merge_attention(batch=2, num_heads=3, head_dim=48, splits=11, config=config)
     return Subject(kernel, (parts, marks), merged(parts, marks), 1e-12)
+
+
+def causal_subject(
+    config: CausalAttentionConfig,
+    *,
+    time: int = 37,
+    head_dim: int = 32,
+    value_dim: int = 32,
+    sinks: bool = False,
+    parts: int = 2,
+    key_parts: int = 2,
+    tolerance: float = 1e-10,
+    **options: Any,
+) -> Subject:
+    """Prompts of all, 0 and 5 of their tokens; two KV heads of three query heads each.
+
+    What padding holds is not a number, and its results are not compared.
+    """
+    rng = rng_of(4, head_dim)
+    lengths = np.array([time, 0, 5], np.int32)
+    q = rng.standard_normal((3, time, 6, head_dim), np.float32)
+    keys, values = (
+        sum(
+            (part.astype(np.uint32) << 16).view(np.float32)
+            for part in bf16_parts(rng.standard_normal((3, time, 2, dim), np.float32), key_parts)
+        )
+        for dim in (head_dim, value_dim)
+    )
+    padding = np.arange(time) >= lengths[:, None]
+    logits = np.array([0.5, -1, 3, -np.inf, 0, 1], np.float32) if sinks else None
+    want = causal_oracle(q, keys, values, lengths, 0.3, sinks=logits, **options)
+    for x in (q, keys, values):
+        x[padding] = np.nan
+    kernel = causal_attention(
+        batch=3,
+        time=time,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        scale=0.3,
+        sinks=sinks,
+        parts=parts,
+        key_parts=key_parts,
+        config=config,
+        **options,
+    )
+    split = [part for x in (keys, values) for part in bf16_parts(x, key_parts)]
+    operands = (q, *split, lengths, *([] if logits is None else [logits]))
+
+    def real(out: np.ndarray) -> tuple[np.ndarray]:
+        return (out[~padding],)
+
+    return Subject(kernel, operands, real(want), tolerance, real)
+
+
+def split_subject() -> Subject:
+    """Keys of 48 dimensions and values of 16, in two parts each."""
+    rng, sizes = rng_of(15), dict(batch=2, time=5, num_kv_heads=3, head_dim=48, value_dim=16)
+    k, v = (rng.standard_normal((2, 5, 3, dim), np.float32) for dim in (48, 16))
+    kernel = split_keys(**sizes, parts=2, config=SplitKeysConfig(warps=1))
+
+    def floats(*parts: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple((p.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for p in parts)
+
+    return Subject(kernel, (k, v), floats(*bf16_parts(k, 2), *bf16_parts(v, 2)), 0, floats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 from oracles import (
@@ -12,12 +13,20 @@ from oracles import (
     half_operands,
     quantized,
     random_planes,
+    rotated,
     weights,
 )
 
 from ptx_kernels import formats, simulator
-from ptx_kernels.kernels.gemm import GemmConfig, gemm
-from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, qkv_matvec
+from ptx_kernels.kernels.gemm import GemmConfig, gated_gemm, gemm, qkv_gemm
+from ptx_kernels.kernels.matvec import (
+    PRESETS,
+    MatvecConfig,
+    gated_matvec,
+    matvec,
+    qkv_append_matvec,
+    qkv_matvec,
+)
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
 
 from .base import Subject, rng_of
@@ -134,6 +143,49 @@ def qkv_subject(config: MatvecConfig) -> Subject:
     )
 
 
+def append_heads_subject(interleaved: bool) -> Subject:
+    """Two tokens, the second without a slot; heads of 32, of which neighbours rotate in part."""
+    types, heads, columns, m = ("Q4_K", "Q4_K", "Q6_K"), (2, 1, 1), 512, 2
+    rope_dim, config = 24 if interleaved else 32, replace(PRESETS["tiled"], warps=2)
+    rng = rng_of(14)
+    matrices = [
+        random_planes(rng, format, 32 * n, 2) for format, n in zip(types, heads, strict=True)
+    ]
+    operands, x = normed_operands(config, m, columns)
+    biases = [rng.standard_normal(32 * n, np.float32) for n in heads]
+    radians = rng.uniform(0, 1000, (m, rope_dim // 2))
+    angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
+    pages = [rng.standard_normal((3, 1, 4, 32), np.float32) for _ in range(2)]
+    slots = np.array([6, 12], np.int32)
+    kernel = qkv_append_matvec(
+        formats=types,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        rope_dim=rope_dim,
+        interleaved=interleaved,
+        num_pages=3,
+        page_size=4,
+        columns=columns,
+        m=m,
+        norm=True,
+        eps=0.5,
+        biases=True,
+        config=config,
+    )
+    q, k, v = (
+        (x @ weights(f, planes).T + b).reshape(m, -1, 32)
+        for f, planes, b in zip(types, matrices, biases, strict=True)
+    )
+    q, k = (rotated(y, *angles, interleaved) for y in (q, k))
+    wants = [page.astype(np.float64) for page in pages]
+    for want, new in zip(wants, (k, v), strict=True):
+        want[1, :, 2] = new[0]
+    planes = (p for matrix in matrices for p in matrix)
+    given = (*pages, *planes, *operands, slots, *angles, *biases)
+    return Subject(kernel, given, (*wants, q.reshape(m, -1)), 1e-11)
+
+
 def gemm_subject(
     format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19
 ) -> Subject:
@@ -148,3 +200,44 @@ def gemm_subject(
         operands, tolerance = quantized(x), 1e-12
         exact = dequantized(*operands)
     return Subject(kernel, (*planes, *operands), (exact @ weights(format, planes).T,), tolerance)
+
+
+def gemm_epilogue_subject(config: GemmConfig) -> Subject:
+    n, columns, m = 21, 1536, 7  # three steps, the last in the ring's first stage
+    planes = random_planes(rng_of(13), "Q4_K", n, 6)
+    operands = quantized(rng_of(14).standard_normal((m, columns), np.float32))
+    bias = rng_of(15).standard_normal(n, np.float32)
+    residual = rng_of(16).standard_normal((m, n), np.float32)
+    kernel = gemm(format="Q4_K", n=n, columns=columns, m=m, bias=True, residual=True, config=config)
+    want = dequantized(*operands) @ weights("Q4_K", planes).T + bias + residual
+    return Subject(kernel, (*planes, *operands, bias, residual), (want,), 1e-12)
+
+
+def gated_gemm_subject(config: GemmConfig) -> Subject:
+    """Two formats, int8 out of a last block that overlaps its neighbour."""
+    pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 512, 7
+    planes = [random_planes(rng_of(17, i), format, n, 2) for i, format in enumerate(pair)]
+    operands = quantized(rng_of(18).standard_normal((m, columns), np.float32) * np.float32(0.1))
+    operands = (*planes[0], *planes[1], *operands)
+    build = functools.partial(gated_gemm, formats=pair, n=n, columns=columns, m=m, config=config)
+    (y,) = simulator.run(build(), *operands)
+
+    def floats(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, ...]:
+        return dequantized(values, scale_sum), scale_sum
+
+    # the gate is approximate, and a value near the middle of two steps may round to either
+    return Subject(build(output="q8_1"), operands, floats(*quantized(y)), 2e-6, floats)
+
+
+def qkv_gemm_subject(config: GemmConfig) -> Subject:
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (33, 5), 512, 7
+    matrices = [random_planes(rng_of(19, n), f, n, 2) for f, n in zip(types, rows, strict=True)]
+    operands = quantized(rng_of(20).standard_normal((m, columns), np.float32))
+    biases = [rng_of(21, n).standard_normal(n, np.float32) for n in rows]
+    kernel = qkv_gemm(formats=types, rows=rows, columns=columns, m=m, biases=True, config=config)
+    x = dequantized(*operands)
+    wants = (
+        x @ weights(f, planes).T + b for f, planes, b in zip(types, matrices, biases, strict=True)
+    )
+    given = (*(p for planes in matrices for p in planes), *operands, *biases)
+    return Subject(kernel, given, tuple(wants), 1e-12)

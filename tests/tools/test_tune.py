@@ -44,7 +44,8 @@ def test_the_model_writes_a_table(small, tmp_path):
     assert (table.device, table.multiprocessors, table.source) == ("H200", 132, "model")
     assert [r.shape for r in table.rows] == [("Q4_K", 14336, 4096, 1), ("Q4_K", 64, 4096, 1)]
     large = table.nearest(matvec_rule, "Q4_K", 14336, 4096, 1)
-    assert large.config.lanes == 8 and large.why.startswith("bandwidth bound, as the rule")
+    # 14 blocks to a multiprocessor that holds six: each of three rounds begins with a wait
+    assert large.config.lanes == 8 and large.why.startswith("latency bound, as the rule")
     assert 14336 * 2304 / REFERENCE.bandwidth < large.seconds < 20e-6
     made = json.loads(path.read_text())["made"]["matvec"]
     assert made["ptxas"] and made["method"] == tune.METHOD and made["commit"]
@@ -72,7 +73,8 @@ def test_rules_that_were_not_searched_stay(small, monkeypatch, tmp_path):
 
 
 def prediction(seconds: float, slack: float) -> Prediction:
-    return Prediction(seconds, slack, slack, 1, "issue", 0)
+    bounds = {"bandwidth": seconds, "issue": slack, "latency": slack}
+    return Prediction(bounds, prologue=0.0, first=0.8e-6, unit="issue", bytes_in_flight=0)
 
 
 @pytest.fixture

@@ -536,8 +536,24 @@ def _rotate(x: Any, cos: Any, sin: Any) -> Any:
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
 
 
+def _rotate_pairs(x: Any, cos: Any, sin: Any) -> Any:
+    """Neighbours are a pair."""
+    cos, sin = cos[:, None], sin[:, None]
+    pairs, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    a, b = pairs[..., 0::2], pairs[..., 1::2]
+    turned = jnp.stack([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(pairs.shape)
+    return jnp.concatenate([turned, rest], axis=-1)
+
+
 def _rope_append(q: Any, k: Any, v: Any, kp: Any, vp: Any, slots: Any, cos: Any, sin: Any) -> Any:
     return _rotate(q, cos, sin), *_append(kp, vp, _rotate(k, cos, sin), v, slots)
+
+
+def _qkv_rope_append(x: Any, wq: Any, wk: Any, wv: Any, *around: Any) -> Any:
+    kp, vp, slots, cos, sin = around
+    q, k, v = ((x @ w.T).reshape(len(x), -1, HEAD_DIM) for w in (wq, wk, wv))
+    q, k = (_rotate_pairs(y, cos, sin) for y in (q, k))
+    return q, *_append(kp, vp, k, v, slots)
 
 
 def attentions() -> list[Case]:
@@ -547,6 +563,7 @@ def attentions() -> list[Case]:
     cos, sin = np.cos(angles), np.sin(angles)
     prompt, keys = normal(2, 6, 4, HEAD_DIM), normal(2, 6, 2, HEAD_DIM)
     contiguous = normal(2, 2, 32, HEAD_DIM)
+    matrices = [packed(n * HEAD_DIM, 256, f) for n, f in ((4, "Q4_K"), (2, "Q6_K"), (2, "Q4_K"))]
     over_pages = (HEADS, HEADS, HEADS, WHOLE, WHOLE)
     w = packed(8, 4 * HEAD_DIM, "Q8_0")
     return [
@@ -658,6 +675,17 @@ def attentions() -> list[Case]:
             activations=(0, 1, 2),
             moving=(0, 1, 2),
             refuses=no_derivative("rope_append"),
+        ),
+        Case(
+            "qkv_rope_append",
+            lambda x, q, *rest: jq.qkv_rope_append(x, (q, *rest[:2]), *rest[2:], interleaved=True),
+            _qkv_rope_append,
+            (normal(2, 256), *matrices, *pages, SLOTS, cos, sin),
+            (WHOLE, ROWS, ROWS, ROWS, HEADS, HEADS, WHOLE, WHOLE, WHOLE),
+            (HEADS,) * 3,
+            examples=(0, 6),
+            weights=(1, 2, 3, 4, 5),
+            refuses=no_derivative("qkv_rope_append"),
         ),
     ]
 

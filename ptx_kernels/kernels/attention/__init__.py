@@ -1,19 +1,29 @@
-"""Decode attention: a query token per sequence, its context split over blocks, and their merge."""
+"""Attention of decode steps, whose contexts are split over blocks and merged, and of prompts."""
 
 from __future__ import annotations
 
-from .family import MERGE_ATTENTION, PAGED_ATTENTION
+from .causal_attention import CausalAttentionConfig, causal_attention
+from .config import PagedAttentionConfig
+from .family import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
 from .merge_attention import MergeConfig, merge_attention
-from .paged_attention import PagedAttentionConfig, paged_attention
-from .rules import merge_attention_rule, paged_attention_rule
+from .paged_attention import paged_attention
+from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
+from .split_keys import SplitKeysConfig, split_keys
 
 __all__ = [
+    "CAUSAL_ATTENTION",
     "MERGE_ATTENTION",
     "PAGED_ATTENTION",
+    "SPLIT_KEYS",
+    "CausalAttentionConfig",
     "MergeConfig",
     "PagedAttentionConfig",
+    "SplitKeysConfig",
+    "causal_attention",
+    "causal_attention_rule",
     "merge_attention",
     "merge_attention_rule",
     "paged_attention",
     "paged_attention_rule",
+    "split_keys",
 ]

@@ -1,4 +1,4 @@
-"""Decode attention as kernel families: over pages, and the merge of splits."""
+"""Attention as kernel families: over pages, the merge of splits, and of prompts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ...devices import target
 from ...ptx import Buffer
 from ..family import Arguments, Case, Family, once
 from ..pages import PAGE_BUFFERS, PAGE_OPERANDS
+from .causal_attention import causal_attention
 from .merge_attention import merge_attention
 from .paged_attention import paged_attention
-from .rules import merge_attention_rule, paged_attention_rule
+from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
+from .split_keys import split_keys
+from .step_rows import STEP
 
 
 def _attention(
@@ -65,6 +68,29 @@ def _merge(name: str, head_dim: int, **options: Any) -> Case:
     return Case(f"merge_attention-{name}", "merge_attention", arguments | options)
 
 
+def _causal(
+    label: str,
+    head_dim: int = 128,
+    group: int = 4,
+    *,
+    batch: int = 1,
+    time: int = 512,
+    num_kv_heads: int = 8,
+    value_dim: int | None = None,
+    parts: int = 2,
+    key_parts: int = 2,
+    **options: Any,
+) -> Case:
+    heads = num_kv_heads * group, num_kv_heads
+    dims = head_dim, value_dim or head_dim
+    rows = batch * num_kv_heads, time * group
+    chosen = causal_attention_rule(target(), *rows, *dims, parts, key_parts)
+    sizes = dict(num_heads=heads[0], num_kv_heads=heads[1], head_dim=dims[0], value_dim=dims[1])
+    given = dict(batch=batch, time=time, parts=parts, key_parts=key_parts, config=chosen)
+    arguments = sizes | given | {"scale": head_dim**-0.5} | options
+    return Case(f"causal_attention-{label}", "causal_attention", arguments)
+
+
 _ATTENTIONS = (
     *(_attention("bf16", head_dim, 4) for head_dim in (128, 32, 64, 80, 96, 112, 256)),
     *(
@@ -73,6 +99,7 @@ _ATTENTIONS = (
         for head_dim in (64, 128, 256)
     ),
     *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
+    *(_attention(dtype, 128, 16) for dtype in ("bf16", "int8")),
     _attention("f16", 128, 4),
     _attention("f32", 80, 1),
     _attention("f32", 256, 8),
@@ -98,6 +125,33 @@ _MERGES = (
     _merge("d512", 512),
 )
 
+_CAUSAL = (
+    *(_causal(f"d{head_dim}", head_dim) for head_dim in (128, 32, 64, 80, 96, 112, 192, 256)),
+    _causal("4096", time=4096),
+    _causal("16", time=16),
+    _causal("exact", parts=3, key_parts=3),
+    _causal("exact-d192", 192, parts=3, key_parts=3),
+    _causal("bf16", parts=1, key_parts=1),
+    _causal("bf16-keys", key_parts=1),
+    _causal("g1", group=1),
+    _causal("g7-b4", group=7, batch=4, num_kv_heads=4),
+    _causal("latent", 192, 1, num_kv_heads=16, value_dim=128),
+    _causal("window-soft_cap", 256, 2, window=128, soft_cap=50.0),
+    _causal("window-sinks", 64, 8, window=128, sinks=True),
+)
+
+
+def _split(label: str, *, num_kv_heads: int = 8, **options: Any) -> Case:
+    sizes = dict(batch=1, time=512, num_kv_heads=num_kv_heads, head_dim=128, value_dim=128)
+    return Case(f"split_keys-{label}", "split_keys", sizes | options)
+
+
+_SPLITS = (
+    _split("512"),
+    _split("exact", parts=3),
+    _split("latent", num_kv_heads=16, head_dim=192),
+)
+
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
     """Every page that the block tables have room for, or the window's part of it."""
@@ -114,6 +168,24 @@ def _passes(arguments: Arguments) -> int:
     """A team that has some of a group's queries reads all of K and V."""
     group = arguments["num_heads"] / arguments["num_kv_heads"]
     return math.ceil(group / arguments["config"].queries)
+
+
+def _shorter(arguments: Arguments) -> tuple[str, int] | None:
+    """512 tokens of each split; a window bounds them by itself."""
+    if arguments["window"] or arguments["contiguous"]:
+        return None
+    return "pages_per_sequence", math.ceil(
+        512 * arguments["config"].splits / arguments["page_size"]
+    )
+
+
+def _trips(arguments: Arguments) -> float | None:
+    """Steps of tensor cores, whose loads are of several widths; those of lanes, loads tell."""
+    if not arguments["config"].tensor_cores:
+        return None
+    tokens = arguments["pages_per_sequence"] * arguments["page_size"]
+    steps = math.ceil(min(tokens, arguments["window"] or tokens) / STEP)
+    return arguments["batch"] * arguments["num_kv_heads"] * steps * _passes(arguments)
 
 
 def _block_tables(
@@ -152,6 +224,8 @@ PAGED_ATTENTION = Family(
     rules=(paged_attention_rule,),
     touched=_touched,
     passes=_passes,
+    shorter=_shorter,
+    trips=_trips,
     operands={**PAGE_OPERANDS, "block_tables": _block_tables, "context_lens": _context_lens},
 )
 MERGE_ATTENTION = Family(
@@ -162,3 +236,22 @@ MERGE_ATTENTION = Family(
     passes=once,
     operands={"marks": _marks},
 )
+
+
+def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
+    """A full prompt, an empty one, and some between."""
+    time = buffers["q"].shape[1]
+    lengths = rng.integers(1, time + 1, buffer.shape)
+    lengths[0] = time
+    lengths[1:2] = 0
+    return lengths
+
+
+CAUSAL_ATTENTION = Family(
+    "causal_attention",
+    causal_attention,
+    _CAUSAL,
+    rules=(causal_attention_rule,),
+    operands={"lengths": _lengths},
+)
+SPLIT_KEYS = Family("split_keys", split_keys, _SPLITS, passes=once)

@@ -134,32 +134,52 @@ class Team:
         return i if self.count == 1 else self.k.warp_id // self.warps * each + i
 
 
+class BlockState:
+    """The softmax of every warp of a block, in shared memory.
+
+    Attributes:
+      marks: m and l, f32 (queries of all teams, a team's warps, 2).
+      parts: o, f32 (queries of all teams, a team's warps, head_dim).
+    """
+
+    def __init__(self, k: Builder, queries: int, head_dim: int, team: Team) -> None:
+        self._k, self._queries, self._team = k, queries, team
+        sums = team.count * queries, team.warps
+        self.marks = k.shared("warp_marks", f32, (*sums, 2))
+        over = math.prod(sums) * head_dim * f32.size > _MOST_STATIC
+        self.parts = k.shared("warp_parts", f32, (*sums, head_dim), dynamic=over)
+
+    def merged(self) -> Iterator[tuple[int, Merged]]:
+        """Each query's number in its team and its softmax; the body runs in one warp.
+
+        All threads must come here, once they have stored their warp's.
+        """
+        k, team = self._k, self._team
+        k.barrier()
+        for i in range(self._queries):
+            with k.when(team.warp == i % team.warps):
+                yield i, _merge_warps(k, self.marks, self.parts, team.member(i, self._queries))
+
+
 def merge_block(softmax: OnlineSoftmax, head_dim: int, team: Team) -> Iterator[tuple[int, Merged]]:
     """Merges every query of a team over its lanes and warps, in shared memory.
 
-    The memory is (queries of all teams, a team's warps, head_dim). Yields each query's number in
-    its team and its softmax; the body runs in one warp. All threads must come here.
+    Yields as `BlockState.merged` does.
     """
     k, spread, queries = softmax.k, softmax.spread, len(softmax.o)
     if spread.lanes < WARP:
         _merge_lanes(softmax)
-    sums = team.count * queries, team.warps
-    marks = k.shared("warp_marks", f32, (*sums, 2))
-    over = math.prod(sums) * head_dim * f32.size > _MOST_STATIC
-    parts = k.shared("warp_parts", f32, (*sums, head_dim), dynamic=over)
-    rows = [team.member(i, queries) for i in range(queries)]
+    state = BlockState(k, queries, head_dim, team)
     first_vector = k.lane_id < spread.lanes  # the other lanes hold the same
     for i, values in enumerate(softmax.o):
-        slot = i % softmax.lanes.slots
+        query, slot = team.member(i, queries), i % softmax.lanes.slots
         mark = softmax.m[slot], softmax.l[slot]
-        marks.at(rows[i], team.warp).store(0, mark, where=k.lane_id == softmax.lanes.owner(i))
-        row = parts.at(rows[i], team.warp)
+        owner = k.lane_id == softmax.lanes.owner(i)
+        state.marks.at(query, team.warp).store(0, mark, where=owner)
+        row = state.parts.at(query, team.warp)
         for run in spread.runs(values):
             store_floats(row.at(run.first), run.values, where=all_of(run.inside, first_vector))
-    k.barrier()
-    for i in range(queries):
-        with k.when(team.warp == i % team.warps):
-            yield i, _merge_warps(k, marks, parts, rows[i])
+    yield from state.merged()
 
 
 def _merge_lanes(softmax: OnlineSoftmax) -> None:

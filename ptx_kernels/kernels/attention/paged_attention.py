@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s32, u32
-from ..activation import LOG2_E, tanh
+from ...ptx import WARP, Builder, KernelError, Value, Var, f32, kernel, s32, u32
 from ..pages import Pages, Spread, declare_pages
 from ..vectors import dot
+from .config import PagedAttentionConfig
+from .context import PageTable, QueryHeads, Task
 from .head_output import declare_result
-from .online_softmax import OnlineSoftmax, Team, merge_block
+from .online_softmax import Merged, OnlineSoftmax, Team, merge_block
+from .tensor_cores import attend_by_tensor_cores, check_tensor_cores
 
-
-@dataclass(frozen=True)
-class PagedAttentionConfig:
-    """Tiling of decode attention.
-
-    Attributes:
-      warps: per block; they share one sequence and group of query heads, and split its tokens.
-      queries: query heads of a group that one block holds in registers; K and V are read once for
-        all of them.
-      unroll: tokens of each lane in a round; as many are in flight for the next one.
-      resident_blocks: blocks that a multiprocessor's registers must have room for.
-      splits: blocks that share a sequence's tokens (flash decoding, Dao et al. 2023). More than
-        one leave partial results, which `merge_attention` puts together.
-      load_bytes: width of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many
-        values of each query.
-      teams: of the block's warps, each with `queries` query heads of its own. Every team reads K
-        and V; the first-level cache has them for all but the first.
-    """
-
-    warps: int = 4
-    queries: int = 8
-    unroll: int = 2
-    resident_blocks: int = 2
-    splits: int = 1
-    load_bytes: int = 16
-    teams: int = 1
+_DEFAULT = PagedAttentionConfig()
 
 
 @dataclass(frozen=True)
@@ -85,30 +61,24 @@ class _Prefetched:
 class _Context:
     """The tokens of one sequence and KV head, from a split's first to below its `stop`.
 
-    `values`: None if latent. `block_tables`: s32 (batch, pages_per_sequence); None: the sequence is
-    a page by itself.
+    `values`: None if latent.
     """
 
     keys: Pages
     values: Pages | None
     spread: Spread
-    block_tables: Pointer | None
-    sequence: Value
+    table: PageTable
     kv_head: Value
     stop: Value
 
     def page_of(self, token: Value) -> Value:
-        if self.block_tables is None:
-            return self.sequence
-        page_size = self.keys.rows.shape[2]
-        entry = self.block_tables.at(self.sequence, token // page_size)
-        return entry.load(where=token < self.stop).bits(u32)
+        return self.table.page_of(token, token < self.stop)
 
     def load(self, token: Value, page: Value) -> Token:
         """Starts the loads of a token, whose page's id was loaded before."""
-        num_pages, _, page_size, _ = self.keys.rows.shape
+        num_pages = self.keys.rows.shape[0]
         seen = (token < self.stop) & (page < num_pages)
-        place = (page, self.kv_head, token if self.block_tables is None else token % page_size)
+        place = (page, self.kv_head, self.table.slot_of(token))
         return Token(
             seen,
             self.keys.load(self.spread, place, seen),
@@ -132,40 +102,6 @@ class _Streams:
         self.unroll, self.step = unroll, WARP // lanes * team.warps * unroll
 
 
-class _QueryHeads:
-    """A team's query heads: `count` of the `group` heads that share a KV head.
-
-    In a group's last block, whose heads may be fewer, the last head repeats.
-    """
-
-    def __init__(self, k: Builder, group: int, count: int, team: Team) -> None:
-        together = count * team.count
-        blocks = -(-group // together)
-        self._k, self._group = k, group
-        self.kv_head, self._first = k.block_id() // blocks, (k.block_id() % blocks) * together
-        if team.count > 1:
-            self._first = self._first + team.member(0, count)
-        self._ragged = group % together != 0
-
-    def _in_group(self, i: Value | int) -> Value:
-        return self._k.minimum(self._first + i, self._group - 1)
-
-    def index(self, i: int) -> Value:
-        """The query head that is number i of the team."""
-        return self.kv_head * self._group + self._in_group(i)
-
-    def load(self, logits: Pointer, numbers: Sequence[Value]) -> list[Value]:
-        """Logits of the heads with these numbers in the team, in base 2."""
-        members = [self._in_group(i) for i in numbers]
-        return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
-
-    def owns(self, i: int) -> contextlib.AbstractContextManager:
-        """Runs its body where head i is no repetition."""
-        if not self._ragged:
-            return contextlib.nullcontext()
-        return self._k.when(self._first + i < self._group)
-
-
 @kernel
 def paged_attention(
     k: Builder,
@@ -185,13 +121,14 @@ def paged_attention(
     sinks: bool = False,
     value_dim: int | None = None,
     output: str = "f32",
-    config: PagedAttentionConfig = PagedAttentionConfig(),
+    config: PagedAttentionConfig = _DEFAULT,
 ) -> None:
     """out[b, h] = softmax(scale * q[b, h] . K) V over sequence b's first context_lens[b] tokens.
 
-    Tokens beyond the context, before the window or of a page id outside the pages are not read. No
-    token: zeros. Operands: q f32 (batch, num_heads, head_dim); the pages (see `declare_pages`);
-    block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,); sinks f32 (num_heads,).
+    Tokens beyond the context, before the window or of a page id outside the pages do not count,
+    whatever lies there. No token: zeros. Operands: q f32 (batch, num_heads, head_dim); the pages
+    (see `declare_pages`); block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,);
+    sinks f32 (num_heads,).
 
     Args:
       contiguous: sequence b is page b, which holds all its tokens; there are no block tables.
@@ -204,6 +141,8 @@ def paged_attention(
     """
     pages = batch, num_pages, pages_per_sequence
     _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
+    if config.tensor_cores:
+        check_tensor_cores(config, dtype, head_dim, page_size, latent=value_dim is not None)
     splits, group = config.splits, num_heads // num_kv_heads
     queries = min(config.queries, group)
     q = k.input("q", f32, (batch, num_heads, head_dim))
@@ -218,40 +157,67 @@ def paged_attention(
 
     grid = (num_kv_heads * -(-group // (queries * config.teams)), batch, splits)
     k.launch(grid, WARP * config.warps, resident_blocks=config.resident_blocks)
+    sequence, split = k.block_id("y"), k.block_id("z")
+    team = Team(k, config.warps // config.teams, config.teams)
+    heads = QueryHeads(k, group, queries, team)
+    mine = [heads.index(i) for i in range(queries)]
+    task = Task(
+        q=q,
+        dtype=dtype,
+        heads=heads,
+        keys=keys,
+        values=values,
+        value_dim=out_dim,
+        sinks=sink_logits,
+        table=PageTable(block_tables, sequence, page_size),
+        context_len=context_lens.at(sequence),
+        capacity=page_size * pages_per_sequence,
+        window=window,
+        split=split,
+        splits=splits,
+        scale=scale,
+        soft_cap=soft_cap,
+        team=team,
+    )
+    if config.tensor_cores:
+        merged = attend_by_tensor_cores(k, task, queries)
+    else:
+        merged = _attend_by_lanes(k, task, mine, config)
+    for i, state in merged:
+        with heads.owns(i):
+            write((sequence, mine[i], split) if splits > 1 else (sequence, mine[i]), state)
+
+
+def _attend_by_lanes(
+    k: Builder, task: Task, mine: Sequence[Value], config: PagedAttentionConfig
+) -> Iterator[tuple[int, Merged]]:
+    """Each group of lanes takes tokens of its own; `mine`: indices of the team's query heads."""
+    keys, values = task.keys, task.values
+    out_dim, head_dim = task.value_dim, keys.rows.shape[3]
     run = config.load_bytes // keys.rows.type.size
     if values is None:
         spread = Spread.evenly(k, (out_dim, head_dim - out_dim), run)
         held = spread.front(out_dim // WARP)
     else:
         spread = held = Spread.in_runs(k, head_dim, run)
-    sequence, split = k.block_id("y"), k.block_id("z")
-    team = Team(k, config.warps // config.teams, config.teams)
-    heads = _QueryHeads(k, group, queries, team)
-    streams = _Streams(k, spread.lanes, team, config.unroll)
-    mine = [heads.index(i) for i in range(queries)]
-
-    # scores are exponents of 2; without a soft cap, their factor goes into q
-    factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
-    query = [[x * factor for x in spread.load(q.at(sequence, head))] for head in mine]
-    softmax = OnlineSoftmax(k, queries, held)
-    if sink_logits is not None:
-        logits = heads.load(sink_logits, softmax.owned())
-        softmax.add_sinks(logits, (streams.number == 0) & (split == 0))
-    length = _length(k, context_lens.at(sequence), page_size * pages_per_sequence)
-    start, stop = _share_of(k, length, window, split, splits, streams.step)
-    context = _Context(keys, values, spread, block_tables, sequence, heads.kv_head, stop)
-    for tokens in _rounds(k, context, streams, start):
+    streams = _Streams(k, spread.lanes, task.team, config.unroll)
+    rows = [task.q.at(task.table.sequence, head) for head in mine]
+    query = [[x * task.factor for x in spread.load(row)] for row in rows]
+    softmax = OnlineSoftmax(k, len(mine), held)
+    if task.sinks is not None:
+        logits = task.heads.load(task.sinks, softmax.owned())
+        softmax.add_sinks(logits, (streams.number == 0) & (task.split == 0))
+    share = task.share(k, streams.step)
+    context = _Context(keys, values, spread, task.table, task.heads.kv_head, share.stop)
+    for tokens in _rounds(k, context, streams, share.first):
         k_rows = [keys.values(k, spread, token.key) for token in tokens]
         if values is None:
             v_rows = [(row[: held.width], unit) for row, unit in k_rows]
         else:
             v_rows = [values.values(k, held, token.value) for token in tokens]
-        scores = _scores(k, softmax, query, k_rows, soft_cap)
+        scores = _scores(k, task, softmax, query, k_rows)
         softmax.add(scores, [token.seen for token in tokens], v_rows)
-
-    for i, merged in merge_block(softmax, out_dim, team):
-        with heads.owns(i):
-            write((sequence, mine[i], split) if splits > 1 else (sequence, mine[i]), merged)
+    yield from merge_block(softmax, out_dim, task.team)
 
 
 def _check(
@@ -291,27 +257,6 @@ def _value_dim(head_dim: int, value_dim: int | None) -> int:
     return value_dim
 
 
-def _length(k: Builder, context_len: Pointer, capacity: int) -> Value:
-    """Tokens of the context: none of a negative length, at most as many as the pages hold."""
-    return k.minimum(k.maximum(context_len.load(), 0), capacity)
-
-
-def _share_of(
-    k: Builder, length: Value, window: int | None, split: Value, splits: int, step: int
-) -> tuple[Value | int, Value]:
-    """First token of a split and the one past its last.
-
-    A split has an equal share of the tokens, `step` at least; the last ones may have fewer or none.
-    """
-    start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
-    stop = length.bits(u32)
-    if splits == 1:
-        return start, stop
-    share = k.maximum((stop - start + (splits - 1)) // splits, step)
-    first = split * share + start
-    return first, k.minimum(first + share, stop)
-
-
 def _rounds(
     k: Builder, context: _Context, streams: _Streams, start: Value | int
 ) -> Iterator[list[Token]]:
@@ -342,10 +287,10 @@ def _rounds(
 
 def _scores(
     k: Builder,
+    task: Task,
     softmax: OnlineSoftmax,
     query: Sequence[Sequence[Value]],
     keys: Sequence[tuple[Sequence[Value], Value | float | None]],
-    soft_cap: float | None,
 ) -> list[list[Value]]:
     """Q . K of every token, in base 2, each in the lane that owns its query (see `OnlineSoftmax`).
 
@@ -358,6 +303,4 @@ def _scores(
         token if unit is None else [score * unit for score in token]
         for token, (_, unit) in zip(scores, keys, strict=True)
     ]
-    if soft_cap is None:
-        return scores
-    return [[tanh(k, score) * (soft_cap * LOG2_E) for score in token] for token in scores]
+    return [[task.capped(k, score) for score in token] for token in scores]

@@ -1,13 +1,17 @@
-"""Rules of choice of decode attention."""
+"""Rules of choice of attention."""
 
 from __future__ import annotations
 
-from ...devices import Target
+from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
 from ...ptx import WARP
 from ..family import Rule
+from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_TYPES
+from .causal_attention import CausalAttentionConfig
+from .config import PagedAttentionConfig
 from .merge_attention import MergeConfig
-from .paged_attention import PagedAttentionConfig
+from .step_rows import COLUMNS, STEP
+from .tensor_cores import MOST_QUERIES, tensor_cores_take
 
 _VALUES = 148  # of queries, and weighted ones, that a lane has registers for
 _WARPS = 8  # of a multiprocessor whose lanes have 255 registers
@@ -36,10 +40,15 @@ def _paged_attention(
     capacity: int,
     dtype: str,
     value_dim: int | None = None,
+    page_size: int = STEP,
 ) -> PagedAttentionConfig:
     """Config for contexts (or windows) of up to `capacity` tokens; `value_dim`: of latent pages.
 
-    A group is num_heads / num_kv_heads query heads. A whole group shares a block, up to eight query
+    A group is num_heads / num_kv_heads query heads. Groups of two and more, of three over bytes,
+    take tensor cores where these take the pages: they spend less than half of the instructions on a
+    token, whatever the group. Smaller ones gain nothing: lanes are as fast as the memory.
+
+    Elsewhere lanes share a token. A whole group shares a block, up to eight query
     heads. A lane's load is 16 bytes; of int8 and fp8, where that is 16 values of each query, 8 for
     more than four. Warps wait for memory, so a block has as many as its lanes' registers allow: two
     blocks of eight leave each lane 128, of six 168, of four 255. Four tokens of each lane are in
@@ -54,6 +63,11 @@ def _paged_attention(
     pages.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
+    if group > (2 if size == 1 else 1) and tensor_cores_take(
+        dtype, head_dim, page_size, value_dim is not None
+    ):
+        contexts = batch * num_kv_heads
+        return _by_tensor_cores(device, contexts, group, head_dim, size, capacity)
     queries, teams, latent = min(group, 8), 1, value_dim is not None
     load_bytes = 8 if size == 1 and queries > 4 and not latent else 16
     streams, per_query, per_token = _per_lane(head_dim, value_dim, size, load_bytes)
@@ -79,6 +93,34 @@ def _paged_attention(
     return PagedAttentionConfig(warps, queries, unroll, resident, splits, load_bytes, teams)
 
 
+def _by_tensor_cores(
+    device: Target, contexts: int, group: int, head_dim: int, size: int, capacity: int
+) -> PagedAttentionConfig:
+    """Config for tensor cores; `contexts`: sequences times KV heads, `size`: bytes of an element.
+
+    A group above 16 is several blocks with equal shares of it. Two blocks on a multiprocessor have
+    as many warps as their registers allow: sums, queries, and a step of keys and of values on their
+    way. A context is split as it is for lanes.
+    """
+    blocks = -(-group // MOST_QUERIES)
+    queries = -(-group // blocks)
+    splits = 1
+    if capacity >= 256:
+        resident = 2 * device.multiprocessors // (contexts * blocks)
+        splits = max(1, min(resident, capacity // (4 * STEP)))
+    parts = 1 if queries <= COLUMNS else 2  # low parts have registers of their own
+    # sums, high and low parts of queries, keys and values; beside some for addresses and scores
+    registers = head_dim // 2 + head_dim // 4 * parts + head_dim * size // 4
+    warps = 8 if registers <= 60 else 6 if registers <= 100 else 4
+    return PagedAttentionConfig(
+        min(warps, max(1, -(-capacity // (splits * STEP)))),
+        queries,
+        unroll=1,
+        splits=splits,
+        tensor_cores=True,
+    )
+
+
 def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
     """Config for the merge of so many splits, in up to eight warps.
 
@@ -90,5 +132,51 @@ def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
     return MergeConfig(warps=warps, unroll=min(8, -(-splits // (warps * per_warp))))
 
 
+#: Accumulators of values and scores that a lane has registers for beside the parts' operands.
+_SUMS = {1: 136, 2: 136, 3: 104}
+
+
+def _causal_attention(
+    device: Target,
+    groups: int,
+    rows: int,
+    head_dim: int,
+    value_dim: int,
+    parts: int,
+    key_parts: int,
+) -> CausalAttentionConfig:
+    """Config for so many groups of query heads, in all prompts, each with `rows` vectors.
+
+    Blocks of many rows read keys and values less often, but there must be two for each
+    multiprocessor. A step has as many tokens as the accumulators of a lane and the block's shared
+    memory have room for; two blocks of four warps or less shall fit on a multiprocessor, whose
+    waits overlap. Where nobody knows how much shared memory a device has, it is the 99 KB that
+    every one has.
+    """
+    facts = device.facts
+    most = facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
+
+    def fits(config: CausalAttentionConfig, room: int) -> bool:
+        sums = (value_dim + config.tokens) // 2
+        if sums > _SUMS[max(parts, key_parts)]:
+            return False
+        return config.shared_bytes(head_dim, value_dim, parts, key_parts) <= room
+
+    def blocks(warps: int) -> int:
+        return groups * -(-rows // (TILE_ROWS * warps))
+
+    many = [warps for warps in (8, 4) if blocks(warps) >= 2 * device.multiprocessors]
+    most_warps = many[0] if many else min(4, 1 << (-(-rows // TILE_ROWS) - 1).bit_length())
+    choices = [
+        (CausalAttentionConfig(warps, tokens, resident_blocks=1 if warps > 4 else 2), room)
+        for warps in (8, 4, 2, 1)
+        if warps <= most_warps
+        for room in ((most,) if warps > 4 else (most // 2, most))
+        for tokens in (64, 32, 16)
+    ]
+    return next(config for config, room in choices if fits(config, room))
+
+
+causal_attention_rule: Rule[CausalAttentionConfig] = Rule("causal_attention", _causal_attention)
 paged_attention_rule: Rule[PagedAttentionConfig] = Rule("paged_attention", _paged_attention)
 merge_attention_rule: Rule[MergeConfig] = Rule("merge_attention", _merge_attention)

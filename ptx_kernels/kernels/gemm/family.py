@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from ...ptx import Buffer, u8
-from ..family import Arguments, Case, Family, PackedWeights, one_layer
+from ..family import Arguments, Case, Family, PackedWeights, joined, one_layer, pair
 from .config import GemmConfig
-from .gemm import gemm, tile_count
-from .rules import expert_gemm_rule, f16_gemm_rule, gemm_rule
+from .gated import gated_gemm
+from .gemm import gemm
+from .qkv import qkv_gemm
+from .rules import expert_gemm_rule, f16_gemm_rule, fused_gemm_rule, gemm_rule
+from .spans import tile_count
 
 
 def _case(
@@ -39,6 +43,8 @@ def _of_experts(
 
 
 EXAMPLES = (
+    _case("Q4_K", 8, 14336, 4096, 4, 1, 1, 8, 4),
+    _case("Q6_K", 4, 4096, 14336, 1, 4, 1, 8, 8),
     _case("Q4_K", 16, 4096, 4096, 1, 4, 1, 16, 4),
     _case("Q4_K", 64, 4096, 4096, 2, 2, 1, 64, 2),
     _case("Q4_K", 512, 14336, 4096, 4, 1, 2, 64, 2),
@@ -64,12 +70,35 @@ EXAMPLES = (
 )
 
 
+_PAIR: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), n=14336, columns=4096)
+_QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096)
+_ADDED: dict[str, Any] = dict(format="Q6_K", n=4096, columns=14336, bias=True, residual=True)
+
+
+def _fused(family: str, label: str, m: int, config: GemmConfig, **arguments: Any) -> Case:
+    return Case(f"{family}-{label}-m{m}", family, dict(**arguments, m=m, config=config))
+
+
+_FUSED = (
+    _fused("gemm", "residual", 8, GemmConfig(2, 2, 1, 8, 4), **_ADDED),
+    _fused("gated_gemm", "q8_1-output", 8, GemmConfig(4, 1, 1, 8, 4), output="q8_1", **_PAIR),
+    _fused("gated_gemm", "q8_1-output", 32, GemmConfig(4, 1, 1, 32, 3), output="q8_1", **_PAIR),
+    _fused("qkv_gemm", "Q4_K-Q6_K", 8, GemmConfig(2, 2, 1, 8, 4), **_QKV),
+    _fused("qkv_gemm", "biases", 32, GemmConfig(2, 2, 1, 32, 4), biases=True, **_QKV),
+)
+
+
+def _examples(family: str) -> tuple[Case, ...]:
+    return tuple(case for case in (*EXAMPLES, *_FUSED) if case.family == family)
+
+
 def _passes(arguments: Arguments) -> int:
     """A block multiplies `m_tile` rows of activations: each such tile reads all weights.
 
     Of experts, whose tiles read one matrix each, it is the average over all matrices.
     """
-    m, m_tile, experts = arguments["m"], arguments["config"].m_tile, arguments["experts"]
+    m, m_tile = arguments["m"], arguments["config"].m_tile
+    experts = arguments.get("experts", 0)
     return max(1, tile_count(m, experts, m_tile) // experts) if experts else math.ceil(m / m_tile)
 
 
@@ -97,13 +126,37 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
     return np.array(tiles + [(experts, 0, 0)] * (buffer.shape[0] - len(tiles)))
 
 
+def _shorter(arguments: Arguments) -> tuple[str, int]:
+    """More super-blocks than a ring has stages."""
+    return "columns", 1024
+
+
 GEMM = Family(
     "gemm",
     gemm,
-    EXAMPLES,
-    rules=(gemm_rule, f16_gemm_rule, expert_gemm_rule),
+    _examples("gemm"),
+    rules=(gemm_rule, f16_gemm_rule, fused_gemm_rule, expert_gemm_rule),
     weights=_weights,
     touched=_touched,
     passes=_passes,
+    shorter=_shorter,
     operands={"tiles": _tiles},
+)
+GATED_GEMM = Family(
+    "gated_gemm",
+    gated_gemm,
+    _examples("gated_gemm"),
+    rules=(fused_gemm_rule,),
+    weights=pair,
+    touched=one_layer,
+    passes=_passes,
+)
+QKV_GEMM = Family(
+    "qkv_gemm",
+    qkv_gemm,
+    _examples("qkv_gemm"),
+    rules=(fused_gemm_rule,),
+    weights=joined,
+    touched=one_layer,
+    passes=_passes,
 )

@@ -55,3 +55,8 @@ def f16_activations(k: Builder, values: Pointer, group: Value) -> Pointer:
 def two_activations(k: Builder, rows: Pointer) -> Pointer:
     """The lane's place for `ldmatrix` of 32 bytes of 16 activations: operand B of two mma's."""
     return rows.at(k.lane_id % 8 + k.lane_id // 16 * 8, k.lane_id // 8 % 2 * 16)
+
+
+def matrices_of(k: Builder, fragments: Pointer, left: int) -> Words:
+    """B of 8 activations at `two_activations`, and where `left` tiles are several of the next."""
+    return k.ldmatrix(fragments, 4 if left > 1 else 2)

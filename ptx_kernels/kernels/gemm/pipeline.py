@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...formats.packed_tile import TilePlane
 from ...ptx import Builder, Pointer, Value, all_of, u8, u32
@@ -40,7 +41,8 @@ class TileCopy:
     """Copies `nbytes` of every row per step: the first, the next, ...; zeros past the row's end.
 
     Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row,
-    so that they read neighbouring chunks and the rows of a thread lie at constant distances.
+    so that they read neighbouring chunks and the rows of a thread lie at constant distances. A step
+    has one part of `part` bytes or several.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TileCopy:
         nbytes: int,
         threads: int,
         *,
+        part: int,
         chunk: int = 0,
         pitch: int = 0,
         chunk_pitch: int = 0,
@@ -58,6 +61,7 @@ class TileCopy:
         chunk = chunk or math.gcd(16, row_bytes, nbytes)
         self.pitch = pitch or odd_pitch(nbytes)
         chunk_pitch = chunk_pitch or chunk
+        self._part = part * chunk_pitch // chunk  # bytes from one part to the next in a stage
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
         # bytes of a row from here on
@@ -66,16 +70,27 @@ class TileCopy:
         column = 0
         while column < nbytes // chunk:
             width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)
-            row, part = k.thread_id // width, k.thread_id % width + column
-            source = rows.matrix.at(rows.first + row, part * chunk).moving()
+            row, first = k.thread_id // width, k.thread_id % width + column
+            source = rows.matrix.at(rows.first + row, first * chunk).moving()
             self._parts.append(
-                (threads // width, row, part * chunk, row * self.pitch + part * chunk_pitch, source)
+                (
+                    threads // width,
+                    row,
+                    first * chunk,
+                    row * self.pitch + first * chunk_pitch,
+                    source,
+                )
             )
             column += width
 
-    def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
-        """16 rows from `row` on of what a step brought to `place`."""
-        return TilePlane(self._k, place.at(row).reshape(TILE_ROWS, self.pitch))
+    def part(self, place: Pointer, number: Value | int) -> Pointer:
+        """Part `number` of what a step brought to `place`."""
+        return place.at(0, number * self._part).reshape(*place.shape)
+
+    def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
+        """16 rows from `row` on of part `part` of what a step brought to `place`."""
+        rows = self.part(place, part).at(row)
+        return TilePlane(self._k, rows.reshape(TILE_ROWS, self.pitch))
 
     def start(self, place: Pointer) -> None:
         """Starts the copies of the next step to `place`."""
@@ -103,17 +118,18 @@ class WordCopy:
     two bytes on. Past a row's end come those of the next one, and zeros after the last.
     """
 
-    def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int) -> None:
-        self.pitch = nbytes // 4 * 4 + 4
+    def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int, *, part: int) -> None:
+        self.pitch, self._part = nbytes // 4 * 4 + 4, part
         self.size = rows.count * self.pitch
         self._k, self._rows, self._threads = k, rows, threads
         self._stride = rows.matrix.shape[1] // 2  # pairs of bytes in a row
         self._step = nbytes // 2
         self._index = k.var(u32, (rows.first + k.thread_id) * self._stride)
 
-    def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
+    def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
         first = (self._rows.first + row) * self._stride + step * self._step
-        return TilePlane(self._k, place.at(row).reshape(TILE_ROWS, self.pitch), first, self._stride)
+        rows = place.at(row).at(part * self._part).reshape(TILE_ROWS, self.pitch)
+        return TilePlane(self._k, rows, first, self._stride)
 
     def start(self, place: Pointer) -> None:
         k, rows = self._k, self._rows
@@ -136,10 +152,25 @@ class WordCopy:
 Copy = TileCopy | WordCopy
 
 
+class StageCopy(Protocol):
+    """A part of what each step brings.
+
+    Attributes:
+      size: bytes in a stage.
+      pitch: of its rows.
+    """
+
+    size: int
+    pitch: int
+
+    def start(self, place: Pointer) -> None:
+        """Starts the copies of the next step to `place`."""
+
+
 class Pipeline:
     """Ring of stages in shared memory, each with a place for every copy; all threads fill it."""
 
-    def __init__(self, k: Builder, stages: int, copies: Sequence[Copy]) -> None:
+    def __init__(self, k: Builder, stages: int, copies: Sequence[StageCopy]) -> None:
         self._k, self._copies, self._stages = k, copies, stages
         self._places = [0]
         for copy in copies:
@@ -151,12 +182,26 @@ class Pipeline:
 
     def steps(self, count: int) -> Iterator[tuple[Value, list[Pointer]]]:
         """(step, its places) in a loop; a step's copies are there, the next ones on their way."""
-        k, ahead = self._k, self._stages - 1
-        for step in range(ahead):
-            if step < count:
+        self.begin(count)
+        yield from self.between(0, count, count)
+
+    def begin(self, count: Value | int) -> None:
+        """Starts the copies of the first steps; all threads have the same count of steps."""
+        k = self._k
+        for step in range(self._stages - 1):
+            if isinstance(count, Value):
+                with k.when(count > step):
+                    self._fill()
+            elif step < count:
                 self._fill()
             k.cp_async_commit()
-        with k.loop(0, count) as at:
+
+    def between(
+        self, start: Value | int, stop: Value | int, count: Value | int
+    ) -> Iterator[tuple[Value, list[Pointer]]]:
+        """As `steps`, those from `start` on up to `stop`, of `count` in all."""
+        k, ahead = self._k, self._stages - 1
+        with k.loop(start, stop) as at:
             k.cp_async_wait(ahead - 1)
             k.barrier()
             with k.when(at + ahead < count):

@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ...formats.packed_tile import UNITS, F16Tile, Int8Group, Int8Groups, Pair, TilePlane
+from ...formats.packed_tile import (
+    UNITS,
+    F16Tile,
+    Int8Group,
+    Int8Groups,
+    Pair,
+    ReadMinimums,
+    TilePlane,
+)
 from ...formats.words import Words
-from ...ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
+from ...ptx import Builder, Pointer, Value, Var, bf16, f16, f32, s8, s32, u32
 from ..quantize_q8_1 import GROUP
-from .fragments import Accumulators, f16_activations, f16_weights, two_activations
+from .fragments import Accumulators, f16_activations, f16_weights, matrices_of, two_activations
 
 #: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no
 #: conversion
@@ -46,15 +54,26 @@ class IntegerProducts:
     s * scale rounded once, because magic * scale is exact.
     """
 
-    def __init__(self, k: Builder, int8_groups: Int8Groups, totals: Accumulators) -> None:
+    def __init__(
+        self,
+        k: Builder,
+        int8_groups: Int8Groups,
+        read_minimums: ReadMinimums | None,
+        totals: Accumulators,
+    ) -> None:
         self._k, self._int8_groups, self._totals = k, int8_groups, totals
+        self._read_minimums = read_minimums
         self._magic = [k.const(s32, _MAGIC_BITS)] * 4
 
     def add(self, tiles: Sequence[Tile], unit: Value, activations: Sequence[Pointer]) -> None:
-        values, pairs = activations
+        values, pairs = self._shaped(activations)
         weights = [self._int8_groups(self._k, tile, unit) for tile in tiles]
         for groups in zip(*weights, strict=True):
-            self._add_group(groups, values, pairs.reshape(UNITS * 2, pair_pitch(values.shape[0])))
+            self._add_group(groups, values, pairs)
+
+    def _shaped(self, activations: Sequence[Pointer]) -> tuple[Pointer, Pointer]:
+        values, pairs = activations
+        return values, pairs.reshape(UNITS * 2, pair_pitch(values.shape[0]))
 
     def _add_group(self, groups: Sequence[Int8Group], values: Pointer, pairs: Pointer) -> None:
         k, totals, index = self._k, self._totals, groups[0].index
@@ -63,7 +82,7 @@ class IntegerProducts:
         pairs = pairs.at(index, k.lane_id % 4 * 16).cast(f32)
         for i in range(len(totals[0])):
             if i % 2 == 0:
-                words = k.ldmatrix(fragments.at(i * 8 * values.shape[1]))
+                words = matrices_of(k, fragments.at(i * 8 * values.shape[1]), len(totals[0]) - i)
             b = words[i % 2 * 2 : i % 2 * 2 + 2]
             scale_0, sum_0, scale_1, sum_1 = pairs.load(16 * i, vector=4)
             scales = scale_0, scale_1
@@ -83,7 +102,34 @@ class IntegerProducts:
                         k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
 
     def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
-        """Nothing is left to do."""
+        """Adds factor * minimums . sums of the eight groups, exactly but for mma's own rounding.
+
+        A sum is that of three bf16: its upper, middle and lower 8 bits.
+        """
+        if self._read_minimums is None:
+            return
+        k, (_, pairs) = self._k, self._shaped(activations)
+        minimums = [self._read_minimums(k, tile) for tile in tiles]
+        sums = pairs.at(k.lane_id % 4, k.lane_id // 4 * 8 + 4).cast(f32)
+        zeros, none = [k.const(f32, 0.0)] * 4, k.const(u32, 0)
+        for i in range(len(self._totals[0])):
+            parts = [
+                _bf16_parts(sums.load(group * pairs.shape[1] // 4 + 16 * i)) for group in (0, 4)
+            ]
+            b = [k.permute(upper, middle, 0x7632) for upper, middle, _ in parts]
+            lower = [k.permute(lower, none, 0x7632) for _, _, lower in parts]
+            for tile, total in zip(minimums, self._totals, strict=True):
+                products = k.mma(tile.words, lower, zeros, bf16)
+                for j, product in enumerate(k.mma(tile.words, b, products, bf16)):
+                    k.accumulate(total[i][j], tile.factor[j // 2], product)
+
+
+def _bf16_parts(value: Value) -> tuple[Value, Value, Value]:
+    """Three f32 as u32 that are bf16 followed by zeros, which add up to the f32 `value`."""
+    upper = value.bits(u32) & 0xFFFF0000
+    rest = value - upper.bits(f32)
+    middle = rest.bits(u32) & 0xFFFF0000
+    return upper, middle, (rest - middle.bits(f32)).bits(u32)
 
 
 class _Part(NamedTuple):
@@ -144,7 +190,7 @@ class F16Products:
         fragments, pairs = two_activations(k, means), scales.cast(f32).at(k.lane_id % 4 * 2)
         for i in range(len(self._sums[0])):
             if i % 2 == 0 and blocks[0].offset is not None:
-                words = k.ldmatrix(fragments.at(i * 8 * means.shape[1]))
+                words = matrices_of(k, fragments.at(i * 8 * means.shape[1]), len(self._sums[0]) - i)
             both = pairs.load(8 * i, vector=2)
             for block, tile, total in zip(blocks, self._sums, self._totals, strict=True):
                 scaled: list[Value] = [s * block.scale[j // 2] for j, s in enumerate(tile[i])]

@@ -7,6 +7,7 @@ from .family import (
     GATED_MATVEC,
     MATVEC,
     MIXTURE_MATVEC,
+    QKV_APPEND_MATVEC,
     QKV_MATVEC,
     SHAPES,
     preset_cases,
@@ -15,12 +16,14 @@ from .gated import gated_matvec
 from .matvec import matvec
 from .mixture import mixture_matvec
 from .qkv import MAX_MATRICES, qkv_matvec
+from .qkv_append import qkv_append_matvec, takes_heads
 from .rules import (
     expert_matvec_rule,
     float_matvec_rule,
     fused_matvec_rule,
     matvec_rule,
     mixture_matvec_rule,
+    qkv_append_rule,
 )
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "MAX_ROWS",
     "MIXTURE_MATVEC",
     "PRESETS",
+    "QKV_APPEND_MATVEC",
     "QKV_MATVEC",
     "SHAPES",
     "MatvecConfig",
@@ -42,5 +46,8 @@ __all__ = [
     "mixture_matvec",
     "mixture_matvec_rule",
     "preset_cases",
+    "qkv_append_matvec",
+    "qkv_append_rule",
     "qkv_matvec",
+    "takes_heads",
 ]

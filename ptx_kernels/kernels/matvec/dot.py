@@ -59,7 +59,7 @@ class Dots:
         self._streams, self._stream = streams.count, streams.number
         lanes = config.lanes_per_block(format)
         share = Share(
-            team.row,
+            team.start,
             self._stream,
             k.lane_id % lanes,
             lanes,
@@ -68,6 +68,7 @@ class Dots:
             activations=m,
         )
         self._row = layout.row(k, planes, share)
+        self._offsets = [team.offset(r) for r in range(config.rows_per_warp)]
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:
@@ -76,9 +77,7 @@ class Dots:
         cursor = x.cursor(row, self._stream, self._block_size)
 
         def step(ahead: range) -> None:
-            loaded = [
-                [row.load(r, a * self._streams) for r in range(len(self.totals))] for a in ahead
-            ]
+            loaded = [[row.load(r, a * self._streams) for r in self._offsets] for a in ahead]
             for a, rows in zip(ahead, loaded, strict=True):
                 tiles = [row.unpack(each) for each in rows]
                 for j, totals in enumerate(zip(*self.totals, strict=True)):

@@ -5,23 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, s8, u32
 from ..activation import GATES
 from ..quantize_q8_1 import GROUP, store_group
 from .config import MatvecConfig
-from .rows import BlockRow, RowTotals, Team, one_row
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A lane's value base + lane: of activations `j` and the team's row `r`, finished if `mine`."""
-
-    base: int
-    j: Value | int
-    r: Value
-    mine: Value
+from .heads import HeadRows
+from .rows import BlockRow, Place, RowTotals, Team, one_row
 
 
 class Epilogue:
@@ -31,7 +21,8 @@ class Epilogue:
     `quantize_q8_1` makes them. Operands: `bias` f32 (n,), of gated products two, `residual` f32 (m,
     n), each where asked for. Lane i of a team's first warp finishes value i of the team's
     rows_per_warp * m. With `own` a block has one of the m rows, and an expert's a bias of the
-    expert's, f32 (experts, n).
+    expert's, f32 (experts, n). With `heads` these store the results where heads lie, and there is
+    no y.
     """
 
     def __init__(
@@ -47,6 +38,7 @@ class Epilogue:
         activation: str | None = None,
         suffix: str = "",
         own: BlockRow | None = None,
+        heads: HeadRows | None = None,
     ) -> None:
         if activation not in (None, *GATES):
             raise KernelError(f"activation={activation!r} must be one of {', '.join(GATES)}")
@@ -67,6 +59,10 @@ class Epilogue:
         )
         self._addends = len(self._biases) + residual  # of a value
         self._staged: Pointer | None = None
+        self._heads = heads
+        if heads is not None:
+            self._results: list[Pointer] = []
+            return
         if output == "f32":
             self._y = one_row(k.output(f"y{suffix}", f32, (m, n)), row)
             self._results = [self._y]
@@ -85,17 +81,25 @@ class Epilogue:
         self._results = [self._values, self._scale_sum]
         self._staged = k.shared(f"results{suffix}", f32, (self.m, rows))
 
-    def load(self, team: Team) -> list[Value]:
-        """Starts the loads of this lane's addends; they arrive while the dot products run."""
-        addends: list[Value] = []
-        for place in self._places(team) if self._addends else ():
-            for bias in self._biases:
-                addends.append(bias.at(team.row).at(place.r).load(where=place.mine))
-            if self._residual is not None:
-                addends.append(self._of(self._residual, team, place).load(where=place.mine))
-        return addends
+    @property
+    def apart(self) -> int:
+        """How teams take the matrix's rows (see `Team`)."""
+        return 0 if self._heads is None else self._heads.apart
 
-    def store(self, team: Team, parts: Sequence[Sequence[Var]], addends: Sequence[Value]) -> None:
+    def load(self, team: Team) -> list[Value]:
+        """Starts the loads of this lane's terms; they arrive while the dot products run."""
+        terms: list[Value] = []
+        for place in self._places(team) if self._addends or self._heads else ():
+            for bias in self._biases:
+                at = bias.at(team.start).at(team.offset(place.r))
+                terms.append(at.load(where=place.mine))
+            if self._residual is not None:
+                terms.append(self._of(self._residual, team, place).load(where=place.mine))
+            if self._heads is not None:
+                terms += self._heads.load(team, place)
+        return terms
+
+    def store(self, team: Team, parts: Sequence[Sequence[Var]], terms: Sequence[Value]) -> None:
         """Adds the lanes' parts to a team's totals[r][j], and stores these + what `load` gave.
 
         All threads of the block come here.
@@ -106,7 +110,7 @@ class Epilogue:
         totals = self._sums(team, parts)
         if self._staged is not None and self.config.persistent:
             k.barrier()  # the previous rows have been quantized
-        waiting = iter(addends)
+        waiting = iter(terms)
         for place in self._places(team):
             products = [
                 self._mine(totals[first : first + rows], place.base)
@@ -116,7 +120,9 @@ class Epilogue:
                 at = i % len(products)
                 products[at] = products[at] + addend
             value = products[0] if self._gate is None else self._gate(k, *products)
-            if self._staged is None:
+            if self._heads is not None:
+                self._heads.store(team, place, value, waiting)
+            elif self._staged is None:
                 self._of(self._y, team, place).store(0, value, where=place.mine)
             else:
                 column = team.row + place.r - self._first_row(team)
@@ -136,7 +142,7 @@ class Epilogue:
                 place = first + base
                 words.store(place, 0, where=place < count)
 
-    def _places(self, team: Team) -> list[_Place]:
+    def _places(self, team: Team) -> list[Place]:
         k, rows = self._k, self.config.rows_per_warp
         places = []
         for base in range(0, rows * self.m, WARP):
@@ -147,10 +153,10 @@ class Epilogue:
                 mine = mine & (team.row + r >= team.first)
             if team.member is not None:
                 mine = mine & (team.member == 0)
-            places.append(_Place(base, j, r, mine))
+            places.append(Place(base, j, r, mine))
         return places
 
-    def _of(self, results: Pointer, team: Team, place: _Place) -> Pointer:
+    def _of(self, results: Pointer, team: Team, place: Place) -> Pointer:
         """Place of a value in (m, n) results.
 
         The address that all lanes share comes first, which saves registers.

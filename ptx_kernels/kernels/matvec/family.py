@@ -6,29 +6,34 @@ from dataclasses import replace
 from typing import Any
 
 from ... import formats
+from ...ptx import Buffer
 from ..family import (
     Arguments,
     Case,
     Family,
     PackedWeights,
-    choices,
     chosen_experts,
     ids_of_rows,
+    joined,
     once,
     one_layer,
     one_matrix,
+    pair,
 )
+from ..pages import PAGE_BUFFERS, SLOT_OPERANDS, touched_slots
 from .config import PRESETS, MatvecConfig
 from .gated import gated_matvec
 from .matvec import matvec
 from .mixture import mixture_matvec
 from .qkv import qkv_matvec
+from .qkv_append import qkv_append_matvec
 from .rules import (
     expert_matvec_rule,
     float_matvec_rule,
     fused_matvec_rule,
     matvec_rule,
     mixture_matvec_rule,
+    qkv_append_rule,
 )
 
 
@@ -109,6 +114,15 @@ _Q4: dict[str, Any] = dict(format="Q4_K", n=4096)
 _DOWN: dict[str, Any] = dict(bias=True, residual=True, **_Q4)
 _PAIR: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), n=14336)
 _QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024))
+_HEADS: dict[str, Any] = dict(  # of Llama-3.1-8B
+    formats=("Q4_K", "Q4_K", "Q6_K"),
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope_dim=128,
+    num_pages=1024,
+    page_size=16,
+)
 _GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows a block
 _FUSED = (
     _fused("tiled-norm", "matvec", "tiled", norm=True, eps=1e-5, **_Q4),
@@ -154,6 +168,26 @@ _FUSED = (
     _fused("dp4a", "qkv_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_QKV),
     _fused("dp4a", "qkv_matvec", "batched", m=8, **_QKV),
     _fused("norm", "qkv_matvec", "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
+    _fused(
+        "norm-bf16",
+        "qkv_append_matvec",
+        "inline_q8",
+        norm=True,
+        eps=1e-5,
+        interleaved=True,
+        pages="bf16",
+        **_HEADS,
+    ),
+    _fused(
+        "fp8",
+        "qkv_append_matvec",
+        "batched",
+        m=4,
+        biases=True,
+        interleaved=False,
+        pages="fp8",
+        **_HEADS,
+    ),
 )
 
 
@@ -223,14 +257,23 @@ def _examples(family: str) -> tuple[Case, ...]:
     return tuple(case for case in (*_PLAIN, *_FUSED, *_MIXTURES) if case.family == family)
 
 
-def _pair(arguments: Arguments) -> PackedWeights:
-    formats = arguments["formats"]
-    count = len(formats) * arguments["n"] * arguments["columns"]
-    return PackedWeights(formats, count * choices(arguments))
+def _of_heads(arguments: Arguments) -> PackedWeights:
+    heads = arguments["num_heads"] + 2 * arguments["num_kv_heads"]
+    rows = heads * arguments["head_dim"]
+    return PackedWeights(arguments["formats"], rows * arguments["columns"])
 
 
-def _joined(arguments: Arguments) -> PackedWeights:
-    return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
+def _touched_heads(buffer: Buffer, arguments: Arguments) -> float:
+    """The slots of m tokens of pages; of other buffers the share that `qkv_matvec` touches."""
+    if buffer.name in PAGE_BUFFERS:
+        return touched_slots(buffer, {**arguments, "tokens": arguments["m"]})
+    return one_layer(buffer, arguments)
+
+
+def _shorter(arguments: Arguments) -> tuple[str, int] | None:
+    """Rows that the blocks of a fixed grid take once."""
+    config = arguments["config"]
+    return ("n", config.persistent * config.block_rows) if config.persistent else None
 
 
 MATVEC = Family(
@@ -241,6 +284,7 @@ MATVEC = Family(
     weights=one_matrix,
     touched=chosen_experts,
     passes=once,
+    shorter=_shorter,
     operands={"ids": ids_of_rows},
 )
 GATED_MATVEC = Family(
@@ -248,9 +292,10 @@ GATED_MATVEC = Family(
     gated_matvec,
     _examples("gated_matvec"),
     rules=(fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
-    weights=_pair,
+    weights=pair,
     touched=chosen_experts,
     passes=once,
+    shorter=_shorter,
     operands={"ids": ids_of_rows},
 )
 MIXTURE_MATVEC = Family(
@@ -268,7 +313,17 @@ QKV_MATVEC = Family(
     qkv_matvec,
     _examples("qkv_matvec"),
     rules=(fused_matvec_rule, float_matvec_rule),
-    weights=_joined,
+    weights=joined,
     touched=one_layer,
     passes=once,
+)
+QKV_APPEND_MATVEC = Family(
+    "qkv_append_matvec",
+    qkv_append_matvec,
+    _examples("qkv_append_matvec"),
+    rules=(qkv_append_rule, float_matvec_rule),
+    weights=_of_heads,
+    touched=_touched_heads,
+    passes=once,
+    operands=SLOT_OPERANDS,
 )

@@ -25,8 +25,10 @@ def product(
     """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`)."""
     # not before: other products' addresses would take registers
     planes = [each.planes.of_matrix() for each in weights]
-    with teams(k, weights[0].rows, epilogue.config, count, block=block) as team:
-        addends = epilogue.load(team)
+    with teams(
+        k, weights[0].rows, epilogue.config, count, block=block, apart=epilogue.apart
+    ) as team:
+        terms = epilogue.load(team)
         dots = [
             Dots(k, each.format, own, team, epilogue.m, epilogue.config)
             for each, own in zip(weights, planes, strict=True)
@@ -35,7 +37,7 @@ def product(
             with team.active(k):
                 for part, each in zip(dots, weights, strict=True):
                     part.add(x, width // each.block_size)
-        epilogue.store(team, [row for part in dots for row in part.totals], addends)
+        epilogue.store(team, [row for part in dots for row in part.totals], terms)
 
 
 def whole_product(

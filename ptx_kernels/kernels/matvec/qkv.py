@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...limits import MAX_MATRICES
 from ...ptx import Builder, KernelError, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
 from .matvec import product
 from .prologue import Prologue
-from .rows import launch, matrix
+from .rows import Matrix, launch, matrix
 
-_SUFFIXES = ("_q", "_k", "_v", "_g")
-assert len(_SUFFIXES) == MAX_MATRICES
+SUFFIXES = ("_q", "_k", "_v", "_g")
+assert len(SUFFIXES) == MAX_MATRICES
 
 
 @kernel
@@ -41,14 +43,25 @@ def qkv_matvec(
     k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
     parts = [
         matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
-        for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)
+        for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
     ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogues = [
         Epilogue(k, n, m, config, bias=biases, suffix=s)
-        for n, s in zip(rows, _SUFFIXES, strict=False)
+        for n, s in zip(rows, SUFFIXES, strict=False)
     ]
-    counts = launch(k, config, *rows)
+    joined(k, config, parts, prologue, epilogues)
+
+
+def joined(
+    k: Builder,
+    config: MatvecConfig,
+    parts: Sequence[Matrix],
+    prologue: Prologue,
+    epilogues: Sequence[Epilogue],
+) -> None:
+    """All products, each by thread blocks of its own."""
+    counts = launch(k, config, *(each.rows for each in parts))
     prologue.stage()
     start = 0
     for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):

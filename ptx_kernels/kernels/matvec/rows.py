@@ -6,13 +6,15 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ... import formats
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32
 from ..planes import Planes, input_planes
 from ..vectors import load_floats
 from .config import MatvecConfig
+
+T = TypeVar("T", int, Value)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def matrix(
 
 @dataclass(frozen=True)
 class Team:
-    """`rows_per_warp` neighbouring rows and a block's `warps_per_row` warps that compute them.
+    """`rows_per_warp` rows and a block's `warps_per_row` warps that compute them.
 
     Attributes:
       row: the first row (u32). Where the rows don't come out even, the last team's reach back over
@@ -77,6 +79,8 @@ class Team:
       first: the first row that is the team's own; a team past the end has none. None: every team
         owns all its rows.
       inside: whether it has rows of its own; None: always.
+      apart: 0: rows are neighbours. Else they are pairs of rows so far apart, and `row` and `first`
+        count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 * apart, ...
     """
 
     row: Value
@@ -84,10 +88,33 @@ class Team:
     member: Value | None
     first: Value | None
     inside: Value | None
+    apart: int = 0
+
+    @property
+    def start(self) -> Value:
+        """The first row's place in the matrix."""
+        if not self.apart:
+            return self.row
+        within = self.row % (2 * self.apart)
+        return self.row - within + (within >> 1)
+
+    def offset(self, r: T) -> T:
+        """The places from `start` to row r of the team; r: an integer or u32."""
+        return r if not self.apart else (r >> 1) + (r & 1) * self.apart
 
     def active(self, k: Builder) -> contextlib.AbstractContextManager:
         """A context that teams without rows skip; no barrier may lie in it."""
         return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A lane's value base + lane: of activations `j` and the team's row `r`, finished if `mine`."""
+
+    base: int
+    j: Value | int
+    r: Value
+    mine: Value
 
 
 def launch(k: Builder, config: MatvecConfig, *rows: int, times: int = 1) -> list[int]:
@@ -106,11 +133,18 @@ def launch(k: Builder, config: MatvecConfig, *rows: int, times: int = 1) -> list
 
 @contextlib.contextmanager
 def teams(
-    k: Builder, n: int, config: MatvecConfig, blocks: int, *, block: Value | None = None
+    k: Builder,
+    n: int,
+    config: MatvecConfig,
+    blocks: int,
+    *,
+    block: Value | None = None,
+    apart: int = 0,
 ) -> Iterator[Team]:
     """Deals n rows to the teams of `blocks` blocks, of which this is `block`.
 
-    `block` None: the grid is theirs alone. All warps of a block run the body equally often.
+    `block` None: the grid is theirs alone. `apart`: see `Team`; n is then a multiple of twice that,
+    and a warp's rows are an even number. All warps of a block run the body equally often.
     """
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     groups = -(-n // config.block_rows)
@@ -123,9 +157,9 @@ def teams(
             number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
         first = (group * count + number) * rows
         if n % (rows * count) == 0:
-            yield Team(first, number, member, None, None)
+            yield Team(first, number, member, None, None, apart)
         else:
-            yield Team(k.minimum(first, n - rows), number, member, first, first < n)
+            yield Team(k.minimum(first, n - rows), number, member, first, first < n, apart)
 
 
 class RowTotals:

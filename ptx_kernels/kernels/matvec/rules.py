@@ -101,6 +101,27 @@ def _fused_matvec(
     )
 
 
+def _qkv_append(
+    device: Target,
+    floats: bool,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+) -> MatvecConfig:
+    """Config of `qkv_append_matvec`: that of `qkv_matvec`, with a pair of rows a warp at least."""
+    config = _fused_matvec(device, formats, rows, columns, m, floats)
+    if config.rows_per_warp > 1:
+        return config
+    config = replace(config, rows_per_warp=2)
+    return replace(config, persistent=config.persistent and _even(device, rows, config))
+
+
+def _even(device: Target, rows: tuple[int, ...], config: MatvecConfig) -> int:
+    """`even_blocks` of a Config."""
+    return even_blocks(rows, config.block_rows, config.resident_blocks, device.multiprocessors)
+
+
 def _float_matvec(
     device: Target,
     formats: tuple[str, ...],
@@ -277,5 +298,6 @@ fused_matvec_rule: Rule[MatvecConfig] = Rule(
     ),
 )
 float_matvec_rule: Rule[MatvecConfig] = Rule("float_matvec", _float_matvec)
+qkv_append_rule: Rule[MatvecConfig] = Rule("qkv_append", _qkv_append)
 expert_matvec_rule: Rule[MatvecConfig] = Rule("expert_matvec", _expert_matvec)
 mixture_matvec_rule: Rule[MatvecConfig] = Rule("mixture_matvec", _mixture_matvec)

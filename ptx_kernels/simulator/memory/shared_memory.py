@@ -61,9 +61,9 @@ class SharedMemory:
         """Stores items, shape (lanes of the frame,) or (1,); a warp's highest lane wins."""
         self.write(self.locate(access), values)
 
-    def write(self, at: Located, values: np.ndarray) -> None:
-        """`store` to a place that is known."""
-        self._touch("write", at)
+    def write(self, at: Located, values: np.ndarray, *, counted: bool = True) -> None:
+        """`store` to a place that is known. `counted`: whether it adds to the launch's traffic."""
+        self._touch("write", at, counted=counted)
         self.scatter(at, values)
         if self.releases.known:
             self.releases.overwrite(at)
@@ -91,11 +91,12 @@ class SharedMemory:
         at: Located,
         strong: Strong | None = None,
         turns: np.ndarray | None = None,
+        counted: bool = True,
     ) -> None:
         """Checks that all accesses share: are the bytes there, does it race, what moves."""
         self.guard(at, "reads" if kind in READING else "writes" if kind == "write" else "updates")
         self.shadow.access(self.context.happens_before, kind, at, strong, turns)
-        if self.context.traffic is not None:
+        if counted and self.context.traffic is not None:
             self.context.traffic.count_shared(at)
 
     def guard(self, at: Located, what: str) -> None:

@@ -112,7 +112,7 @@ class AsyncCopies:
         width = copy.items.dtype.itemsize
         at = self.shared.at(issuers(frame, copy.lanes), copy.instruction, copy.targets, width)
         self.in_flight.end(at.items, width)
-        self.shared.write(at, copy.items)
+        self.shared.write(at, copy.items, counted=False)  # it was when it started
 
 
 def shared_in_flight(batch: Batch) -> InFlight:

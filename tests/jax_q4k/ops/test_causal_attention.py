@@ -44,7 +44,7 @@ def test_a_token_sees_the_last_ones_of_its_window(implementation, time, window):
     q, k, v = arrays(time)
     lengths = np.array([time, max(1, time - 3)])
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
-    with jq.implementation(implementation):
+    with jq.implementation(implementation, activations="f32"):
         got = jax.jit(lambda *a: jq.causal_attention(*a, window=window, scale=0.3))(
             q, k, v, lengths
         )
@@ -63,7 +63,7 @@ def test_values_of_another_width(implementation, time, head_dim, value_dim):
     *_, v = arrays(time, value_dim, seed=1)
     lengths = np.array([time, time - 3])
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
-    with jq.implementation(implementation):
+    with jq.implementation(implementation, activations="f32"):
         got = np.asarray(jax.jit(jq.causal_attention)(q, k, v, lengths))
     want = definition(q, k, v, lengths, head_dim**-0.5)
     assert got.shape == want.shape
@@ -99,9 +99,47 @@ def test_the_derivative_with_values_of_another_width(implementation):
 )
 def test_scores_are_capped_and_sinks_take_their_part(implementation, options):
     q, k, v = arrays(21)
-    with jq.implementation(implementation):
+    with jq.implementation(implementation, activations="f32"):
         got = jq.causal_attention(q, k, v, np.array([21, 21]), window=6, scale=0.3, **options)
     assert nmse(got, definition(q, k, v, [21, 21], 0.3, 6, **options)) <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_floats_are_sums_of_two_bf16_unless_activations_are_f32(dtype):
+    q, k, v = (jnp.asarray(x, dtype) for x in arrays(40))
+    lengths, exact = np.array([40, 31]), [np.asarray(x, np.float64) for x in (q, k, v)]
+    want = definition(*exact, lengths, 32**-0.5)
+    errors = {}
+    for activations in (None, "q8_1", "f32"):
+        with jq.implementation("sim", activations=activations):
+            got = np.asarray(jq.causal_attention(q, k, v, lengths).astype(jnp.float32))
+        errors[activations] = max(
+            nmse(got[row, :length], want[row, :length]) for row, length in enumerate(lengths)
+        )
+    if dtype == "float32":
+        assert 1e-12 < errors[None] == errors["q8_1"] <= 1e-10 and errors["f32"] <= 1e-12
+    else:  # the result's rounding
+        assert max(errors.values()) <= {"bfloat16": 1e-5, "float16": 2e-7}[dtype]
+
+
+def test_what_no_kernel_is_wide_enough_for_is_plain_jax():
+    q, k, v = arrays(9, 256)
+    lengths = np.array([9, 9])
+    for activations, kernels in ((None, 2), ("f32", 0)):
+        with jq.implementation(activations=activations):
+            found = jq.explain(jq.causal_attention, q, k, v, lengths, platform="cuda")
+        assert sum(len(call.kernels) for call in found.calls) == kernels
+
+
+def test_vmap_of_prompts_is_a_larger_batch():
+    q, k, v = (np.stack([x, x[::-1]]) for x in arrays(9))
+    lengths = np.array([[9, 4], [1, 9]])
+    with jq.implementation("sim", activations="f32"):
+        got = jax.vmap(jq.causal_attention)(q, k, v, lengths)
+    for i in range(2):
+        want = definition(q[i], k[i], v[i], lengths[i], 32**-0.5)
+        for row, length in enumerate(lengths[i]):
+            assert nmse(got[i, row, :length], want[row, :length]) <= 1e-12
 
 
 def test_vmap_of_sinks():

@@ -15,6 +15,7 @@ NEW = jnp.ones((2, 1, 32))  # (tokens or batch, heads, head_dim)
 PAGES = jnp.zeros((2, 1, 16, 32))
 SLOTS, LENGTHS, TABLES = jnp.arange(2), jnp.array([3, 4]), jnp.array([[0], [1]])
 ANGLES = jnp.ones((2, 16))
+W = random_weights("Q8_0", 32, 32)
 
 #: Of each operation: its name in errors, and a float that a float array goes through it to.
 CALLS = {
@@ -55,6 +56,12 @@ CALLS = {
         "rope_append",
         lambda x: jq.rope_append(
             x, NEW, NEW, PAGES, PAGES, SLOTS, ANGLES, ANGLES, interleaved=True
+        )[0].sum(),
+    ),
+    "qkv_rope_append": (
+        "qkv_rope_append",
+        lambda x: jq.qkv_rope_append(
+            x[:, 0], [W] * 3, PAGES, PAGES, SLOTS, ANGLES, ANGLES, interleaved=True
         )[0].sum(),
     ),
 }

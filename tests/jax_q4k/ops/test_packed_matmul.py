@@ -39,8 +39,27 @@ def test_one_row_is_one_launch(activations, fused):
 
 
 def test_rows_that_every_block_would_quantize_for_long_are_quantized_once():
-    x, w = np.ones((8, 4096), np.float32), random_weights("Q4_K", 16, 4096)
+    x, w = np.ones((2, 14336), np.float32), random_weights("Q4_K", 16, 14336)
     assert launches(jq.matmul, x, w) == ["quantize_q8_1", "matvec"]
+
+
+@pytest.mark.parametrize(
+    ("format", "rows", "columns", "family"),
+    [
+        ("Q4_K", 3, 4096, "matvec"),
+        ("Q4_K", 4, 2048, "gemm"),
+        ("Q6_K", 8, 1024, "gemm"),
+        ("Q4_K", 8, 512, "matvec"),  # activations that its blocks quantize
+        ("Q4_K", 9, 512, "gemm"),
+        ("Q8_0", 8, 1056, "matvec"),  # columns that tensor cores do not take
+        ("IQ2_XS", 8, 1024, "matvec"),  # a format that they do not take
+    ],
+)
+def test_tensor_cores_take_over_from_mat_vecs(format, rows, columns, family):
+    x, w = np.ones((rows, columns), np.float32), random_weights(format, 32, columns)
+    assert launches(jq.matmul, x, w)[-1] == family
+    if rows <= 8:
+        assert launches(jq.implementation(activations="f32")(jq.matmul), x, w) == ["matvec"]
 
 
 @pytest.mark.parametrize("format", PRODUCTS)

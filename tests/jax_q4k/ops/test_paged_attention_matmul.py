@@ -107,9 +107,9 @@ def test_eight_rows_are_quantized_by_attention_or_by_its_merge(per_sequence):
     assert launched(jq.paged_attention_matmul, *given, **addends) == [
         "paged_attention",
         *merge,
-        "matvec",
+        "gemm",
     ]
-    apart = ["paged_attention", *merge, "quantize_q8_1", "matvec"]
+    apart = ["paged_attention", *merge, "quantize_q8_1", "gemm"]
     for fused in (False, ("matmul", "mlp")):
         found = launched(
             jq.paged_attention_matmul, *given, fused=fused, **({} if fused is False else addends)
@@ -131,7 +131,7 @@ def test_eight_rows_are_quantized_by_attention_or_by_its_merge(per_sequence):
             dict(batch=8, num_heads=44, num_kv_heads=4, head_dim=48, format="Q8_0"),
             None,
         ),
-        (dict(batch=9), None),  # tensor cores
+        (dict(batch=65), None),  # a chain of steps
         (dict(batch=8, num_heads=9, head_dim=256), "f32"),
     ],
 )
@@ -148,7 +148,10 @@ def test_where_attention_leaves_floats(sizes, activations):
 def test_only_configs_that_are_used_are_chosen():
     given, addends = operands(9, n=8)
     (call,) = jq.explain(jq.paged_attention_matmul, *given, platform="cuda", **addends).calls
-    assert [choice.rule for choice in call.chosen if choice.config] == ["paged_attention", "gemm"]
+    assert [choice.rule for choice in call.chosen if choice.config] == [
+        "paged_attention",
+        "fused_gemm",
+    ]
 
 
 def test_float_weights_and_no_rows():

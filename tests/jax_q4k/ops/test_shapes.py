@@ -14,6 +14,7 @@ from jax_q4k.ops.op import OPS
 from .random_weights import random_weights
 
 W, DOWN = random_weights("Q4_K", 256, 256), random_weights("Q6_K", 24, 256)
+DOWN2 = random_weights("Q6_K", 64, 256)
 X, NORM = jnp.ones((3, 256)), jnp.ones(256)
 Q, PAGES = jnp.ones((3, 8, 32)), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
 LATENT = jnp.ones((4, 1, 16, 64), jnp.bfloat16)
@@ -76,6 +77,9 @@ CALLS = {
     "router": lambda: jq.rms_norm_matmul(HALF, NORM, jnp.ones((24, 256)), eps=1e-5),
     "rope_append": lambda: jq.rope_append(
         Q, Q[:, :2], Q[:, :2], *INT8, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True, **SCALES
+    ),
+    "qkv_rope_append": lambda: jq.qkv_rope_append(
+        X, (W, DOWN2, DOWN2), PAGES, PAGES, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True
     ),
     "causal_attention of other values": lambda: jq.causal_attention(
         PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2, :24], jnp.array([5, 3])

@@ -7,6 +7,7 @@ of the issue slots.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from format_lists import PRODUCTS
 from ptx_kernels import formats
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import merge_attention_rule, paged_attention_rule
+from ptx_kernels.kernels.attention.step_rows import TYPES
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import (
     MAX_ROWS,
@@ -24,10 +26,12 @@ from ptx_kernels.kernels.matvec import (
     MatvecConfig,
     float_matvec_rule,
     matvec_rule,
+    qkv_append_rule,
 )
 from ptx_kernels.kernels.pages import PAGE_TYPES
 from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
-from ptx_kernels.machine_code.report import Figures, figures
+from ptx_kernels.machine_code.report import Figures, code, figures
+from ptx_kernels.machine_code.sass import SassInstruction, load_bits
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.tuning import choose
 
@@ -119,10 +123,12 @@ def attention_kernel(
     batch: int = 1,
     num_kv_heads: int = 8,
     value_dim: int | None = None,
+    lanes: bool = False,
     **options: Any,
 ) -> Kernel:
-    """Contexts of 4096 tokens, as tuning has it."""
+    """Contexts of 4096 tokens, as tuning has it; `lanes`: as for pages of 8 tokens."""
     heads = num_kv_heads * group, num_kv_heads, head_dim
+    page_size = 8 if lanes else 16
     return KERNELS["paged_attention"](
         batch=batch,
         num_heads=group * num_kv_heads,
@@ -134,7 +140,7 @@ def attention_kernel(
         pages_per_sequence=256,
         scale=head_dim**-0.5,
         dtype=dtype,
-        config=choose(paged_attention_rule, batch, *heads, 4096, dtype, value_dim),
+        config=choose(paged_attention_rule, batch, *heads, 4096, dtype, value_dim, page_size),
         **options,
     )
 
@@ -149,7 +155,7 @@ def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
 
     All stay in flight.
     """
-    kernel = attention_kernel(dtype, 128, group)
+    kernel = attention_kernel(dtype, 128, group, lanes=True)
     found = figures(kernel, "sm_90")
     bits = 8 * kernel.arguments["config"].load_bytes
     loads = {
@@ -175,7 +181,7 @@ def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
     [("bf16", 4, 2.6), ("bf16", 8, 2.3), ("int8", 4, 2.3), ("int8", 8, 2.3), ("fp8", 8, 2.5)],
 )
 def test_instructions_of_paged_attention(dtype, group, instructions):
-    kernel = attention_kernel(dtype, 128, group, batch=8)
+    kernel = attention_kernel(dtype, 128, group, batch=8, lanes=True)
     config, size = kernel.arguments["config"], {"bf16": 2}.get(dtype, 1)
     assert config.queries == group
     products = 2 * config.unroll * config.load_bytes // size * group
@@ -190,7 +196,7 @@ def test_paged_attention_never_spills():
     kernels = {}
     for dtype, head_dim in (("f32", 80), ("f32", 256), ("bf16", 240), ("int8", 240), ("fp8", 96)):
         for group in (1, 2, 4, 5, 8):
-            kernel = attention_kernel(dtype, head_dim, group, batch=4)
+            kernel = attention_kernel(dtype, head_dim, group, batch=4, lanes=True)
             assert kernel.arguments["config"].queries == group
             kernels[kernel.text] = f"{dtype} head_dim={head_dim} group={group}"
     assert spilled(kernels) == {}
@@ -198,6 +204,79 @@ def test_paged_attention_never_spills():
 
 #: What takes most registers beside keys and values.
 SCORING = dict(window=1000, soft_cap=30.0, sinks=True)
+
+
+def registers(operands: str) -> set[int]:
+    return {int(number) for number in re.findall(r"\bR(\d+)", operands)}
+
+
+def loaded(instruction: SassInstruction) -> set[int]:
+    """The registers that an instruction loads from global memory; none of another instruction."""
+    if not instruction.category.startswith("load global"):
+        return set()
+    first = min(registers(instruction.operands.split(",")[0]))
+    return set(range(first, first + -(-load_bits(instruction.opcode) // 32)))
+
+
+#: A step has 16 tokens: 8192 bytes of bf16, whose time at an H200's rate has 1770 issue slots.
+@pytest.mark.parametrize(
+    "dtype, group, most",
+    [
+        ("bf16", 2, 300),
+        ("bf16", 4, 300),
+        ("bf16", 8, 300),
+        ("bf16", 16, 380),
+        ("f16", 8, 310),
+        ("int8", 4, 450),
+        ("int8", 8, 450),
+        ("int8", 16, 540),
+        ("fp8", 8, 620),
+    ],
+)
+def test_a_step_of_attention_by_tensor_cores(dtype, group, most):
+    """Its instructions; its loads are under way for most of a round, and nothing copies them."""
+    kernel = attention_kernel(dtype, 128, group)
+    assert kernel.arguments["config"].tensor_cores
+    found = code(kernel, "sm_90").body
+    assert found.issued() <= most
+    products = 32 if group <= 8 else 64  # scores and values: 8 and 16 products of 16 x 8 x 16
+    assert found.count("mma") == products
+    size = PAGE_TYPES[dtype].size
+    assert found.count("load global 128") == 2 * 16 * 128 * size // (32 * 16)
+    both = found.instructions * 2
+    pages = set[int]()
+    for i, instruction in enumerate(found.instructions):
+        if "LDG.E.128" not in instruction.opcode:
+            continue
+        filled = loaded(instruction)
+        pages |= filled
+        after = enumerate(both[i + 1 :])
+        distance = next(n for n, later in after if registers(later.operands) & filled)
+        assert distance >= len(found) / 4, instruction
+    moves = [
+        i
+        for i in found.instructions
+        if i.opcode.startswith(("MOV", "IMAD.MOV"))
+        and registers(i.operands.split(",", 1)[1]) & pages
+    ]
+    assert moves == []
+
+
+def test_attention_by_tensor_cores_never_spills():
+    """Groups of any size, on every architecture."""
+    kernels = {}
+    for dtype in TYPES:
+        for group in (3, 4, 8, 9, 16):
+            for options in ({}, SCORING) if group in (8, 16) else ({},):
+                kernel = attention_kernel(dtype, 128, group, batch=4, **options)
+                assert kernel.arguments["config"].tensor_cores
+                assert kernel.arguments["config"].queries == group
+                kernels[kernel.text] = f"{dtype} group={group} {options}"
+        for head_dim in (32, 64, 80, 112):
+            for group in (8, 16):
+                kernel = attention_kernel(dtype, head_dim, group, batch=4, **SCORING)
+                kernels[kernel.text] = f"{dtype} head_dim={head_dim} group={group}"
+    assert spilled(kernels) == {}
 
 
 def test_attention_of_wide_heads_never_spills():
@@ -267,6 +346,26 @@ def test_what_tuning_picks_never_spills():
                 config = choose(matvec_rule, format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
+    assert spilled(kernels) == {}
+
+
+def test_projections_that_append_never_spill():
+    """As tuning has them for one to eight tokens, for heads of several sizes."""
+    kernels = {}
+    for kinds in (("Q4_K", "Q4_K", "Q6_K"), ("Q5_K",) * 3, ("Q8_0",) * 3):
+        for heads, kv_heads, head_dim, columns in ((32, 8, 128, 4096), (8, 2, 64, 2048)):
+            sizes = dict(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+            rows = heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
+            for m in (1, 2, 4, 8):
+                config = choose(qkv_append_rule, True, kinds, rows, columns, m)
+                norm = {"norm": True, "eps": 1e-5} if config.activations != "q8_1" else {}
+                for pages, interleaved in (("bf16", True), ("fp8", False)):
+                    kernel = KERNELS["qkv_append_matvec"](
+                        **dict(formats=kinds, columns=columns, m=m, config=config, **norm),
+                        **dict(rope_dim=head_dim, interleaved=interleaved, pages=pages),
+                        **dict(num_pages=64, page_size=16, **sizes),
+                    )
+                    kernels[kernel.text] = f"{kinds} {sizes} m={m} {pages}"
     assert spilled(kernels) == {}
 
 

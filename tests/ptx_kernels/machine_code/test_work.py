@@ -179,6 +179,16 @@ def test_a_kernel_of_no_family():
         assert found.seconds is not None
 
 
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_a_step_of_tensor_cores_is_a_trip(head_dim):
+    """16 tokens of a sequence and KV head, whatever the widths of its loads."""
+    config = PagedAttentionConfig(queries=4, tensor_cores=True)
+    kernel = attention(config=config, head_dim=head_dim)
+    assert work.work(kernel, loop_of(kernel)).trips == 2 * 2 * 8
+    kernel = attention(config=config, head_dim=head_dim, window=33)
+    assert work.work(kernel, loop_of(kernel)).trips == 2 * 2 * 3
+
+
 def test_blocks_that_share_a_group_read_its_pages_each():
     whole, halves = (attention(config=PagedAttentionConfig(queries=queries)) for queries in (4, 2))
     found = [work.work(kernel, loop_of(kernel)) for kernel in (whole, halves)]

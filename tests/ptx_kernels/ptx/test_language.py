@@ -446,3 +446,31 @@ def test_a_kernel_knows_what_it_was_built_from():
     built = fill(n=32)
     assert (built.family, built.arguments) == ("fill", {"n": 32, "value": 2.0})
     assert built == fill(n=32, value=2.0)  # the same text, whatever was left out
+
+
+def test_loads_into_variables_leave_the_others() -> None:
+    @kernel
+    def second_half(k: Builder) -> None:
+        x, y = k.input("x", u32, (32, 4)), k.output("y", u32, (32, 4))
+        k.launch((1,), 32)
+        held = [k.var(u32, i) for i in range(4)]
+        x.at(k.lane_id).load_into(0, held, where=k.lane_id >= 16)
+        y.at(k.lane_id).store_run(0, held)
+
+    built = second_half()
+    assert "ld.global.v4.u32" in built.text
+    x = np.random.default_rng(0).integers(0, 1 << 32, (32, 4), np.uint32)
+    want = np.where(np.arange(32)[:, None] < 16, np.arange(4, dtype=np.uint32), x)
+    np.testing.assert_array_equal(simulator.run(built, x)[0], want)
+
+
+@pytest.mark.parametrize("lane", [0, 31, 32])
+def test_any_lane(lane: int) -> None:
+    @kernel
+    def found(k: Builder) -> None:
+        y = k.output("y", u32, (32,))
+        k.launch((1,), 32)
+        any_is = k.warp_any(k.lane_id == lane)
+        y.store(k.lane_id, k.select(any_is, k.const(u32, 1), 0))
+
+    assert (simulator.run(found())[0] == (lane < 32)).all()

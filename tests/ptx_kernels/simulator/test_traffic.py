@@ -84,6 +84,27 @@ def test_some_lanes_of_a_warp() -> None:
     assert found.shared[max(found.shared)] == Count(3, 1)
 
 
+def test_a_copy_is_written_once() -> None:
+    """`cp.async` writes when it starts and when it arrives; hardware does so once."""
+    found = counted(
+        "mad.lo.u32 %r5, %r2, 16, %r4; mul.wide.u32 %rd4, %r2, 16; add.u64 %rd5, %rd0, %rd4;\n"
+        "cp.async.cg.shared.global [%r5], [%rd5], 16; cp.async.wait_all; bar.sync 0;"
+    )
+    copy = found.shared[max(found.shared)]
+    assert (copy.moved, copy.least) == (WARPS * 4, WARPS * 4)
+
+
+def test_some_blocks_alone() -> None:
+    text = module(
+        "mov.u32 %r2, %ctaid.x; mul.wide.u32 %rd4, %r2, 4; add.u64 %rd5, %rd0, %rd4;"
+        " st.global.u32 [%rd5], 1; ret;",
+        "y",
+    )
+    y = np.zeros(8, np.int32)
+    simulator.launch(text, [y], (8,), (1,), only=[2, 5])
+    assert y.tolist() == [0, 0, 1, 0, 0, 1, 0, 0]
+
+
 def test_summaries() -> None:
     counts = {3: Count(8, 8), 4: Count(9, 3), 7: Count(30, 20)}
     assert total(counts) == Count(47, 31)

@@ -92,7 +92,7 @@ def test_a_row_holds_some_fields_of_a_config():
         ),
         (
             file(row(kernel="gemm", m=64, config={"m_tile": 24})),
-            r"row 0: config.py:\d+: m_tile=24 must be a multiple",
+            r"row 0: config.py:\d+: m_tile=24 must be 8 or a multiple",
         ),
         (
             file(row(kernel="gemm", m=64, config={"products": "f16"})),

@@ -54,7 +54,16 @@ def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batc
     assert (splits + 1) * batch * 8 > 2 * multiprocessors or context / (splits + 1) < 64
 
 
-@pytest.mark.parametrize("m", [16, 64, 512])
+@pytest.mark.parametrize("m", [4, 16, 32, 64])
+def test_few_rows_give_nearly_every_multiprocessor_a_block(multiprocessors, m):
+    config: GemmConfig = choose(gemm_rule, "Q4_K", 4096, 4096, m)
+    kernel = gemm_kernel(format="Q4_K", n=4096, columns=4096, m=m, config=config)
+    least = 16 * (8 if m == 4 else 16)
+    filled = kernel.grid[0] * kernel.grid[1] >= 7 / 8 * multiprocessors
+    assert filled or config.rows * config.m_tile == least
+
+
+@pytest.mark.parametrize("m", [65, 512])
 def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m):
     config: GemmConfig = choose(gemm_rule, "Q4_K", 4096, 4096, m)
     kernel = gemm_kernel(format="Q4_K", n=4096, columns=4096, m=m, config=config)

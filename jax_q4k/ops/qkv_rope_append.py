@@ -1,0 +1,259 @@
+"""The way into attention: projections to heads, their rotation, keys and values into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..implementation import activations_of, current_selection
+from ..indexed import Packed, axes
+from ..sharding import Layout, Parts, Rows
+from . import append_kv, checks, gemm, gemv, linear, rms_norm, rope_append, rotate
+from .groups import ungrouped
+from .op import KernelCall, Op
+
+_COUNT = 3  # matrices: of queries, keys, values
+
+
+def qkv_rope_append(
+    x: Any,
+    weights: Sequence[Any],
+    k_pages: Any,
+    v_pages: Any,
+    slot_mapping: Any,
+    cos: Any,
+    sin: Any,
+    *,
+    interleaved: bool,
+    norm_weight: Any = None,
+    eps: float | None = None,
+    biases: Sequence[Any] | None = None,
+    q_norm: Any = None,
+    k_norm: Any = None,
+    head_eps: float | None = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    activations: str | None = None,
+) -> tuple[jax.Array, ...]:
+    """`qkv_matmul` to queries, keys and values, then `rope_append` of their heads.
+
+    On CUDA few tokens, as many as mat-vecs serve, are one launch where heads are not normalized,
+    pages have no scales, and whole heads rotate or pairs are neighbours.
+
+    Args:
+      x: (tokens, k) float32, bfloat16 or float16.
+      weights: QuantizedArrays (num_heads * head_dim, k) and twice (num_kv_heads * head_dim, k),
+        whose formats may differ, or float arrays.
+      k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
+      cos, sin, interleaved, q_norm, k_norm: as `rope_append` takes them; head_eps is its eps.
+      norm_weight, eps, biases, activations: as `qkv_matmul` takes them.
+
+    Returns:
+      The rotated q (tokens, num_heads, head_dim), of x's dtype, and the updated k_pages, v_pages,
+      and of int8 pages k_scales, v_scales.
+
+    Raises:
+      TypeError, ValueError: as `qkv_matmul` and `rope_append`; heads that do not make up the rows.
+      NotImplementedError: a derivative is asked for; there is none.
+    """
+    x, activations = checks.float_array("x", x), activations_of(activations)
+    given = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    pages = tuple(array for array in given if array is not None)
+    named = {f"weights[{i}]": w for i, w in enumerate(weights)}
+    weights = tuple(checks.weights(named, None).values())
+    tokens = _check_rows(x, weights, pages[0])
+    norm = {"norm_weight": norm_weight, "eps": eps, "biases": biases}
+    fused = all(isinstance(w, Packed) for w in weights)
+    if not (fused and tokens and current_selection().fuses("qkv_rope_append")):
+        ys = linear.linear(x, weights, **norm, activations=activations)
+        q, k, v = (_heads(y, pages[0]) for y in ys)
+        options: Any = {
+            "interleaved": interleaved,
+            "q_norm": q_norm,
+            "k_norm": k_norm,
+            "eps": head_eps,
+        }
+        options |= {"k_scales": k_scales, "v_scales": v_scales}
+        return rope_append.rope_append(q, k, v, k_pages, v_pages, slot_mapping, cos, sin, **options)
+    head_dim = pages[0].shape[3]
+    slot_mapping = checks.slots(slot_mapping, pages[0])
+    if slot_mapping.size != tokens:
+        raise ValueError(f"slot_mapping has {slot_mapping.size} slots; x has {tokens} tokens")
+    append_kv.check_slots(slot_mapping, pages[0])
+    norms = rope_append.checked_norms(q_norm, k_norm, head_dim)
+    rows, norm_of_rows = x.astype(jnp.float32), None if norm_weight is None else (norm_weight, eps)
+    operands = Operands(
+        pages,
+        linear.checked_operands(rows, Rows.of(rows), weights, norm_of_rows, biases, None),
+        slot_mapping,
+        *rope_append.checked_angles(cos, sin, tokens, head_dim),
+        norms,
+    )
+    *updated, q = op.bind(
+        *operands,
+        interleaved=checks.flag("interleaved", interleaved),
+        eps=0.0 if norm_weight is None else checks.epsilon("eps", eps),
+        head_eps=checks.epsilon("head_eps", head_eps) if norms else 0.0,
+        activations=activations,
+    )
+    return q.astype(x.dtype), *updated
+
+
+def _check_rows(x: jax.Array, weights: Sequence[Any], k_pages: jax.Array) -> Any:
+    """Raises ValueError unless the matrices give heads like those of the pages; returns tokens.
+
+    Their number may be symbolic.
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x has shape {x.shape}; it must be (tokens, k)")
+    if len(weights) != _COUNT:
+        raise ValueError(f"weights has {len(weights)} elements; it must have {_COUNT}: q, k, v")
+    _, num_kv_heads, _, head_dim = k_pages.shape
+    for i, w in enumerate(weights):
+        linear.check_columns(x, f"weights[{i}]", w)
+        whole = w.shape[0] % head_dim == 0 if i == 0 else w.shape[0] == num_kv_heads * head_dim
+        if not whole or not w.shape[0]:
+            of = "a multiple of head_dim" if i == 0 else "num_kv_heads * head_dim"
+            raise ValueError(
+                f"weights[{i}] has {w.shape[0]} rows; they must be {of}, of pages {k_pages.shape}"
+            )
+    return x.shape[0]
+
+
+def _heads(rows: jax.Array, k_pages: jax.Array) -> jax.Array:
+    """(tokens, heads * head_dim) -> (tokens, heads, head_dim), of such pages."""
+    head_dim = k_pages.shape[3]
+    return rows.reshape(rows.shape[0], rows.shape[1] // head_dim, head_dim)
+
+
+class Operands(NamedTuple):
+    """The primitive's operands; angles, norms and the product's but for weights float32."""
+
+    pages: tuple[jax.Array, ...]  # k_pages, v_pages and, of int8, their scales
+    product: linear.Operands
+    slot_mapping: jax.Array  # int32 (tokens,), or (groups, tokens of a group)
+    cos: jax.Array  # (tokens, rope_dim / 2)
+    sin: jax.Array
+    norms: tuple[jax.Array, ...]  # (head_dim,) of q and k, or ()
+
+
+def _chain(
+    projected: Any, appended: Any, operands: Operands, *, interleaved: bool, head_eps: float
+) -> Any:
+    """Pages and q, of the projections and a function of what `rope_append`'s primitive takes."""
+    pages, product, *around = operands
+    heads = (_heads(y, pages[0]) for y in projected)
+    return appended(pages, *heads, *around, interleaved=interleaved, eps=head_eps)
+
+
+def _reference(
+    *given: Any, interleaved: bool, eps: float, head_eps: float, activations: str | None
+) -> Any:
+    """The operation in plain JAX."""
+    operands = Operands(*given)
+    ys = linear.reference(*operands.product, eps=eps, activation=None, activations=activations)
+    return _chain(ys, rope_append.reference, operands, interleaved=interleaved, head_eps=head_eps)
+
+
+def _native(
+    *given: Any, interleaved: bool, eps: float, head_eps: float, activations: str | None
+) -> Any:
+    """The operation by the CPU's kernels; `activations` None means q8_1."""
+    operands = Operands(*given)
+    ys = linear.native(*operands.product, eps=eps, activations=activations)
+    return _chain(ys, rope_append.native, operands, interleaved=interleaved, head_eps=head_eps)
+
+
+def _ptx(
+    launch: KernelCall,
+    *given: Any,
+    interleaved: bool,
+    eps: float,
+    head_eps: float,
+    activations: str | None,
+) -> Any:
+    """The operation by one PTX kernel, or by those of its steps."""
+    from ptx_kernels.tuning import choose
+
+    operands = Operands(*given)
+    pages, product, slot_mapping, cos, sin, norms = operands
+    m, slots = product.x.shape[0], pages[0].shape[0] * pages[0].shape[2]
+    heads = gemv.Heads(pages, ungrouped(slot_mapping, 1, slots), cos, sin, interleaved)
+    asked = None
+    if not norms and not gemm.takes(product.weights, m, activations):
+        asked = gemv.append_rule(product.weights, m, heads, activations)
+    if asked is None:
+        ys = linear.ptx(launch, *product, eps=eps, activations=activations)
+
+        def appended(*operands: Any, **options: Any) -> Any:
+            return rope_append.ptx(launch, *operands, **options)
+
+        return _chain(ys, appended, operands, interleaved=interleaved, head_eps=head_eps)
+    around: Any = {"norm_weight": product.norm_weight, "eps": eps, "biases": product.biases}
+    rule, shape = asked
+    config = choose(rule, *shape)
+    *updated, q = gemv.append(launch, product.x, product.weights, heads, config, **around)
+    return *updated, _heads(q, pages[0])
+
+
+def _shapes(*given: Any, **_: Any) -> Any:
+    operands = Operands(*given)
+    head_dim, product = operands.pages[0].shape[3], operands.product
+    heads = product.weights[0].shape[0] // head_dim
+    return *operands.pages, jax.ShapeDtypeStruct((product.x.shape[0], heads, head_dim), jnp.float32)
+
+
+def _layout(*given: Any, **_: Any) -> Layout:
+    """Heads of queries, and those of keys and values, which may be split otherwise."""
+    operands = Operands(*given)
+    of_pages, rows, slots = append_kv.layout_names(operands.slot_mapping)
+    token = rows.split()[0]
+    names = "g", "h", "h"
+    matrices = tuple(
+        axes(w, f"{n} k") for w, n in zip(operands.product.weights, names, strict=True)
+    )
+    product = (f"{token} k", "_", "k", matrices, names)
+    results = (*[of_pages] * len(operands.pages), f"{token} g _")
+    return Layout((of_pages, product, slots, slots, slots, "_"), results, combined="k g h")
+
+
+def _split(
+    parts: Parts,
+    call: Any,
+    *leaves: Any,
+    interleaved: bool,
+    eps: float,
+    head_eps: float,
+    activations: str | None,
+) -> Any:
+    """One call where heads are split alike; else the products, then queries by themselves."""
+    operands = Operands(*leaves)
+    pages, product, slot_mapping, cos, sin, norms = operands
+    if parts.alike("g", "h") and not parts.split("k"):
+        options = {"eps": eps, "head_eps": head_eps, "activations": activations}
+        return call(op, *operands, interleaved=interleaved, **options)
+    of_rows = {f"n{i}": parts.axes.get(name, ()) for i, name in enumerate("ghh")}
+    by_matrix = Parts({**of_rows, "k": parts.axes.get("k", ())})  # the names of `linear`
+    given: Any = {"eps": eps, "activation": None, "activations": activations}
+    ys = linear.split(by_matrix, call, *product, **given)
+    q, k, v = (_heads(y, pages[0]) for y in ys)
+    around = {"interleaved": interleaved, "eps": head_eps}
+    *updated, _ = call(rope_append.op, pages, k, k, v, slot_mapping, cos, sin, norms, **around)
+    if norms:
+        q = rms_norm.reference(q, norms[0], eps=head_eps)
+    return *updated, rotate.reference(q, cos, sin, interleaved=interleaved)
+
+
+op = Op(
+    "qkv_rope_append",
+    _reference,
+    shapes=_shapes,
+    ptx=_ptx,
+    native=_native,
+    layout=_layout,
+    split=_split,
+    computed=lambda results: results[-1:],  # q; pages may hold anything where no token lies
+)

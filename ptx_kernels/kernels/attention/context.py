@@ -1,0 +1,141 @@
+"""Decode attention's shares: a block's query heads, its tokens, and the pages where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ptx import Builder, Pointer, Value, u32
+from ..activation import LOG2_E, tanh
+from ..pages import Pages
+from .online_softmax import Team
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """The pages of one sequence.
+
+    Attributes:
+      entries: s32 (batch, pages_per_sequence); None: the sequence is a page by itself.
+    """
+
+    entries: Pointer | None
+    sequence: Value
+    page_size: int
+
+    def page_of(self, token: Value, where: Value) -> Value:
+        """The id of a token's page; 0 where the condition fails."""
+        if self.entries is None:
+            return self.sequence
+        entry = self.entries.at(self.sequence, token // self.page_size)
+        return entry.load(where=where).bits(u32)
+
+    def slot_of(self, token: Value) -> Value:
+        """The token's place in its page."""
+        return token if self.entries is None else token % self.page_size
+
+
+class QueryHeads:
+    """A team's query heads: `count` of the `group` heads that share a KV head.
+
+    In a group's last block, whose heads may be fewer, the last head repeats.
+    """
+
+    def __init__(self, k: Builder, group: int, count: int, team: Team) -> None:
+        together = count * team.count
+        blocks = -(-group // together)
+        self._k, self._group = k, group
+        self.kv_head, self._first = k.block_id() // blocks, (k.block_id() % blocks) * together
+        if team.count > 1:
+            self._first = self._first + team.member(0, count)
+        self._ragged = group % together != 0
+
+    def _in_group(self, i: Value | int) -> Value:
+        return self._k.minimum(self._first + i, self._group - 1)
+
+    def index(self, i: Value | int) -> Value:
+        """The query head that is number i of the team."""
+        return self.kv_head * self._group + self._in_group(i)
+
+    def load(self, logits: Pointer, numbers: Sequence[Value]) -> list[Value]:
+        """Logits of the heads with these numbers in the team, in base 2."""
+        members = [self._in_group(i) for i in numbers]
+        return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
+
+    def owns(self, i: int) -> contextlib.AbstractContextManager:
+        """Runs its body where head i is no repetition."""
+        if not self._ragged:
+            return contextlib.nullcontext()
+        return self._k.when(self._first + i < self._group)
+
+
+@dataclass(frozen=True)
+class Share:
+    """A split's tokens, from `first` to below `stop`; those before `oldest` are not seen."""
+
+    first: Value | int
+    stop: Value
+    oldest: Value | int
+
+
+@dataclass(frozen=True)
+class Task:
+    """The attention of one block: its query heads over its split's tokens of a sequence.
+
+    Attributes:
+      q: f32 (batch, num_heads, head_dim).
+      dtype: of the pages, see `PAGE_TYPES`.
+      values: None if latent.
+      value_dim: width of the values.
+      sinks: f32 (num_heads,), or None.
+      context_len: of the sequence, s32.
+      capacity: tokens that the sequence's pages hold.
+      split: the block's, of `splits` that share the sequence's tokens.
+    """
+
+    q: Pointer
+    dtype: str
+    heads: QueryHeads
+    keys: Pages
+    values: Pages | None
+    value_dim: int
+    sinks: Pointer | None
+    table: PageTable
+    context_len: Pointer
+    capacity: int
+    window: int | None
+    split: Value
+    splits: int
+    scale: float
+    soft_cap: float | None
+    team: Team
+
+    @property
+    def factor(self) -> float:
+        """The factor of q: scores are exponents of 2; those with a soft cap, parts of it."""
+        return self.scale * LOG2_E if self.soft_cap is None else self.scale / self.soft_cap
+
+    def capped(self, k: Builder, score: Value) -> Value:
+        """A product of q and a key as an exponent of 2, below the soft cap."""
+        return score if self.soft_cap is None else tanh(k, score) * (self.soft_cap * LOG2_E)
+
+    def share(self, k: Builder, step: int, unit: int = 1) -> Share:
+        """The split's tokens: an equal share, `step` at least; the last may have fewer or none.
+
+        `unit`: a power of two that divides `step`, and the first token.
+        """
+        # none of a negative length, at most as many as the pages hold
+        length = k.minimum(k.maximum(self.context_len.load(), 0), self.capacity)
+        oldest: Value | int = 0
+        if self.window is not None:
+            oldest = k.maximum(length - self.window, 0).bits(u32)
+        start = oldest & (1 << 32) - unit if unit > 1 and isinstance(oldest, Value) else oldest
+        stop = length.bits(u32)
+        if self.splits == 1:
+            return Share(start, stop, oldest)
+        share = k.maximum((stop - start + (self.splits - 1)) // self.splits, step)
+        if unit > 1:
+            share = share + (unit - 1) & (1 << 32) - unit
+        first = self.split * share + start
+        return Share(first, k.minimum(first + share, stop), oldest)

@@ -1,0 +1,143 @@
+"""A step's keys or values in registers, as they lie in pages, and as operands B of mma."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...formats import e4m3 as fp8
+from ...formats.words import signed_byte_halves
+from ...ptx import Builder, Value, Var, bf16, f16, f32, s8, u16, u32
+from ...ptx.types import Type
+from ..pages import Pages
+
+STEP = 16  # tokens
+COLUMNS = 8  # of operand B: tokens of keys, dimensions of values; and rows of A in a register
+#: Tokens of a step whose scores a lane has, from its pair on.
+SCORED = (0, 1, COLUMNS, COLUMNS + 1)
+#: dtype of pages -> the type of operands.
+TYPES: dict[str, Type] = {"bf16": bf16, "f16": f16, "int8": f16, "fp8": f16}
+
+Runs = list[tuple[int, int]]
+Words = Sequence[Value]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The lane's place in operands: `row` of A, or column of B, and `pair` of the depth."""
+
+    row: Value
+    pair: Value
+
+    @classmethod
+    def of(cls, k: Builder) -> Lane:
+        return cls(k.lane_id // 4, k.lane_id % 4)
+
+
+def _runs(head_dim: int, lanes: int, most: int) -> Runs:
+    """A vector over `lanes` in runs of up to `most` elements: (first of all lanes', length).
+
+    Lane i has elements first + i * length and following. head_dim is a multiple of 16.
+    """
+    runs, first = [], 0
+    while first < head_dim:
+        length = min(most, 1 << ((head_dim - first) // lanes).bit_length() - 1)
+        runs.append((first, length))
+        first += length * lanes
+    return runs
+
+
+class StepRows:
+    """Registers with a lane's runs of some tokens of a step; each step is loaded into the same.
+
+    Attributes:
+      runs: see `_runs`.
+      words: of each token, of each run: four bytes in a register, or two.
+      scales: of int8, of the tokens that the lane has scores of; else None.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        pages: Pages,
+        kv_head: Value,
+        tokens: tuple[Value, Sequence[int]],
+        over: tuple[Value, int],
+        pair: Value,
+    ) -> None:
+        """`tokens`: the first and what is added to it; `over`: the lane, of how many."""
+        rows, (first, offsets), (lane, lanes) = pages.rows, tokens, over
+        self._k, self._tokens, self._shape, self._type = k, offsets, rows.shape, rows.type
+        self.runs = _runs(rows.shape[3], lanes, 16 // rows.type.size)
+        self.words: list[list[list[Var]]] = [
+            [
+                [k.var(u32) for _ in range(-(-length * rows.type.size // 4))]
+                for _, length in self.runs
+            ]
+            for _ in offsets
+        ]
+        #: for each length of runs: the lane's first run in page 0
+        self._starts = {
+            length: rows.at(0, kv_head, first, lane * length) for _, length in self.runs
+        }
+        self.scales: list[Var] | None = None
+        if pages.scales is not None:
+            self.scales = [k.var(f32) for _ in SCORED]
+            self._scales = pages.scales.at(0, kv_head, pair * 2)
+
+    def load(self, page: Value, slot: Value, where: Value) -> None:
+        """Starts the loads of a step, where the condition holds."""
+        *heads, head_dim = self._shape
+        starts = {
+            length: start.reshape(*self._shape).at(page, 0, slot)
+            for length, start in self._starts.items()
+        }
+        if self.scales is not None:
+            scales = self._scales.reshape(*heads).at(page, 0, slot)
+            for i in (0, 2):
+                scales.load_into(SCORED[i], self.scales[i : i + 2], where=where)
+        for token, words in zip(self._tokens, self.words, strict=True):
+            for (first, length), run in zip(self.runs, words, strict=True):
+                start = starts[length].at(token * head_dim + first)
+                narrow = length * self._type.size < 4
+                start.cast(u16 if narrow else u32).load_into(0, run, where=where)
+
+    def order(self) -> tuple[int, int, int, int]:
+        """Which of four neighbouring dimensions are those of a product's two pairs."""
+        return (0, 1, 2, 3) if self._type.size == 2 else (0, 2, 1, 3)
+
+    def key_operands(self) -> Iterator[list[Words]]:
+        """Operand B of each eight tokens, for each 16 dimensions in the order of runs."""
+        tokens = [[word for run in token for word in run] for token in self.words]
+        each = 2 if self._type.size == 2 else 1
+        for i in range(0, len(tokens[0]), each):
+            if each == 2:
+                yield [token[i : i + 2] for token in tokens]
+            else:
+                yield [self._halves(token[i]) for token in tokens]
+
+    def value_operands(self) -> Iterator[Words]:
+        """Operands B of the step's tokens: the e-th of a run has element e of eight lanes' runs."""
+        k = self._k
+        for (_, length), *tokens in zip(self.runs, *self.words, strict=True):
+            for a, b, c, d in zip(*tokens, strict=True):
+                # of two tokens, the lower two bytes of each, then the upper ones
+                for which in (0x5410, 0x7632)[: -(-length * self._type.size // 2)]:
+                    low, high = k.permute(a, b, which), k.permute(c, d, which)
+                    if self._type.size == 2:
+                        yield low, high
+                    else:
+                        yield from zip(self._halves(low), self._halves(high), strict=True)
+
+    def _halves(self, word: Value) -> tuple[Value, Value]:
+        """Four bytes of a page as f16: bytes 0 and 2, then bytes 1 and 3."""
+        return signed_byte_halves(self._k, word) if self._type is s8 else fp8.halves(word)
+
+    def hide(self, i: int, seen: Value) -> None:
+        """Makes token i, unless it is seen, one that counts for nothing with a weight of 0."""
+        if self.scales is not None:
+            self.scales[i].set(self._k.select(seen, self.scales[i], 0.0))
+            return
+        for run in self.words[i]:
+            for word in run:
+                word.set(self._k.select(seen, word, 0))

@@ -1,0 +1,132 @@
+"""Online softmax of 16 rows of queries in mma's accumulators (FlashAttention-2, Dao 2023)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...ptx import Builder, Pointer, Value, Var, bf16, f32, u32
+from ..gemm.fragments import TILE_COLUMNS
+from .bf16_parts import split
+from .online_softmax import LOWEST
+
+DEPTH = 16  # elements of bf16 in an mma's sum, and rows or columns of what `ldmatrix` loads
+QUAD = 4  # lanes that share a row
+_TWO_ONES = 0x3F803F80  # 1.0 as bf16, twice
+T = TypeVar("T")
+#: Words of one register a lane: [parts], of each the registers of an operand of mma.
+Parts = Sequence[Sequence[Value]]
+#: Sums of 16 rows and 8 columns; see `Builder.mma`: two of the lane's first row, two of its second.
+Sums = Sequence[Value]
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The lane's place for `ldmatrix` in bf16 matrices in shared memory, a part below the other.
+
+    A part has so many `rows`, which lie `pitch` bytes apart.
+    """
+
+    place: Pointer
+    rows: int
+    pitch: int
+    parts: int
+
+    def load(self, k: Builder, row: int, column: int, *, transpose: bool = False) -> Parts:
+        """Words of each part's 16 x 16 with these numbers."""
+        at = row * DEPTH * self.pitch + column * DEPTH * bf16.size
+        places = [self.place.at(part * self.rows * self.pitch + at) for part in range(self.parts)]
+        return [k.ldmatrix(place, transpose=transpose) for place in places]
+
+
+def multiply(
+    k: Builder, total: Sums, a: Parts, b: Parts, counted: Sequence[tuple[int, int]]
+) -> Sums:
+    """total + a b, by those products of parts that count."""
+    for i, j in counted:
+        total = k.mma(a[i], b[j], total, bf16)
+    return total
+
+
+def _exp2(k: Builder, x: Value) -> Value:
+    """2 to the power of x; 0 below 2^-126, which saves the scaling of subnormal results."""
+    return k.instruction("ex2.approx.ftz.f32", x)
+
+
+class TensorSoftmax:
+    """A warp's 16 rows: m, l and o of FlashAttention, of which a lane has two rows' share.
+
+    m is the highest score so far, l the sum of 2^(score - m), o the values weighted by these. l is
+    what a column of ones would be in o.
+    """
+
+    def __init__(self, k: Builder, value_dim: int, sinks: Sequence[Value] | None = None) -> None:
+        """`sinks`: logits in base 2 of the lane's two rows, which have no value."""
+        self._k = k
+        self._m = [k.var(f32, LOWEST) for _ in range(2)]
+        self._l = [k.var(f32, 0.0 if sinks is None else 1.0) for _ in range(4)]
+        self._o = [[k.var(f32, 0.0) for _ in range(4)] for _ in range(value_dim // TILE_COLUMNS)]
+        self._ones = [k.const(u32, _TWO_ONES)] * 2
+        for m, logit in zip(self._m, sinks or (), strict=False):
+            m.set(k.maximum(logit, LOWEST))  # minus infinity counts for nothing
+
+    def weights(self, scores: Sequence[Sums]) -> list[Sums]:
+        """2^(score - m) of the scores of some tokens, which are taken into m.
+
+        A score of minus infinity, of a token that a row does not see, gives 0.
+        """
+        k, rows = self._k, []
+        for i, m in enumerate(self._m):
+            mine = [x for tile in scores for x in _of_row(tile, i)]
+            highest = k.maximum(m, k.warp_max(functools.reduce(k.maximum, mine), lanes=QUAD))
+            factor = _exp2(k, m - highest)
+            m.set(highest)
+            for tile in (self._l, *self._o):
+                for total in _of_row(tile, i):
+                    total *= factor
+            rows.append([_exp2(k, x - highest) for x in mine])
+        return [[*rows[0][n : n + 2], *rows[1][n : n + 2]] for n in range(0, len(rows[0]), 2)]
+
+    def add(
+        self,
+        weights: Sequence[Sums],
+        values: Tiles,
+        parts: int,
+        counted: Sequence[tuple[int, int]],
+    ) -> None:
+        """o += weights . values, by products of the weights' parts that count; l likewise."""
+        k = self._k
+        for depth in range(len(weights) // 2):
+            # as accumulators lie, so does operand A
+            pairs = [
+                _of_row(tile, i) for tile in weights[2 * depth : 2 * depth + 2] for i in (0, 1)
+            ]
+            a = list(zip(*(split(k, pair, parts) for pair in pairs), strict=True))
+            _set(self._l, multiply(k, self._l, a, [self._ones], [(i, 0) for i in range(parts)]))
+            for column in range(len(self._o) // 2):
+                b = values.load(k, depth, column, transpose=True)
+                for half, tile in enumerate(self._o[2 * column : 2 * column + 2]):
+                    two = [part[2 * half : 2 * half + 2] for part in b]
+                    _set(tile, multiply(k, tile, a, two, counted))
+
+    def normalized(self) -> list[list[tuple[Value, ...]]]:
+        """o / l of the lane's two rows, pairs 8 apart; zeros where no token was seen."""
+        k = self._k
+        rows: list[list[tuple[Value, ...]]] = []
+        for i in range(2):
+            total = self._l[2 * i]
+            scale = k.select(total == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / total)
+            rows.append([tuple(x * scale for x in _of_row(tile, i)) for tile in self._o])
+        return rows
+
+
+def _of_row(tile: Sequence[T], row: int) -> Sequence[T]:
+    """The lane's two sums of its first or second row."""
+    return tile[2 * row : 2 * row + 2]
+
+
+def _set(totals: Sequence[Var], sums: Sums) -> None:
+    for total, value in zip(totals, sums, strict=True):
+        total.set(value)

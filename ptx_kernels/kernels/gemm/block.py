@@ -1,0 +1,187 @@
+"""A thread block's share of products with the same activations: copies, products, sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ... import formats
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, f16, f32, s8, u8, u32
+from ..matvec.rows import Matrix
+from ..quantize_f16 import SUPER_BLOCK
+from ..quantize_q8_1 import GROUP
+from .config import GemmConfig
+from .epilogue import TileEpilogue
+from .fragments import TILE_ROWS, Accumulators, accumulators
+from .pipeline import Copy, Pipeline, Rows, TileCopy, WordCopy
+from .products import UNITS, F16Products, IntegerProducts, Products, Tile, pair_pitch
+from .spans import ExpertTile, Span
+
+#: Operands of x: pointer, bytes of 256 columns, and how a stage holds them (see TileCopy).
+Activations = list[tuple[Pointer, int, dict[str, int]]]
+
+
+def stackable(format: str, n: int, columns: int) -> bool:
+    """True if matrices (n, columns) of a stack begin at the words that `WordCopy` brings."""
+    layout = formats.get(format)
+    blocks = n * columns // layout.block_size
+    return all(blocks * plane.bytes_per_block % 4 == 0 for plane in layout.planes)
+
+
+def check_stack(format: str, n: int, columns: int, matrices: int) -> None:
+    """KernelError where a stack's matrices cannot be read; `matrices` 0: there is no stack."""
+    if matrices and not stackable(format, n, columns):
+        raise KernelError(f"a stack's matrices {format} ({n}, {columns}) do not begin at words")
+
+
+def input_activations(k: Builder, config: GemmConfig, m: int, columns: int) -> Activations:
+    """The operands that are m rows of activations."""
+    per_group = (m, columns // GROUP, 2)
+    if config.products == "f16":
+        values, means = k.input("values", f16, (m, columns)), k.input("means", f16, per_group)
+        scale = k.input("scale", f32, (m, columns // SUPER_BLOCK))
+        by_row = {"chunk": 4, "pitch": 4, "chunk_pitch": 4 * config.m_tile}
+        return [(values, 512, {}), (means, 32, {}), (scale, 4, by_row)]
+    values, scale_sum = k.input("values", s8, (m, columns)), k.input("scale_sum", f32, per_group)
+    return [
+        (values, 256, {}),
+        (scale_sum, 64, {"chunk": 8, "pitch": 8, "chunk_pitch": pair_pitch(config.m_tile)}),
+    ]
+
+
+def multiply(
+    k: Builder,
+    config: GemmConfig,
+    matrices: Sequence[Matrix],
+    activations: Activations,
+    epilogue: TileEpilogue,
+    block_n: Span,
+    block_m: Span | ExpertTile,
+) -> None:
+    """The thread block's results: of one matrix, or of two of one shape that gate each other."""
+    row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
+    part = column_warp if config.column_warps > 1 else 0  # of a step
+    with k.free_shared():
+        weights = [_weight_copies(k, config, each, block_n) for each in matrices]
+        planes = [copy for copies in weights for copy in copies]
+        x = _activation_copies(k, config, activations, block_m)
+        pipeline = Pipeline(k, config.stages, [*planes, *x])
+        totals = [accumulators(k, config.tiles, config.m_tile) for _ in matrices]
+        products = _products(k, config, [each.format for each in matrices], totals)
+        first_rows = [(row_warp * config.tiles + t) * TILE_ROWS for t in range(config.tiles)]
+        for step, places in pipeline.steps(-(-matrices[0].columns // config.columns)):
+            at = iter(places)
+            tiles = [
+                _tiles(own, [next(at) for _ in own], first_rows, step, part) for own in weights
+            ]
+            rows = [copy.part(place, part) for copy, place in zip(x, at, strict=True)]
+            for unit in _units(k, config, matrices):
+                for each, mine in products:
+                    each.add([tile for i in mine for tile in tiles[i]], unit, rows)
+            for each, mine in products:
+                each.finish([tile for i in mine for tile in tiles[i]], rows)
+    if config.column_warps > 1 or epilogue.output == "q8_1":
+        k.barrier()  # all have read the ring, which other values now take
+    tiles_of_all = [tile for each in totals for tile in each]
+    _add_column_warps(k, config, tiles_of_all, column_warp, row_warp)
+    summed = column_warp == 0 if config.column_warps > 1 else None
+    epilogue.store(totals, first_rows, block_n, block_m, summed)
+
+
+# --- operands in shared memory ---
+
+
+def _weight_copies(k: Builder, config: GemmConfig, matrix: Matrix, span: Span) -> list[Copy]:
+    copies: list[Copy] = []
+    for plane in matrix.planes.of_matrix():
+        n, blocks, size = plane.shape
+        part = size * SUPER_BLOCK // matrix.block_size
+        nbytes = part * config.column_warps
+        rows = Rows(plane.reshape(n, blocks * size), span.start, span.size)
+        words = nbytes % 4 == 0 and blocks * size % 4 == 0  # all that is copied begins at words
+        kind = TileCopy if words else WordCopy
+        copies.append(kind(k, rows, nbytes, config.threads, part=part))
+    return copies
+
+
+def _activation_copies(
+    k: Builder, config: GemmConfig, activations: Activations, span: Span | ExpertTile
+) -> list[TileCopy]:
+    copies = []
+    for pointer, part, pitches in activations:
+        m, *rest = pointer.cast(u8).shape
+        rows = Rows(pointer.cast(u8).reshape(m, math.prod(rest)), span.start, span.size)
+        nbytes = part * config.column_warps
+        copies.append(TileCopy(k, rows, nbytes, config.threads, part=part, **pitches))
+    return copies
+
+
+def _tiles(
+    copies: Sequence[Copy],
+    places: Sequence[Pointer],
+    first_rows: Sequence[Value],
+    step: Value,
+    part: Value | int,
+) -> list[Tile]:
+    """A matrix's tiles of the warp, of what a step brought."""
+    return [
+        [copy.tile(at, row, step, part) for copy, at in zip(copies, places, strict=True)]
+        for row in first_rows
+    ]
+
+
+# --- products ---
+
+
+def _products(
+    k: Builder, config: GemmConfig, names: Sequence[str], totals: Sequence[Accumulators]
+) -> list[tuple[Products, list[int]]]:
+    """Products and the numbers of their matrices: those of one format share activations' loads."""
+    found: list[tuple[Products, list[int]]] = []
+    for name in dict.fromkeys(names):
+        layout, mine = formats.get(name), [i for i, each in enumerate(names) if each == name]
+        sums = [tile for i in mine for tile in totals[i]]
+        if config.products == "int8":
+            assert layout.int8_tile is not None
+            integers = IntegerProducts(k, layout.int8_tile, layout.int8_minimums, sums)
+            found.append((integers, mine))
+        else:
+            assert layout.f16_tile is not None
+            found.append((F16Products(k, layout.f16_tile, sums), mine))
+    return found
+
+
+def _units(k: Builder, config: GemmConfig, matrices: Sequence[Matrix]) -> Iterator[Value]:
+    """The units of 256 columns.
+
+    One by one, with constants folded into their code, where registers have room for what that
+    loads ahead; else in a loop.
+    """
+    most = min(formats.get(each.format).tuning.gemm_unrolled for each in matrices)
+    if len(matrices) * config.tiles * config.m_tile > most:
+        with k.loop(0, UNITS) as unit:
+            yield unit
+    else:
+        yield from (k.const(u32, unit) for unit in range(UNITS))
+
+
+def _add_column_warps(
+    k: Builder, config: GemmConfig, totals: Accumulators, column_warp: Value, row_warp: Value
+) -> None:
+    """Adds the totals of the other column warps to those of the first."""
+    if config.column_warps == 1:
+        return
+    flat = [total for tile in totals for column in tile for total in column]
+    shared = k.shared(
+        "partial", f32, (config.column_warps - 1, config.row_warps, len(flat) * WARP), dynamic=True
+    )
+    with k.when(column_warp > 0):
+        mine = shared.at(column_warp - 1, row_warp, k.lane_id)
+        for i, total in enumerate(flat):
+            mine.store(i * WARP, total)
+    k.barrier()
+    with k.when(column_warp == 0):
+        for other in range(config.column_warps - 1):
+            others = shared.at(other, row_warp, k.lane_id)
+            for i, total in enumerate(flat):
+                total += others.load(i * WARP)

@@ -1,0 +1,51 @@
+"""Two tensor-core products of the same activations of which the first gates the second."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...ptx import Builder, KernelError, kernel
+from ..matvec.rows import matrix
+from .block import check_stack, input_activations, multiply
+from .config import GemmConfig
+from .epilogue import TileEpilogue
+from .spans import Span, tile_count
+
+
+@kernel
+def gated_gemm(
+    k: Builder,
+    *,
+    formats: tuple[str, str],
+    m: int,
+    n: int,
+    columns: int,
+    layers: int = 0,
+    activation: Literal["silu", "gelu", "swiglu_oai"] = "silu",
+    output: Literal["f32", "q8_1"] = "f32",
+    config: GemmConfig,
+) -> None:
+    """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
+
+    `activation` names the gate (`activation.GATES`). A warp has the same tiles of both matrices.
+    Formats may differ; operands are as those of `gemm`, with the planes of `gate` and then of `up`
+    first.
+    """
+    if len(formats) != 2:
+        raise KernelError(f"formats={formats} must be those of gate and up")
+    for format in formats:
+        config.check(format, columns)
+        check_stack(format, n, columns, layers)
+    names = "_".join(dict.fromkeys(f.lower() for f in formats))
+    k.name = f"gated_gemm_{names}_m{config.m_tile}"
+    pair = [
+        matrix(k, f, n, columns, prefix=p, layers=layers)
+        for f, p in zip(formats, ("gate_", "up_"), strict=True)
+    ]
+    activations = input_activations(k, config, m, columns)
+    epilogue = TileEpilogue(k, n, m, config, activation=activation, output=output)
+    blocks = (tile_count(m, 0, config.m_tile), -(-n // config.rows))
+    k.launch(blocks, config.threads, resident_blocks=1)
+    block_m = Span(k, k.block_id("x"), m, config.m_tile)
+    block_n = Span(k, k.block_id("y"), n, config.rows)
+    multiply(k, config, pair, activations, epilogue, block_n, block_m)

@@ -1,0 +1,58 @@
+"""Matrices times the same activations on tensor cores in one launch: an attention's projections."""
+
+from __future__ import annotations
+
+from ...limits import MAX_MATRICES
+from ...ptx import Builder, KernelError, kernel
+from ..matvec.qkv import SUFFIXES
+from ..matvec.rows import matrix
+from .block import check_stack, input_activations, multiply
+from .config import GemmConfig
+from .epilogue import TileEpilogue
+from .spans import Span, tile_count
+
+
+@kernel
+def qkv_gemm(
+    k: Builder,
+    *,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    biases: bool = False,
+    layers: int = 0,
+    config: GemmConfig,
+) -> None:
+    """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
+
+    Thread blocks along y are partitioned over the matrices, in order; formats may differ. Operands:
+    the planes of each matrix, the activations as those of `gemm`, each bias. Results: each y.
+    """
+    if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
+        raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")
+    for format, n in zip(formats, rows, strict=True):
+        config.check(format, columns)
+        check_stack(format, n, columns, layers)
+    names = "_".join(dict.fromkeys(f.lower() for f in formats))
+    k.name = f"qkv_gemm_{names}_m{config.m_tile}"
+    parts = [
+        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
+        for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
+    ]
+    activations = input_activations(k, config, m, columns)
+    epilogues = [
+        TileEpilogue(k, n, m, config, bias=biases, suffix=s)
+        for n, s in zip(rows, SUFFIXES, strict=False)
+    ]
+    counts = [-(-n // config.rows) for n in rows]
+    blocks = (tile_count(m, 0, config.m_tile), sum(counts))
+    k.launch(blocks, config.threads, resident_blocks=1)
+    block_m = Span(k, k.block_id("x"), m, config.m_tile)
+    start = 0
+    for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):
+        block = k.block_id("y")
+        with k.when((block >= start) & (block < start + count)), k.free_shared():
+            block_n = Span(k, block - start, weights.rows, config.rows)
+            multiply(k, config, [weights], activations, epilogue, block_n, block_m)
+        start += count

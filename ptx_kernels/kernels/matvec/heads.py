@@ -1,0 +1,102 @@
+"""Rows of a projection as heads' dimensions: rotated by a token's angle, stored as heads lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...ptx import Builder, Pointer, Value, all_of, u32
+from ..pages import Pages, store_runs
+from ..vectors import Run
+from .rows import Place, Team
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Angles f32 (tokens, rope_dim / 2), and the dimensions that they turn (see `rope_append`)."""
+
+    cos: Pointer
+    sin: Pointer
+    interleaved: bool
+
+
+@dataclass(frozen=True)
+class PageRows:
+    """Pages without scales, and the slot of each token in them, s32 (tokens,)."""
+
+    pages: Pages
+    slots: Pointer
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """A matrix's rows, each a dimension of a head, and the tokens' values of it.
+
+    A warp has both dimensions of a pair, in lanes of even and of odd numbers.
+
+    Attributes:
+      head_dim: rows of a head.
+      rotation: None: values stay as they are.
+      target: f32 (tokens, heads * head_dim), or pages; a slot outside of them is skipped.
+    """
+
+    k: Builder
+    head_dim: int
+    rotation: Rotation | None
+    target: Pointer | PageRows
+
+    @property
+    def apart(self) -> int:
+        """Rows between the two dimensions of a pair; 0: they are neighbours."""
+        neighbours = self.rotation is None or self.rotation.interleaved
+        return 0 if neighbours else self.head_dim // 2
+
+    def load(self, team: Team, place: Place) -> list[Value]:
+        """Starts the loads of the token's slot and angle."""
+        loaded: list[Value] = []
+        if isinstance(self.target, PageRows):
+            loaded.append(self.target.slots.at(place.j).load(where=place.mine))
+        if self.rotation is not None:
+            where = all_of(place.mine, self._rotated(team, place))
+            angles = self.rotation.cos, self.rotation.sin
+            loaded += [
+                each.at(place.j, self._pair(team, place)).load(where=where) for each in angles
+            ]
+        return loaded
+
+    def store(self, team: Team, place: Place, value: Value, loaded: Iterator[Value]) -> None:
+        """Stores a lane's value; `loaded`: what `load` gave. Whole warps come here."""
+        k, target = self.k, self.target
+        slot = next(loaded) if isinstance(target, PageRows) else None
+        if self.rotation is not None:
+            cos, sin = next(loaded), next(loaded)
+            turned = value * cos + k.shuffle_xor(value, 1) * k.select((place.r & 1) == 0, -sin, sin)
+            rotated = self._rotated(team, place)
+            value = turned if rotated is None else k.select(rotated, turned, value)
+        head, dim = self._row(team, place) // self.head_dim, self._dim(team, place)
+        if not isinstance(target, PageRows):
+            target.at(place.j, head * self.head_dim + dim).store(0, value, where=place.mine)
+            return
+        assert slot is not None
+        slot, (num_pages, _, page_size, _) = slot.bits(u32), target.pages.rows.shape
+        where = place.mine & (slot < min(num_pages * page_size, 1 << 31))  # negative: a huge u32
+        row = target.pages.rows.at(slot // page_size, head, slot % page_size)
+        store_runs(k, row, [Run(dim, [value], None)], where)
+
+    def _row(self, team: Team, place: Place) -> Value:
+        return team.row + place.r
+
+    def _pair(self, team: Team, place: Place) -> Value:
+        """The number of a pair in its head."""
+        return self._row(team, place) % self.head_dim >> 1
+
+    def _dim(self, team: Team, place: Place) -> Value:
+        if not self.apart:
+            return self._row(team, place) % self.head_dim
+        return self._pair(team, place) + (place.r & 1) * self.apart
+
+    def _rotated(self, team: Team, place: Place) -> Value | None:
+        """Whether the pair is rotated; None: all are."""
+        assert self.rotation is not None
+        pairs = self.rotation.cos.shape[1]
+        return None if 2 * pairs == self.head_dim else self._pair(team, place) < pairs

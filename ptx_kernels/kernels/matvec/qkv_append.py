@@ -1,0 +1,85 @@
+"""Projections of an attention layer in one launch: queries rotated, keys and values stored."""
+
+from __future__ import annotations
+
+from ...ptx import Builder, KernelError, f32, kernel, s32
+from ..pages import declare_pages
+from .config import MatvecConfig
+from .epilogue import Epilogue
+from .heads import HeadRows, PageRows, Rotation
+from .prologue import Prologue
+from .qkv import SUFFIXES, joined
+from .rows import matrix
+
+
+def takes_heads(head_dim: int, rope_dim: int, interleaved: bool, pages: str) -> bool:
+    """True of heads whose pairs a warp has whole, and of pages without scales."""
+    return pages != "int8" and (interleaved or rope_dim == head_dim)
+
+
+@kernel
+def qkv_append_matvec(
+    k: Builder,
+    *,
+    formats: tuple[str, str, str],
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    rope_dim: int,
+    interleaved: bool,
+    num_pages: int,
+    page_size: int,
+    pages: str = "f32",
+    columns: int,
+    m: int,
+    norm: bool = False,
+    eps: float = 0.0,
+    biases: bool = False,
+    layers: int = 0,
+    dtype: str = "f32",
+    config: MatvecConfig,
+) -> None:
+    """`qkv_matvec` of the projections q, k and v, then what `rope_append` does with their results.
+
+    A warp computes both dimensions of each pair that a rotation turns, and so an even number of
+    rows. Operands: the pages, of a dtype without scales; the planes of each matrix, the activations
+    as those of `matvec`, slot_mapping, cos, sin, each bias. Results: the pages, q f32 (m, num_heads
+    * head_dim).
+    """
+    if not 0 < rope_dim <= head_dim or rope_dim % 2 or head_dim % 2:
+        raise KernelError(
+            f"rope_dim={rope_dim} must be even and at most head_dim={head_dim}, itself even"
+        )
+    if not takes_heads(head_dim, rope_dim, interleaved, pages):
+        raise KernelError(
+            f"pages={pages!r} must have no scales, and rope_dim={rope_dim} be head_dim={head_dim} "
+            "unless interleaved: a warp has no whole head"
+        )
+    if config.rows_per_warp % 2 or head_dim % config.rows_per_warp:
+        raise KernelError(
+            f"rows_per_warp={config.rows_per_warp} must be even and divide head_dim={head_dim}"
+        )
+    rows = num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim
+    for format, n in zip(formats, rows, strict=True):
+        config.check(format, n, columns, m)
+    k.name = f"qkv_append_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
+    stored = declare_pages(k.inout, pages, (num_pages, num_kv_heads, page_size, head_dim))
+    parts = [
+        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
+        for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
+    ]
+    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
+    slots = k.input("slot_mapping", s32, (m,))
+    cos, sin = (k.input(name, f32, (m, rope_dim // 2)) for name in ("cos", "sin"))
+    rotation = Rotation(cos, sin, interleaved)
+    q = k.output("q", f32, (m, rows[0]))
+    heads = (
+        HeadRows(k, head_dim, rotation, q),
+        HeadRows(k, head_dim, rotation, PageRows(stored[0], slots)),
+        HeadRows(k, head_dim, None, PageRows(stored[1], slots)),
+    )
+    epilogues = [
+        Epilogue(k, n, m, config, bias=biases, suffix=s, heads=each)
+        for n, s, each in zip(rows, SUFFIXES, heads, strict=False)
+    ]
+    joined(k, config, parts, prologue, epilogues)

@@ -1,0 +1,171 @@
+"""Accesses of a launch's blocks to shared memory, L1 and L2, counted by the simulator.
+
+A few blocks of the grid run on operands of zeros: addresses depend on lengths, tables and ids, and
+not on values. A long loop runs at two small lengths, which tell the rest: each of its trips does
+the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+
+import numpy as np
+
+from ..kernels import FAMILIES
+from ..kernels.family import RandomValues
+from ..kernels.pages import PAGE_BUFFERS
+from ..ptx import Buffer, Kernel, u8
+from ..simulator import DeviceBuffer, Traffic, launch
+from ..simulator.access import Located
+from ..simulator.layout import WARP
+from ..simulator.traffic import wavefronts
+
+_SECTOR = 32  # bytes
+_BLOCKS = 3  # of a grid that run where they differ: joined matrices have formats of their own
+_SHIFT = 44  # bits for an item or a sector; a warp's or a block's number comes above
+
+_INTEGERS: dict[str, RandomValues] = {
+    name: values for family in FAMILIES.values() for name, values in family.operands.items()
+}
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Counts of one block, the average of those that ran.
+
+    Attributes:
+      wavefronts: of shared memory and of L1 together, which serve one a clock.
+      shared, shared_least: wavefronts of shared memory alone, and those without bank conflicts.
+      l2_bytes: of the sectors that it touches, each once: what it reads again, L1 has.
+      memory_bytes: of these, of what lies in HBM: packed weights, pages, states.
+      memory_loads: bytes that its lanes load from there, each lane's counted.
+      memory_distinct: the same without what another lane of the warp loads at the same time.
+    """
+
+    wavefronts: float
+    shared: float
+    shared_least: float
+    l2_bytes: float
+    memory_bytes: float
+    memory_loads: float
+    memory_distinct: float
+
+    @property
+    def distinct(self) -> float:
+        """Share of the bytes in flight that are different ones."""
+        return self.memory_distinct / self.memory_loads if self.memory_loads else 1.0
+
+    @property
+    def shared_excess(self) -> float:
+        """1 where no bank conflicts."""
+        return self.shared / self.shared_least if self.shared_least else 1.0
+
+
+def in_memory(buffer: Buffer, kernel: Kernel) -> bool:
+    """True of what a launch reads that no cache holds since its last use: weights, pages, states.
+
+    Activations are there from the launch before.
+    """
+    family = FAMILIES.get(kernel.family)
+    if family and buffer.name in family.rewritten:
+        return True
+    return buffer.role == "in" and (buffer.type is u8 or buffer.name in PAGE_BUFFERS)
+
+
+@functools.lru_cache(maxsize=1024)
+def accesses(kernel: Kernel) -> Accesses:
+    """Those of a block of `kernel`."""
+    family = FAMILIES.get(kernel.family)
+    shorter = family.shorter(kernel.arguments) if family else None
+    if family and shorter and kernel.arguments[shorter[0]] > 2 * shorter[1]:
+        name, least = shorter
+        counts = [
+            np.array(astuple(_run(family.build(**{**kernel.arguments, name: length}))))
+            for length in (least, 2 * least)
+        ]
+        more = kernel.arguments[name] / least - 2
+        return Accesses(*(counts[1] + more * (counts[1] - counts[0])).tolist())
+    return _run(kernel)
+
+
+@dataclass
+class _Counted(Traffic):
+    """Counts beside wavefronts and sectors, for `Accesses`; `memory`: addresses of such buffers."""
+
+    memory: Sequence[DeviceBuffer] = ()
+    wavefronts: int = 0
+    loads: int = 0
+    distinct: int = 0
+    sectors: list[np.ndarray] = field(default_factory=list)
+    memory_sectors: list[np.ndarray] = field(default_factory=list)
+
+    def count_shared(self, at: Located) -> None:
+        super().count_shared(at)
+        self.wavefronts += wavefronts(at)[0]
+
+    def count_global(self, at: Located) -> None:
+        super().count_global(at)
+        copied = at.instruction.opcode.startswith("cp.async")  # past L1, into shared memory
+        self.wavefronts += 0 if copied else wavefronts(at)[0]
+        blocks = at.frame.of_lanes(at.frame.layout.block_of_lane)
+        sectors = np.unique(
+            blocks << _SHIFT | (at.items * at.width + at.origin % (1 << _SHIFT)) // _SECTOR
+        )
+        self.sectors.append(sectors)
+        if any(buffer.base == at.origin for buffer in self.memory):
+            self.memory_sectors.append(sectors)
+            if at.instruction.opcode.startswith("ld."):
+                warps = at.frame.all_lanes // WARP
+                self.loads += at.items.size * at.width
+                self.distinct += np.unique(warps << _SHIFT | at.items).size * at.width
+
+
+def _run(kernel: Kernel) -> Accesses:
+    total = int(np.prod(kernel.grid))
+    family = FAMILIES.get(kernel.family)
+    packed = family.weights(kernel.arguments) if family and family.weights else None
+    count = 1 if packed and len(set(packed.formats)) == 1 else min(_BLOCKS, total)
+    only = [(2 * i + 1) * total // (2 * count) for i in range(count)]
+    buffers = {b.name: _operand(b, kernel) for b in kernel.buffers}
+    memory = [buffers[b.name] for b in kernel.buffers if in_memory(b, kernel)]
+    found = _Counted(memory=memory)
+    launch(
+        kernel.text,
+        [buffers[b.name] for b in (*kernel.operands, *kernel.results)],
+        kernel.grid,
+        kernel.block,
+        kernel.dynamic_shared_bytes,
+        traffic=found,
+        only=only,
+    )
+    shared = found.shared.values()
+    counts = (
+        found.wavefronts,
+        sum(c.moved for c in shared),
+        sum(c.least for c in shared),
+        _SECTOR * _distinct(found.sectors),
+        _SECTOR * _distinct(found.memory_sectors),
+        found.loads,
+        found.distinct,
+    )
+    return Accesses(*(each / count for each in counts))
+
+
+def _distinct(sectors: Sequence[np.ndarray]) -> int:
+    return np.unique(np.concatenate(sectors)).size if sectors else 0
+
+
+def _operand(buffer: Buffer, kernel: Kernel) -> DeviceBuffer:
+    """Zeros, which take no memory until they are written; integers as their names mean."""
+    array = np.zeros(buffer.shape, buffer.type.dtype)
+    buffers = {b.name: b for b in kernel.buffers}
+    rows = next((b.shape[0] for b in kernel.buffers if b.type is u8), 0)
+    if buffer.name == "ids" and rows:  # which rows, or matrices, are chosen
+        array[...] = np.arange(array.size).reshape(array.shape) % rows
+    elif buffer.role != "out" and buffer.type.name == "s32" and buffer.name in _INTEGERS:
+        array[...] = _INTEGERS[buffer.name](buffer, buffers, np.random.default_rng(0))
+        if buffer.name == "context_lens":
+            array[...] = array.max()  # every sequence is full
+    return DeviceBuffer(buffer.name, array, buffer.role)

@@ -1,0 +1,87 @@
+"""A kernel's machine code in stretches: before its hot loop, in it, around it.
+
+What is a loop there, and how often it turns, tells how long a warp is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .sass import Loop, SassInstruction, enclosing_loop, hot_loop, innermost_loops
+
+_DOTS = ("dp4a", "mma")
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Machine code, each instruction in one stretch.
+
+    Attributes:
+      body: the hot loop, or what is behind the prologue where there is none (`looped` False).
+      before, before_loops: the prologue's code that runs once, and its loops.
+      outer, behind: code of the loop around the hot one, before and behind it there; both empty
+        where there is none.
+      once: all else.
+    """
+
+    body: Loop
+    looped: bool
+    before: tuple[SassInstruction, ...] = ()
+    before_loops: tuple[Loop, ...] = ()
+    outer: tuple[SassInstruction, ...] = ()
+    behind: tuple[SassInstruction, ...] = ()
+    once: tuple[SassInstruction, ...] = ()
+
+
+def stretches(code: Sequence[SassInstruction]) -> Stretches:
+    """Cuts a kernel's code.
+
+    A kernel that has dot products, but none in a loop, has no hot loop: ptxas has unrolled it. Its
+    prologue ends at the last barrier before the first of them.
+    """
+    loops, hot = innermost_loops(code), hot_loop(code)
+    if hot is not None and not _dots(hot.instructions) and _dots(code):
+        hot = None
+    if hot is None:
+        end = _last_barrier(code)
+        before, inner = _split(code[:end], loops)
+        return Stretches(Loop(tuple(code[end:])), False, before, inner)
+    wider = enclosing_loop(code, hot)
+    first = (wider or hot).instructions[0].address
+    before, inner = _split([i for i in code if i.address < first], loops)
+    # gate and up, or the parts of a joined product: one's trips stand for the others'
+    alike = [loop for loop in loops if 2 * _dots(loop.instructions) > _dots(hot.instructions) > 0]
+    work = {i.address for loop in (hot, *alike) for i in loop.instructions}
+    around = {i.address for i in wider.instructions} - work if wider else set()
+    start = hot.instructions[0].address
+    rest = [i for i in code if i.address >= first and i.address not in work]
+    return Stretches(
+        hot,
+        True,
+        before,
+        inner,
+        tuple(i for i in rest if i.address in around and i.address < start),
+        tuple(i for i in rest if i.address in around and i.address > start),
+        tuple(i for i in rest if i.address not in around),
+    )
+
+
+def _dots(code: Sequence[SassInstruction]) -> int:
+    return sum(i.category in _DOTS for i in code)
+
+
+def _last_barrier(code: Sequence[SassInstruction]) -> int:
+    """Index behind the last barrier before the first dot product; 0 where there is none."""
+    first = next((n for n, i in enumerate(code) if i.category in _DOTS), 0)
+    return max((n + 1 for n, i in enumerate(code[:first]) if i.name == "BAR"), default=0)
+
+
+def _split(
+    code: Sequence[SassInstruction], loops: Sequence[Loop]
+) -> tuple[tuple[SassInstruction, ...], tuple[Loop, ...]]:
+    """Code outside of the loops that lie in it, and these."""
+    addresses = {i.address for i in code}
+    inner = tuple(loop for loop in loops if addresses >= {i.address for i in loop.instructions})
+    looped = {i.address for loop in inner for i in loop.instructions}
+    return tuple(i for i in code if i.address not in looped), inner

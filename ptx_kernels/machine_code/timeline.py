@@ -1,0 +1,113 @@
+"""One warp's way through machine code by itself: in order, waiting where a loaded value is used."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .sass import SassInstruction, filled, registers
+
+#: Clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains.
+CLOCKS_ALONE = 2.0
+_SETTLED = 12  # turns of a loop, after which each takes the same time
+
+
+Straight = tuple[SassInstruction, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Code that a warp goes through `turns` times, on average where that is no whole number.
+
+    Its parts are straight code, and loops in it.
+    """
+
+    parts: tuple[Straight | Section, ...]
+    turns: float = 1
+
+    def straight(self) -> Iterator[tuple[Straight, float]]:
+        """All straight code in it, each with the times that a warp goes through it."""
+        for part in self.parts:
+            if isinstance(part, Section):
+                yield from ((code, self.turns * turns) for code, turns in part.straight())
+            else:
+                yield part, self.turns
+
+
+class _Step(NamedTuple):
+    """An instruction's part in a timeline: registers that it names and fills, groups it lets be."""
+
+    instruction: SassInstruction
+    named: frozenset[int]
+    filled: range
+    pending: int | None  # most groups of asynchronous copies under way behind it; None: any
+
+
+@functools.lru_cache(maxsize=512)
+def _steps(code: Straight) -> tuple[_Step, ...]:
+    return tuple(
+        _Step(
+            i,
+            frozenset(registers(i.operands)),
+            filled(i) if i.category.startswith("load global") else range(0),
+            int(i.operands.split(",")[-1], 0) if i.opcode == "DEPBAR.LE" else None,
+        )
+        for i in code
+        if i.name != "NOP"
+    )
+
+
+Latency = Callable[[SassInstruction], float]  # a load's clocks until its value is there
+
+
+class Warp:
+    """A warp on its way; `now` counts clocks.
+
+    Loads overlap with whatever the code has between them and the first use of what they bring, also
+    in the loop's next turn. So do asynchronous copies, until their group is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ready: dict[int, float] = {}  # register -> when its value is there
+        self._copied = 0.0  # when the copies since the last group are there
+        self._groups: list[float] = []
+
+    def run(self, section: Section, latency: Latency) -> float:
+        """Clocks that the section takes."""
+        turns = max(1, math.ceil(section.turns))
+        times = [self._turn(section, latency) for _ in range(min(turns, _SETTLED))]
+        if turns <= _SETTLED:
+            taken = sum(times) * section.turns / turns
+        else:
+            last = times[_SETTLED // 2 :]  # of a ring, some turns wait for those after them
+            taken = sum(times) + (section.turns - len(times)) * sum(last) / len(last)
+        self.now += taken - sum(times)
+        return taken
+
+    def _turn(self, section: Section, latency: Latency) -> float:
+        return sum(
+            self.run(part, latency) if isinstance(part, Section) else self._walk(part, latency)
+            for part in section.parts
+        )
+
+    def _walk(self, code: Straight, latency: Latency) -> float:
+        start = self.now
+        for step in _steps(code):
+            for register in step.named & self._ready.keys():
+                self.now = max(self.now, self._ready.pop(register))
+            if step.pending is not None:
+                arrived = len(self._groups) - step.pending
+                self.now = max([self.now, *self._groups[: max(0, arrived)]])
+                self._groups = self._groups[max(0, arrived) :]
+            self.now += CLOCKS_ALONE
+            for register in step.filled:
+                self._ready[register] = self.now + latency(step.instruction)
+            if step.instruction.name == "LDGSTS":
+                self._copied = self.now + latency(step.instruction)
+            elif step.instruction.name == "LDGDEPBAR":
+                self._groups.append(self._copied)
+        return self.now - start

@@ -1,0 +1,112 @@
+"""The cost model's predictions of kernels that programs launch, where counts leave no doubt."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from ptx_kernels.devices import REFERENCE
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.matvec import fused_matvec_rule
+from ptx_kernels.machine_code.accesses import accesses
+from ptx_kernels.machine_code.model import Prediction, predict
+from ptx_kernels.machine_code.report import code, figures, launch
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import choose
+from tools import aot
+from tools.program_kernels import Asked, program_kernels
+
+pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+
+SHAPE = "llama-3.1-8b"
+
+
+def of_program(batch: int, family: str, n: int, columns: int) -> Kernel:
+    """The product of a decode step that has so many rows and columns of Q4_K weights."""
+    found = [
+        kernel
+        for kernel in program_kernels(Asked(SHAPE, batch=batch)).kernels
+        if kernel.family == family
+        and (kernel.arguments.get("n"), kernel.arguments["columns"]) == (n, columns)
+        and "Q4_K" in (kernel.arguments.get("format"), *kernel.arguments.get("formats", ()))
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+@functools.cache
+def predicted(kernel: Kernel) -> Prediction:
+    asked = launch(kernel, code(kernel, REFERENCE.arch))
+    assert asked is not None
+    return predict(asked, REFERENCE)
+
+
+def test_bank_conflicts_bind_few_rows_of_activations():
+    """Attention's output of four rows by a mat-vec: lanes read activations four banks apart.
+
+    14 wavefronts a load, where four would do: programs leave four rows to tensor cores.
+    """
+    config = choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 4, True)
+    shape = dict(format="Q4_K", n=4096, columns=4096, m=4)
+    found = predicted(KERNELS["matvec"](**shape, residual=True, config=config))
+    assert found.seconds > 7e-6 and found.bound == "l1"
+    assert found.bounds["l1"] > 2 * found.bounds["bandwidth"]
+
+
+def small_tiles(n: int) -> Kernel:
+    """A product of 32 rows by blocks of 16 rows of weights, four column warps each."""
+    config = GemmConfig(row_warps=1, column_warps=4, tiles=1, m_tile=32, stages=3)
+    return KERNELS["gemm"](format="Q4_K", n=n, columns=4096, m=32, config=config)
+
+
+def test_small_tiles_read_activations_again():
+    """Blocks of 16 rows of weights: 33 MB of them, and 147 MB of activations through the L2."""
+    kernel = small_tiles(14336)
+    blocks = kernel.grid[0] * kernel.grid[1]
+    counted = accesses(kernel)
+    assert blocks * counted.memory_bytes == pytest.approx(33.0e6, rel=0.01)
+    assert blocks * counted.l2_bytes == pytest.approx(33.0e6 + 147e6 + 4 * 32 * 14336, rel=0.02)
+    found = predicted(kernel)
+    assert found.seconds > 25e-6 and found.bound == "l2"
+
+
+def test_bytes_in_flight_are_different_ones():
+    """Eight lanes load a super-block's header of 16 bytes together: it counts once."""
+    gated = predicted(of_program(1, "gated_matvec", 14336, 4096))
+    assert gated.bytes_in_flight == pytest.approx(36.9e3, rel=0.01)
+    down = predicted(of_program(1, "matvec", 4096, 14336))
+    assert down.bytes_in_flight == pytest.approx(36.9e3, rel=0.01)
+
+
+def test_copies_count_with_their_stages():
+    """A ring of three: two steps of 16 rows of four times 144 bytes, in each of two blocks."""
+    assert predicted(small_tiles(4096)).bytes_in_flight == 2 * 2 * 16 * 4 * 144
+
+
+def test_a_prologue_is_no_part_of_the_stream():
+    """A norm before gate and up: a wait for x, one for its weight, and the quantization."""
+    found = predicted(of_program(1, "gated_matvec", 14336, 4096))
+    assert 1e-6 < found.prologue < 2e-6
+    assert found.seconds > found.prologue + 66e6 / REFERENCE.bandwidth + 2e-6
+
+
+def test_attention_of_eight_queries_hides_latency_behind_its_work():
+    """32 sequences of 4096 tokens: the next round's loads are under way while it computes."""
+    heads = 64, 8, 128
+    kernel = KERNELS["paged_attention"](
+        batch=32,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        num_pages=32 * 256,
+        page_size=16,
+        pages_per_sequence=256,
+        scale=128**-0.5,
+        dtype="bf16",
+        config=choose(paged_attention_rule, 32, *heads, 4096, "bf16"),
+    )
+    seconds = figures(kernel, REFERENCE.arch).seconds
+    assert seconds is not None and 125e-6 < seconds < 180e-6

@@ -1,0 +1,119 @@
+"""Limits of the kernels of Llama 3.1 8B's programs, by program and kind of kernel.
+
+Limits are today's figures, rounded up. Whatever improves a kernel tightens its row, and nothing
+loosens it. The target beside each says where it shall go.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tools.program_kernels import Asked
+
+
+class Limits(NamedTuple):
+    """Of one kind of kernel; None where it multiplies no packed weights, or copies them.
+
+    Attributes:
+      instructions: at most, of the hot loop per byte of packed quants and lane.
+      load_bits: at least, of the widest load of packed weights per lane.
+      conflicts: at most, wavefronts of shared memory over those without bank conflicts.
+    """
+
+    instructions: float | None
+    load_bits: int | None
+    conflicts: float
+
+
+class Budget(NamedTuple):
+    """Limits that hold today, and the target of the coming changes."""
+
+    instructions: float | None
+    load_bits: int | None
+    conflicts: float
+    target: Limits
+
+
+#: Mat-vecs of one row keep up with memory at half of the issue slots; activations lie in the order
+#: that lanes read them.
+Q4_K_ONE_ROW = Limits(3.5, 128, 1.1)
+Q6_K_ONE_ROW = Limits(4.0, 128, 1.1)
+#: Two to eight rows go to tensor cores from three on.
+FEW_ROWS = Limits(6.5, 128, 1.1)
+#: 9 to 64 rows: f16 products of tiles of 64 rows of weights and more.
+TENSOR_ROWS = Limits(7.5, None, 1.1)
+#: As many instructions as tensor cores leave room for.
+PROMPT = Limits(7.9, None, 1.1)
+SHARED = Limits(None, None, 1.1)  # no product
+
+BUDGETS: dict[Asked, dict[str, Budget]] = {
+    Asked("llama-3.1-8b", batch=1): {
+        "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.86, 128, 1.47, Q4_K_ONE_ROW),
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.6, Q4_K_ONE_ROW),
+        "gated_matvec_q4_k_m1 14336x4096": Budget(3.0, 128, 1.63, Q4_K_ONE_ROW),
+        "matvec_q4_k_m1 4096x14336": Budget(3.04, 128, 1.0, Q4_K_ONE_ROW),
+        "qkv_append_matvec_q4_k_q6_k_m1 6144x4096": Budget(2.55, 128, 1.84, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 4096x14336": Budget(3.56, 64, 1.0, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 128256x4096": Budget(3.58, 64, 2.49, Q6_K_ONE_ROW),
+    },
+    Asked("llama-3.1-8b", batch=4): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "qkv_gemm_q4_k_m8 6144x4096": Budget(5.5, None, 1.08, FEW_ROWS),
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m8 4096x4096": Budget(5.5, None, 1.08, FEW_ROWS),
+        "gated_gemm_q4_k_m8 14336x4096": Budget(4.52, None, 1.02, FEW_ROWS),
+        "gemm_q4_k_m8 4096x14336": Budget(5.5, None, 1.08, FEW_ROWS),
+        "qkv_gemm_q4_k_q6_k_m8 6144x4096": Budget(6.86, None, 1.08, FEW_ROWS),
+        "gemm_q6_k_m8 4096x14336": Budget(5.34, None, 1.07, FEW_ROWS),
+        "gemm_q6_k_m8 128256x4096": Budget(5.33, None, 1.07, FEW_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=8): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "qkv_gemm_q4_k_m8 6144x4096": Budget(5.41, None, 1.08, FEW_ROWS),
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m8 4096x4096": Budget(5.41, None, 1.08, FEW_ROWS),
+        "gated_gemm_q4_k_m8 14336x4096": Budget(4.49, None, 1.02, FEW_ROWS),
+        "gemm_q4_k_m8 4096x14336": Budget(5.41, None, 1.08, FEW_ROWS),
+        "qkv_gemm_q4_k_q6_k_m8 6144x4096": Budget(6.78, None, 1.08, FEW_ROWS),
+        "gemm_q6_k_m8 4096x14336": Budget(5.28, None, 1.07, FEW_ROWS),
+        "gemm_q6_k_m8 128256x4096": Budget(5.29, None, 1.07, FEW_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=16): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "qkv_gemm_q4_k_m16 6144x4096": Budget(7.18, None, 1.1, TENSOR_ROWS),
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m16 4096x4096": Budget(7.15, None, 1.1, TENSOR_ROWS),
+        "gated_gemm_q4_k_m16 14336x4096": Budget(5.96, None, 1.03, TENSOR_ROWS),
+        "gemm_q4_k_m16 4096x14336": Budget(7.15, None, 1.1, TENSOR_ROWS),
+        "qkv_gemm_q4_k_q6_k_m16 6144x4096": Budget(9.15, None, 1.09, TENSOR_ROWS),
+        "gemm_q6_k_m16 4096x14336": Budget(7.04, None, 1.08, TENSOR_ROWS),
+        "gemm_q6_k_m16 128256x4096": Budget(6.97, None, 1.06, TENSOR_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=32): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "qkv_gemm_q4_k_m16 6144x4096": Budget(7.05, None, 1.04, TENSOR_ROWS),
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "gemm_q4_k_m16 4096x4096": Budget(6.99, None, 1.04, TENSOR_ROWS),
+        "gated_gemm_q4_k_m32 14336x4096": Budget(8.63, None, 1.04, TENSOR_ROWS),
+        "gemm_q4_k_m16 4096x14336": Budget(6.99, None, 1.04, TENSOR_ROWS),
+        "qkv_gemm_q4_k_q6_k_m32 6144x4096": Budget(9.35, None, 1.1, TENSOR_ROWS),
+        "gemm_q6_k_m32 4096x14336": Budget(10.55, None, 1.09, TENSOR_ROWS),
+        "gemm_q6_k_m32 128256x4096": Budget(10.55, None, 1.05, TENSOR_ROWS),
+    },
+    Asked("llama-3.1-8b", prompt=512): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_f16_m64 4096x4096": Budget(7.88, None, 1.01, PROMPT),
+        "gemm_q4_k_m32 1024x4096": Budget(10.66, None, 1.05, PROMPT),
+        "gemm_q4_k_f16_m64 14336x4096": Budget(7.88, None, 1.01, PROMPT),
+        "gemm_q4_k_f16_m64 4096x14336": Budget(7.88, None, 1.01, PROMPT),
+        "gemm_q6_k_m32 1024x4096": Budget(10.55, None, 1.05, PROMPT),
+        "gemm_q6_k_f16_m64 4096x14336": Budget(7.15, None, 1.04, PROMPT),
+        "matvec_q6_k_m1 128256x4096": Budget(3.58, 64, 2.49, Q6_K_ONE_ROW),
+        "argmax": Budget(None, None, 1.0, SHARED),
+    },
+}

@@ -1,0 +1,199 @@
+"""Tensor-core products with epilogues, of pairs and of several matrices, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import nmse
+from oracles import dequantized, gated, quantized, random_planes, weights
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.gemm import GemmConfig, fused_gemm_rule, gated_gemm, gemm, qkv_gemm
+from ptx_kernels.machine_code.report import figures
+from ptx_kernels.ptx import KernelError
+from ptx_kernels.tuning import choose
+
+TOLERANCE = 1e-12
+
+
+def rng_of(*seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def planes_of(format: str, n: int, columns: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    blocks = columns // formats.get(format).block_size
+    return random_planes(rng_of(n, columns, seed), format, n, blocks)
+
+
+def rows_of(m: int, columns: int) -> np.ndarray:
+    return rng_of(m, columns).standard_normal((m, columns), np.float32) * np.float32(0.1)
+
+
+@pytest.mark.parametrize(
+    ("format", "m", "n", "config"),
+    [
+        ("Q4_K", 3, 37, GemmConfig(2, 2, 1, 8, 3)),
+        ("Q6_K", 20, 100, GemmConfig(2, 1, 2, 16, 2)),
+        ("Q8_0", 8, 5, GemmConfig(1, 4, 1, 8, 2)),
+    ],
+)
+def test_bias_and_residual(format: str, m: int, n: int, config: GemmConfig) -> None:
+    planes, operands = planes_of(format, n, 768), quantized(rows_of(m, 768))
+    bias = rng_of(1).standard_normal(n, np.float32)
+    residual = rng_of(2).standard_normal((m, n), np.float32)
+    kernel = gemm(format=format, n=n, columns=768, m=m, bias=True, residual=True, config=config)
+    (y,) = simulator.run(kernel, *planes, *operands, bias, residual)
+    want = dequantized(*operands) @ weights(format, planes).T + bias + residual
+    assert nmse(y, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "swiglu_oai"])
+@pytest.mark.parametrize(
+    ("pair", "m", "n", "config"),
+    [
+        (("Q4_K", "Q4_K"), 7, 37, GemmConfig(2, 1, 1, 8, 3)),
+        (("Q4_K", "Q6_K"), 17, 20, GemmConfig(1, 2, 2, 16, 2)),
+    ],
+)
+def test_gated(pair: tuple[str, str], m: int, n: int, config: GemmConfig, activation: str) -> None:
+    planes = [planes_of(format, n, 512, i) for i, format in enumerate(pair)]
+    operands = quantized(rows_of(m, 512))
+    kernel = gated_gemm(formats=pair, n=n, columns=512, m=m, activation=activation, config=config)
+    (y,) = simulator.run(kernel, *planes[0], *planes[1], *operands)
+    x = dequantized(*operands)
+    gate, up = (x @ weights(f, own).T for f, own in zip(pair, planes, strict=True))
+    assert nmse(y, gated(activation, gate, up)) <= 1e-11
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "config"),
+    [
+        (5, 64, GemmConfig(2, 1, 1, 8, 3)),
+        (5, 96, GemmConfig(4, 1, 1, 8, 2)),  # the last block overlaps its neighbour
+        (20, 32, GemmConfig(4, 1, 1, 16, 2)),  # fewer rows than a block's, activations overlap
+        (40, 64, GemmConfig(2, 2, 1, 48, 2)),
+    ],
+)
+def test_gated_and_quantized(m: int, n: int, config: GemmConfig) -> None:
+    """Exactly what `quantize_q8_1` makes of the float32 results."""
+    pair = ("Q4_K", "Q4_K")
+    planes = [planes_of("Q4_K", n, 512, i) for i in range(2)]
+    operands = (*planes[0], *planes[1], *quantized(rows_of(m, 512)))
+    arguments = dict(formats=pair, n=n, columns=512, m=m, config=config)
+    (y,) = simulator.run(gated_gemm(**arguments), *operands)
+    found = simulator.run(gated_gemm(**arguments, output="q8_1"), *operands)
+    for got, want in zip(found, quantized(y), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_one_matrix_quantized() -> None:
+    planes, operands = planes_of("Q6_K", 64, 512), quantized(rows_of(9, 512))
+    arguments = dict(format="Q6_K", n=64, columns=512, m=9, config=GemmConfig(2, 2, 1, 16, 2))
+    (y,) = simulator.run(gemm(**arguments), *planes, *operands)
+    found = simulator.run(gemm(**arguments, output="q8_1"), *planes, *operands)
+    for got, want in zip(found, quantized(y), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize(
+    ("types", "rows", "m", "config"),
+    [
+        (("Q4_K", "Q4_K", "Q6_K"), (40, 16, 5), 6, GemmConfig(2, 1, 1, 8, 3)),
+        (("Q5_K", "Q8_0"), (33, 20), 17, GemmConfig(1, 2, 1, 16, 2)),
+    ],
+)
+def test_several_matrices(
+    types: tuple[str, ...], rows: tuple[int, ...], m: int, config: GemmConfig, biases: bool
+) -> None:
+    matrices = [planes_of(format, n, 768) for format, n in zip(types, rows, strict=True)]
+    operands = quantized(rows_of(m, 768))
+    added = [rng_of(n).standard_normal(n, np.float32) for n in rows]
+    kernel = qkv_gemm(formats=types, rows=rows, columns=768, m=m, biases=biases, config=config)
+    given = [*(p for planes in matrices for p in planes), *operands, *(added if biases else [])]
+    found = simulator.run(kernel, *given)
+    x = dequantized(*operands)
+    for y, format, planes, bias in zip(found, types, matrices, added, strict=True):
+        assert nmse(y, x @ weights(format, planes).T + (bias if biases else 0)) <= TOLERANCE
+
+
+def test_a_matrix_of_a_stack() -> None:
+    stacks = [random_planes(rng_of(seed), "Q4_K", 3 * 20, 2) for seed in range(2)]
+    planes = [[p.reshape(3, 20, *p.shape[1:]) for p in stack] for stack in stacks]
+    operands, index = quantized(rows_of(5, 512)), np.array(1, np.int32)
+    kernel = gated_gemm(
+        formats=("Q4_K", "Q4_K"), n=20, columns=512, m=5, layers=3, config=GemmConfig(1, 1, 1, 8, 2)
+    )
+    (y,) = simulator.run(kernel, *planes[0], index, *planes[1], index, *operands)
+    x = dequantized(*operands)
+    gate, up = (x @ weights("Q4_K", [p[1] for p in own]).T for own in planes)
+    assert nmse(y, gated("silu", gate, up)) <= 1e-11
+
+
+#: Products of a layer of Llama-3.1-8B: family, arguments, shape of the rule.
+LAYER = {
+    "gate and up": (
+        "gated_gemm",
+        dict(formats=("Q4_K", "Q4_K"), n=14336, columns=4096, output="q8_1"),
+        (("Q4_K", "Q4_K"), (14336,), 4096),
+    ),
+    "qkv": (
+        "qkv_gemm",
+        dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096),
+        (("Q4_K", "Q4_K", "Q6_K"), (4096, 1024, 1024), 4096),
+    ),
+    "output": (
+        "gemm",
+        dict(format="Q4_K", n=4096, columns=4096, residual=True),
+        (("Q4_K",), (4096,), 4096),
+    ),
+    "down": (
+        "gemm",
+        dict(format="Q6_K", n=4096, columns=14336, residual=True),
+        (("Q6_K",), (4096,), 14336),
+    ),
+}
+
+
+@pytest.mark.parametrize("m", [4, 8, 16, 32, 64])
+@pytest.mark.parametrize("name", LAYER)
+def test_a_layer_fits_every_target(name: str, m: int) -> None:
+    """Shared memory of an sm_120's block, no spills on an sm_90, and few instructions at m <= 8."""
+    family, arguments, shape = LAYER[name]
+    output = arguments.get("output", "f32")
+    config = choose(fused_gemm_rule, *shape, m, output)
+    kernel = KERNELS[family](**arguments, m=m, config=config)
+    found = figures(kernel, "sm_90")
+    assert kernel.dynamic_shared_bytes <= 99 << 10
+    assert found.spill_bytes == 0
+    if m <= 8 and family != "qkv_gemm":  # which has a loop for each matrix
+        assert found.instructions_per_quant_byte is not None
+        assert found.instructions_per_quant_byte <= 6.5
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "message"),
+    [
+        ("gemm", dict(n=40, output="q8_1"), "output='q8_1' needs n=40 and a block's rows"),
+        ("gemm", dict(output="f16"), "output='f16' must be f32 or q8_1"),
+        (
+            "gemm",
+            dict(output="q8_1", config=GemmConfig(1, 1, 1, 8, 2)),
+            "16 \\* tiles \\* row_warps = 16, to be multiples of 32",
+        ),
+        ("gemm", dict(experts=2, residual=True), "experts=2: a stack's products have no epilogue"),
+        ("gated_gemm", dict(activation="relu"), "activation='relu' must be one of silu"),
+        ("gated_gemm", dict(formats=("Q4_K",)), "must be those of gate and up"),
+        ("qkv_gemm", dict(formats=("Q4_K",), rows=(32,)), "must be 2 to 4 matrices"),
+    ],
+)
+def test_what_is_refused(family: str, arguments: dict, message: str) -> None:
+    given = dict(columns=256, m=8, config=GemmConfig(2, 1, 1, 8, 2))
+    given |= {
+        "gemm": dict(format="Q4_K", n=32),
+        "gated_gemm": dict(formats=("Q4_K", "Q4_K"), n=32),
+        "qkv_gemm": dict(formats=("Q4_K", "Q6_K"), rows=(32, 32)),
+    }[family]
+    with pytest.raises(KernelError, match=message):
+        KERNELS[family](**(given | arguments))

@@ -1,0 +1,90 @@
+"""The event model on launches whose time can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ptx_kernels.devices import REFERENCE
+from ptx_kernels.machine_code.model import Launch
+from ptx_kernels.machine_code.sass import SassInstruction
+from ptx_kernels.machine_code.timeline import Section
+from tools import event_model
+from tools.event_model import LAUNCH, MEMORY_LATENCY, Queue, seconds
+
+# a clock is a nanosecond, memory brings 1000 bytes in it
+DEVICE = dataclasses.replace(
+    REFERENCE,
+    multiprocessors=100,
+    clock_hz=1e9 / event_model.CLOCK_RATE,
+    bandwidth=1e12 / event_model.MEMORY_RATE,
+)
+LOAD = SassInstruction(0, "", "LDG.E.128.CONSTANT", "R4, desc[UR4][R2.64]")
+USE = SassInstruction(16, "", "FFMA", "R0, R4, R1")
+WORK = tuple(SassInstruction(32 + 16 * i, "", "FFMA", f"R{100 + i}, RZ") for i in range(98))
+
+
+def launch(loop=(LOAD, USE, *WORK), turns=10, **changes) -> Launch:
+    """A block of one warp on each multiprocessor, which takes ten turns of 100 instructions."""
+    made = Launch(
+        blocks=100,
+        warps=1,
+        resident_blocks=1,
+        nbytes=10**5,
+        body=Section((Section(((), Section((loop,), turns), ())), ())),
+        l2_bytes=1000,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def test_a_queue_serves_in_order():
+    queue = Queue(rate=2.0)
+    assert [queue.serve(0, 4), queue.serve(1, 4), queue.serve(9, 4)] == [2, 4, 11]
+
+
+def test_a_warp_waits_and_computes():
+    """Each turn: 0.5 us of latency, then two clocks for each instruction behind the load's use."""
+    one = seconds(launch(), DEVICE)
+    assert one == pytest.approx(LAUNCH + 10 * (MEMORY_LATENCY + 200e-9), rel=0.03)
+
+
+def test_what_is_asked_for_ahead_hides_latency():
+    """A load whose value is used a turn later, behind 400 instructions."""
+    work = tuple(dataclasses.replace(WORK[0], address=16 * i) for i in range(398))
+    ahead = seconds(launch((USE, LOAD, *work)), DEVICE)
+    assert ahead == pytest.approx(LAUNCH + 10 * 800e-9, rel=0.03)
+
+
+@pytest.mark.parametrize("pending, share", [(1, 1 / 2), (3, 1 / 4)])
+def test_stages_share_a_latency(pending, share):
+    ring = (
+        SassInstruction(0, "", "DEPBAR.LE", f"SB0, {pending:#x}"),
+        SassInstruction(16, "", "LDGSTS.E.BYPASS.128", "[R2], desc[UR4][R4.64]"),
+        SassInstruction(32, "", "LDGDEPBAR", ""),
+    )
+    found = seconds(launch(ring, turns=100), DEVICE) - LAUNCH
+    assert found == pytest.approx(100 * share * MEMORY_LATENCY, rel=0.1)
+
+
+def test_memory_serves_all_or_one():
+    """100 MB take as long from all multiprocessors; one alone has its port of 64 bytes a clock."""
+    many = dict(nbytes=10**8, l2_bytes=10**6, turns=50)
+    full = seconds(launch(**many, warps=16, resident_blocks=1), DEVICE)
+    assert full == pytest.approx(LAUNCH + 100e-6 + MEMORY_LATENCY, rel=0.15)
+    lone = seconds(launch(blocks=1, nbytes=10**6, l2_bytes=10**6, warps=16, turns=200), DEVICE)
+    assert lone >= LAUNCH + 10**6 / 64 * 1e-9
+
+
+def test_pipes_and_wavefronts_are_shared():
+    """32 warps of one multiprocessor issue four instructions a clock; L1 serves a wavefront."""
+    busy = seconds(launch(WORK, warps=32, turns=100), DEVICE) - LAUNCH
+    assert busy == pytest.approx(32 * 100 * 98 / 4 * 1e-9, rel=0.05)
+    served = seconds(launch(WORK, warps=32, turns=100, wavefronts=200_000), DEVICE) - LAUNCH
+    assert served == pytest.approx(200e-6, rel=0.05)
+
+
+def test_blocks_follow_each_other():
+    """Three blocks for each multiprocessor, of which it holds one."""
+    one, three = (seconds(launch(blocks=n, nbytes=1000 * n), DEVICE) for n in (100, 300))
+    assert three - LAUNCH == pytest.approx(3 * (one - LAUNCH), rel=0.02)

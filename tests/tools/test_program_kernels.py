@@ -1,0 +1,49 @@
+"""The kernels of whole programs, counted from a few layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from jax_q4k import models
+from tools import aot
+from tools.program_kernels import CACHE_DTYPE, CONTEXT, SHAPES, Asked, program_kernels
+from tools.random_model import random_model
+
+pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+
+
+def test_few_layers_tell_what_all_launch():
+    """Every kernel of the whole of Llama 3.1 8B, as often as its compiled program launches it."""
+    model = random_model(SHAPES["llama-3.1-8b"], abstract=True)
+    function, arguments = models.abstract_programs(
+        model, batch=8, capacity=CONTEXT, cache_dtype=CACHE_DTYPE
+    )["decode"]
+    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    whole = Counter(program.ptx_text(launch) for launch in program.ptx_launches)
+    found = program_kernels(Asked("llama-3.1-8b", batch=8))
+    assert {kernel.text: count for kernel, count in found.kernels.items()} == whole
+    assert found.launches == len(program.launches)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_layer_has_its_kernels(shape):
+    """One attention a layer, one product for the logits, and all of them can be computed of."""
+    found = program_kernels(Asked(shape))
+    families = Counter()
+    for kernel, count in found.kernels.items():
+        families[kernel.family] += count
+        assert kernel.arguments and kernel.operands
+    assert families["paged_attention"] == SHAPES[shape].num_layers
+    ways_in = families["qkv_matvec"] + families["qkv_append_matvec"]
+    assert ways_in == SHAPES[shape].num_layers
+    assert found is program_kernels(Asked(shape))
+
+
+def test_prompts_have_no_loops():
+    """Attention of a long prompt is one launch a layer, none of them in a loop of XLA's."""
+    found = program_kernels(Asked("llama-3.1-8b", prompt=512))
+    assert not any(p.kind == "kWhile" for t, _ in found.xla for p in t.parents)
+    attention = [n for kernel, n in found.kernels.items() if kernel.family == "causal_attention"]
+    assert sum(attention) == SHAPES["llama-3.1-8b"].num_layers

@@ -1,0 +1,343 @@
+"""A second opinion on a launch's time: its warps, one by one, and the queues that they wait in.
+
+Nothing of `ptx_kernels.machine_code.model` but the counts that it starts from (`Launch`: bytes,
+instructions, wavefronts, turns). Blocks are dealt to multiprocessors and follow each other there.
+Each warp goes through its prologue, the turns of its loop, and what is behind it; in a turn it asks
+for the turn's bytes, computes, waits for what it needs, and computes on:
+
+    memory, L2    one queue each for the device, first come, first served
+    port          one for each multiprocessor, from L2
+    pipes, L1     one each for each multiprocessor: clocks of its busiest unit; wavefronts
+    barriers      a block's warps wait for each other where the loop around the turns has one
+
+Assumptions, none of them calibrated on hardware: the constants below.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ptx_kernels.devices import Device
+from ptx_kernels.machine_code.model import Launch, unit_clocks
+from ptx_kernels.machine_code.sass import SassInstruction, filled, registers
+from ptx_kernels.machine_code.timeline import Section
+
+LAUNCH = 1.3e-6  # seconds: a node of a CUDA graph
+MEMORY_RATE = 4.2 / 4.3  # of what a copy reaches
+MEMORY_LATENCY = 0.5e-6  # seconds, of an idle memory
+L2_LATENCY = 0.25e-6
+CLOCK_RATE = 1.83 / 1.98  # of the boost clock
+PORT_BYTES = 64  # per clock into a multiprocessor
+ALONE = 2.0  # clocks between two instructions of a warp
+_MOST_BLOCKS = 4  # in the whole, for each multiprocessor: with more, a part stands for the device
+_PART = 4
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a warp does between two requests for bytes.
+
+    Attributes:
+      alone: clocks until its last instruction, if no other warp were there.
+      overlap: of these, before it needs what it asked for in this turn.
+      pipes, wavefronts: clocks of the multiprocessor that it takes from others.
+      memory_bytes, l2_bytes: that it asks for, the former also through L2.
+      ahead: turns by which it asks before it needs them: stages of copies.
+      barrier: whether its block's warps meet at its end.
+    """
+
+    alone: float
+    overlap: float
+    pipes: float
+    wavefronts: float
+    memory_bytes: float
+    l2_bytes: float
+    ahead: int
+    barrier: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """A warp's way, and how many take it; `waits`: seconds of its prologue's loads."""
+
+    blocks: int
+    warps: int
+    resident: int
+    waits: float
+    prologue: Turn
+    turn: Turn
+    turns: int
+    end: Turn
+
+
+class Queue:
+    """Serves one request after another at a rate."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._free = rate, 0.0
+
+    def serve(self, now: float, amount: float) -> float:
+        """When a request that comes now is served."""
+        self._free = max(self._free, now) + amount / self._rate
+        return self._free
+
+
+@dataclass
+class _Multiprocessor:
+    port: Queue
+    pipes: Queue
+    l1: Queue
+
+
+@dataclass
+class _Block:
+    home: _Multiprocessor
+    running: int
+    waiting: list[_Warp] = field(default_factory=list)  # at a barrier
+    last: float = 0.0  # when the last of these came
+
+
+@dataclass
+class _Warp:
+    block: _Block
+    turn: int = -1  # the prologue
+    half: bool = False  # whether what it needs has come
+    arrivals: list[float] = field(default_factory=list)  # when the bytes of each turn are there
+
+
+def seconds(launch: Launch, device: Device) -> float:
+    """A launch's time on a device."""
+    tensor = any(i.category == "mma" for i in launch.code)
+    hertz = (device.tensor_clock_hz if tensor else None) or CLOCK_RATE * device.clock_hz
+    program = _program(launch, device, hertz)
+    multiprocessors = device.multiprocessors
+    part = 1 if program.blocks <= _MOST_BLOCKS * multiprocessors else _PART
+    run = _Run(
+        replace(program, blocks=math.ceil(program.blocks / part)),
+        multiprocessors // part,
+        memory=Queue(MEMORY_RATE * device.bandwidth / part),
+        l2=Queue(device.l2_bandwidth / part),
+        hertz=hertz,
+    )
+    return LAUNCH + run.finish()
+
+
+class _Run:
+    """One launch; `hertz`: of multiprocessors."""
+
+    def __init__(
+        self, program: Program, multiprocessors: int, *, memory: Queue, l2: Queue, hertz: float
+    ) -> None:
+        self._program, self._memory, self._l2, self._hertz = program, memory, l2, hertz
+        self._left = program.blocks
+        self._events: list[tuple[float, int, _Warp]] = []
+        self._count = 0
+        homes = [
+            _Multiprocessor(Queue(PORT_BYTES * hertz), Queue(hertz), Queue(hertz))
+            for _ in range(min(multiprocessors, program.blocks))
+        ]
+        for _ in range(program.resident):
+            for home in homes:
+                self._begin(home, 0.0)
+
+    def finish(self) -> float:
+        """When the last warp is done."""
+        now = 0.0
+        while self._events:
+            now, _, warp = heapq.heappop(self._events)
+            self._go_on(warp, now)
+        return now
+
+    def _begin(self, home: _Multiprocessor, now: float) -> None:
+        if not self._left:
+            return
+        self._left -= 1
+        block = _Block(home, self._program.warps)
+        for _ in range(self._program.warps):
+            warp = _Warp(block)
+            # the prologue's own waits come first
+            asked = self._ask(warp, self._program.prologue, now)
+            self._at(max(asked, now + self._program.waits), warp)
+
+    def _at(self, time: float, warp: _Warp) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, warp))
+
+    def _ask(self, warp: _Warp, turn: Turn, now: float) -> float:
+        """When a turn's bytes are there."""
+        there = now
+        if turn.memory_bytes:
+            there = self._memory.serve(now, turn.memory_bytes) + MEMORY_LATENCY
+        if passing := turn.l2_bytes + turn.memory_bytes:
+            through = max(self._l2.serve(now, passing), warp.block.home.port.serve(now, passing))
+            there = max(there, through + L2_LATENCY)
+        return there
+
+    def _compute(self, warp: _Warp, turn: Turn, share: float, now: float) -> float:
+        """When `share` of a turn's instructions are through."""
+        home = warp.block.home
+        return max(
+            now + share * turn.alone / self._hertz,
+            home.pipes.serve(now, share * turn.pipes),
+            home.l1.serve(now, share * turn.wavefronts),
+        )
+
+    def _go_on(self, warp: _Warp, now: float) -> None:
+        program = self._program
+        if warp.turn < 0:  # the prologue's bytes are there
+            warp.turn = 0
+            for _ in range(program.turn.ahead):
+                warp.arrivals.append(self._ask(warp, program.turn, now))
+            self._at(self._compute(warp, program.prologue, 1.0, now), warp)
+        elif warp.turn < program.turns:
+            self._in_turn(warp, program.turn, now)
+        elif warp.turn == program.turns:
+            warp.turn += 1
+            self._at(self._compute(warp, program.end, 1.0, now), warp)
+        else:
+            warp.block.running -= 1
+            if not warp.block.running:
+                self._begin(warp.block.home, now)
+
+    def _in_turn(self, warp: _Warp, turn: Turn, now: float) -> None:
+        """Half a turn: up to what it needs, or behind that; copies start where the wait ends."""
+        share = turn.overlap / turn.alone if turn.alone else 0.0
+        asks = warp.turn + turn.ahead < self._program.turns and warp.half == bool(turn.ahead)
+        if asks:
+            warp.arrivals.append(self._ask(warp, turn, now))
+        if not warp.half:
+            warp.half = True
+            done = self._compute(warp, turn, share, now)
+            self._at(max(done, warp.arrivals[warp.turn]), warp)
+            return
+        warp.half = False
+        warp.turn += 1
+        done = self._compute(warp, turn, 1.0 - share, now)
+        if turn.barrier:
+            self._meet(warp, done)
+        else:
+            self._at(done, warp)
+
+    def _meet(self, warp: _Warp, done: float) -> None:
+        """At a barrier, where all of a block's warps go on when the last one has come."""
+        block = warp.block
+        block.waiting.append(warp)
+        block.last = max(block.last, done)
+        if len(block.waiting) == self._program.warps:
+            for each in block.waiting:
+                self._at(block.last, each)
+            block.waiting = []
+
+
+def _program(launch: Launch, device: Device, hertz: float) -> Program:
+    """A launch's counts as one warp's way."""
+    loop, outer = _loop(launch.body)
+    turns = max(1, round(loop.turns * outer.turns))
+    inner, around, once = _flat(loop), _flat(outer, but=loop), _flat(launch.body, but=outer)
+    per_turn = outer.turns / turns  # of the code around the loop, in each turn
+    code = [(inner, loop.turns * outer.turns / turns), (around, per_turn)]
+    warps = launch.blocks * launch.warps
+    memory = _memory_bytes(launch) / warps
+    other = max(0.0, launch.l2_bytes / launch.warps - memory)
+    staged = bool(launch.prologue.parts and any(_waits(_flat(launch.prologue))))
+    ahead, copies = _ahead((*around, *inner))
+    issued = sum(turns * n for n, turns in _counted(launch))
+    a_wavefront = launch.wavefronts / launch.warps / max(issued, 1)  # for each instruction
+
+    def made(parts: list[tuple[tuple[SassInstruction, ...], float]], **what: float) -> Turn:
+        count = sum(times * len(each) for each, times in parts)
+        units: dict[str, float] = {}
+        for each, times in parts:
+            for unit, busy in unit_clocks(each, device).items():
+                units[unit] = units.get(unit, 0.0) + times * busy
+        return Turn(
+            alone=ALONE * count,
+            overlap=ALONE * what.get("overlap", 0.0),
+            pipes=max(units.values(), default=0.0),
+            wavefronts=a_wavefront * count,
+            memory_bytes=what.get("memory", 0.0),
+            l2_bytes=what.get("l2", 0.0),
+            ahead=ahead,
+            barrier=bool(what.get("barrier", 0.0)),
+        )
+
+    prologue = [(part, times) for part, times in launch.prologue.straight()]
+    memory_turns = 0.0 if staged else other / turns
+    overlap = 0.0 if copies else _overlap(inner, launch.cold)
+    barrier = any(i.name == "BAR" for i in around) and per_turn == 1.0
+    return Program(
+        launch.blocks,
+        launch.warps,
+        launch.resident_blocks,
+        sum(_waits(_flat(launch.prologue))),
+        made(prologue, l2=other if staged else 0.0),
+        made(code, memory=memory / turns, l2=memory_turns, overlap=overlap, barrier=barrier),
+        turns,
+        made([(once, 1.0)]),
+    )
+
+
+def _loop(body: Section) -> tuple[Section, Section]:
+    """The innermost loop of a body, and the section around it: itself where there is no loop."""
+    outer = next((p for p in body.parts if isinstance(p, Section)), body)
+    return next((p for p in outer.parts if isinstance(p, Section)), outer), outer
+
+
+def _flat(section: Section, but: Section | None = None) -> tuple[SassInstruction, ...]:
+    """A section's instructions, without those of one in it; NOPs don't count."""
+    if section is but:
+        return ()
+    found: list[SassInstruction] = []
+    for part in section.parts:
+        found += _flat(part, but) if isinstance(part, Section) else part
+    return tuple(i for i in found if i.name != "NOP")
+
+
+def _counted(launch: Launch) -> Iterable[tuple[int, float]]:
+    """Straight code of a warp: how many instructions, how often."""
+    for section in (launch.prologue, launch.body):
+        for part, times in section.straight():
+            yield len(part), times
+
+
+def _memory_bytes(launch: Launch) -> float:
+    """Of all blocks, through memory: no more than pass L2."""
+    return min(launch.nbytes, launch.blocks * launch.l2_bytes)
+
+
+def _waits(code: tuple[SassInstruction, ...]) -> list[float]:
+    """Seconds of each wait for a load, one behind the other: what is used ends all that began."""
+    waits, under_way = [], dict[int, float]()
+    for i in code:
+        if hit := registers(i.operands) & under_way.keys():
+            waits.append(max(under_way[r] for r in hit))
+            under_way.clear()
+        if i.category.startswith("load global"):
+            latency = MEMORY_LATENCY if ".CONSTANT" in i.opcode else L2_LATENCY
+            under_way.update((r, latency) for r in filled(i))
+    return waits
+
+
+def _ahead(code: tuple[SassInstruction, ...]) -> tuple[int, bool]:
+    """Turns by which asynchronous copies are ahead, and whether there are any."""
+    if not any(i.name == "LDGSTS" for i in code):
+        return 0, False
+    pending = [int(i.operands.split(",")[-1], 0) for i in code if i.opcode == "DEPBAR.LE"]
+    return max(pending, default=0) + 1, True
+
+
+def _overlap(code: tuple[SassInstruction, ...], cold: bool) -> float:
+    """Fewest instructions from a load from memory to its first use, round the loop if need be."""
+    least = float(len(code))
+    for at, load in enumerate(code):
+        if load.category.startswith("load global") and (cold or ".CONSTANT" in load.opcode):
+            wanted = set(filled(load))
+            behind = (*code[at + 1 :], *code[:at])
+            use = next(
+                (n for n, i in enumerate(behind) if wanted & registers(i.operands)), len(code)
+            )
+            least = min(least, float(use))
+    return 0.0 if least == len(code) else least

@@ -1,0 +1,217 @@
+"""The distinct kernels that a model's programs launch, with how often each is launched.
+
+A program is compiled ahead of time for an H200 from the first few layers of a shape; every layer of
+the whole model then counts as the one among them that has the same types of tensors, mixer, window
+and heads. So a model of any depth takes seconds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.config import Config
+from ptx_kernels.devices import REFERENCE
+from ptx_kernels.ptx import Kernel
+
+from . import aot
+from .random_model import (
+    GEMMA_3_12B,
+    LLAMA_3_1_8B,
+    QWEN_3_30B_A3B,
+    first_layers,
+    random_model,
+    tensor_types,
+)
+from .thunks import Thunk
+
+SHAPES: dict[str, Config] = {
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "qwen3-30b-a3b": QWEN_3_30B_A3B,
+    "gemma-3-12b": GEMMA_3_12B,
+}
+BATCHES = (1, 2, 4, 8, 16, 32)
+PROMPTS = (512, 4096)
+CONTEXT = 512  # tokens of a sequence that a decode step reads
+CACHE_DTYPE = jnp.bfloat16
+_PAGE = 16  # tokens: a cache has room for whole pages
+
+_LAYER = re.compile(r"/layer(\d+)/")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_PARTS = re.compile(r"(?:condition|body)=%?([\w.-]+)")  # of a while instruction
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
+_NAME = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = ")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A program of a shape: one token of `batch` sequences, or a prompt of `prompt` tokens.
+
+    Attributes:
+      shape: a key of SHAPES.
+      prompt: 0: a decode step.
+      context: tokens that each sequence of a decode step has room for and holds.
+    """
+
+    shape: str
+    batch: int = 1
+    prompt: int = 0
+    context: int = CONTEXT
+
+    @property
+    def tokens(self) -> int:
+        """That the program makes or takes in."""
+        return self.batch * max(1, self.prompt)
+
+    def __str__(self) -> str:
+        what = f"prompt of {self.prompt}" if self.prompt else f"batch {self.batch}"
+        return f"{self.shape}, {what}"
+
+
+@dataclass(frozen=True)
+class ProgramKernels:
+    """What one program launches, of the whole model.
+
+    Attributes:
+      kernels: ours -> launches.
+      xla: XLA's own launches with how often each runs; a loop's turns are multiplied.
+      hlo: the compiled text, in which the instructions of `xla` are found.
+    """
+
+    asked: Asked
+    kernels: dict[Kernel, int]
+    xla: tuple[tuple[Thunk, int], ...]
+    hlo: str
+
+    @property
+    def launches(self) -> int:
+        return sum(self.kernels.values()) + sum(count for _, count in self.xla)
+
+
+@functools.cache
+def program_kernels(asked: Asked) -> ProgramKernels:
+    """Compiles the program; a second call with the same argument returns the same object.
+
+    Raises:
+      RuntimeError: JAX's CUDA plugin is not installed.
+    """
+    config = SHAPES[asked.shape]
+    cut, like = _cut(config)
+    model = random_model(cut, abstract=True)
+    prompt = asked.prompt or 8  # of a decode step it is another program's
+    programs = models.abstract_programs(
+        model,
+        batch=asked.batch,
+        prompt_length=prompt,
+        capacity=-(-max(asked.prompt, asked.context) // _PAGE) * _PAGE,
+        cache_dtype=CACHE_DTYPE,
+    )
+    function, arguments = programs["prefill" if asked.prompt else "decode"]
+    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    calls = jq.explain(
+        function, *arguments, platform="cuda", device=f"NVIDIA {REFERENCE.name}"
+    ).calls
+    of_text = {kernel.text: kernel for call in calls for kernel in call.kernels}
+    ours = set(map(id, program.ptx_launches))
+    kernels: Counter[Kernel] = Counter()
+    xla = []
+    of_layer, loops = Counter(like), _loops(program.hlo)
+    for launch in program.launches:
+        layer, times = _place(launch, loops)
+        times *= 1 if layer is None else of_layer[layer]
+        if id(launch) in ours:
+            kernels[of_text[program.ptx_text(launch)]] += times
+        else:
+            xla.append((launch, times))
+    kernels = Counter({kernel: times for kernel, times in kernels.items() if times})
+    xla = [(launch, times) for launch, times in xla if times]
+    return ProgramKernels(asked, dict(kernels), tuple(xla), program.hlo)
+
+
+class _Loop(NamedTuple):
+    """A loop of the compiled program: the layer that it belongs to, and its turns."""
+
+    layer: int | None
+    turns: int
+
+
+def _place(launch: Thunk, loops: dict[str, _Loop]) -> tuple[int | None, int]:
+    """The layer that launches it, None outside of layers, and how often a loop there runs it.
+
+    A loop around it says the layer: XLA gives equal bodies the names of the first layer's.
+    """
+    instruction = launch.instruction
+    if any(parent.kind == "kWhile" for parent in launch.parents):
+        if instruction is None or instruction.name not in loops:
+            raise ValueError(f"{launch.name} runs in a loop that the compiled text does not show")
+        return loops[instruction.name]
+    return _layer(instruction.op_name if instruction else ""), 1
+
+
+def _layer(op_name: str) -> int | None:
+    found = _LAYER.search(op_name)
+    return int(found[1]) if found else None
+
+
+def _loops(hlo: str) -> dict[str, _Loop]:
+    """Instruction -> the loop that runs it, of all that are in a loop's body or condition.
+
+    Raises:
+      ValueError: XLA does not know how many turns a loop takes.
+    """
+    loops, computation, found = {}, "", {}
+    lines = hlo.splitlines()
+    for line in lines:
+        if " while(" in line:
+            turns, op_name = _TRIPS.search(line), _OP_NAME.search(line)
+            if turns is None:
+                raise ValueError(f"XLA knows no number of turns of {line.split(' = ')[0].strip()}")
+            loop = _Loop(_layer(op_name[1] if op_name else ""), int(turns[1]))
+            loops.update({name: loop for name in _PARTS.findall(line)})
+    for line in lines:
+        if head := _COMPUTATION.match(line):
+            computation = head[1]
+        elif computation in loops and (name := _NAME.match(line)):
+            found[name[1]] = loops[computation]
+    return found
+
+
+def _cut(config: Config) -> tuple[Config, tuple[int, ...]]:
+    """The fewest first layers that have all kinds, and of each layer of `config` the one like it.
+
+    A layer between others stands for those of its kind: XLA joins what is around the first and the
+    last to them.
+    """
+    wanted = _kinds(config)
+    for count in range(3, config.num_layers):
+        cut = first_layers(config, count)
+        inner = {kind: layer for layer, kind in enumerate(_kinds(cut)) if 0 < layer < count - 1}
+        if set(wanted) <= set(inner):
+            return cut, tuple(inner[kind] for kind in wanted)
+    return config, tuple(range(config.num_layers))
+
+
+def _kinds(config: Config) -> list[tuple[Any, ...]]:
+    """What tells layers apart: the types of their tensors, mixer, window and heads."""
+    types: list[dict[str, str]] = [{} for _ in range(config.num_layers)]
+    for name, kind in tensor_types(config).items():
+        if name.startswith("blk."):
+            _, layer, rest = name.split(".", 2)
+            types[int(layer)][rest] = kind
+    return [
+        (
+            tuple(sorted(types[layer].items())),
+            config.mixer_of(layer),
+            config.window_of(layer),
+            config.kv_heads_of(layer),
+        )
+        for layer in range(config.num_layers)
+    ]

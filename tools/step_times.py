@@ -1,0 +1,245 @@
+"""Time of decode steps and of prompts, predicted for an H200 by two models; nothing is measured.
+
+python -m tools.step_times [--shapes SHAPE ...] [--out FILE]
+
+Our kernels have the times of the cost model (`ptx_kernels.machine_code.model`) and of an event
+model (`tools.event_model`) that shares no formula with it. XLA's have the same in both: a launch,
+a wait, and the larger of their bytes and, of float32 products, their multiply-adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ptx_kernels.devices import REFERENCE
+from ptx_kernels.machine_code import report
+from ptx_kernels.machine_code.model import LAUNCH, MEMORY_LATENCY, predict
+from ptx_kernels.machine_code.report import plain_table
+from ptx_kernels.machine_code.work import traffic
+from ptx_kernels.ptx import Kernel
+
+from . import aot, event_model
+from .program_kernels import BATCHES, PROMPTS, SHAPES, Asked, ProgramKernels, program_kernels
+from .results import write_results
+from .thunks import Array, Instruction, parse_hlo
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "step_times.json"
+AGREE = 0.15  # part of the cost model's time by which the event model's may differ
+_FLOAT_RATE = 2 * REFERENCE.fp32_lanes * REFERENCE.multiprocessors * REFERENCE.clock_hz
+_BITS = re.compile(r"(\d+)")
+_CALLS = re.compile(r"calls=%?([\w.-]+)")
+_DOT = re.compile(
+    r"%?[\w.-]+ = (\w+\[[\d,]*\]).* dot\(%?([\w.-]+),.*lhs_contracting_dims=\{([\d,]*)\}"
+)
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One of our kernels in a program; seconds of one launch by each model, None: unknown."""
+
+    name: str
+    grid: tuple[int, int, int]
+    count: int
+    bound: str
+    seconds: float
+    event_seconds: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A program; seconds of all its launches by each model, `xla` those of XLA's in both.
+
+    `tokens_per_second` counts what it makes (a decode step) or takes in (a prompt).
+    """
+
+    shape: str
+    batch: int
+    prompt: int
+    launches: int
+    seconds: float
+    event_seconds: float
+    xla_seconds: float
+    tokens_per_second: float
+    event_tokens_per_second: float
+    kernels: tuple[KernelTime, ...]
+
+    @property
+    def apart(self) -> float:
+        """How far the event model is from the cost model, as a part of the latter's time."""
+        return self.event_seconds / self.seconds - 1
+
+
+def step_time(asked: Asked) -> StepTime:
+    """Predicts one program."""
+    found = program_kernels(asked)
+    kernels = tuple(
+        KernelTime(kernel.name, kernel.grid, count, *_times(kernel))
+        for kernel, count in found.kernels.items()
+    )
+    xla = xla_seconds(found)
+    seconds = xla + sum(k.count * k.seconds for k in kernels)
+    event_seconds = xla + sum(k.count * k.event_seconds for k in kernels)
+    return StepTime(
+        asked.shape,
+        asked.batch,
+        asked.prompt,
+        found.launches,
+        seconds,
+        event_seconds,
+        xla,
+        asked.tokens / seconds,
+        asked.tokens / event_seconds,
+        kernels,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _times(kernel: Kernel) -> tuple[str, float, float]:
+    """What binds a kernel, and its seconds by each model.
+
+    Of one whose trips are not known, both take a launch, a wait and its bytes.
+    """
+    asked = report.launch(kernel, report.code(kernel, REFERENCE.arch))
+    if asked is None:
+        seconds = LAUNCH + MEMORY_LATENCY + traffic(kernel) / REFERENCE.bandwidth
+        return "bandwidth", seconds, seconds
+    predicted = predict(asked, REFERENCE)
+    return predicted.bound, predicted.seconds, event_model.seconds(asked, REFERENCE)
+
+
+def xla_seconds(found: ProgramKernels) -> float:
+    """All of XLA's launches: bytes of operands and results, and multiply-adds of products."""
+    instructions, products = parse_hlo(found.hlo), _multiply_adds(found.hlo)
+    lines = {
+        name: line
+        for line in found.hlo.splitlines()
+        if (name := line.strip().removeprefix("ROOT ").lstrip("%").partition(" = ")[0])
+    }
+    total = 0.0
+    for launch, count in found.xla:
+        busy = 0.0
+        if launch.instruction is not None:
+            line = lines.get(launch.instruction.name, "")
+            nbytes = _bytes(launch.instruction, line, instructions)
+            called = _CALLS.search(line)
+            adds = products[called[1]] if called else 0
+            busy = max(nbytes / REFERENCE.bandwidth, 2 * adds / _FLOAT_RATE)
+        total += count * (LAUNCH + MEMORY_LATENCY + busy)
+    return total
+
+
+def _bytes(instruction: Instruction, line: str, instructions: dict[str, Instruction]) -> int:
+    """Bytes of an instruction's results and of the operands that its line names."""
+    _, _, rest = line.partition(f" {instruction.opcode}(")
+    operands = re.findall(r"%?([\w.-]+)", rest.partition(")")[0])
+    arrays = list(instruction.results)
+    for name in operands:
+        if name in instructions:
+            arrays += instructions[name].results
+    return sum(map(_nbytes, arrays))
+
+
+def _nbytes(array: Array) -> int:
+    bits = _BITS.search(array.dtype)
+    return array.elements * max(1, int(bits[1]) // 8 if bits else 1)  # pred has no number
+
+
+def _multiply_adds(hlo: str) -> defaultdict[str, int]:
+    """Multiply-adds of the products in each computation."""
+    found: defaultdict[str, int] = defaultdict(int)
+    instructions, computation = parse_hlo(hlo), ""
+    for line in hlo.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            computation = line.removeprefix("ENTRY ").lstrip("%").split()[0]
+        elif dot := _DOT.search(line):
+            (made,) = instructions[
+                line.strip().removeprefix("ROOT ").lstrip("%").split()[0]
+            ].results
+            left = instructions[dot[2]].results[0]
+            summed = 1
+            for axis in dot[3].split(","):
+                summed *= left.dims[int(axis)] if axis else 1
+            found[computation] += made.elements * summed
+    return found
+
+
+def table(times: Iterable[StepTime]) -> str:
+    """Both models side by side."""
+    header = ("PREDICTED, H200", "launches", "us", "us, events", "apart", "XLA's us", "tok/s")
+    rows = [
+        (
+            str(Asked(t.shape, t.batch, t.prompt)),
+            str(t.launches),
+            f"{t.seconds * 1e6:.0f}",
+            f"{t.event_seconds * 1e6:.0f}",
+            f"{t.apart:+.0%}",
+            f"{t.xla_seconds * 1e6:.0f}",
+            f"{t.tokens_per_second:.0f}",
+            f"{t.event_tokens_per_second:.0f}",
+        )
+        for t in times
+    ]
+    return plain_table((*header, "tok/s, events"), rows)
+
+
+def differences(time: StepTime) -> str:
+    """The kernels that most of a difference beyond AGREE comes from; empty where both agree."""
+    if abs(time.apart) <= AGREE:
+        return ""
+    worst = sorted(time.kernels, key=lambda k: -k.count * abs(k.event_seconds - k.seconds))[:3]
+    told = "; ".join(
+        f"{k.count} {k.name} {k.grid}: {k.seconds * 1e6:.1f} us ({k.bound} bound),"
+        f" {k.event_seconds * 1e6:.1f} by events"
+        for k in worst
+    )
+    return f"{Asked(time.shape, time.batch, time.prompt)}: {time.apart:+.0%}: {told}"
+
+
+def results(times: Iterable[StepTime]) -> dict[str, Any]:
+    """The results' file: every program, with each of our kernels."""
+    return {
+        "predicted": "by two models, for an H200; nothing is measured",
+        "device": REFERENCE.name,
+        "programs": [asdict(t) | {"apart": t.apart} for t in times],
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.step_times", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--batches", nargs="*", type=int, default=BATCHES)
+    parser.add_argument("--prompts", nargs="*", type=int, default=PROMPTS)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the results' file")
+    options = parser.parse_args(argv)
+    if reason := aot.unavailable():
+        print(reason, file=sys.stderr)
+        return 3
+    times = []
+    for shape in options.shapes:
+        asked = [Asked(shape, batch=batch) for batch in options.batches]
+        asked += [Asked(shape, prompt=prompt) for prompt in options.prompts]
+        for each in asked:
+            times.append(step_time(each))
+            print(differences(times[-1]) or f"{each}: {times[-1].apart:+.0%}", flush=True)
+            write_results(options.out, results(times))
+    print(table(times))
+    print(f"written: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    # nothing runs on a GPU; without its libraries, looking for one warns
+    jax.config.update("jax_platforms", "cpu")
+    sys.exit(main())
