@@ -166,6 +166,6 @@ def _operand(buffer: Buffer, kernel: Kernel) -> DeviceBuffer:
         array[...] = np.arange(array.size).reshape(array.shape) % rows
     elif buffer.role != "out" and buffer.type.name == "s32" and buffer.name in _INTEGERS:
         array[...] = _INTEGERS[buffer.name](buffer, buffers, np.random.default_rng(0))
-        if buffer.name == "context_lens":
+        if buffer.name in ("context_lens", "lengths"):
             array[...] = array.max()  # every sequence is full
     return DeviceBuffer(buffer.name, array, buffer.role)

@@ -15,7 +15,6 @@ from ..formats import names as format_names
 from ..kernels import FAMILIES
 from ..kernels.family import Family, PackedWeights, rows_together
 from ..kernels.matvec import MatvecConfig, matvec
-from ..kernels.quantize_f16 import SUPER_BLOCK
 from ..ptx import WARP, Kernel
 from .model import mma_products
 from .sass import Loop, load_bits
@@ -154,7 +153,7 @@ def outer_turns(kernel: Kernel) -> float:
         return 1.0
     columns = kernel.arguments["columns"]
     if not isinstance(config, MatvecConfig):
-        return math.ceil(columns / SUPER_BLOCK)
+        return math.ceil(columns / config.columns)
     joined = "rows" in kernel.arguments  # one after another; a pair's rows go together
     rows = packed.count / columns / (1 if joined else len(packed.formats))
     return max(1.0, rows / config.block_rows / math.prod(kernel.grid))

@@ -12,6 +12,7 @@ import numpy as np
 from ...devices import target
 from ...ptx import Buffer
 from ..family import Arguments, Case, Family, once
+from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_BUFFERS, PAGE_OPERANDS
 from .causal_attention import causal_attention
 from .merge_attention import merge_attention
@@ -247,11 +248,30 @@ def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Gener
     return lengths
 
 
+def _prompt_trips(arguments: Arguments) -> float:
+    """Steps of all warps over full prompts: of a tile those between its window and its last row."""
+    time, window, config = arguments["time"], arguments["window"], arguments["config"]
+    group, rows = arguments["num_heads"] // arguments["num_kv_heads"], TILE_ROWS * config.warps
+    steps = 0
+    for first in range(0, time * group, rows):
+        stop = min((first + rows - 1) // group, time - 1) + 1
+        start = max(first // group + 1 - window, 0) if window else 0
+        steps += math.ceil((stop - start) / config.tokens)
+    return arguments["batch"] * arguments["num_kv_heads"] * steps * config.warps
+
+
+def _shorter_prompt(arguments: Arguments) -> tuple[str, int] | None:
+    """Blocks have as many more steps as the prompt is longer; a window bounds them."""
+    return None if arguments["window"] else ("time", 512)
+
+
 CAUSAL_ATTENTION = Family(
     "causal_attention",
     causal_attention,
     _CAUSAL,
     rules=(causal_attention_rule,),
+    trips=_prompt_trips,
+    shorter=_shorter_prompt,
     operands={"lengths": _lengths},
 )
 SPLIT_KEYS = Family("split_keys", split_keys, _SPLITS, passes=once)

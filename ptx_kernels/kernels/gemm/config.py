@@ -65,8 +65,8 @@ class GemmConfig:
             raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
         if self.m_tile != TILE_COLUMNS and (self.m_tile < 16 or self.m_tile % 16):
             raise KernelError(f"m_tile={self.m_tile} must be {TILE_COLUMNS} or a multiple of 16")
-        if self.column_warps not in (1, 2, 4):
-            raise KernelError(f"column_warps={self.column_warps} must be 1, 2 or 4")
+        if self.column_warps not in (1, 2, 4, 8):
+            raise KernelError(f"column_warps={self.column_warps} must be 1, 2, 4 or 8")
         for name, least, most in (
             ("row_warps", 1, 32 // self.column_warps),
             ("tiles", 1, 8),
