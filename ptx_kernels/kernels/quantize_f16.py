@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from ..ptx import WARP, Builder, Value, f16, f32, kernel, u32, u64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, u32
 from .family import Case, Family, once
 from .quantize_q8_1 import GROUP, largest_magnitude
 from .vectors import float_type, load_floats, pack_floats
 
 SUPER_BLOCK = 256
-_LANE = SUPER_BLOCK // WARP  # values
+LANE = SUPER_BLOCK // WARP  # values
+NAMES = ("values", "means", "scale")  # of the results
 _WARPS = 4  # per block
 
 
@@ -24,6 +28,63 @@ def f16_scale(k: Builder, largest: Value) -> tuple[Value, Value]:
     return inverse.bits(f32), scale.bits(f32)
 
 
+@dataclass(frozen=True)
+class F16Rows:
+    """Results that are f16 activations of `rows` rows, in super-blocks that share a scale.
+
+    Attributes:
+      values: f16 (rows, columns), in the order that `gemm.fragments.f16_weights` wants.
+      means: f16 (rows, columns / 32, 2): a group's mean is the sum of (high, low).
+      scales: f32 (rows, columns / 256), powers of two.
+    """
+
+    k: Builder
+    values: Pointer
+    means: Pointer
+    scales: Pointer
+
+    @classmethod
+    def outputs(cls, k: Builder, rows: int, columns: int, names: Sequence[str] = NAMES) -> F16Rows:
+        """Declares them; KernelError where columns are no whole super-blocks."""
+        if columns % SUPER_BLOCK:
+            raise KernelError(f"columns={columns} must be a multiple of {SUPER_BLOCK} for f16")
+        values, means, scales = names
+        return cls(
+            k,
+            k.output(values, f16, (rows, columns)),
+            k.output(means, f16, (rows, columns // GROUP, 2)),
+            k.output(scales, f32, (rows, columns // SUPER_BLOCK)),
+        )
+
+    def store(
+        self,
+        row: Value | int,
+        column: Value,
+        share: Sequence[Value],
+        factors: tuple[Value, Value],
+        *,
+        where: Value | None = None,
+    ) -> None:
+        """Rounds and stores a lane's 8 f32 from `column` (u32) of `row` on; neighbours follow.
+
+        `factors`: `f16_scale` of the super-block. Whole warps come here, four lanes a group.
+        """
+        k, (inverse, scale) = self.k, factors
+        rounded = [(value * inverse).to(f16).to(f32) for value in share]
+        pairs = [pack_floats(a, b, f16) for a, b in zip(rounded[::2], rounded[1::2], strict=True)]
+        lane = column // LANE
+        place = self.values.at(row).cast(u32).at(lane // 2 * 8 + lane % 2 * 2)
+        place.store(0, (pairs[0], pairs[2]), where=where)
+        place.store(4, (pairs[1], pairs[3]), where=where)
+        mean = k.warp_sum(sum(rounded[1:], rounded[0]), lanes=GROUP // LANE) * (1 / GROUP)
+        high = mean.to(f16).to(f32)
+        first = all_of(lane % (GROUP // LANE) == 0, where)
+        words = self.means.at(row).cast(u32).at(column // GROUP)
+        words.store(0, pack_floats(high, mean - high, f16), where=first)
+        first = all_of(column % SUPER_BLOCK == 0, where)
+        self.scales.at(row, column // SUPER_BLOCK).store(0, scale, where=first)
+
+
 @kernel
 def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> None:
     """values = x / scale rounded to f16, with a power of two for 256 columns, which a warp has.
@@ -34,26 +95,15 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
     """
     count = rows * columns // SUPER_BLOCK
     x = k.input("x", float_type(dtype), (rows, columns))
-    values = k.output("values", f16, (rows, columns))
-    means = k.output("means", f16, (rows, columns // GROUP, 2))
-    scales = k.output("scale", f32, (rows, columns // SUPER_BLOCK))
+    out = F16Rows.outputs(k, rows, columns)
     k.launch((-(-count // _WARPS),), WARP * _WARPS)
 
-    block, lane = k.block_id() * _WARPS + k.warp_id, k.lane_id
-    first = block.to(u64) * SUPER_BLOCK
+    block = k.block_id() * _WARPS + k.warp_id
+    blocks = columns // SUPER_BLOCK  # of a row
     with k.when(block < count):
-        mine = load_floats(x.at(0, first).at(lane * _LANE), _LANE)
-        inverse, scale = f16_scale(k, largest_magnitude(k, mine, WARP))
-        rounded = [(value * inverse).to(f16).to(f32) for value in mine]
-        pairs = [pack_floats(a, b, f16) for a, b in zip(rounded[::2], rounded[1::2], strict=True)]
-        place = values.at(0, first).cast(u32).at(lane // 2 * 8 + lane % 2 * 2)
-        place.store(0, (pairs[0], pairs[2]))
-        place.store(4, (pairs[1], pairs[3]))
-        mean = k.warp_sum(sum(rounded[1:], rounded[0]), lanes=GROUP // _LANE) * (1 / GROUP)
-        high = mean.to(f16).to(f32)
-        words = means.cast(u32).at(0, block.to(u64) * (SUPER_BLOCK // GROUP) + (lane // 4).to(u64))
-        words.store(0, pack_floats(high, mean - high, f16), where=lane % 4 == 0)
-        scales.at(0, block).store(0, scale, where=lane == 0)
+        row, column = block // blocks, block % blocks * SUPER_BLOCK + k.lane_id * LANE
+        mine = load_floats(x.at(row, column), LANE)
+        out.store(row, column, mine, f16_scale(k, largest_magnitude(k, mine, WARP)))
 
 
 QUANTIZE_F16 = Family(

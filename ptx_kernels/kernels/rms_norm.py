@@ -10,7 +10,8 @@ from typing import Literal
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
 from .family import Case, Family, Rule, once
-from .quantize_q8_1 import GROUP, store_group
+from .quantize_f16 import LANE, F16Rows, f16_scale
+from .quantize_q8_1 import GROUP, largest_magnitude, store_group
 from .reduce import across_warps
 from .vectors import RUN, Run, load_floats, load_runs, store_floats
 
@@ -33,20 +34,28 @@ def inverse_rms(
 
 
 def normalize(
-    k: Builder, x: Pointer, weight: Pointer, parts: Pointer, *, columns: int, eps: float, warps: int
+    k: Builder,
+    x: Pointer,
+    weight: Pointer,
+    parts: Pointer,
+    *,
+    columns: int,
+    eps: float,
+    warps: int,
+    run: int = RUN,
 ) -> list[Run]:
     """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for a row of `columns` f32 at `x`.
 
-    The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this
-    passes.
+    It comes in runs of `run` values. The row is read once and stays in registers. `parts` is as in
+    `across_warps`, whose barrier this passes.
     """
     most = _MAX_RUNS * RUN * WARP * warps
-    if columns % RUN or columns > most:
+    if columns % run or columns > most:
         raise KernelError(
-            f"columns={columns} must be a multiple of {RUN}, and of {warps} warps at most {most}"
+            f"columns={columns} must be a multiple of {run}, and of {warps} warps at most {most}"
         )
-    row = load_runs(k, x, columns, WARP * warps)
-    mine = [value for run in row for value in run.values]
+    row = load_runs(k, x, columns, WARP * warps, run=run)
+    mine = [value for each in row for value in each.values]
     inverse = inverse_rms(
         k,
         mine,
@@ -55,12 +64,12 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for run in row:
-        factors = load_floats(weight.at(run.first), RUN, where=run.inside)
+    for each in row:
+        factors = load_floats(weight.at(each.first), run, where=each.inside)
         values = [
-            value * inverse * factor for value, factor in zip(run.values, factors, strict=True)
+            value * inverse * factor for value, factor in zip(each.values, factors, strict=True)
         ]
-        scaled.append(Run(run.first, values, run.inside))
+        scaled.append(Run(each.first, values, each.inside))
     return scaled
 
 
@@ -71,32 +80,39 @@ def rms_norm(
     rows: int,
     columns: int,
     eps: float,
-    output: Literal["f32", "q8_1"] = "f32",
+    output: Literal["f32", "q8_1", "f16"] = "f32",
     config: RmsNormConfig = RmsNormConfig(),
 ) -> None:
     """y = x / sqrt(mean(x^2) + eps) * weight for each row, a block a row.
 
-    The output "q8_1" is what `quantize_q8_1` makes of y.
+    The outputs "q8_1" and "f16" are what `quantize_q8_1` and `quantize_f16` make of y.
     """
-    if output not in ("f32", "q8_1"):
-        raise KernelError(f"output={output!r} must be f32 or q8_1")
+    if output not in ("f32", "q8_1", "f16"):
+        raise KernelError(f"output={output!r} must be f32, q8_1 or f16")
     x = k.input("x", f32, (rows, columns))
     weight = k.input("weight", f32, (columns,), constant=True)
     k.launch((rows,), WARP * config.warps)
     row = k.block_id()
     parts = k.shared("parts", f32, (config.warps,))
+    normal = functools.partial(
+        normalize, k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps
+    )
     if output == "f32":
         y = k.output("y", f32, (rows, columns))
-        for run in normalize(
-            k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps
-        ):
+        for run in normal():
             store_floats(y.at(row, run.first), run.values, where=run.inside)
+        return
+    if output == "f16":
+        halves = F16Rows.outputs(k, rows, columns)
+        for run in normal(run=LANE):  # a warp's are a super-block
+            factors = f16_scale(k, largest_magnitude(k, run.values, WARP))
+            halves.store(row, run.first, run.values, factors, where=run.inside)
         return
     if columns % GROUP:
         raise KernelError(f"columns={columns} must be a multiple of {GROUP} for output={output!r}")
     values = k.output("values", s8, (rows, columns))
     scale_sum = k.output("scale_sum", f32, (rows, columns // GROUP, 2))
-    for run in normalize(k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps):
+    for run in normal():
         group = run.first // GROUP
         store_group(
             k, run.values, values.at(row, run.first), scale_sum.at(row, group), where=run.inside
@@ -124,6 +140,7 @@ RMS_NORM = Family(
         _case("q8_1", 4096, 8),
         _case("q8_1", 896, 2),
         _case("q8_1", 16384, 32),
+        _case("f16", 4096, 8),
     ),
     rules=(rms_norm_rule,),
     passes=once,

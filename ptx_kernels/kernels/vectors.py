@@ -73,15 +73,15 @@ def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> 
 
 
 def load_runs(
-    k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0
+    k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0, run: int = RUN
 ) -> list[Run]:
-    """A thread's share of `columns` f32 at `x`, from `start` on: runs of RUN, all loads first."""
+    """A thread's share of `columns` f32 at `x`, from `start` on: runs of `run`, all loads first."""
     runs = []
-    for base in range(0, columns, RUN * threads):
-        offset = k.thread_id * RUN + base
+    for base in range(0, columns, run * threads):
+        offset = k.thread_id * run + base
         first = offset if isinstance(start, int) and start == 0 else offset + start
-        inside = None if base + RUN * threads <= columns else offset < columns
-        runs.append(Run(first, load_floats(x.at(first), RUN, where=inside), inside))
+        inside = None if base + run * threads <= columns else offset < columns
+        runs.append(Run(first, load_floats(x.at(first), run, where=inside), inside))
     return runs
 
 

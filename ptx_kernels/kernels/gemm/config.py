@@ -20,7 +20,7 @@ class GemmConfig:
 
     Attributes:
       row_warps: warps with weight rows of their own.
-      column_warps: 1, 2 or 4 warps that share rows, each with super-blocks of its own; their totals
+      column_warps: 1, 2, 4 or 8 warps that share rows, each with super-blocks of its own; their totals
         meet at the end.
       tiles: of 16 weight rows, per warp; they share the loads of activations.
       m_tile: rows of activations of a thread block, 8 or a multiple of 16.

@@ -127,8 +127,8 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int]:
-    """More super-blocks than a ring has stages."""
-    return "columns", 1024
+    """One step of the ring, at least four super-blocks; all column warps have work."""
+    return "columns", max(1024, arguments["config"].columns)
 
 
 GEMM = Family(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...devices import Target
 from ...formats import get as block_format
 from ...limits import MAX_ROWS, gemm_takes
-from ...ptx import KernelError
+from ...ptx import WARP, KernelError
 from ..family import Key, Match, Rule, TableRows
 from .config import GemmConfig
 from .pipeline import odd_pitch
@@ -23,6 +23,9 @@ _LEAST_VALUES = 8192
 #: Bytes of weights on their way to a multiprocessor that keep memory busy: 0.8 us of its share of
 #: an H200's bandwidth, and a tenth more.
 _IN_FLIGHT = 29 << 10
+
+#: Warps of a multiprocessor that hide each other's waits.
+_WARPS = 8
 
 #: Bytes of 256 activations, with their scales and sums.
 _Q8_1_BYTES = 320
@@ -70,7 +73,8 @@ def _fused_gemm(
     Every block reads its activations again, and blocks with other activations its weights: of the
     tilings that give nearly every multiprocessor a block, the one that brings fewest bytes through
     the L2. Rows of a block are 64, 32 with two warps for each 16 of them, or 16 with four; for q8_1
-    output at least the 32 of a group. Stages are as many as keep memory busy, where they fit.
+    output at least the 32 of a group. Where each has a multiprocessor for itself, more warps share
+    each row. Stages are as many as keep memory busy, where they fit.
     """
     together = len(formats) // len(rows)  # matrices whose rows a block has at once
     shapes = [(4, 1), (2, 2), (1, 4)][: 2 if output == "q8_1" else 3]
@@ -97,10 +101,18 @@ def _fused_gemm(
     ]
     filling = [c for c in choices if 8 * blocks(c) >= 7 * device.multiprocessors]
     config = min(filling, key=l2_bytes) if filling else max(choices, key=blocks)
+    # one block a multiprocessor may have all of its shared memory
+    facts, alone = device.facts, blocks(config) <= device.multiprocessors
+    room = facts.block_shared_bytes if facts and alone else _SHARED_BYTES
+    while alone and config.threads < WARP * _WARPS and config.column_warps < 8:
+        wider = replace(config, column_warps=2 * config.column_warps)
+        if columns < wider.columns or 2 * stage_bytes(wider) > room:
+            break
+        config = wider
     weights = together * config.rows * config.column_warps * max(map(_super_block_bytes, formats))
     resident = max(1, blocks(config) // device.multiprocessors)
     wanted = max(3, 1 + -(-_IN_FLIGHT // (weights * resident)))
-    return replace(config, stages=min(wanted, _SHARED_BYTES // stage_bytes(config)))
+    return replace(config, stages=min(wanted, room // stage_bytes(config)))
 
 
 def _stage_bytes(config: GemmConfig, formats: Sequence[str]) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import dequantized, gated, quantized, random_planes, weights
+from oracles import dequantized, gated, half_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels import KERNELS
@@ -15,6 +17,7 @@ from ptx_kernels.ptx import KernelError
 from ptx_kernels.tuning import choose
 
 TOLERANCE = 1e-12
+F16_TOLERANCE = 1e-6  # weights keep 11 bits
 
 
 def rng_of(*seed: int) -> np.random.Generator:
@@ -94,6 +97,26 @@ def test_one_matrix_quantized() -> None:
     found = simulator.run(gemm(**arguments, output="q8_1"), *planes, *operands)
     for got, want in zip(found, quantized(y), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("config", [GemmConfig(2, 1, 1, 16, 2), GemmConfig(1, 2, 2, 16, 2)])
+def test_f16_products(config: GemmConfig) -> None:
+    """Of a pair, of several matrices, and with a residual."""
+    config = replace(config, products="f16")
+    planes = [planes_of(f, 40, 768, i) for i, f in enumerate(("Q4_K", "Q6_K"))]
+    given, x = half_operands(rows_of(17, 768))
+    ys = [x @ weights(f, own).T for f, own in zip(("Q4_K", "Q6_K"), planes, strict=True)]
+    both, sizes = (*planes[0], *planes[1], *given), dict(columns=768, m=17, config=config)
+    kernel = gated_gemm(formats=("Q4_K", "Q6_K"), n=40, **sizes)
+    (y,) = simulator.run(kernel, *both)
+    assert nmse(y, gated("silu", *ys)) <= F16_TOLERANCE
+    found = simulator.run(qkv_gemm(formats=("Q4_K", "Q6_K"), rows=(40, 40), **sizes), *both)
+    for got, want in zip(found, ys, strict=True):
+        assert nmse(got, want) <= F16_TOLERANCE
+    residual = rng_of(2).standard_normal((17, 40), np.float32)
+    kernel = gemm(format="Q6_K", n=40, residual=True, **sizes)
+    (y,) = simulator.run(kernel, *planes[1], *given, residual)
+    assert nmse(y, ys[1] + residual) <= F16_TOLERANCE
 
 
 @pytest.mark.parametrize("biases", [False, True])

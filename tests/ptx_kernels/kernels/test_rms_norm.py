@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import quantized, rms_norm_oracle
+from oracles import half_operands, quantized, rms_norm_oracle
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm, rms_norm_rule
@@ -31,6 +31,26 @@ def test_equals_float64(rows: int, columns: int, warps: int) -> None:
             np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("rows, columns, warps", [(1, 256, 1), (3, 1280, 2), (2, 4096, 8)])
+def test_f16_output(rows: int, columns: int, warps: int) -> None:
+    """What `quantize_f16` makes of the normalized rows, but for a rounding of their f32."""
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((rows, columns), np.float32) * np.float32(30) + 1
+    weight = rng.standard_normal(columns, np.float32)
+    config = RmsNormConfig(warps)
+    kernel = rms_norm(rows=rows, columns=columns, eps=1e-5, output="f16", config=config)
+    values, means, scale = simulator.run(kernel, x, weight)
+    y = rms_norm_oracle(x, weight, 1e-5)
+    want, exact = half_operands(y.astype(np.float32))
+    assert nmse(exact, y) <= 1e-7
+    np.testing.assert_array_equal(scale, want[2])
+    # f32 within a rounding of each other are f16 within one
+    steps = np.abs(values.view(np.int16).astype(int) - want[0].view(np.int16).astype(int))
+    assert steps.max() <= 1 and (steps > 0).mean() < 0.01
+    groups = values.reshape(rows, -1, 32).astype(np.float64)
+    np.testing.assert_allclose(means.astype(np.float64).sum(-1), groups.mean(-1), atol=2.0**-7)
+
+
 def test_rows_at_the_limits() -> None:
     """Zeros stay zeros by eps; tiny rows are scaled by it; a NaN spoils its own row alone."""
     x = np.zeros((4, 64), np.float32)
@@ -51,7 +71,8 @@ def test_rows_at_the_limits() -> None:
         (dict(columns=66), "columns=66 must be a multiple of 4"),
         (dict(columns=4096, config=RmsNormConfig(1)), "of 1 warps at most 2048"),
         (dict(columns=100, output="q8_1"), "columns=100 must be a multiple of 32"),
-        (dict(columns=128, output="f16"), "output='f16' must be f32 or q8_1"),
+        (dict(columns=128, output="f16"), "columns=128 must be a multiple of 256"),
+        (dict(columns=256, output="bf16"), "output='bf16' must be f32, q8_1 or f16"),
     ],
 )
 def test_what_it_refuses(arguments: dict, message: str) -> None:
