@@ -1,6 +1,7 @@
-"""Tensor-core products of a few rows, with the operations around them, as launches.
+"""Tensor-core products, with the operations around them, as launches.
 
-What `gemv` is where mat-vecs would take more instructions: q8_1 activations, up to 64 rows.
+What `gemv` is where mat-vecs would take more instructions: int8 products of q8_1 activations, or
+f16 ones where these are faster.
 """
 
 from __future__ import annotations
@@ -13,26 +14,40 @@ import jax
 from ptx_kernels.limits import MAX_MATRICES
 
 from ..indexed import Packed, layers
-from . import quantize_q8_1, rms_norm
+from . import quantize_f16, quantize_q8_1, rms_norm
 from .gemv import all_or_none
 from .op import KernelCall
 
-#: Rows as floats (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
+#: Rows as floats (m, k), or quantized: as q8_1, values s8 (m, k), and scale and sum f32 (m, k / 32,
+#: 2); or as `quantize_f16` has them, values f16 (m, k), means f16 (m, k / 32, 2) and scale f32 (m,
+#: k / 256).
 Rows = jax.Array | Sequence[jax.Array]
+
+_PRODUCTS = {2: "int8", 3: "f16"}  # by the number of arrays
 
 
 def takes(weights: Sequence[Packed], m: int, activations: str | None) -> bool:
     """True if tensor cores multiply m rows of activations by these, with what stands around."""
-    from ptx_kernels.kernels.gemm import FEW_ROWS, stackable, tensor_cores_rule
+    from ptx_kernels.kernels.gemm import stackable, tensor_cores_rule
     from ptx_kernels.tuning import decide
 
-    if activations == "f32" or m > FEW_ROWS or len(weights) > MAX_MATRICES:
+    if activations == "f32" or len(weights) > MAX_MATRICES:
         return False
     if any(layers(w) and not stackable(w.format, *w.shape) for w in weights):
         return False
     formats = tuple(w.format for w in weights)
     # `decide` keeps no record: what is asked here is not what is launched.
     return bool(decide(tensor_cores_rule, formats, weights[0].shape[1], m).config)
+
+
+def prefers_f16(w: Packed, m: int, activations: str | None) -> bool:
+    """True if so many rows are worth a launch that makes f16 of them, though q8_1 were at hand."""
+    from ptx_kernels.kernels.gemm import FEW_ROWS, f16_products_rule
+    from ptx_kernels.tuning import decide
+
+    if activations is not None or m <= FEW_ROWS or not takes([w], m, activations):
+        return False
+    return bool(decide(f16_products_rule, (w.format,), m).config)
 
 
 def gemm(
@@ -46,10 +61,12 @@ def gemm(
     residual: jax.Array | None = None,
     activation: str | None = None,
     output: Literal["f32", "q8_1"] = "f32",
+    activations: str | None = "q8_1",
 ) -> list[jax.Array]:
     """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch.
 
-    A launch that quantizes, or normalizes and quantizes, goes before it unless x is q8_1.
+    A launch that quantizes, or normalizes and quantizes, goes before it unless x is quantized: to
+    q8_1, or where `activations` is None to f16 if that is faster.
 
     With `activation`: that of the first product, times the second. `output` q8_1: what
     `quantize_q8_1` makes of the result.
@@ -57,18 +74,21 @@ def gemm(
     from ptx_kernels.kernels import gemm as kernels
     from ptx_kernels.tuning import choose
 
-    if isinstance(x, jax.Array):
-        x = _quantized(launch, x, norm_weight, eps)
-    m, columns = x[0].shape
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
+    if isinstance(x, jax.Array):
+        f16 = activations is None and choose(kernels.f16_products_rule, formats, x.shape[0])
+        x = _quantized(launch, x, norm_weight, eps, "f16" if f16 else "q8_1")
+    m, columns = x[0].shape
     (stack,) = {layers(w) for w in weights}
     given = [bias for bias in biases or () if bias is not None]
-    plain = len(weights) == 1 and residual is None and not given
-    if plain:
+    plain = len(weights) == 1 and residual is None and not given and output == "f32"
+    products = _PRODUCTS[len(x)]
+    if plain and products == "int8":
         config = choose(kernels.gemm_rule, formats[0], rows[0], columns, m)
     else:
         count = 1 if activation else len(weights)
-        config = choose(kernels.fused_gemm_rule, formats, rows[:count], columns, m, output)
+        shape = formats, rows[:count], columns, m, output, products
+        config = choose(kernels.fused_gemm_rule, *shape)
     common: dict[str, Any] = {"columns": columns, "m": m, "layers": stack, "config": config}
     if activation:
         kernel = kernels.gated_gemm(
@@ -91,9 +111,13 @@ def gemm(
 
 
 def _quantized(
-    launch: KernelCall, x: jax.Array, norm_weight: jax.Array | None, eps: float
+    launch: KernelCall,
+    x: jax.Array,
+    norm_weight: jax.Array | None,
+    eps: float,
+    to: Literal["q8_1", "f16"],
 ) -> Sequence[jax.Array]:
-    """[rms_norm](x) as q8_1."""
-    if norm_weight is None:
-        return quantize_q8_1.ptx(launch, x)
-    return rms_norm.launches(launch, x, norm_weight, eps=eps, output="q8_1")
+    """[rms_norm](x) as q8_1 or f16."""
+    if norm_weight is not None:
+        return rms_norm.launches(launch, x, norm_weight, eps=eps, output=to)
+    return (quantize_q8_1 if to == "q8_1" else quantize_f16).ptx(launch, x)

@@ -457,6 +457,7 @@ def ptx(
             biases=biases,
             residual=residual,
             activation=activation,
+            activations=activations,
         )
     if not packed or not gemv.takes(weights, x.shape[0]):
         return chain(given, eps, activation, ptx_steps(launch, activations))

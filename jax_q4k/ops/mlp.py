@@ -125,13 +125,17 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
 def ptx(
     launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """The operation by PTX kernels; the gated product leaves q8_1 for the one with `down`."""
+    """The operation by PTX kernels; the gated product leaves q8_1 for the one with `down`.
+
+    But where that multiplies many rows as f16, which it quantizes itself.
+    """
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
     of_pair, last = (_kernel(w, m, activations) for w in ([gate, up], [down]))
     if of_pair is None:
         return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
     q8_1 = activations != "f32" and inner % GROUP == 0 and last is not None
+    q8_1 = q8_1 and not gemm.prefers_f16(down, m, activations)
     around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
     h = of_pair(launch, x, [gate, up], output="q8_1" if q8_1 else "f32", **around)
     if q8_1 and last is not None:
@@ -146,7 +150,7 @@ def _kernel(
 ) -> Callable[..., list[jax.Array]] | None:
     """The launch of a product with what stands around it: tensor cores' or a mat-vec's, or None."""
     if gemm.takes(weights, m, activations):
-        return gemm.gemm
+        return functools.partial(gemm.gemm, activations=activations)
     if gemv.takes(weights, m):
         return functools.partial(gemv.gemv, activations=activations)
     return None

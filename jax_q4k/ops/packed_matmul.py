@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ptx_kernels import formats
 from ptx_kernels.limits import MAX_ROWS, gemm_takes
 
-from ..custom_call import ptx_name
+from ..arrays import QuantizedArray
 from ..indexed import Packed, axes, layers
 from ..native import calls
 from ..sharding import Layout, Parts
@@ -91,21 +91,11 @@ def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) 
     For any number of rows: a product of decoded weights in float32, which has none, is slower at
     all sizes, even before the decoding.
     """
-    from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm_rule, stackable
-    from ptx_kernels.kernels.gemm import gemm as gemm_kernel
-    from ptx_kernels.kernels.quantize_f16 import quantize_f16
-    from ptx_kernels.tuning import choose
+    from ptx_kernels.kernels.gemm import stackable
 
-    (m, columns), n = x.shape, w.shape[0]
-    shape = w.format, n, columns, m
-    config = choose(f16_gemm_rule, *shape) if activations is None else None
-    if config:
-        given = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
-    else:
-        config, given = choose(gemm_rule, *shape), list(quantize_q8_1.ptx(launch, x))
-    stack = layers(w) if stackable(w.format, n, columns) else 0
-    kernel = gemm_kernel(format=w.format, n=n, columns=columns, m=m, layers=stack, config=config)
-    (y,) = launch(kernel, *(jax.tree.leaves(w) if stack else w.planes), *given)
+    if layers(w) and not stackable(w.format, *w.shape):
+        w = QuantizedArray(w.format, w.shape, w.planes)
+    (y,) = gemm.gemm(launch, x, [w], activations=activations)
     return y
 
 

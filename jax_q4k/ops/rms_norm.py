@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..sharding import Layout, Parts, Rows
-from . import checks, quantize_q8_1
+from . import checks, quantize_f16, quantize_q8_1
 from .op import KernelCall, Op
 from .vmaps import by_rows
 
@@ -58,9 +58,9 @@ def launches(
     weight: jax.Array,
     *,
     eps: float,
-    output: Literal["f32", "q8_1"] = "f32",
+    output: Literal["f32", "q8_1", "f16"] = "f32",
 ) -> list[jax.Array]:
-    """`rms_norm` of float32 (m, k) by PTX kernels, or `quantize_q8_1` of it.
+    """`rms_norm` of float32 (m, k) by PTX kernels, or `quantize_q8_1` or `quantize_f16` of it.
 
     Rows that a block cannot hold in registers are normalized by XLA.
     """
@@ -71,7 +71,9 @@ def launches(
     rows, columns = x.shape
     if columns % 4 or columns > MAX_COLUMNS:
         y = reference(x, weight, eps=eps)
-        return [y] if output == "f32" else list(quantize_q8_1.ptx(launch, y))
+        if output == "f32":
+            return [y]
+        return list((quantize_q8_1 if output == "q8_1" else quantize_f16).ptx(launch, y))
     kernel = norm_kernel(
         rows=rows, columns=columns, eps=eps, output=output, config=choose(rms_norm_rule, columns)
     )

@@ -149,7 +149,7 @@ def outer_turns(kernel: Kernel) -> float:
     Of a tensor-core product, steps of its ring.
     """
     packed, config = packed_weights(kernel), kernel.arguments.get("config")
-    if packed is None:
+    if packed is None or config is None:
         return 1.0
     columns = kernel.arguments["columns"]
     if not isinstance(config, MatvecConfig):

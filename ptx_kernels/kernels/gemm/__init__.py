@@ -11,7 +11,7 @@ from .qkv import qkv_gemm
 from .rules import (
     FEW_ROWS,
     expert_gemm_rule,
-    f16_gemm_rule,
+    f16_products_rule,
     fused_gemm_rule,
     gemm_rule,
     tensor_cores_rule,
@@ -26,7 +26,7 @@ __all__ = [
     "QKV_GEMM",
     "GemmConfig",
     "expert_gemm_rule",
-    "f16_gemm_rule",
+    "f16_products_rule",
     "fused_gemm_rule",
     "gated_gemm",
     "gemm",

@@ -20,8 +20,8 @@ class GemmConfig:
 
     Attributes:
       row_warps: warps with weight rows of their own.
-      column_warps: 1, 2, 4 or 8 warps that share rows, each with super-blocks of its own; their totals
-        meet at the end.
+      column_warps: 1, 2, 4 or 8 warps that share rows, each with super-blocks of its own; their
+        totals meet at the end.
       tiles: of 16 weight rows, per warp; they share the loads of activations.
       m_tile: rows of activations of a thread block, 8 or a multiple of 16.
       stages: of a super-block for each column warp, in shared memory: one in use and the others on

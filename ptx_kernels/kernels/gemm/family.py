@@ -14,7 +14,7 @@ from .config import GemmConfig
 from .gated import gated_gemm
 from .gemm import gemm
 from .qkv import qkv_gemm
-from .rules import expert_gemm_rule, f16_gemm_rule, fused_gemm_rule, gemm_rule
+from .rules import expert_gemm_rule, f16_products_rule, fused_gemm_rule, gemm_rule
 from .spans import tile_count
 
 
@@ -135,7 +135,7 @@ GEMM = Family(
     "gemm",
     gemm,
     _examples("gemm"),
-    rules=(gemm_rule, f16_gemm_rule, fused_gemm_rule, expert_gemm_rule),
+    rules=(gemm_rule, f16_products_rule, fused_gemm_rule, expert_gemm_rule),
     weights=_weights,
     touched=_touched,
     passes=_passes,

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from ...devices import Target
+from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
 from ...formats import get as block_format
 from ...limits import MAX_ROWS, gemm_takes
-from ...ptx import WARP, KernelError
+from ...ptx import KernelError
 from ..family import Key, Match, Rule, TableRows
 from .config import GemmConfig
-from .pipeline import odd_pitch
-from .products import pair_pitch
+from .fragments import TILE_COLUMNS
+from .tilings import Shape, stage_bytes
 
 #: Rows of activations that one thread block has, so that weights are read once.
 FEW_ROWS = 64
 
+_M_TILES = (16, 32, 64)
+
 #: Activations that are worth a launch that quantizes them.
 _LEAST_VALUES = 8192
-
-#: Bytes of weights on their way to a multiprocessor that keep memory busy: 0.8 us of its share of
-#: an H200's bandwidth, and a tenth more.
-_IN_FLIGHT = 29 << 10
-
-#: Warps of a multiprocessor that hide each other's waits.
-_WARPS = 8
-
-#: Bytes of 256 activations, with their scales and sums.
-_Q8_1_BYTES = 320
-
-#: Bytes of shared memory that a block has on each target; sm_120 has least.
-_SHARED_BYTES = 99 << 10
 
 
 def _tensor_cores(formats: tuple[str, ...], columns: int, m: int) -> bool:
@@ -60,6 +49,24 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
     return _tiling(device, format, n, 64, lambda m_tile: -(-m // m_tile))
 
 
+_GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
+
+
+def _f16_products(device: Target, formats: tuple[str, ...], m: int) -> bool:
+    """True if products of m rows of activations with these shall be f16, where they may be.
+
+    Scales and sums of every 32 columns are most of what int8 products issue for 16 rows and more;
+    f16 ones take half of these slots and wait for the tensor cores, whose rate decides on each
+    device. It is known of an sm_90 alone.
+    """
+    facts = device.facts
+    if facts is None or facts.arch != "sm_90" or m <= 2 * TILE_COLUMNS:
+        return False
+    tensor = 4 * 2 * 16 * 8 * 32 / facts.mma_float_ops  # clocks of a quarter of a multiprocessor
+    slots = [block_format(name).tuning.int8_issue_slots for name in formats]
+    return all(each is not None and each >= _GAIN * tensor for each in slots)
+
+
 def _fused_gemm(
     device: Target,
     formats: tuple[str, ...],
@@ -67,68 +74,34 @@ def _fused_gemm(
     columns: int,
     m: int,
     output: str = "f32",
+    products: str = "int8",
 ) -> GemmConfig:
-    """Config for few rows of activations and one matrix, two that gate each other, or several.
+    """Config for one matrix, two that gate each other, or several, and what stands around them.
 
-    Every block reads its activations again, and blocks with other activations its weights: of the
-    tilings that give nearly every multiprocessor a block, the one that brings fewest bytes through
-    the L2. Rows of a block are 64, 32 with two warps for each 16 of them, or 16 with four; for q8_1
-    output at least the 32 of a group. Where each has a multiprocessor for itself, more warps share
-    each row. Stages are as many as keep memory busy, where they fit.
+    Every block reads its activations again, and blocks with other activations its weights: large
+    tilings bring fewest bytes through the L2, small ones give each multiprocessor as much to do.
+    Rows of a block are 64, 32 with two warps for each 16 of them, or 16 with four;
+    f16 products, whose activations have two bytes, may have 128 or 256. For q8_1 output they are at
+    least the 32 of a group.
     """
-    together = len(formats) // len(rows)  # matrices whose rows a block has at once
-    shapes = [(4, 1), (2, 2), (1, 4)][: 2 if output == "q8_1" else 3]
-    largest = min(block_format(name).tuning.gemm_few_rows for name in formats)
-    sizes = {min(-(-m // 16) * 16, size, largest) for size in (16, 32, 64)}
-    m_tiles = [8] if m <= 8 else sorted(sizes)
-
-    def stage_bytes(config: GemmConfig) -> int:
-        return max(_stage_bytes(config, (name,) * together) for name in formats)
-
-    def blocks(config: GemmConfig) -> int:
-        return -(-m // config.m_tile) * sum(-(-n // config.rows) for n in rows)
-
-    def l2_bytes(config: GemmConfig) -> int:
-        per_block = together * config.rows * max(map(_super_block_bytes, formats))
-        return blocks(config) * (per_block + config.m_tile * _Q8_1_BYTES)
-
-    choices = [
-        config
-        for row_warps, column_warps in shapes
+    shape = Shape(device, formats, rows, columns, m)
+    tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 2 if output == "q8_1" else 3]
+    tunings = [block_format(name).tuning for name in formats]
+    if products == "f16":
+        m_tiles = [min(-(-m // 16) * 16, *(t.gemm_f16_rows for t in tunings))]
+        # two tiles of a pair take too many registers
+        tilings = [(8, 1, 2), (4, 1, 2)] * (shape.together == 1) + [(8, 1, 1), *tilings]
+    else:
+        largest = min(t.gemm_few_rows for t in tunings)
+        m_tiles = [8] if m <= 8 else sorted({min(-(-m // 16) * 16, s, largest) for s in _M_TILES})
+        if m > FEW_ROWS and shape.together == 1 and min(t.gemm_tiles for t in tunings) > 1:
+            tilings = [(4, 1, 2), *tilings]
+    choices = shape.fitting(
+        GemmConfig(row_warps, column_warps, tiles, m_tile, products=products)
+        for row_warps, column_warps, tiles in tilings
         for m_tile in m_tiles
-        for config in [GemmConfig(row_warps, column_warps, 1, m_tile)]
-        if 2 * stage_bytes(config) <= _SHARED_BYTES
-    ]
-    filling = [c for c in choices if 8 * blocks(c) >= 7 * device.multiprocessors]
-    config = min(filling, key=l2_bytes) if filling else max(choices, key=blocks)
-    # one block a multiprocessor may have all of its shared memory
-    facts, alone = device.facts, blocks(config) <= device.multiprocessors
-    room = facts.block_shared_bytes if facts and alone else _SHARED_BYTES
-    while alone and config.threads < WARP * _WARPS and config.column_warps < 8:
-        wider = replace(config, column_warps=2 * config.column_warps)
-        if columns < wider.columns or 2 * stage_bytes(wider) > room:
-            break
-        config = wider
-    weights = together * config.rows * config.column_warps * max(map(_super_block_bytes, formats))
-    resident = max(1, blocks(config) // device.multiprocessors)
-    wanted = max(3, 1 + -(-_IN_FLIGHT // (weights * resident)))
-    return replace(config, stages=min(wanted, room // stage_bytes(config)))
-
-
-def _stage_bytes(config: GemmConfig, formats: Sequence[str]) -> int:
-    """Bytes of the ring that a step takes, of int8 products."""
-    layouts = [block_format(name) for name in formats]
-    planes = [(p.bytes_per_block, 256 // f.block_size) for f in layouts for p in f.planes]
-    parts = [size * blocks * config.column_warps for size, blocks in planes]
-    x = odd_pitch(256 * config.column_warps) * config.m_tile
-    pairs = 8 * config.column_warps * pair_pitch(config.m_tile)
-    return config.rows * sum(map(odd_pitch, parts)) + x + pairs
-
-
-def _super_block_bytes(format: str) -> int:
-    """Bytes of 256 weights."""
-    layout = block_format(format)
-    return 256 // layout.block_size * layout.block_bytes
+    )
+    return shape.staged(shape.widened(min(choices, key=shape.seconds)))
 
 
 def _tiling(
@@ -151,7 +124,7 @@ def _tiling(
 
     config = next((c for c in choices if fills(c)), choices[-1])
     wanted = 2 if config.rows > 64 else {16: 4, 32: 3}.get(config.m_tile, 2)
-    fit = _SHARED_BYTES // _stage_bytes(config, (format,))
+    fit = LEAST_BLOCK_SHARED_BYTES // stage_bytes(config, (format,))
     return replace(config, stages=max(2, min(wanted, fit)))
 
 
@@ -167,31 +140,6 @@ def _expert_gemm(
     largest = next((m_tile for m_tile in (16, 32) if share <= m_tile), 64)
     # experts that have rows: all, or as many as there are rows
     return _tiling(device, format, n, largest, lambda m_tile: max(min(m, experts), m // m_tile))
-
-
-_GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
-
-
-def _f16_gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConfig | None:
-    """Config of f16 products for a `gemm` shape; None where int8 ones are as fast, or nobody knows.
-
-    Int8 products wait for issue slots; f16 ones take half of these and wait for the tensor cores,
-    whose f16 rate decides on each device. They read activations of two bytes: 256 weight rows a
-    block keep that near what the L2 delivers, and take the shared memory of an sm_90 (sm_100 has it
-    too, but its rates of `mma.sync` are not known). So large a tile pays where no more than a
-    quarter of all rounds is idle.
-    """
-    facts, tuning = device.facts, block_format(format).tuning
-    slots = tuning.int8_issue_slots
-    if facts is None or facts.arch != "sm_90" or slots is None or m <= 32:
-        return None
-    tensor = 4 * 2 * 16 * 8 * 32 / facts.mma_float_ops  # clocks of a quarter of a multiprocessor
-    m_tile = min(tuning.gemm_f16_rows, -(-m // 16) * 16)
-    config = GemmConfig(8, 1, 2, m_tile, 2, products="f16")
-    blocks = -(-m // config.m_tile) * -(-n // config.rows)
-    rounds = -(-blocks // device.multiprocessors)
-    pays = slots >= _GAIN * tensor and 4 * blocks >= 3 * rounds * device.multiprocessors
-    return config if pays else None
 
 
 def _check_gemm(config: GemmConfig, format: str, n: int, columns: int, m: int) -> None:
@@ -216,6 +164,6 @@ gemm_rule: Rule[GemmConfig] = Rule(
     ),
 )
 tensor_cores_rule: Rule[bool] = Rule("tensor_cores", _tensor_cores)
+f16_products_rule: Rule[bool] = Rule("f16_products", _f16_products)
 fused_gemm_rule: Rule[GemmConfig] = Rule("fused_gemm", _fused_gemm)
-f16_gemm_rule: Rule[GemmConfig | None] = Rule("f16_gemm", _f16_gemm)
 expert_gemm_rule: Rule[GemmConfig] = Rule("expert_gemm", _expert_gemm)

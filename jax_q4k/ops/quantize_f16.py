@@ -1,0 +1,18 @@
+"""Activations as f16 in super-blocks that share a scale: what f16 tensor-core products take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from ..custom_call import ptx_name
+from .op import KernelCall
+
+
+def ptx(launch: KernelCall, x: jax.Array) -> Sequence[jax.Array]:
+    """Values, means and scale of the float x (m, k), k a multiple of 256, by a PTX kernel."""
+    from ptx_kernels.kernels.quantize_f16 import quantize_f16
+
+    rows, columns = x.shape
+    return launch(quantize_f16(rows=rows, columns=columns, dtype=ptx_name(x.dtype)), x)

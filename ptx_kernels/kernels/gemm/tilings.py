@@ -1,0 +1,143 @@
+"""Costs of tilings of a tensor-core product, by which its rules choose one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ...devices import LEAST_BLOCK_SHARED_BYTES, REFERENCE, Target
+from ...formats import get as block_format
+from ...ptx import WARP
+from ..quantize_f16 import SUPER_BLOCK
+from .config import GemmConfig
+from .pipeline import odd_pitch
+from .products import pair_pitch
+
+#: Bytes of weights on their way to a multiprocessor that keep memory busy: 0.8 us of its share of
+#: an H200's bandwidth, and a tenth more.
+_IN_FLIGHT = 29 << 10
+
+#: Warps of a multiprocessor that hide each other's waits.
+_WARPS = 8
+
+#: Seconds of a multiprocessor for a row of 256 weights: to unpack it, and for each row of
+#: activations that it meets. The cost model's, of Q4_K on an H200.
+_UNPACK_SECONDS = 2.7e-9
+_PRODUCT_SECONDS = {"int8": 0.135e-9, "f16": 0.095e-9}
+
+#: Bytes of 256 activations with their scales and sums or means: see `input_activations`.
+_ACTIVATION_BYTES = {"int8": 256 + 64, "f16": 512 + 32 + 4}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A product's shape: matrices of `rows`, of each its format, or two formats that gate.
+
+    Attributes:
+      device: that the tiling is for.
+      formats, rows: of the matrices; where there are two formats for one number of rows, a block
+        has the rows of both.
+      m: rows of activations.
+    """
+
+    device: Target
+    formats: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    m: int
+
+    @property
+    def together(self) -> int:
+        """Matrices whose rows a block has at once."""
+        return len(self.formats) // len(self.rows)
+
+    def blocks(self, config: GemmConfig) -> int:
+        """Thread blocks of the launch."""
+        return -(-self.m // config.m_tile) * sum(-(-n // config.rows) for n in self.rows)
+
+    def alone(self, config: GemmConfig) -> bool:
+        """True if each block has a multiprocessor for itself."""
+        return self.blocks(config) <= self.device.multiprocessors
+
+    def seconds(self, config: GemmConfig) -> float:
+        """Of 256 columns, roughly: the longer of the busiest multiprocessor's time and the L2's.
+
+        Of both in part, since what one waits for the other does not always hide.
+        """
+        rounds = -(-self.blocks(config) // self.device.multiprocessors)
+        of_row = _UNPACK_SECONDS + config.m_tile * _PRODUCT_SECONDS[config.products]
+        busiest = rounds * self.together * config.rows * of_row
+        brought = self._block_bytes(config) * self.blocks(config)
+        l2 = brought / (self.device.facts or REFERENCE).l2_bandwidth
+        return max(busiest, l2) + (busiest + l2) / 8
+
+    def _block_bytes(self, config: GemmConfig) -> int:
+        """Bytes of 256 columns that a block reads."""
+        weights = self.together * config.rows * self._super_block
+        return weights + config.m_tile * _ACTIVATION_BYTES[config.products]
+
+    def stage_bytes(self, config: GemmConfig) -> int:
+        """Bytes of the ring that a step takes, at most."""
+        return max(stage_bytes(config, (name,) * self.together) for name in self.formats)
+
+    @property
+    def _most_room(self) -> int:
+        facts = self.device.facts
+        return facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
+
+    def room(self, config: GemmConfig) -> int:
+        """Bytes of shared memory for the ring.
+
+        All that there is where a block is alone or needs it; else several blocks share it.
+        """
+        shares = not self.alone(config) and 2 * self.stage_bytes(config) <= LEAST_BLOCK_SHARED_BYTES
+        return LEAST_BLOCK_SHARED_BYTES if shares else self._most_room
+
+    def widened(self, config: GemmConfig) -> GemmConfig:
+        """With more warps to share each row where a block is alone and has few."""
+        while self.alone(config) and config.threads < WARP * _WARPS and config.column_warps < 8:
+            wider = replace(config, column_warps=2 * config.column_warps)
+            if self.columns < wider.columns or 2 * self.stage_bytes(wider) > self.room(config):
+                break
+            config = wider
+        return config
+
+    def staged(self, config: GemmConfig) -> GemmConfig:
+        """With as many stages as keep memory busy, where they fit."""
+        weights = self.together * config.rows * config.column_warps * self._super_block
+        resident = max(1, self.blocks(config) // self.device.multiprocessors)
+        wanted = max(3, 1 + -(-_IN_FLIGHT // (weights * resident)))
+        fit = self.room(config) // self.stage_bytes(config)
+        return replace(config, stages=max(2, min(wanted, fit, 16)))
+
+    def fitting(self, configs: Iterable[GemmConfig]) -> list[GemmConfig]:
+        """Those of which two stages fit: of f16 products on the device, of others on every one."""
+
+        def room(config: GemmConfig) -> int:
+            return self._most_room if config.products == "f16" else LEAST_BLOCK_SHARED_BYTES
+
+        return [c for c in configs if 2 * self.stage_bytes(c) <= room(c)]
+
+    @property
+    def _super_block(self) -> int:
+        return max(map(super_block_bytes, self.formats))
+
+
+def stage_bytes(config: GemmConfig, formats: tuple[str, ...]) -> int:
+    """Bytes of the ring that a step of matrices of these formats takes."""
+    layouts = [block_format(name) for name in formats]
+    planes = [(p.bytes_per_block, SUPER_BLOCK // f.block_size) for f in layouts for p in f.planes]
+    weights = sum(odd_pitch(size * blocks * config.column_warps) for size, blocks in planes)
+    if config.products == "f16":
+        x = (odd_pitch(512 * config.column_warps) + odd_pitch(32 * config.column_warps)) * (
+            config.m_tile
+        )
+        return config.rows * weights + x + 4 * config.m_tile * config.column_warps
+    x = odd_pitch(256 * config.column_warps) * config.m_tile
+    return config.rows * weights + x + 8 * config.column_warps * pair_pitch(config.m_tile)
+
+
+def super_block_bytes(format: str) -> int:
+    """Bytes of 256 weights."""
+    layout = block_format(format)
+    return SUPER_BLOCK // layout.block_size * layout.block_bytes
