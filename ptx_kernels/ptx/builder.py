@@ -17,7 +17,9 @@ from typing import Any
 from . import mbarrier, values, warp
 from .arguments import checked
 from .errors import KernelError, Line
-from .module import MAX_SHARED_BYTES, Buffer, Kernel, Role
+from .instructions import CLUSTER_BARRIERS, CLUSTERS
+from .issue import issue
+from .module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel, Role
 from .pointer import Pointer
 from .text import Text
 from .types import Type, f32, u32, u64
@@ -57,6 +59,7 @@ class Builder(Text):
         # of the one extern array that all dynamic shared memory lies in: taken now, and at most
         self._dynamic_bytes = self._most_dynamic_bytes = 0
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
+        self._cluster = (1, 1, 1)
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
 
@@ -141,9 +144,17 @@ class Builder(Text):
         return self._tables[name]
 
     def launch(
-        self, grid: tuple[int, ...], threads: int, *, resident_blocks: int | None = None
+        self,
+        grid: tuple[int, ...],
+        threads: int,
+        *,
+        resident_blocks: int | None = None,
+        cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
         """Launch geometry: blocks along x, y, z and threads per block (a multiple of 32).
+
+        `cluster`: blocks that run at once and reach each other's shared memory (sm_90), at most 8;
+        the grid is a multiple of it.
 
         `resident_blocks`: how many blocks a multiprocessor's registers must have room for at once.
         ptxas gives each thread as many registers as that allows, and so hoists more loads above
@@ -162,6 +173,19 @@ class Builder(Text):
         self._directives = [f".reqntid {threads}, 1, 1"]
         if resident_blocks is not None:
             self._directives.append(f".minnctapersm {resident_blocks}")
+        self._cluster = cluster
+        if cluster != (1, 1, 1):
+            self._declare_cluster((x, y, z))
+
+    def _declare_cluster(self, grid: tuple[int, int, int]) -> None:
+        cluster = self._cluster
+        if min(cluster) < 1 or math.prod(cluster) > MAX_CLUSTER:
+            raise KernelError(f"cluster={cluster} must have 1 to {MAX_CLUSTER} blocks")
+        if any(extent % of_cluster for extent, of_cluster in zip(grid, cluster, strict=True)):
+            raise KernelError(f"grid={grid} must be a multiple of cluster={cluster}")
+        self.require(CLUSTERS)
+        x, y, z = cluster
+        self._directives += [".explicitcluster", f".reqnctapercluster {x}, {y}, {z}"]
 
     # --- special registers ---
 
@@ -177,6 +201,12 @@ class Builder(Text):
 
     def block_id(self, axis: str = "x") -> Value:
         return self._read_special(f"%ctaid.{axis}")
+
+    @property
+    def cluster_rank(self) -> Value:
+        """The block's number in its cluster, x fastest (sm_90)."""
+        self.require(CLUSTERS)
+        return self._read_special("%cluster_ctarank")
 
     @property
     def thread_id(self) -> Value:
@@ -299,6 +329,23 @@ class Builder(Text):
         """All threads of the block; every one must come here."""
         self.write("bar.sync 0;")
 
+    def cluster_barrier(self) -> None:
+        """All threads of the cluster; every one must come here (sm_90)."""
+        self.require(CLUSTER_BARRIERS)
+        self.write("barrier.cluster.arrive.release.aligned;")
+        self.write("barrier.cluster.wait.acquire.aligned;")
+
+    def peer(self, place: Pointer, rank: Operand) -> Pointer:
+        """A place in shared memory, in the cluster's block of this rank (sm_90).
+
+        A cluster barrier must come before the first access there, and another one after the last.
+        """
+        if place.space != "shared":
+            raise KernelError(f"a peer has shared memory, not {place.space} memory")
+        address = self.register(u32)
+        issue(self, "mapa.shared::cluster.u32", address.name, place.address, rank)
+        return place._with(address=address, space="shared::cluster", shape=place.shape)
+
     shuffle = warp.shuffle
     shuffle_xor = warp.shuffle_xor
     warp_reduce = warp.warp_reduce
@@ -353,7 +400,14 @@ class Builder(Text):
         lines = {number: line for number, (_, line) in enumerate(body, head.count("\n") + 2)}
         whole = "\n".join([head, *(line for line, _ in body), "  ret;", "}", ""])
         return Kernel(
-            self.name, whole, tuple(self._buffers), grid, block, self._most_dynamic_bytes, lines
+            self.name,
+            whole,
+            tuple(self._buffers),
+            grid,
+            block,
+            self._most_dynamic_bytes,
+            lines,
+            self._cluster,
         )
 
 

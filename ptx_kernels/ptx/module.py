@@ -12,6 +12,9 @@ from .types import Type
 #: A block's shared memory on sm_90 and sm_100, where it is largest; sm_80 has 163 KB, sm_120 99.
 MAX_SHARED_BYTES = 227 << 10
 
+#: Blocks of a cluster: as many as every device that has clusters takes (the portable limit).
+MAX_CLUSTER = 8
+
 Role = Literal["in", "out", "inout"]
 
 
@@ -46,6 +49,7 @@ class Kernel:
       lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it; where
         that is a helper's, also of the kernel's function that called it. No part of the kernel's
         identity: equal kernels may differ in it. Where the text is changed, give `lines={}`.
+      cluster: extents in blocks, which the text states: a launch need not.
       family, arguments: the function that built it and what it was given, defaults included; no
         part of it either.
     """
@@ -59,6 +63,7 @@ class Kernel:
     lines: Mapping[int, tuple[tuple[str, int], ...]] = field(
         default_factory=dict, compare=False, repr=False
     )
+    cluster: tuple[int, int, int] = (1, 1, 1)
     family: str = field(default="", compare=False, repr=False)
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -1,4 +1,7 @@
-"""Pointers into global and shared memory: addresses, loads, stores and atomics."""
+"""Pointers into global and shared memory: addresses, loads, stores and atomics.
+
+Shared memory of other blocks (`shared::cluster`) takes loads and stores alone.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Pointer:
     """An address in global or shared memory, of elements of one type.
 
     Attributes:
-      address: u64 (global) or u32 (shared) register.
+      address: u64 (global) or u32 (shared, shared::cluster) register.
       offset: bytes added to it as an immediate.
       constant: no kernel of the same sequence of launches writes the buffer, so loads may be
         non-coherent.
@@ -64,6 +67,7 @@ class Pointer:
         *,
         type: Type | None = None,
         address: Value | None = None,
+        space: str = "",
         offset: int | None = None,
         shape: tuple[int, ...] = (),
     ) -> Pointer:
@@ -71,7 +75,7 @@ class Pointer:
             self.text,
             type or self.type,
             self.address if address is None else address,
-            space=self.space,
+            space=space or self.space,
             offset=self.offset if offset is None else offset,
             constant=self.constant,
             shape=shape,
@@ -114,7 +118,7 @@ class Pointer:
             return self._moved("mad.lo.u64", index, step)
         if index.type is not u32:
             raise KernelError(f"an index is u32 or u64, not {index.type}")
-        if self.space == "shared":
+        if self.space != "global":
             return self._moved("mad.lo.u32", index, step)
         if step >= 1 << 32:
             return self._moved("mad.lo.u64", index.to(u64), step)

@@ -2,6 +2,7 @@
 
 from . import hopper  # noqa: F401  (registers its instructions)
 from .errors import (
+    AbsentBlock,
     AsyncPending,
     BarrierDivergence,
     Deadlock,
@@ -32,6 +33,7 @@ from .perturbation import perturbation
 from .traffic import Traffic
 
 __all__ = [
+    "AbsentBlock",
     "AsyncPending",
     "BarrierDivergence",
     "Deadlock",

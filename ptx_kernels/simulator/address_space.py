@@ -11,6 +11,9 @@ WINDOW_BIT = 60
 SHARED_WINDOW = 1 << WINDOW_BIT
 LOCAL_WINDOW = 2 << WINDOW_BIT
 
+#: Shared addresses of a cluster's blocks: a block's own, or (rank + 1) << CLUSTER_BIT beside it.
+CLUSTER_BIT = 24
+
 # Buffer i starts at (i + 1) * 2^40 - 256: 32-bit address arithmetic loses the buffer or a carry at
 # once, and no alignment beyond the 256 bytes that allocators promise holds by luck.
 BUFFER_BIT = 40

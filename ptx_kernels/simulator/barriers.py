@@ -1,4 +1,4 @@
-"""Barriers of a block: who has arrived, and who may go on."""
+"""Barriers of a block or a cluster: who has arrived, and who may go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from .batch import Batch
 from .errors import BarrierDivergence, Deadlock, EarlyExit, SimulationError
 from .layout import WARP
-from .steps.compile import Block
+from .steps.compile import CLUSTER, Barrier, Block
 from .text.program import Instruction
 
 _NOT_WAITING = -1
@@ -64,19 +64,18 @@ class Barriers:
 
     def release(self, waiting: np.ndarray) -> bool:
         """Lets the blocks go whose barrier is complete; False if there is none."""
-        batch, layout = self.batch, self.batch.layout
-        alive = layout.block_of_lane[layout.exists & ~batch.exited]
-        live = np.bincount(alive, minlength=layout.blocks)
-        exited = np.bincount(layout.block_of_lane[batch.exited], minlength=layout.blocks)
         barriers = {int(n): self.blocks[int(n)].barrier for n in np.unique(self.at[waiting])}
         released = False
         for barrier in sorted(set(barriers.values()), key=str):
             at = [n for n, b in barriers.items() if b == barrier]
             lanes = np.flatnonzero(np.isin(self.at, at))
-            owner = layout.block_of_lane[lanes]
-            arrived = np.bincount(owner, minlength=layout.blocks)
+            owners = self._owners(barrier)
+            owner, exited = owners[lanes], self._count(owners, self.batch.exited)
+            live = self._count(owners, self.batch.layout.exists & ~self.batch.exited)
+            arrived = np.bincount(owner, minlength=live.size)
             if self.strict and barrier[1] is None and (exited[owner] > 0).any():
-                raise self._early_exit(int(lanes[np.argmax(exited[owner] > 0)]), exited)
+                position = int(np.argmax(exited[owner] > 0))
+                raise self._early_exit(int(lanes[position]), int(exited[owner[position]]))
             complete = (arrived > 0) & (arrived == (live if barrier[1] is None else barrier[1]))
             going = lanes[complete[owner]]
             for number in at:
@@ -84,26 +83,43 @@ class Barriers:
                 if group.size:
                     self.go(number + 1, group)
             self.at[going] = _NOT_WAITING
-            batch.happens_before.pass_barrier(going)
+            self.pass_by(barrier, going)
             released |= bool(going.size)
         return released
 
-    def _early_exit(self, lane: int, exited: np.ndarray) -> SimulationError:
+    def pass_by(self, barrier: Barrier, lanes: np.ndarray | None) -> None:
+        """These lanes, or all (None), have passed a barrier that was complete."""
+        happens_before = self.batch.happens_before
+        if barrier[0] == CLUSTER:
+            happens_before.pass_cluster_barrier(lanes)
+        else:
+            happens_before.pass_barrier(lanes)
+
+    def _owners(self, barrier: Barrier) -> np.ndarray:
+        """Number of each lane's block, or of its cluster: who meets at the barrier."""
         layout = self.batch.layout
-        told = (
-            f"waits at a barrier, but {int(exited[layout.block_of_lane[lane]])} threads of its "
-            "block exited before it"
-        )
-        return layout.fault(EarlyExit, self._instruction(lane), lane, told)
+        return layout.cluster_of_lane if barrier[0] == CLUSTER else layout.block_of_lane
+
+    def _count(self, owners: np.ndarray, where: np.ndarray) -> np.ndarray:
+        """How many of the lanes each owner has."""
+        return np.bincount(owners[where], minlength=int(owners[-1]) + 1)
+
+    def _early_exit(self, lane: int, exited: int) -> SimulationError:
+        whose = "cluster" if self._barrier(lane)[0] == CLUSTER else "block"
+        told = f"waits at a barrier, but {exited} threads of its {whose} exited before it"
+        return self.batch.layout.fault(EarlyExit, self._instruction(lane), lane, told)
 
     def stuck(self, lane: int) -> SimulationError:
-        layout = self.batch.layout
-        of_block = layout.block_of_lane == layout.block_of_lane[lane]
-        count = int((of_block & (self.at != _NOT_WAITING)).sum())
-        told = (
-            f"{count} of the block's {layout.threads} threads wait at barriers that never complete"
-        )
+        layout, owners = self.batch.layout, self._owners(self._barrier(lane))
+        whose, together = "block", layout.threads
+        if self._barrier(lane)[0] == CLUSTER:
+            whose, together = "cluster", layout.threads * layout.cluster_size
+        count = int(((owners == owners[lane]) & (self.at != _NOT_WAITING)).sum())
+        told = f"{count} of the {whose}'s {together} threads wait at barriers that never complete"
         return layout.fault(Deadlock, self._instruction(lane), lane, told)
+
+    def _barrier(self, lane: int) -> Barrier:
+        return self.blocks[int(self.at[lane])].barrier
 
     def _instruction(self, lane: int) -> Instruction:
         instruction = self.blocks[int(self.at[lane])].instruction

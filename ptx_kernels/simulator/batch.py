@@ -10,6 +10,7 @@ import numpy as np
 from .frame import Frame, RegisterFile
 from .layout import Layout
 from .memory.buffers import Buffers
+from .memory.cluster_memory import ClusterMemory
 from .memory.context import Context
 from .memory.generic_memory import GenericMemory
 from .memory.global_memory import GlobalMemory
@@ -49,19 +50,21 @@ class Batch:
         self.shared = SharedMemory(
             program, layout, shared_bytes, context, synchronizes=synchronizes
         )
+        self.cluster = ClusterMemory(self.shared, layout, self.happens_before)
         self.local = LocalMemory(layout.lanes, program.local_bytes)
         generic = GenericMemory(self.memory, self.shared, self.local)
         self.spaces: dict[str, Any] = {
             "global": self.memory,
             "const": self.memory,
             "shared": self.shared,
+            "shared::cluster": self.cluster,
             "local": self.local,
             "generic": generic,
         }
         self.root = Frame(layout, file)
         self.exited = np.zeros(layout.lanes, np.bool_)
         self.deliveries: list[Callable[[set[int]], None]] = []
-        self.at_end: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[], None]] = [self.cluster.check_exits]
         self._states: dict[Callable[[Batch], Any], Any] = {}
 
     def state(self, kind: Callable[[Batch], State]) -> State:

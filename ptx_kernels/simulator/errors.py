@@ -100,6 +100,10 @@ class Deadlock(SimulationError):
     """Threads wait at a barrier that the others never reach."""
 
 
+class AbsentBlock(SimulationError):
+    """Shared memory of another block that may not have started yet, or may have exited."""
+
+
 class ShuffleError(SimulationError):
     """A warp instruction whose membermask or source lane does not match the executing lanes."""
 

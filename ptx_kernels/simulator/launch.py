@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx.module import MAX_SHARED_BYTES, Buffer, Kernel
+from ..ptx.module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel
 from .address_space import SHARED_BASE
 from .batch import Batch
 from .errors import LaunchError, SimulationError, UnwrittenOutput
@@ -58,12 +58,14 @@ def launch(
         twice: both parameters then point to it.
       grid, block: up to three extents each, x first.
       dynamic_shared_bytes: size of the `.extern .shared` memory.
-      batch_lanes: threads simulated at once, at least one block. Results do not depend on it.
+      batch_lanes: threads simulated at once, at least one block or cluster. Results do not depend
+        on it.
       strict: threads that exit before a barrier which others of their block wait at are an error,
         though PTX does not count them.
       step_limit: basic blocks that a batch may run.
       traffic: gets the launch's accesses added, by PTX line.
-      only: numbers of the blocks that run, x fastest; None: all of the grid.
+      only: numbers of the blocks that run, x fastest, and the rest of their clusters with them;
+        None: all of the grid.
 
     Raises:
       SimulationError: a subclass says what was wrong; the message says where.
@@ -76,16 +78,18 @@ def launch(
     buffers, parameters = _place(program, arguments)
     timeline = Timeline()
     threads = block3[0] * block3[1] * block3[2]
-    blocks = np.arange(grid3[0] * grid3[1] * grid3[2]) if only is None else np.array(only)
-    total = blocks.size
-    at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32)))
+    cluster3 = program.program.cluster
+    clusters = _clusters(grid3, cluster3, only)
+    total, size = clusters.shape
+    at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32 * size)))
     if generator is not None:
-        blocks = generator.permutation(blocks)
+        clusters = clusters[generator.permutation(total)]
         at_once = max(1, at_once // int(generator.integers(1, 4)))
     lane_instructions = 0
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
-            layout = Layout(program.name, grid3, block3, blocks[first : first + at_once])
+            blocks = clusters[first : first + at_once].ravel()
+            layout = Layout(program.name, grid3, block3, blocks, cluster3)
             batch = Batch(
                 program.program,
                 program.file,
@@ -109,6 +113,17 @@ def _extents(given: tuple[int, ...], what: str) -> Extent:
     return int(x), int(y), int(z)
 
 
+def _clusters(grid: Extent, cluster: Extent, only: Sequence[int] | None) -> np.ndarray:
+    """Numbers of the blocks of each cluster that runs, by rank; shape (clusters, blocks of one)."""
+    if max(cluster) == 1:
+        numbers = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.array(only)
+        return numbers[:, None]
+    (x, y, z), (a, b, c) = grid, cluster
+    apart = np.arange(x * y * z).reshape(z // c, c, y // b, b, x // a, a)
+    clusters = apart.transpose(0, 2, 4, 1, 3, 5).reshape(-1, a * b * c)
+    return clusters if only is None else clusters[np.isin(clusters, only).any(axis=1)]
+
+
 def _check_geometry(
     program: Compiled, grid: Extent, block: Extent, dynamic_shared_bytes: int
 ) -> int:
@@ -121,6 +136,13 @@ def _check_geometry(
         )
     if any(extent > most for extent, most in zip(grid, MAX_GRID, strict=True)):
         raise LaunchError(f"kernel {name}: grid={grid} exceeds {MAX_GRID}")
+    cluster = parsed.cluster
+    if cluster[0] * cluster[1] * cluster[2] > MAX_CLUSTER or min(cluster) < 1:
+        raise LaunchError(
+            f"kernel {name}: a cluster of {cluster} has more than {MAX_CLUSTER} blocks, or none"
+        )
+    if any(extent % of_cluster for extent, of_cluster in zip(grid, cluster, strict=True)):
+        raise LaunchError(f"kernel {name}: grid={grid} is no multiple of the cluster {cluster}")
     if parsed.required_block is not None and parsed.required_block != block:
         raise LaunchError(
             f"kernel {name}: block={block}, but .reqntid says {parsed.required_block}"

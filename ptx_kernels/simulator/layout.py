@@ -19,17 +19,27 @@ class Layout:
       kernel: the entry's name.
       numbers: of the blocks in the grid, x fastest, shape (blocks,).
       lanes: number of lanes, blocks * padded; lane i is thread i % padded of block i // padded.
+      cluster: extents of a cluster, whose `cluster_size` blocks are neighbours here, by rank.
       exists: whether a lane is a thread (padding is not), shape (lanes,).
     """
 
-    def __init__(self, kernel: str, grid: Extent, block: Extent, numbers: np.ndarray) -> None:
-        self.kernel, self.grid, self.block = kernel, grid, block
+    def __init__(
+        self,
+        kernel: str,
+        grid: Extent,
+        block: Extent,
+        numbers: np.ndarray,
+        cluster: Extent = (1, 1, 1),
+    ) -> None:
+        self.kernel, self.grid, self.block, self.cluster = kernel, grid, block, cluster
+        self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.numbers, self.blocks = numbers, numbers.size
         self.threads = block[0] * block[1] * block[2]
         self.padded = -(-self.threads // WARP) * WARP
         self.lanes = self.blocks * self.padded
         self.lane_numbers = np.arange(self.lanes)
         self.block_of_lane = self.lane_numbers // self.padded
+        self.cluster_of_lane = self.block_of_lane // self.cluster_size
         self.thread_of_lane = self.lane_numbers % self.padded
         self.exists = self.thread_of_lane < self.threads
         self._special: dict[str, np.ndarray] = {}
@@ -49,8 +59,20 @@ class Layout:
             return self.padded // WARP
         if name.startswith("%lanemask_"):
             return self._lane_mask(name[-2:])
+        if name == "%cluster_ctarank":
+            return self.block_of_lane % self.cluster_size
+        if name == "%cluster_nctarank":
+            return self.cluster_size
         register, _, axis_name = name.partition(".")
         axis = "xyz".index(axis_name)
+        if register == "%cluster_nctaid":
+            return self.cluster[axis]
+        if register == "%nclusterid":
+            return self.grid[axis] // self.cluster[axis]
+        if register == "%cluster_ctaid":
+            return self._compute_special(f"%ctaid.{axis_name}") % self.cluster[axis]
+        if register == "%clusterid":
+            return self._compute_special(f"%ctaid.{axis_name}") // self.cluster[axis]
         if register in ("%ntid", "%nctaid"):
             return (self.block if register == "%ntid" else self.grid)[axis]
         extents = self.block if register == "%tid" else self.grid

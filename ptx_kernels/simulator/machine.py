@@ -146,7 +146,7 @@ class Machine:
     ) -> int | None:
         """Ends a block at a barrier: the next block if all lanes of the batch are there."""
         if taken is None and self.barriers.is_everyone(block, frame.count):
-            self.batch.happens_before.pass_barrier(None)
+            self.barriers.pass_by(block.barrier, None)
             return number + 1
         arriving = frame.all_lanes if taken is None else frame.all_lanes[taken]
         self.barriers.arrive(block, number, arriving)

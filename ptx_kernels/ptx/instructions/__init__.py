@@ -4,8 +4,9 @@ The builder emits only opcodes that are listed here, and the simulator parses th
 same opcode up, so that a wrong spelling or operand order shows as a wrong result. A row of an
 instruction that computes holds its NumPy meaning. Memory accesses, shuffles, matrices, barriers and
 copies need the machine's state: their rows say what they take, and the simulator adds the meaning.
-Meanings follow PTX ISA 9.1, section 9.7. `bar.sync`, `bra`, `ret` and `ld.param`, of which a
-kernel's frame and control flow are made, have no rows: the builder writes them as they are.
+Meanings follow PTX ISA 9.1, section 9.7. `bar.sync`, `barrier.cluster`, `bra`, `ret` and
+`ld.param`, of which a kernel's frame and control flow are made, have no rows: the builder writes
+them as they are.
 
 One file per kind of instruction; importing it adds its rows.
 """
@@ -13,6 +14,7 @@ One file per kind of instruction; importing it adds its rows.
 from __future__ import annotations
 
 from . import (  # noqa: F401  (they fill the table)
+    clusters,
     compare,
     convert,
     copies,
@@ -23,6 +25,7 @@ from . import (  # noqa: F401  (they fill the table)
     memory,
     warps,
 )
+from .clusters import CLUSTER_BARRIERS, CLUSTERS
 from .machine_row import (
     NAMED_TYPES,
     At,
@@ -40,6 +43,8 @@ from .row import BASELINE, INSTRUCTIONS, Error, Instruction, Version
 
 __all__ = [
     "BASELINE",
+    "CLUSTERS",
+    "CLUSTER_BARRIERS",
     "INSTRUCTIONS",
     "NAMED_TYPES",
     "At",

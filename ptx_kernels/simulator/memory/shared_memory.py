@@ -44,7 +44,7 @@ class SharedMemory:
         self.shadow = Shadow(
             data.size,
             SharedRace,
-            between_blocks=False,
+            between_blocks=layout.cluster_size > 1,
             must_be_written=True,
             synchronizes=synchronizes,
         )
@@ -53,7 +53,10 @@ class SharedMemory:
 
     def load(self, access: Access) -> np.ndarray:
         """One item per lane, shape (lanes of the frame,)."""
-        at = self.locate(access)
+        return self.read(self.locate(access))
+
+    def read(self, at: Located) -> np.ndarray:
+        """`load` from a place that is known."""
         self._touch("read", at)
         return self.views[at.width].take(at.items)
 
@@ -111,8 +114,8 @@ class SharedMemory:
         """The variable that holds a byte of the batch's shared memory, and its offset there."""
         return self.program.shared_name(at % self.stride)
 
-    def locate(self, access: Access) -> Located:
-        """The item of each lane of the frame."""
+    def locate(self, access: Access, blocks: np.ndarray | None = None) -> Located:
+        """The item of each lane of the frame, in its own block or in those of the batch."""
         frame, width = access.frame, access.width
         offsets = access.addresses.astype(np.int64) + (access.offset - SHARED_BASE)
         low, high = int(offsets.min()), int(offsets.max())
@@ -127,7 +130,8 @@ class SharedMemory:
             position = int(np.argmax(offsets & (width - 1) != 0))
             told = f"shared offset {int(offsets[position])} is no multiple of {width} bytes"
             raise access.fault(Misaligned, position, told)
-        items = (offsets + self.starts(frame)) >> (width.bit_length() - 1)
+        starts = self.starts(frame) if blocks is None else blocks * self.stride
+        items = (offsets + starts) >> (width.bit_length() - 1)
         return self.at(frame, access.instruction, items, width)
 
     def at(self, frame: Frame, instruction: Instruction, items: np.ndarray, width: int) -> Located:

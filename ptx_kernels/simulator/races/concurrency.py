@@ -56,6 +56,9 @@ def concurrency(
             | (scope == BLOCKS)
             | (records < happens_before.start)
         )
+        if frame.layout.cluster_size > 1:
+            # of a record of several blocks, the log of single accesses tells
+            another_block &= (scope == BLOCKS) | ~_of_cluster(happens_before, frame, records)
         apart = np.where(another_block, BLOCKS, apart)
     apart = np.where(records != 0, apart, 0).astype(np.uint64)
     if happens_before.acquired is not None and apart.any():
@@ -64,6 +67,15 @@ def concurrency(
         known = some < happens_before.known_times(frame.all_lanes[rows], some)
         apart[rows[known], columns[known]] = 0
     return apart
+
+
+def _of_cluster(happens_before: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
+    """Mask of the records of the lane's cluster that its last barrier came after."""
+    lanes = np.uint64(frame.layout.padded * frame.layout.cluster_size)
+    mine = frame.all_lanes.astype(np.uint64)[:, None] // lanes
+    before = frame.of_lanes(happens_before.clustered)[:, None]
+    together: np.ndarray = (records & LANE_BITS) // lanes == mine
+    return together & (records >= happens_before.start) & (records < before)
 
 
 def _met(
@@ -105,6 +117,10 @@ def report(
         times = np.array([int(record) >> 32])
         number = int(happens_before.timeline.blocks_of(times, np.array([lane]))[0])
         who = "several blocks" if several == BLOCKS else layout.block_name(number)
+        together = lane // (layout.padded * layout.cluster_size)
+        mates = together == mine // (layout.padded * layout.cluster_size)
+        if layout.cluster_size > 1 and mates and record >= happens_before.start:
+            return f"this block {what.format(who)}, without a barrier of their cluster between"
         return f"this block {what.format(who)}: blocks run in any order"
     if apart == WARPS:
         who = "several warps" if several == WARPS else f"warp {lane % layout.padded // WARP}"

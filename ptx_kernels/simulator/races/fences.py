@@ -9,12 +9,12 @@ class Fences:
     """State of lanes at their last fence; `time`: then, 0 if there was none, shape (lanes,).
 
     Attributes:
-      barred, synced, acquired: as `HappensBefore` has them.
+      barred, synced, clustered, acquired: as `HappensBefore` has them.
       met: versions of that array; `version`: which one each lane had.
     """
 
     def __init__(self, lanes: int) -> None:
-        self.time, self.barred, self.synced = np.zeros((3, lanes), np.uint64)
+        self.time, self.barred, self.synced, self.clustered = np.zeros((4, lanes), np.uint64)
         self.acquired, self.version = np.zeros((2, lanes), np.int64)
         self.met: list[np.ndarray | None] = []
 
@@ -24,11 +24,13 @@ class Fences:
         now: np.uint64,
         barred: np.ndarray,
         synced: np.ndarray,
+        clustered: np.ndarray,
         acquired: np.ndarray | None,
         met: np.ndarray | None,
     ) -> None:
         self.time[lanes] = now
         self.barred[lanes], self.synced[lanes] = barred[lanes], synced[lanes]
+        self.clustered[lanes] = clustered[lanes]
         self.acquired[lanes] = 0 if acquired is None else acquired[lanes]
         if not self.met or self.met[-1] is not met:
             self.met.append(met)

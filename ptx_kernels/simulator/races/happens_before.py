@@ -27,6 +27,7 @@ class HappensBefore:
       start: when the batch started; as all times here, a stamp.
       barred, synced: accesses of a lane's block, or of its warp, before this time happen before its
         own now, shape (lanes,).
+      clustered: the same of a lane's cluster, shape (lanes,).
       met: the same for warp w with warp v of block b, shape (b, w, v); None until some warps of a
         block pass a barrier.
       acquired: which of `clocks` holds beyond that, shape (lanes,); None until some lane acquires.
@@ -36,7 +37,7 @@ class HappensBefore:
         self.timeline, self.layout = timeline, layout
         self.start = time_stamp(timeline.begin(layout.numbers, layout.padded))
         self.barred = np.full(layout.lanes, self.start)
-        self.synced = self.barred.copy()
+        self.synced, self.clustered = self.barred.copy(), self.barred.copy()
         self.met: np.ndarray | None = None
         self.acquired: np.ndarray | None = None
         self.clocks = [NOTHING]
@@ -89,6 +90,15 @@ class HappensBefore:
         known[members] = now
         self.met[block, members] = known
 
+    def pass_cluster_barrier(self, lanes: np.ndarray | None) -> None:
+        """These lanes, all that are left of their clusters, pass its barrier; None: all lanes."""
+        now = self.tick()
+        if self.acquired is not None:
+            lanes_here = self.layout.lane_numbers if lanes is None else lanes
+            self._share(lanes_here, self.layout.cluster_of_lane[lanes_here])
+        where = slice(None) if lanes is None else lanes
+        self.barred[where] = self.synced[where] = self.clustered[where] = now
+
     def pass_warp_barrier(self, lanes: np.ndarray) -> None:
         """These lanes pass a barrier of their warp together."""
         if self.acquired is not None:
@@ -112,7 +122,9 @@ class HappensBefore:
         Time has passed since its last access.
         """
         now = time_stamp(self.timeline.now)
-        own = self._own(lane, self.barred[lane], self.synced[lane], now, self.met)
+        own = self._own(
+            lane, self.barred[lane], self.synced[lane], self.clustered[lane], now, self.met
+        )
         return self.known(lane).join(own)
 
     def _fenced(self, lane: int, wide: bool) -> VectorClock:
@@ -121,7 +133,14 @@ class HappensBefore:
         if fences is None or not fences.time[lane]:
             return NOTHING
         met = fences.met[fences.version[lane]]
-        own = self._own(lane, fences.barred[lane], fences.synced[lane], fences.time[lane], met)
+        own = self._own(
+            lane,
+            fences.barred[lane],
+            fences.synced[lane],
+            fences.clustered[lane],
+            fences.time[lane],
+            met,
+        )
         return self.clocks[fences.acquired[lane]].join(own)
 
     def _own(
@@ -129,10 +148,11 @@ class HappensBefore:
         lane: int,
         barred: np.uint64,
         synced: np.uint64,
+        clustered: np.uint64,
         now: np.uint64,
         met: np.ndarray | None,
     ) -> VectorClock:
-        """Clock of a lane's own block, by its barriers."""
+        """Clock of a lane's own block, and of its cluster's others, by their barriers."""
         block, thread = divmod(lane, self.layout.padded)
         warp = thread // WARP
         known = np.full(self.layout.padded, barred)
@@ -141,7 +161,14 @@ class HappensBefore:
         mates = known[warp * WARP : (warp + 1) * WARP]
         np.maximum(mates, synced, out=mates)
         known[thread] = now
-        components: Components = {int(self.layout.numbers[block]): known}
+        size = self.layout.cluster_size
+        mates_of = range(block // size * size, block // size * size + size)
+        components: Components = {
+            int(self.layout.numbers[mate]): np.full(self.layout.padded, clustered)
+            for mate in mates_of
+            if mate != block
+        }
+        components[int(self.layout.numbers[block])] = known
         return VectorClock(components)
 
     def known(self, lane: int) -> VectorClock:
@@ -169,7 +196,9 @@ class HappensBefore:
                 self.acquire(lane, self._observed.get((lane, wide), NOTHING))
         for scope in (False, True) if wide else (False,):
             fences = self._fences.setdefault(scope, Fences(self.layout.lanes))
-            fences.pass_by(lanes, now, self.barred, self.synced, self.acquired, self.met)
+            fences.pass_by(
+                lanes, now, self.barred, self.synced, self.clustered, self.acquired, self.met
+            )
 
     def released(self, lane: int, semantics: Semantics) -> tuple[VectorClock, VectorClock]:
         """Clocks that a write of the lane leaves: for everyone, and for its block."""

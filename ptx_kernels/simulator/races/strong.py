@@ -22,7 +22,7 @@ class Semantics:
 
 
 def semantics_of(opcode: str) -> Semantics:
-    """A launch has no clusters of several blocks, so that `.cluster` is as narrow as `.cta`."""
+    """`.cluster` is taken to be as narrow as `.cta`: blocks of a cluster meet at its barrier."""
     parts = opcode.split(".")
     return Semantics(
         acquire="acquire" in parts or "acq_rel" in parts,

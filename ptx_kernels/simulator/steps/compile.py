@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from ...ptx.instructions import CLUSTER_BARRIERS
 from ..batch import Batch
 from ..errors import ParseError, Trap
 from ..frame import Frame, RegisterFile
@@ -16,6 +17,7 @@ from ..text.program import Immediate, Instruction, Name, Program, Register
 from . import (  # noqa: F401  (they register what they compile)
     addresses,
     async_copy,
+    clusters,
     compare,
     matrices,
     memory,
@@ -29,8 +31,23 @@ from .registry import compiles, handler
 from .step import Run, Step, Wait
 from .table import compile_row
 
-_BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
+_BLOCK_BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
+_CLUSTER_ARRIVALS = tuple(
+    f"barrier.cluster.arrive{order}{aligned}"
+    for order in ("", ".release")
+    for aligned in ("", ".aligned")
+)
+_CLUSTER_WAITS = tuple(
+    f"barrier.cluster.wait{order}{aligned}"
+    for order in ("", ".acquire")
+    for aligned in ("", ".aligned")
+)
+_BARRIERS = (*_BLOCK_BARRIERS, *_CLUSTER_WAITS)
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
+#: Number of the one barrier that a cluster has.
+CLUSTER = -1
+
+Barrier = tuple[int, int | None]  # number, thread count (None: of the whole block or cluster)
 
 
 @compiles("trap")
@@ -60,7 +77,7 @@ class Block:
     guard: tuple[int, bool] | None = None
     target: int = -1
     instruction: Instruction | None = None
-    barrier: tuple[int, int | None] = (0, None)  # number, thread count
+    barrier: Barrier = (0, None)
     wait: Wait | None = None
     size: int = 0
     writes: frozenset[int] = frozenset()
@@ -98,6 +115,7 @@ class _Compiler:
 
     def compile(self) -> Compiled:
         code = self.program.instructions
+        self._check_cluster_barriers()
         steps = [None if i.opcode in _CONTROL else self._step(i) for i in code]
         leaders = sorted(self._leaders(steps))
         self.block_at = {first: number for number, first in enumerate(leaders)}
@@ -108,7 +126,8 @@ class _Compiler:
             self.program,
             RegisterFile(self.program.registers, self.operands.constants),
             [block for block, _ in compiled],
-            any(step.synchronizes for step in steps if step is not None),
+            max(self.program.cluster) > 1
+            or any(step.synchronizes for step in steps if step is not None),
         )
 
     def _leaders(self, steps: list[Step | None]) -> set[int]:
@@ -153,6 +172,8 @@ class _Compiler:
             block.end, block.target = "branch", self.block_at[target]
         elif opcode in ("ret", "exit"):
             block.end = "exit"
+        elif instruction.opcode in _CLUSTER_WAITS:
+            block.end, block.barrier = "barrier", (CLUSTER, None)
         else:
             numbers = [
                 o.value for o in operands if isinstance(o, Immediate) and isinstance(o.value, int)
@@ -174,7 +195,29 @@ class _Compiler:
                 (numbers[0], numbers[1] if len(numbers) == 2 else None),
             )
 
+    def _check_cluster_barriers(self) -> None:
+        """Arrival and wait stand together: what a thread does between them has no order here."""
+        before: Instruction | None = None
+        labelled = set(self.program.labels.values())
+        for position, instruction in enumerate(self.program.instructions):
+            arrived = before is not None and before.opcode in _CLUSTER_ARRIVALS
+            waits = instruction.opcode in _CLUSTER_WAITS
+            apart = position in labelled
+            guarded = before is not None and before.guard != instruction.guard
+            if waits != arrived or (waits and (apart or guarded)):
+                what = (
+                    "barrier.cluster.arrive must come right before barrier.cluster.wait: what lies "
+                    "between is not simulated"
+                )
+                raise self.operands.error(ParseError, instruction, what)
+            if waits or instruction.opcode in _CLUSTER_ARRIVALS:
+                self.operands.needs(instruction, CLUSTER_BARRIERS)
+                self.operands.count(instruction, 0)
+            before = instruction
+
     def _step(self, instruction: Instruction) -> Step:
+        if instruction.opcode in _CLUSTER_ARRIVALS:
+            return Step(lambda batch, frame: None, (), ())
         step = compile_machine(self.operands, instruction)
         if step is None:
             step = (handler(instruction.opcode) or compile_row)(self.operands, instruction)

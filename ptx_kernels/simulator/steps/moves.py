@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ptx.instructions import NAMED_TYPES, is_untyped, named_type
+from ...ptx.instructions import CLUSTERS, NAMED_TYPES, is_untyped, named_type
 from ...ptx.types import REGISTER_DTYPES
 from ..batch import Batch
 from ..errors import ParseError, TypeMismatch
@@ -15,8 +15,13 @@ from .registry import compiles
 from .step import Step
 
 _INDEXED = {f"%{r}.{axis}" for r in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
+_CLUSTERS = {
+    f"%{r}.{axis}"
+    for r in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+    for axis in "xyz"
+} | {"%cluster_ctarank", "%cluster_nctarank"}
 _MASKS = {f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")}
-SPECIAL = _INDEXED | _MASKS | {"%laneid", "%warpid", "%nwarpid"}
+SPECIAL = _INDEXED | _CLUSTERS | _MASKS | {"%laneid", "%warpid", "%nwarpid"}
 
 
 @compiles("mov")
@@ -63,6 +68,8 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
     if name in SPECIAL:
         if destination.cls != "b32":
             raise operands.error(TypeMismatch, instruction, f"{name} is a .u32")
+        if name in _CLUSTERS:
+            operands.needs(instruction, CLUSTERS)
 
         def run(batch: Batch, frame: Frame) -> None:
             frame.regs[slot] = frame.of_lanes(batch.layout.special(name))

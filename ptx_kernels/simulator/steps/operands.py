@@ -20,6 +20,7 @@ ADDRESS_CLASSES = {
     "const": ("b64",),
     "generic": ("b64",),
     "shared": ("b32", "b64"),
+    "shared::cluster": ("b32", "b64"),
     "local": ("b32", "b64"),
 }
 
@@ -98,7 +99,7 @@ class Operands:
                 )
                 raise self.error(TypeMismatch, instruction, what)
             return base.index, address.offset
-        if base is None and space in ("shared", "local"):
+        if base is None and space in ("shared", "shared::cluster", "local"):
             return self.constant(np.zeros(1, np.uint32)), address.offset
         found = self.symbol(base.name) if isinstance(base, Name) else None
         if found is None and space in ("global", "generic"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from ...ptx.instructions import CLUSTERS
 from ..address_space import SHARED_BASE
 from ..errors import ParseError
 from .declarations import Declarations
@@ -100,6 +101,10 @@ class _Parser:
                 program.required_block = (x, y, z)
             elif name == "maxntid":
                 program.max_threads = x * y * z
+            elif name == "reqnctapercluster":
+                if program.version < CLUSTERS[0] or program.target < CLUSTERS[1]:
+                    raise self.fail(position, "clusters need PTX 7.8 and sm_90")
+                program.cluster = (x, y, z)
             elif name not in ("minnctapersm", "maxnreg"):
                 raise self.fail(position, f"unknown directive .{name}")
 

@@ -135,6 +135,7 @@ class Program:
     local_bytes: int = 0  # per thread
     data: dict[str, Data] = field(default_factory=dict)  # .const and .global variables
     required_block: tuple[int, int, int] | None = None
+    cluster: tuple[int, int, int] = (1, 1, 1)
     max_threads: int | None = None
     instructions: list[Instruction] = field(default_factory=list)
     # label -> index of the instruction after it

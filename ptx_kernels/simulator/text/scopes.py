@@ -22,7 +22,10 @@ from .source import Source, parts
 _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)U?")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
 _ADDRESS = re.compile(r"([\w$%.]+?)?\s*(?:([+-])\s*(-?(?:0[xX][0-9a-fA-F]+|\d+)))?")
-_SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|laneid|warpid|nwarpid|lanemask_\w\w)")
+_SPECIAL = re.compile(
+    r"%(?:(?:n?tid|n?ctaid|n?clusterid|cluster_n?ctaid)\.[xyz]|cluster_n?ctarank|"
+    r"laneid|warpid|nwarpid|lanemask_\w\w)"
+)
 
 
 class Scopes:
