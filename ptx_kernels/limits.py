@@ -17,6 +17,9 @@ MAX_PROMPT_DIMS = {1: 256, 2: 256, 3: 192}
 #: Values of quantized activations that share a scale.
 GROUP = 32
 
+#: f16 activations: values that share a scale.
+SUPER_BLOCK = 256
+
 #: Rows of activations that a mat-vec takes; above, tensor cores are the better way.
 MAX_ROWS = 8
 

@@ -40,14 +40,14 @@ def takes(weights: Sequence[Packed], m: int, activations: str | None) -> bool:
     return bool(decide(tensor_cores_rule, formats, weights[0].shape[1], m).config)
 
 
-def prefers_f16(w: Packed, m: int, activations: str | None) -> bool:
-    """True if so many rows are worth a launch that makes f16 of them, though q8_1 were at hand."""
-    from ptx_kernels.kernels.gemm import FEW_ROWS, f16_products_rule
+def quantized_to(w: Packed, m: int, activations: str | None) -> Literal["q8_1", "f16"]:
+    """What a kernel that makes m rows of activations for a product with w best leaves of them."""
+    from ptx_kernels.kernels.gemm import f16_products_rule
     from ptx_kernels.tuning import decide
 
-    if activations is not None or m <= FEW_ROWS or not takes([w], m, activations):
-        return False
-    return bool(decide(f16_products_rule, (w.format,), m).config)
+    if activations is None and bool(decide(f16_products_rule, (w.format,), m).config):
+        return "f16"
+    return "q8_1"
 
 
 def gemm(
@@ -60,7 +60,7 @@ def gemm(
     biases: Sequence[jax.Array | None] | None = None,
     residual: jax.Array | None = None,
     activation: str | None = None,
-    output: Literal["f32", "q8_1"] = "f32",
+    output: Literal["f32", "q8_1", "f16"] = "f32",
     activations: str | None = "q8_1",
 ) -> list[jax.Array]:
     """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch.
@@ -68,8 +68,8 @@ def gemm(
     A launch that quantizes, or normalizes and quantizes, goes before it unless x is quantized: to
     q8_1, or where `activations` is None to f16 if that is faster.
 
-    With `activation`: that of the first product, times the second. `output` q8_1: what
-    `quantize_q8_1` makes of the result.
+    With `activation`: that of the first product, times the second. `output` q8_1 or f16: what
+    `quantize_q8_1` or `quantize_f16` makes of the result.
     """
     from ptx_kernels.kernels import gemm as kernels
     from ptx_kernels.tuning import choose

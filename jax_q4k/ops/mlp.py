@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.limits import GROUP
+from ptx_kernels.limits import GROUP, SUPER_BLOCK
 
 from ..implementation import activations_of, current_selection
 from ..indexed import Packed, axes
@@ -125,20 +125,19 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
 def ptx(
     launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """The operation by PTX kernels; the gated product leaves q8_1 for the one with `down`.
-
-    But where that multiplies many rows as f16, which it quantizes itself.
-    """
+    """The operation by PTX kernels; the gated product leaves what the one with `down` takes."""
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
     of_pair, last = (_kernel(w, m, activations) for w in ([gate, up], [down]))
     if of_pair is None:
         return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
-    q8_1 = activations != "f32" and inner % GROUP == 0 and last is not None
-    q8_1 = q8_1 and not gemm.prefers_f16(down, m, activations)
+    output = "f32"
+    if activations != "f32" and last is not None:
+        output = gemm.quantized_to(down, m, activations)
+        output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
     around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
-    h = of_pair(launch, x, [gate, up], output="q8_1" if q8_1 else "f32", **around)
-    if q8_1 and last is not None:
+    h = of_pair(launch, x, [gate, up], output=output, **around)
+    if output != "f32" and last is not None:
         (y,) = last(launch, h, [down], residual=residual)
     else:
         (y,) = linear.ptx(launch, *given.last(h[0]), activations=activations)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..limits import SUPER_BLOCK
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, u32
 from .family import Case, Family, once
 from .quantize_q8_1 import GROUP, largest_magnitude
 from .vectors import float_type, load_floats, pack_floats
 
-SUPER_BLOCK = 256
 LANE = SUPER_BLOCK // WARP  # values
 NAMES = ("values", "means", "scale")  # of the results
 _WARPS = 4  # per block

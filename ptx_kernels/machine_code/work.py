@@ -153,7 +153,7 @@ def outer_turns(kernel: Kernel) -> float:
         return 1.0
     columns = kernel.arguments["columns"]
     if not isinstance(config, MatvecConfig):
-        return math.ceil(columns / config.columns)
+        return float(config.steps(columns))
     joined = "rows" in kernel.arguments  # one after another; a pair's rows go together
     rows = packed.count / columns / (1 if joined else len(packed.formats))
     return max(1.0, rows / config.block_rows / math.prod(kernel.grid))

@@ -15,7 +15,7 @@ from .epilogue import TileEpilogue
 from .fragments import TILE_ROWS, Accumulators, accumulators
 from .pipeline import Copy, Pipeline, Rows, TileCopy, WordCopy
 from .products import UNITS, F16Products, IntegerProducts, Products, Tile, pair_pitch
-from .spans import ExpertTile, Span
+from .spans import ExpertTile, Span, StepSpan
 
 #: Operands of x: pointer, bytes of 256 columns, and how a stage holds them (see TileCopy).
 Activations = list[tuple[Pointer, int, dict[str, int]]]
@@ -62,14 +62,17 @@ def multiply(
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
     part = column_warp if config.column_warps > 1 else 0  # of a step
     with k.free_shared():
-        weights = [_weight_copies(k, config, each, block_n) for each in matrices]
+        steps = config.steps(matrices[0].columns)
+        first = k.block_id("z") * steps if config.splits > 1 else 0
+        span = StepSpan(first, steps * config.splits)
+        weights = [_weight_copies(k, config, each, block_n, span) for each in matrices]
         planes = [copy for copies in weights for copy in copies]
-        x = _activation_copies(k, config, activations, block_m)
+        x = _activation_copies(k, config, activations, block_m, span)
         pipeline = Pipeline(k, config.stages, [*planes, *x])
         totals = [accumulators(k, config.tiles, config.m_tile) for _ in matrices]
         products = _products(k, config, [each.format for each in matrices], totals)
         first_rows = [(row_warp * config.tiles + t) * TILE_ROWS for t in range(config.tiles)]
-        for step, places in pipeline.steps(-(-matrices[0].columns // config.columns)):
+        for step, places in pipeline.steps(steps):
             at = iter(places)
             tiles = [
                 _tiles(own, [next(at) for _ in own], first_rows, step, part) for own in weights
@@ -80,7 +83,7 @@ def multiply(
                     each.add([tile for i in mine for tile in tiles[i]], unit, rows)
             for each, mine in products:
                 each.finish([tile for i in mine for tile in tiles[i]], rows)
-    if config.column_warps > 1 or epilogue.output == "q8_1":
+    if config.column_warps > 1 or epilogue.staged:
         k.barrier()  # all have read the ring, which other values now take
     tiles_of_all = [tile for each in totals for tile in each]
     _add_column_warps(k, config, tiles_of_all, column_warp, row_warp)
@@ -91,28 +94,34 @@ def multiply(
 # --- operands in shared memory ---
 
 
-def _weight_copies(k: Builder, config: GemmConfig, matrix: Matrix, span: Span) -> list[Copy]:
+def _weight_copies(
+    k: Builder, config: GemmConfig, matrix: Matrix, block: Span, span: StepSpan
+) -> list[Copy]:
     copies: list[Copy] = []
     for plane in matrix.planes.of_matrix():
         n, blocks, size = plane.shape
         part = size * SUPER_BLOCK // matrix.block_size
         nbytes = part * config.column_warps
-        rows = Rows(plane.reshape(n, blocks * size), span.start, span.size)
+        rows = Rows(plane.reshape(n, blocks * size), block.start, block.size)
         words = nbytes % 4 == 0 and blocks * size % 4 == 0  # all that is copied begins at words
         kind = TileCopy if words else WordCopy
-        copies.append(kind(k, rows, nbytes, config.threads, part=part))
+        copies.append(kind(k, rows, nbytes, config.threads, part=part, span=span))
     return copies
 
 
 def _activation_copies(
-    k: Builder, config: GemmConfig, activations: Activations, span: Span | ExpertTile
+    k: Builder,
+    config: GemmConfig,
+    activations: Activations,
+    block: Span | ExpertTile,
+    span: StepSpan,
 ) -> list[TileCopy]:
     copies = []
     for pointer, part, pitches in activations:
         m, *rest = pointer.cast(u8).shape
-        rows = Rows(pointer.cast(u8).reshape(m, math.prod(rest)), span.start, span.size)
+        rows = Rows(pointer.cast(u8).reshape(m, math.prod(rest)), block.start, block.size)
         nbytes = part * config.column_warps
-        copies.append(TileCopy(k, rows, nbytes, config.threads, part=part, **pitches))
+        copies.append(TileCopy(k, rows, nbytes, config.threads, part=part, span=span, **pitches))
     return copies
 
 

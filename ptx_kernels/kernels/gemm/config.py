@@ -26,6 +26,8 @@ class GemmConfig:
       m_tile: rows of activations of a thread block, 8 or a multiple of 16.
       stages: of a super-block for each column warp, in shared memory: one in use and the others on
         their way.
+      splits: 1, 2, 4 or 8 thread blocks, a cluster (sm_90), share rows, each with steps of its own;
+        their totals meet in shared memory, and each finishes some rows of activations.
       products: `int8` of quants with q8_1 activations, whose sums of 32 columns f32 scales; or
         `f16` of scaled quants with f16 activations, added up by mma for 256 columns: half the
         instructions, twice the tensor cores' time.
@@ -37,6 +39,7 @@ class GemmConfig:
     m_tile: int = 64
     stages: int = 2
     products: str = "int8"
+    splits: int = 1
 
     @property
     def rows(self) -> int:
@@ -53,6 +56,10 @@ class GemmConfig:
         """Threads of a thread block."""
         return WARP * self.row_warps * self.column_warps
 
+    def steps(self, columns: int) -> int:
+        """Steps of a thread block through its share of so many columns."""
+        return -(-columns // (self.columns * self.splits))
+
     def check(self, format: str, columns: int) -> None:
         """KernelError where rows of so many weights of the format cannot be multiplied so.
 
@@ -67,6 +74,10 @@ class GemmConfig:
             raise KernelError(f"m_tile={self.m_tile} must be {TILE_COLUMNS} or a multiple of 16")
         if self.column_warps not in (1, 2, 4, 8):
             raise KernelError(f"column_warps={self.column_warps} must be 1, 2, 4 or 8")
+        if self.splits not in (1, 2, 4, 8) or self.m_tile % self.splits:
+            raise KernelError(
+                f"splits={self.splits} must be 1, 2, 4 or 8 and divide m_tile={self.m_tile}"
+            )
         for name, least, most in (
             ("row_warps", 1, 32 // self.column_warps),
             ("tiles", 1, 8),

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ...ptx import Builder, KernelError, Pointer, Value, all_of, f32, s8
 from ..activation import GATES
-from ..quantize_q8_1 import GROUP, store_group
+from ..quantize_f16 import LANE, SUPER_BLOCK, F16Rows, f16_scale
+from ..quantize_q8_1 import GROUP, largest_magnitude, store_group
 from ..vectors import load_floats
 from .config import GemmConfig
 from .fragments import TILE_COLUMNS, Accumulators, place
-from .spans import ExpertTile, Span
+from .spans import ExpertTile, Span, tile_count
 
-_SHARE = 4  # values of a group of 32 that a lane quantizes
+OUTPUTS = ("f32", "q8_1", "f16")
+_SHARES = {"f32": 4, "q8_1": 4, "f16": LANE}  # neighbouring values of a lane
+
+
+class _Share(NamedTuple):
+    """Neighbouring values of a lane, from weight row `n` on, of the activations in row `m`.
+
+    `j`: the row in the block's tile; `where`: whether they are the block's to store.
+    """
+
+    n: Value
+    m: Value
+    j: Value
+    values: list[Value]
+    where: Value | None
 
 
 class TileEpilogue:
     """Results of n weight rows and m rows of activations: declares them, stores totals.
 
-    y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
-    `quantize_q8_1` makes them. Operands: `bias` f32 (n,) and `residual` f32 (m, n), each where
-    asked for. With an activation: that of the first matrix's totals and the second's (`GATES`).
+    y f32 (m, n); with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
+    `quantize_q8_1` makes them; or with "f16" values, means and scale as `quantize_f16` makes them.
+    Operands: `bias` f32 (n,) and `residual` f32 (m, n), each where asked for. With an activation:
+    that of the first matrix's totals and the second's (`GATES`).
+
+    Blocks that split the columns, or that share 256 rows of an f16 result, are a cluster.
     """
 
     def __init__(
@@ -39,22 +59,41 @@ class TileEpilogue:
     ) -> None:
         if activation not in (None, *GATES):
             raise KernelError(f"activation={activation!r} must be one of {', '.join(GATES)}")
-        if output not in ("f32", "q8_1"):
-            raise KernelError(f"output={output!r} must be f32 or q8_1")
-        self._k, self._config, self.output = k, config, output
+        if output not in OUTPUTS:
+            raise KernelError(f"output={output!r} must be one of {', '.join(OUTPUTS)}")
+        self._k, self._config, self.output, self._n = k, config, output, n
         self._gate = None if activation is None else GATES[activation]
         self._bias = k.input(f"bias{suffix}", f32, (n,), constant=True) if bias else None
         self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
+        #: True if totals go through shared memory, which the ring gives up for it.
+        self.staged = output != "f32" or config.splits > 1
+        #: Blocks along the weight rows that share super-blocks of an f16 result.
+        self.together = 1
         if output == "f32":
             self._y = k.output(f"y{suffix}", f32, (m, n))
-            return
-        if n % GROUP or config.rows % GROUP:
+        elif output == "q8_1":
+            self._check_rows(n % GROUP == 0 and config.rows % GROUP == 0, GROUP)
+            self._values = k.output(f"values{suffix}_out", s8, (m, n))
+            self._scale_sum = k.output(f"scale_sum{suffix}_out", f32, (m, n // GROUP, 2))
+        else:
+            self._check_rows(n % SUPER_BLOCK == 0 and SUPER_BLOCK % config.rows == 0, SUPER_BLOCK)
+            names = [f"{name}{suffix}_out" for name in ("values", "means", "scale")]
+            self._halves = F16Rows.outputs(k, m, n, names)
+            self.together = SUPER_BLOCK // config.rows
+        if self.together > 1 and config.splits > 1:
+            raise KernelError(f"splits={config.splits}: blocks share rows of an f16 result already")
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that share the weight rows."""
+        return -(-self._n // self._config.rows)
+
+    def _check_rows(self, fit: bool, unit: int) -> None:
+        if not fit:
             raise KernelError(
-                f"output='q8_1' needs n={n} and a block's rows, 16 * tiles * row_warps = "
-                f"{config.rows}, to be multiples of {GROUP}"
+                f"output={self.output!r} needs n={self._n} and a block's rows, 16 * tiles * "
+                f"row_warps = {self._config.rows}, to be multiples of {unit}, or parts of it"
             )
-        self._values = k.output(f"values{suffix}_out", s8, (m, n))
-        self._scale_sum = k.output(f"scale_sum{suffix}_out", f32, (m, n // GROUP, 2))
 
     def clear(self, block_n: Span, rows: ExpertTile) -> None:
         """Zeros in the f32 results of the tile's rows and the block's weight rows."""
@@ -76,22 +115,39 @@ class TileEpilogue:
         """Finishes and stores totals, of each matrix those of the warp's tiles.
 
         `first_rows`: the tiles' first weight rows in the block. All threads come here; `summed`
-        says which have the sums (None: all). For q8_1 what the ring held is overwritten.
+        says which have the sums (None: all). Where it is `staged`, what the ring held is
+        overwritten.
         """
         k = self._k
         finished = self._finished(totals, first_rows, block_n, block_m)
-        if self.output == "f32":
+        if not self.staged:
             with _where(k, summed):
-                for n, m, value, where in finished:
+                for n, m, (value,), where in finished:
                     self._y.at(m, n).store(0, value, where=where)
             return
         # a pitch at which the lanes of a tile, 8 rows and every other activation, meet all banks
-        staged = k.shared("results", f32, (block_m.size, self._config.rows + 4), dynamic=True)
+        shape = (block_m.size, self._config.rows + 4)
+        count = len(totals) if self._config.splits > 1 else 1
+        staged = [k.shared(f"results{i}", f32, shape, dynamic=True) for i in range(count)]
         with _where(k, summed):
-            for n, m, value, _ in finished:
-                staged.at(m - block_m.start, n - block_n.start).store(0, value)
-        k.barrier()
-        self._quantize(staged, block_n, block_m)
+            for n, m, values, _ in finished:
+                for each, value in zip(staged, values, strict=True):
+                    each.at(m - block_m.start, n - block_n.start).store(0, value)
+        if self.output == "f16":
+            self._store_halves(staged[0], block_n, block_m)
+            return
+        self._together()
+        for share in self._shares(staged, block_n, block_m):
+            self._store(share)
+        if self._config.splits > 1:
+            k.cluster_barrier()  # no block ends while others read what it has
+
+    def _together(self) -> None:
+        """A barrier of all blocks that share results."""
+        if self._config.splits > 1 or self.together > 1:
+            self._k.cluster_barrier()
+        else:
+            self._k.barrier()
 
     def _finished(
         self,
@@ -99,39 +155,114 @@ class TileEpilogue:
         first_rows: Sequence[Value],
         block_n: Span,
         block_m: Span | ExpertTile,
-    ) -> Iterator[tuple[Value, Value, Value, Value | None]]:
-        """(weight row, activation, value, whether it is the block's)."""
+    ) -> Iterator[tuple[Value, Value, Sequence[Value], Value | None]]:
+        """(weight row, activation, values, whether they are the block's).
+
+        Of blocks that split columns the totals of each matrix, else one that is finished.
+        """
         k = self._k
         for first, *tiles in zip(first_rows, *totals, strict=True):
             for i, four in enumerate(zip(*tiles, strict=True)):
-                for lane, (value, *gated) in enumerate(zip(*four, strict=True)):
+                for lane, values in enumerate(zip(*four, strict=True)):
                     n, m = place(k, block_n.start + first, block_m.start + TILE_COLUMNS * i, lane)
                     where = all_of(block_n.owns(n), block_m.owns(m))
-                    total: Value = value
-                    if self._bias is not None:
-                        total = total + self._bias.at(n).load(where=where)
-                    if self._residual is not None:
-                        total = total + self._residual.at(m, n).load(where=where)
-                    yield n, m, self._gate(k, total, *gated) if self._gate else total, where
+                    if self._config.splits > 1:
+                        yield n, m, values, where
+                    else:
+                        yield n, m, [self._finish(n, m, values, where)], where
 
-    def _quantize(self, staged: Pointer, block_n: Span, block_m: Span | ExpertTile) -> None:
-        """Eight lanes for each group of 32 weight rows and row of activations."""
-        k, lanes = self._k, GROUP // _SHARE
-        groups, at_once = self._config.rows // GROUP, self._config.threads // lanes
-        items = block_m.size * groups
-        with k.loop(0, items, at_once) as base:
-            item = base + k.thread_id // lanes
-            inside = item < items if items % at_once else None
-            r, j = item % groups * GROUP + k.thread_id % lanes * _SHARE, item // groups
+    def _finish(
+        self, n: Value, m: Value, totals: Sequence[Value], where: Value | None, offset: int = 0
+    ) -> Value:
+        """The result of weight row n + offset and activation m."""
+        total, *gated = totals
+        if self._bias is not None:
+            total = total + self._bias.at(n).load(offset, where=where)
+        if self._residual is not None:
+            total = total + self._residual.at(m, n).load(offset, where=where)
+        return self._gate(self._k, total, *gated) if self._gate else total
+
+    def _shares(
+        self, staged: Sequence[Pointer], block_n: Span, block_m: Span | ExpertTile
+    ) -> Iterator[_Share]:
+        """A lane's shares of the staged values, in a loop; of a cluster's its block's part."""
+        k, config = self._k, self._config
+        # rows that are no multiple of four may begin at odd places
+        width = _SHARES[self.output] if self._n % 4 == 0 else 1
+        per_row, count = config.rows // width, block_m.size // config.splits
+        first = k.cluster_rank * count if config.splits > 1 else 0
+        items = count * per_row
+        with k.loop(0, items, config.threads) as base:
+            item = base + k.thread_id
+            inside = item < items if items % config.threads else None
+            r, j = item % per_row * width, item // per_row + first
             n, m = block_n.start + r, block_m.start + j
-            share = load_floats(staged.at(j, r), _SHARE, where=inside)
-            store_group(
-                k,
-                share,
-                self._values.at(m, n),
-                self._scale_sum.at(m, n // GROUP),
-                where=all_of(inside, block_n.owns(n), block_m.owns(m)),
+            where = all_of(inside, block_n.owns(n), block_m.owns(m))
+            places = [each.at(j, r) for each in staged]
+            if config.splits == 1:
+                values = load_floats(places[0], width, where=inside)
+            else:
+                sums = [self._summed(each, width, inside) for each in places]
+                values = [
+                    self._finish(n, m, of_matrices, where, i)
+                    for i, of_matrices in enumerate(zip(*sums, strict=True))
+                ]
+            yield _Share(n, m, j, values, where)
+
+    def _summed(self, place: Pointer, width: int, where: Value | None) -> list[Value]:
+        """The sums of a place's values over the cluster, added in the order of its blocks."""
+        parts = [
+            load_floats(self._k.peer(place, rank), width, where=where)
+            for rank in range(self._config.splits)
+        ]
+        return [functools.reduce(lambda a, b: a + b, column) for column in zip(*parts, strict=True)]
+
+    def _store(self, share: _Share) -> None:
+        """Stores values as f32 or q8_1."""
+        n, m, _, values, where = share
+        if self.output == "f32":
+            self._y.at(m, n).store_run(0, values, where=where)
+            return
+        places = self._values.at(m, n), self._scale_sum.at(m, n // GROUP)
+        store_group(self._k, values, *places, where=where)
+
+    def _store_halves(self, staged: Pointer, block_n: Span, block_m: Span | ExpertTile) -> None:
+        """Stores values as f16: blocks tell each other the largest of their parts of 256."""
+        k, lanes = self._k, self._config.rows // LANE
+        largest = k.shared("largest", f32, (block_m.size,), dynamic=True)
+        k.barrier()
+        for share in self._shares([staged], block_n, block_m):
+            most = largest_magnitude(k, share.values, lanes)
+            inside = share.j < block_m.size
+            first = k.thread_id % lanes == 0
+            largest.at(share.j).store(0, most, where=all_of(first, inside))
+        self._together()
+        for share in self._shares([staged], block_n, block_m):
+            inside = share.j < block_m.size
+            parts = [self._of_peer(largest.at(share.j), rank, inside) for rank in self._ranks]
+            whole = functools.reduce(lambda a, b: k.maximum(a, b, keep_nan=True), parts)
+            self._halves.store(
+                share.m, share.n, share.values, f16_scale(k, whole), where=share.where
             )
+        if self.together > 1:
+            k.cluster_barrier()  # no block ends while others read what it has
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.together)
+
+    def _of_peer(self, place: Pointer, rank: int, where: Value) -> Value:
+        return (place if self.together == 1 else self._k.peer(place, rank)).load(where=where)
+
+
+def launch(
+    k: Builder, config: GemmConfig, m: int, *epilogues: TileEpilogue, experts: int = 0
+) -> None:
+    """Sets the launch geometry: tiles of activations, then all rows, then splits of columns."""
+    blocks = sum(e.blocks for e in epilogues)
+    cluster = 1, epilogues[0].together, config.splits
+    grid = tile_count(m, experts, config.m_tile), blocks, config.splits
+    k.launch(grid, config.threads, resident_blocks=1, cluster=cluster)
 
 
 def _where(k: Builder, condition: Value | None) -> contextlib.AbstractContextManager:

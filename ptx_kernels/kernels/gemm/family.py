@@ -128,7 +128,8 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
 
 def _shorter(arguments: Arguments) -> tuple[str, int]:
     """One step of the ring, at least four super-blocks; all column warps have work."""
-    return "columns", max(1024, arguments["config"].columns)
+    config = arguments["config"]
+    return "columns", max(1024, config.columns * config.splits)
 
 
 GEMM = Family(

@@ -8,8 +8,8 @@ from ...ptx import Builder, KernelError, kernel
 from ..matvec.rows import matrix
 from .block import check_stack, input_activations, multiply
 from .config import GemmConfig
-from .epilogue import TileEpilogue
-from .spans import Span, tile_count
+from .epilogue import TileEpilogue, launch
+from .spans import Span
 
 
 @kernel
@@ -22,7 +22,7 @@ def gated_gemm(
     columns: int,
     layers: int = 0,
     activation: Literal["silu", "gelu", "swiglu_oai"] = "silu",
-    output: Literal["f32", "q8_1"] = "f32",
+    output: Literal["f32", "q8_1", "f16"] = "f32",
     config: GemmConfig,
 ) -> None:
     """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
@@ -44,8 +44,7 @@ def gated_gemm(
     ]
     activations = input_activations(k, config, m, columns)
     epilogue = TileEpilogue(k, n, m, config, activation=activation, output=output)
-    blocks = (tile_count(m, 0, config.m_tile), -(-n // config.rows))
-    k.launch(blocks, config.threads, resident_blocks=1)
+    launch(k, config, m, epilogue)
     block_m = Span(k, k.block_id("x"), m, config.m_tile)
     block_n = Span(k, k.block_id("y"), n, config.rows)
     multiply(k, config, pair, activations, epilogue, block_n, block_m)

@@ -9,7 +9,7 @@ from ..matvec.rows import Matrix
 from ..planes import input_planes
 from .block import check_stack, input_activations, multiply
 from .config import GemmConfig
-from .epilogue import TileEpilogue
+from .epilogue import TileEpilogue, launch
 from .spans import ExpertTile, Span, tile_count
 
 _DEFAULT = GemmConfig()
@@ -28,7 +28,7 @@ def gemm(
     experts: int = 0,
     bias: bool = False,
     residual: bool = False,
-    output: Literal["f32", "q8_1"] = "f32",
+    output: Literal["f32", "q8_1", "f16"] = "f32",
 ) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
@@ -38,7 +38,7 @@ def gemm(
     Operands: the planes, with `layers` a stack's and an index (see `input_planes`); values s8 (m,
     columns) and scale_sum f32 (m, columns / 32, 2), or for f16 products values f16 (m, columns),
     means f16 (m, columns / 32, 2) and scale f32 (m, columns / 256); bias f32 (n,) and residual f32
-    (m, n), which are added. Result: y f32 (m, n), or as q8_1.
+    (m, n), which are added. Result: y f32 (m, n), or as q8_1 or f16 (see `TileEpilogue`).
 
     With `experts` the planes are a stack's (experts, n, ...), and the rows of activations lie
     sorted by expert. The first operand, `tiles`, s32 (`tile_count`, 3), says of each tile along the
@@ -47,8 +47,8 @@ def gemm(
     """
     config.check(format, columns)
     check_stack(format, n, columns, layers or experts)
-    if experts and (bias or residual or output != "f32"):
-        raise KernelError(f"experts={experts}: a stack's products have no epilogue")
+    if experts and (bias or residual or output != "f32" or config.splits > 1):
+        raise KernelError(f"experts={experts}: a stack's products have no epilogue, and no splits")
     products = "f16_" if config.products == "f16" else ""
     k.name = f"{'expert_' if experts else ''}gemm_{format.lower()}_{products}m{config.m_tile}"
     count = tile_count(m, experts, config.m_tile)
@@ -60,7 +60,7 @@ def gemm(
     weights = [Matrix(format, n, columns, planes)]
     activations = input_activations(k, config, m, columns)
     epilogue = TileEpilogue(k, n, m, config, bias=bias, residual=residual, output=output)
-    k.launch((count, -(-n // config.rows)), config.threads, resident_blocks=1)
+    launch(k, config, m, epilogue, experts=experts)
     block_m = Span(k, number, m, config.m_tile) if tile is None else tile
     block_n = Span(k, k.block_id("y"), n, config.rows)
     if tile is None:

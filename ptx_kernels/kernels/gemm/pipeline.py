@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...formats.packed_tile import TilePlane
-from ...ptx import Builder, Pointer, Value, all_of, u8, u32
+from ...ptx import Builder, Pointer, Value, all_of, s32, u8, u32
 from .fragments import TILE_ROWS
+from .spans import ALL, StepSpan
 
 
 def odd_pitch(nbytes: int) -> int:
@@ -42,7 +43,7 @@ class TileCopy:
 
     Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row,
     so that they read neighbouring chunks and the rows of a thread lie at constant distances. A step
-    has one part of `part` bytes or several.
+    has one part of `part` bytes or several; `span`: which of them come.
     """
 
     def __init__(
@@ -53,25 +54,28 @@ class TileCopy:
         threads: int,
         *,
         part: int,
+        span: StepSpan = ALL,
         chunk: int = 0,
         pitch: int = 0,
         chunk_pitch: int = 0,
     ) -> None:
         row_bytes = rows.matrix.shape[1]
+        begin = span.first * nbytes
         chunk = chunk or math.gcd(16, row_bytes, nbytes)
         self.pitch = pitch or odd_pitch(nbytes)
         chunk_pitch = chunk_pitch or chunk
         self._part = part * chunk_pitch // chunk  # bytes from one part to the next in a stage
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
-        # bytes of a row from here on
-        self._rest = k.var(u32, row_bytes) if row_bytes % nbytes else None
+        self._rest = None  # bytes of a row from here on, where steps reach beyond its end
+        if row_bytes % nbytes or row_bytes < span.total * nbytes:
+            self._rest = k.var(s32, span.rest(row_bytes, nbytes))
         self._parts = []  # (rows at once, the thread's first row and byte, target, source)
         column = 0
         while column < nbytes // chunk:
             width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)
             row, first = k.thread_id // width, k.thread_id % width + column
-            source = rows.matrix.at(rows.first + row, first * chunk).moving()
+            source = rows.matrix.at(rows.first + row, first * chunk + begin).moving()
             self._parts.append(
                 (
                     threads // width,
@@ -100,7 +104,7 @@ class TileCopy:
             for r in range(0, rows.count, height):
                 there = all_of(
                     rows.first + row + r < rows.matrix.shape[0] if rows.clip else None,
-                    byte < self._rest if self._rest is not None else None,
+                    byte.bits(s32) < self._rest if self._rest is not None else None,
                 )
                 size = None if there is None else k.select(there, k.const(u32, self._chunk), 0)
                 where = row < rows.count - r if height > rows.count - r else None
@@ -118,15 +122,27 @@ class WordCopy:
     two bytes on. Past a row's end come those of the next one, and zeros after the last.
     """
 
-    def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int, *, part: int) -> None:
-        self.pitch, self._part = nbytes // 4 * 4 + 4, part
+    def __init__(
+        self,
+        k: Builder,
+        rows: Rows,
+        nbytes: int,
+        threads: int,
+        *,
+        part: int,
+        span: StepSpan = ALL,
+    ) -> None:
+        self.pitch, self._part, self._first = nbytes // 4 * 4 + 4, part, span.first
         self.size = rows.count * self.pitch
         self._k, self._rows, self._threads = k, rows, threads
         self._stride = rows.matrix.shape[1] // 2  # pairs of bytes in a row
         self._step = nbytes // 2
-        self._index = k.var(u32, (rows.first + k.thread_id) * self._stride)
+        self._beyond = span.total * self._step >= self._stride + self._step  # whole steps
+        begin = span.first * self._step
+        self._index = k.var(u32, (rows.first + k.thread_id) * self._stride + begin)
 
     def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
+        step = step + self._first
         first = (self._rows.first + row) * self._stride + step * self._step
         rows = place.at(row).at(part * self._part).reshape(TILE_ROWS, self.pitch)
         return TilePlane(self._k, rows, first, self._stride)
@@ -140,7 +156,8 @@ class WordCopy:
             where = k.thread_id < rows.count - r if self._threads > rows.count - r else None
             for word in range(self.pitch // 4):
                 size = None
-                if rows.clip or total % 2 or word:  # the matrix may end before the word does
+                # the matrix may end before the word does
+                if rows.clip or self._beyond or total % 2 or word:
                     last = (index | 1) + 2 * word
                     inside = k.select(last <= total, k.const(u32, 2), 0)
                     size = k.select(last < total, k.const(u32, 4), inside)

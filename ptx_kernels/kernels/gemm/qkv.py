@@ -8,8 +8,8 @@ from ..matvec.qkv import SUFFIXES
 from ..matvec.rows import matrix
 from .block import check_stack, input_activations, multiply
 from .config import GemmConfig
-from .epilogue import TileEpilogue
-from .spans import Span, tile_count
+from .epilogue import TileEpilogue, launch
+from .spans import Span
 
 
 @kernel
@@ -45,13 +45,11 @@ def qkv_gemm(
         TileEpilogue(k, n, m, config, bias=biases, suffix=s)
         for n, s in zip(rows, SUFFIXES, strict=False)
     ]
-    counts = [-(-n // config.rows) for n in rows]
-    blocks = (tile_count(m, 0, config.m_tile), sum(counts))
-    k.launch(blocks, config.threads, resident_blocks=1)
+    launch(k, config, m, *epilogues)
     block_m = Span(k, k.block_id("x"), m, config.m_tile)
     start = 0
-    for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):
-        block = k.block_id("y")
+    for weights, epilogue in zip(parts, epilogues, strict=True):
+        block, count = k.block_id("y"), epilogue.blocks
         with k.when((block >= start) & (block < start + count)), k.free_shared():
             block_n = Span(k, block - start, weights.rows, config.rows)
             multiply(k, config, [weights], activations, epilogue, block_n, block_m)

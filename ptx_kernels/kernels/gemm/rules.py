@@ -79,29 +79,33 @@ def _fused_gemm(
     """Config for one matrix, two that gate each other, or several, and what stands around them.
 
     Every block reads its activations again, and blocks with other activations its weights: large
-    tilings bring fewest bytes through the L2, small ones give each multiprocessor as much to do.
-    Rows of a block are 64, 32 with two warps for each 16 of them, or 16 with four;
-    f16 products, whose activations have two bytes, may have 128 or 256. For q8_1 output they are at
-    least the 32 of a group.
+    tilings bring fewest bytes through the L2, small ones give each multiprocessor as much to do,
+    and so do blocks that split the columns of large ones. Rows of a block are 64 or 128, 32 with
+    two warps for each 16 of them, or 16 with four; f16 products may have 256. For quantized output
+    they are at least 32. Where each block has a multiprocessor for itself, more warps share each
+    row. Stages are as many as keep memory busy, where they fit.
     """
     shape = Shape(device, formats, rows, columns, m)
-    tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 2 if output == "q8_1" else 3]
+    tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 3 if output == "f32" else 2]
     tunings = [block_format(name).tuning for name in formats]
+    # two tiles of a pair take too many registers
+    two = shape.together == 1 and min(t.gemm_tiles for t in tunings) > 1
     if products == "f16":
         m_tiles = [min(-(-m // 16) * 16, *(t.gemm_f16_rows for t in tunings))]
-        # two tiles of a pair take too many registers
-        tilings = [(8, 1, 2), (4, 1, 2)] * (shape.together == 1) + [(8, 1, 1), *tilings]
+        two = shape.together == 1
+        tilings = [(8, 1, 2)] * two + [(8, 1, 1), *tilings]
     else:
         largest = min(t.gemm_few_rows for t in tunings)
         m_tiles = [8] if m <= 8 else sorted({min(-(-m // 16) * 16, s, largest) for s in _M_TILES})
-        if m > FEW_ROWS and shape.together == 1 and min(t.gemm_tiles for t in tunings) > 1:
-            tilings = [(4, 1, 2), *tilings]
-    choices = shape.fitting(
+    choices = (
         GemmConfig(row_warps, column_warps, tiles, m_tile, products=products)
-        for row_warps, column_warps, tiles in tilings
+        for row_warps, column_warps, tiles in [*tilings, *[(4, 1, 2)] * two]
         for m_tile in m_tiles
     )
-    return shape.staged(shape.widened(min(choices, key=shape.seconds)))
+    fit = shape.fitting(choices)
+    if output != "f16":  # whose blocks are clusters by rows
+        fit = list(shape.split(fit))
+    return shape.staged(shape.widened(min(fit, key=shape.seconds)))
 
 
 def _tiling(

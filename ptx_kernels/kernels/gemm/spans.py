@@ -1,6 +1,8 @@
-"""Spans: which weight rows and which activations a thread block has."""
+"""Spans: which weight rows, which activations and which columns a thread block has."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from ...ptx import Builder, Value, s32, u32
 
@@ -20,6 +22,28 @@ class Span:
         if self._total % self.size == 0:
             return None
         return row < self._total if self._total < self.size else row >= self._first
+
+
+@dataclass(frozen=True)
+class StepSpan:
+    """Steps of a thread block along the columns.
+
+    Attributes:
+      first: its first one.
+      total: steps of all blocks that share the columns; the last ones may lie beyond the end.
+    """
+
+    first: Value | int = 0
+    total: int = 0
+
+    def rest(self, row_bytes: int, nbytes: int) -> Value | int:
+        """Bytes of a row from the first step of `nbytes` on, s32; below 0 beyond the end."""
+        if isinstance(self.first, int):
+            return row_bytes - self.first * nbytes
+        return self.first.bits(s32) * -nbytes + row_bytes
+
+
+ALL = StepSpan()  # from the first step on, none of which lies beyond the end
 
 
 class ExpertTile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ...devices import LEAST_BLOCK_SHARED_BYTES, REFERENCE, Target
@@ -21,9 +21,15 @@ _IN_FLIGHT = 29 << 10
 _WARPS = 8
 
 #: Seconds of a multiprocessor for a row of 256 weights: to unpack it, and for each row of
-#: activations that it meets. The cost model's, of Q4_K on an H200.
+#: activations that is loaded for it alone. The cost model's, of Q4_K on an H200.
 _UNPACK_SECONDS = 2.7e-9
-_PRODUCT_SECONDS = {"int8": 0.135e-9, "f16": 0.095e-9}
+_PRODUCT_SECONDS = {"int8": 0.3e-9, "f16": 0.185e-9}
+
+#: Seconds of a block until its ring is full, where another one of its multiprocessor is at work.
+_BEGIN_SECONDS = 0.4e-6
+
+#: Seconds in which a cluster's blocks add up what they have.
+_SPLIT_SECONDS = 0.6e-6
 
 #: Bytes of 256 activations with their scales and sums or means: see `input_activations`.
 _ACTIVATION_BYTES = {"int8": 256 + 64, "f16": 512 + 32 + 4}
@@ -53,23 +59,27 @@ class Shape:
 
     def blocks(self, config: GemmConfig) -> int:
         """Thread blocks of the launch."""
-        return -(-self.m // config.m_tile) * sum(-(-n // config.rows) for n in self.rows)
+        tiles = -(-self.m // config.m_tile)
+        return tiles * sum(-(-n // config.rows) for n in self.rows) * config.splits
 
     def alone(self, config: GemmConfig) -> bool:
         """True if each block has a multiprocessor for itself."""
         return self.blocks(config) <= self.device.multiprocessors
 
     def seconds(self, config: GemmConfig) -> float:
-        """Of 256 columns, roughly: the longer of the busiest multiprocessor's time and the L2's.
+        """The launch's, roughly: the longer of the busiest multiprocessor's time and the L2's.
 
         Of both in part, since what one waits for the other does not always hide.
         """
         rounds = -(-self.blocks(config) // self.device.multiprocessors)
-        of_row = _UNPACK_SECONDS + config.m_tile * _PRODUCT_SECONDS[config.products]
-        busiest = rounds * self.together * config.rows * of_row
-        brought = self._block_bytes(config) * self.blocks(config)
+        met = config.m_tile / (config.tiles * self.together)  # by every load of activations
+        of_row = _UNPACK_SECONDS + met * _PRODUCT_SECONDS[config.products]
+        super_blocks = config.steps(self.columns) * config.column_warps
+        busiest = rounds * self.together * config.rows * super_blocks * of_row
+        brought = self.blocks(config) * super_blocks * self._block_bytes(config)
         l2 = brought / (self.device.facts or REFERENCE).l2_bandwidth
-        return max(busiest, l2) + (busiest + l2) / 8
+        split = _SPLIT_SECONDS if config.splits > 1 else 0.0
+        return max(busiest, l2) + (busiest + l2) / 8 + rounds * _BEGIN_SECONDS + split
 
     def _block_bytes(self, config: GemmConfig) -> int:
         """Bytes of 256 columns that a block reads."""
@@ -109,6 +119,17 @@ class Shape:
         wanted = max(3, 1 + -(-_IN_FLIGHT // (weights * resident)))
         fit = self.room(config) // self.stage_bytes(config)
         return replace(config, stages=max(2, min(wanted, fit, 16)))
+
+    def split(self, configs: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
+        """Those and, where the device has clusters, those whose columns several blocks share."""
+        for config in configs:
+            yield config
+            if self.device.facts is None or not self.device.facts.clusters:
+                continue
+            for splits in (2, 4, 8):
+                shared = replace(config, splits=splits)
+                if config.m_tile % splits == 0 and shared.steps(self.columns) >= 2:
+                    yield shared
 
     def fitting(self, configs: Iterable[GemmConfig]) -> list[GemmConfig]:
         """Those of which two stages fit: of f16 products on the device, of others on every one."""

@@ -10,11 +10,11 @@ from helpers import nmse
 from oracles import dequantized, gated, half_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator
+from ptx_kernels.devices import target
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.gemm import GemmConfig, fused_gemm_rule, gated_gemm, gemm, qkv_gemm
 from ptx_kernels.machine_code.report import figures
 from ptx_kernels.ptx import KernelError
-from ptx_kernels.tuning import choose
 
 TOLERANCE = 1e-12
 F16_TOLERANCE = 1e-6  # weights keep 11 bits
@@ -119,6 +119,79 @@ def test_f16_products(config: GemmConfig) -> None:
     assert nmse(y, ys[1] + residual) <= F16_TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("format", "m", "n", "columns", "config"),
+    [
+        ("Q4_K", 3, 100, 1280, GemmConfig(2, 1, 1, 8, 3, splits=2)),  # five steps of two blocks
+        ("Q6_K", 20, 37, 768, GemmConfig(1, 2, 2, 16, 2, splits=2)),  # rows at odd places
+        ("Q6_K", 9, 5, 768, GemmConfig(2, 1, 1, 16, 2, splits=4)),  # a block without columns
+        ("Q4_K", 17, 40, 1024, GemmConfig(2, 1, 1, 16, 2, "f16", splits=4)),
+    ],
+)
+def test_columns_split_over_a_cluster(
+    format: str, m: int, n: int, columns: int, config: GemmConfig
+) -> None:
+    planes, f16 = planes_of(format, n, columns), config.products == "f16"
+    operands, x = (
+        half_operands(rows_of(m, columns)) if f16 else (quantized(rows_of(m, columns)),) * 2
+    )
+    x = x if f16 else dequantized(*operands)
+    bias = rng_of(1).standard_normal(n, np.float32)
+    residual = rng_of(2).standard_normal((m, n), np.float32)
+    sizes = dict(format=format, n=n, columns=columns, m=m, config=config)
+    kernel = gemm(**sizes, bias=True, residual=True)
+    assert kernel.cluster == (1, 1, config.splits)
+    (y,) = simulator.run(kernel, *planes, *operands, bias, residual)
+    want = x @ weights(format, planes).T + bias + residual
+    assert nmse(y, want) <= (F16_TOLERANCE if f16 else TOLERANCE)
+
+
+def test_pairs_and_several_matrices_split() -> None:
+    """Gated and quantized exactly as `quantize_q8_1` has the float32 results."""
+    config = GemmConfig(2, 1, 1, 16, 2, splits=2)
+    planes = [planes_of(f, 64, 768, i) for i, f in enumerate(("Q4_K", "Q6_K"))]
+    operands = quantized(rows_of(17, 768))
+    sizes, given = dict(columns=768, m=17, config=config), (*planes[0], *planes[1], *operands)
+    pair = dict(formats=("Q4_K", "Q6_K"), n=64, **sizes)
+    ys = [
+        dequantized(*operands) @ weights(f, own).T
+        for f, own in zip(pair["formats"], planes, strict=True)
+    ]
+    (y,) = simulator.run(gated_gemm(**pair), *given)
+    assert nmse(y, gated("silu", *ys)) <= 1e-11
+    for got, want in zip(
+        simulator.run(gated_gemm(**pair, output="q8_1"), *given), quantized(y), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+    found = simulator.run(qkv_gemm(formats=("Q4_K", "Q6_K"), rows=(64, 64), **sizes), *given)
+    for got, want in zip(found, ys, strict=True):
+        assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "config"),
+    [
+        (256, 20, GemmConfig(4, 1, 1, 16, 2)),  # four blocks share a super-block
+        (512, 7, GemmConfig(2, 2, 4, 8, 2)),  # two
+        (256, 5, GemmConfig(8, 1, 2, 8, 2)),  # one has it
+    ],
+)
+def test_gated_to_f16(n: int, m: int, config: GemmConfig) -> None:
+    """Exactly what `quantize_f16` makes of the float32 results."""
+    planes = [planes_of("Q4_K", n, 256, i) for i in range(2)]
+    operands = (*planes[0], *planes[1], *quantized(rows_of(m, 256)))
+    arguments = dict(formats=("Q4_K", "Q4_K"), n=n, columns=256, m=m, config=config)
+    (y,) = simulator.run(gated_gemm(**arguments), *operands)
+    kernel = gated_gemm(**arguments, output="f16")
+    assert kernel.cluster == (1, 256 // config.rows, 1)
+    values, means, scale = simulator.run(kernel, *operands)
+    want, _ = half_operands(y)
+    np.testing.assert_array_equal(values, want[0])
+    np.testing.assert_array_equal(scale, want[2])
+    groups = want[0].reshape(m, -1, 32).astype(np.float64).mean(-1)
+    np.testing.assert_allclose(means.astype(np.float64).sum(-1), groups, atol=2.0**-7)
+
+
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize(
     ("types", "rows", "m", "config"),
@@ -181,16 +254,21 @@ LAYER = {
 
 @pytest.mark.parametrize("m", [4, 8, 16, 32, 64])
 @pytest.mark.parametrize("name", LAYER)
-def test_a_layer_fits_every_target(name: str, m: int) -> None:
-    """Shared memory of an sm_120's block, no spills on an sm_90, and few instructions at m <= 8."""
+@pytest.mark.parametrize(
+    ("device", "products"),
+    [("H200", "int8"), ("H200", "f16"), ("A100", "int8"), ("RTX 5090", "int8")],
+)
+def test_a_layer_fits_every_target(name: str, m: int, device: str, products: str) -> None:
+    """The shared memory of a block, no spills, and few instructions at m <= 8."""
     family, arguments, shape = LAYER[name]
-    output = arguments.get("output", "f32")
-    config = choose(fused_gemm_rule, *shape, m, output)
+    output, aim = arguments.get("output", "f32"), target(f"NVIDIA {device}")
+    config = fused_gemm_rule(aim, *shape, m, output, products)
     kernel = KERNELS[family](**arguments, m=m, config=config)
-    found = figures(kernel, "sm_90")
-    assert kernel.dynamic_shared_bytes <= 99 << 10
+    assert aim.facts is not None
+    assert kernel.dynamic_shared_bytes <= aim.facts.block_shared_bytes
+    found = figures(kernel, aim.facts.arch)
     assert found.spill_bytes == 0
-    if m <= 8 and family != "qkv_gemm":  # which has a loop for each matrix
+    if m <= 8 and products == "int8" and family != "qkv_gemm":  # which has a loop for each matrix
         assert found.instructions_per_quant_byte is not None
         assert found.instructions_per_quant_byte <= 6.5
 
@@ -199,7 +277,14 @@ def test_a_layer_fits_every_target(name: str, m: int) -> None:
     ("family", "arguments", "message"),
     [
         ("gemm", dict(n=40, output="q8_1"), "output='q8_1' needs n=40 and a block's rows"),
-        ("gemm", dict(output="f16"), "output='f16' must be f32 or q8_1"),
+        ("gemm", dict(output="bf16"), "output='bf16' must be one of f32, q8_1, f16"),
+        ("gemm", dict(output="f16"), "output='f16' needs n=32 and a block's rows"),
+        ("gemm", dict(config=GemmConfig(2, 1, 1, 8, 2, splits=3)), "splits=3 must be 1, 2, 4 or 8"),
+        (
+            "gemm",
+            dict(n=256, output="f16", config=GemmConfig(2, 1, 1, 8, 2, splits=2)),
+            "splits=2: blocks share rows of an f16 result already",
+        ),
         (
             "gemm",
             dict(output="q8_1", config=GemmConfig(1, 1, 1, 8, 2)),
