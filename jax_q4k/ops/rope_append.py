@@ -32,6 +32,7 @@ def rope_append(
     eps: float | None = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    return_keys: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Rotates q and k by their tokens' angles, and writes k and v into the pages.
 
@@ -47,10 +48,11 @@ def rope_append(
       cos, sin: (tokens, rope_dim / 2) of these dtypes, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it
         with `eps` (Qwen 3); None: as it is. Both or neither.
+      return_keys: whether the rotated k is a result, too; what pages hold may be rounded.
 
     Returns:
       The rotated q, of q's dtype, and the updated k_pages, v_pages, and of int8 pages k_scales,
-      v_scales.
+      v_scales; at the end, if asked for, the rotated k, of k's dtype.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
@@ -59,6 +61,7 @@ def rope_append(
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
     pages = tuple(array for array in given if array is not None)
+    of_keys = checks.float_array("k", k).dtype
     (k, v), slot_mapping = checks.new_tokens({"k": k, "v": v}, slot_mapping, pages[0])
     tokens, _, head_dim = k.shape
     q = checks.query(q, "tokens", tokens, head_dim)
@@ -68,12 +71,14 @@ def rope_append(
     norms = checked_norms(q_norm, k_norm, head_dim)
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
-        return q.astype(dtype), *pages
+        return q.astype(dtype), *pages, *([k.astype(of_keys)] * return_keys)
     if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
-        params = {"interleaved": interleaved, "eps": eps}
-        *pages, q = op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
-        return q.astype(dtype), *pages
+        params = {"interleaved": interleaved, "eps": eps, "keys": return_keys}
+        results = op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
+        count = len(pages)
+        keys = [x.astype(of_keys) for x in results[count + 1 :]]
+        return results[count].astype(dtype), *results[:count], *keys
     if norms:
         q, k = (
             rms_norm.rms_norm(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
@@ -83,7 +88,7 @@ def rope_append(
     updated = append_kv.append_kv(
         k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales
     )
-    return q.astype(dtype), *updated
+    return q.astype(dtype), *updated, *([k.astype(of_keys)] * return_keys)
 
 
 def checked_angles(cos: Any, sin: Any, tokens: int, head_dim: int) -> tuple[jax.Array, jax.Array]:
@@ -126,14 +131,15 @@ def reference(
     *,
     interleaved: bool,
     eps: float,
+    keys: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """`rope_append` in plain JAX: the updated pages and the rotated q."""
+    """`rope_append` in plain JAX: the updated pages, the rotated q and, with `keys`, k."""
     if norms:
         q, k = (
             rms_norm.reference(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
         )
     q, k = (rotate.reference(x, cos, sin, interleaved=interleaved) for x in (q, k))
-    return *append_kv.reference(pages, (k, v), slot_mapping), q
+    return *append_kv.reference(pages, (k, v), slot_mapping), q, *([k] * keys)
 
 
 def ptx(
@@ -142,6 +148,7 @@ def ptx(
     *others: Any,
     interleaved: bool,
     eps: float,
+    keys: bool = False,
 ) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
     from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
@@ -161,26 +168,43 @@ def ptx(
         interleaved=interleaved,
         qk_norm=bool(norms),
         eps=eps,
+        keys=keys,
     )
     return launch(kernel, *pages, q, k, v, slot_mapping, cos, sin, *norms)
 
 
-def native(pages: Pages, *others: Any, interleaved: bool, eps: float) -> list[jax.Array]:
-    """`rope_append` by the CPU's kernels, in place."""
+def native(
+    pages: Pages, *others: Any, interleaved: bool, eps: float, keys: bool = False
+) -> list[jax.Array]:
+    """`rope_append` by the CPU's kernels, in place; the keys that it returns are XLA's."""
     q, k, v, slot_mapping, cos, sin, norms = others
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     arrays = q, k, v, slot_mapping, cos, sin, *norms
-    return calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps)
+    results = calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps)
+    if not keys:
+        return results
+    if norms:
+        k = rms_norm.reference(k, norms[1], eps=eps)
+    return [*results, rotate.reference(k, cos, sin, interleaved=interleaved)]
 
 
-def _shapes(pages: Pages, q: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
-    return *pages, q
+def _shapes(pages: Pages, q: Any, k: Any, *_: Any, keys: bool = False, **__: Any) -> Any:
+    return *pages, q, *([k] * keys)
 
 
-def _layout(pages: Pages, q: Any, k: Any, v: Any, slot_mapping: Any, *_: Any, **__: Any) -> Layout:
+def _layout(
+    pages: Pages,
+    q: Any,
+    k: Any,
+    v: Any,
+    slot_mapping: Any,
+    *_: Any,
+    keys: bool = False,
+    **__: Any,
+) -> Layout:
     of_pages, rows, slots = append_kv.layout_names(slot_mapping)
     operands = (of_pages, rows, rows, rows, slots, slots, slots, "_")
-    return Layout(operands, (*[of_pages] * len(pages), rows))
+    return Layout(operands, (*[of_pages] * len(pages), *[rows] * (1 + keys)))
 
 
 op = Op(
@@ -190,5 +214,6 @@ op = Op(
     ptx=ptx,
     native=native,
     layout=_layout,
-    computed=lambda results: results[-1:],  # q; pages may hold anything where no token lies
+    # q and k; pages, an even number of arrays, may hold anything where no token lies
+    computed=lambda results: results[-2 + len(results) % 2 :],
 )

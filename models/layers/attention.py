@@ -166,11 +166,13 @@ class Fresh:
             vectors = [kv_cache.rows(x) for x in (q, k, v)]
             cos, sin, _ = self.rotation
             rotation = self.rotation._replace(cos=kv_cache.rows(cos), sin=kv_cache.rows(sin))
-            rotated, *stored = _appended(vectors, self.pages, self.slots, rotation, norms)
-            q, pages = rotated.reshape(q.shape), tuple(stored)
+            # its own keys: those in pages may be rounded
+            given = vectors, self.pages, self.slots, rotation, norms
+            rotated, *stored, keys = _appended(*given, return_keys=True)
+            q, k, pages = rotated.reshape(q.shape), keys.reshape(k.shape), tuple(stored)
         else:
-            q, pages = _rotated(q, norms[0], self.rotation), ()
-        k = _rotated(k, norms[1], self.rotation)  # again: those in pages may be rounded
+            q, k = (_rotated(x, norm, self.rotation) for x, norm in zip((q, k), norms, strict=True))
+            pages = ()
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def store(self, rows: Array) -> Fresh:
@@ -269,14 +271,20 @@ def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:
 
 
 def _appended(
-    vectors: list[Array], pages: Pages, slots: Array, rotation: Rotation, norms: Norms
+    vectors: list[Array],
+    pages: Pages,
+    slots: Array,
+    rotation: Rotation,
+    norms: Norms,
+    *,
+    return_keys: bool = False,
 ) -> tuple[Array, ...]:
     """Tokens' queries, normalized and rotated, and pages with keys, likewise, and values.
 
-    vectors: queries, keys and values (tokens, heads, head_dim).
+    vectors: queries, keys and values (tokens, heads, head_dim). return_keys: of `jq.rope_append`.
     """
     q, k, v = vectors
-    options = _of_heads(pages, rotation, norms)
+    options = _of_heads(pages, rotation, norms) | {"return_keys": return_keys}
     return jq.rope_append(q, k, v, pages[0], pages[1], slots, **options)
 
 

@@ -92,9 +92,12 @@ def rope_append(
     interleaved: bool,
     qk_norm: bool = False,
     eps: float = 0.0,
+    keys: bool = False,
     config: RopeAppendConfig = RopeAppendConfig(),
 ) -> None:
     """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, per token.
+
+    With `keys` also k_out = rotate(k), whatever its slot.
 
     The first rope_dim dimensions of a head are rotated in pairs: (2i, 2i + 1) if interleaved, else
     (i, i + rope_dim / 2). With `qk_norm` q and k are normalized per head (RMSNorm) before. A slot
@@ -113,6 +116,8 @@ def rope_append(
         k.input(f"{name}_norm", f32, (head_dim,), constant=True) for name in ("q", "k") if qk_norm
     ]
     q_out = k.output("q_out", f32, (tokens, num_heads, head_dim))
+    shape = tokens, num_kv_heads, head_dim
+    k_out = k.output("k_out", f32, shape) if keys else None
     units = num_heads + num_kv_heads  # warps of a token
     k.launch((-(-tokens * units // config.warps),), WARP * config.warps)
 
@@ -130,10 +135,15 @@ def rope_append(
             store_runs(k, q_out.at(token, unit), rotated(q_new.at(token, unit), norms[:1]))
         with query.otherwise():
             kv_head = unit - num_heads
+            turned = None
+            if k_out is not None:
+                turned = rotated(k_new.at(token, kv_head), norms[1:])
+                store_runs(k, k_out.at(token, kv_head), turned)
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
                 place = slot // page_size, kv_head, slot % page_size
-                k_pages.store(k, place, rotated(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
+                turned = turned or rotated(k_new.at(token, kv_head), norms[1:])
+                k_pages.store(k, place, turned, lanes=WARP)
                 v_pages.store(k, place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
 
 
@@ -149,6 +159,7 @@ _EXAMPLES = (
     _case("partial-f16", "f16", 96, 40, interleaved=False),
     _case("qwen3-int8", "int8", 128, 128, interleaved=False, qk_norm=True),
     _case("llama-fp8", "fp8", 128, 128, interleaved=True),
+    _case("llama-keys", "bf16", 128, 128, interleaved=True, keys=True),
     _case("gemma4-bf16", "bf16", 512, 512, interleaved=False, qk_norm=True),
     _case("gemma4-int8", "int8", 512, 512, interleaved=False, qk_norm=True),
 )

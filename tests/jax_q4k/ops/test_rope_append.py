@@ -66,9 +66,12 @@ def test_rotates_and_writes_its_slots(
 ):
     a = operands(dtype, rope_dim, qk_norm)
     with jq.implementation(implementation, fused=fused):
-        q, *pages = jq.rope_append(**a, interleaved=interleaved)
+        q, *pages, k = jq.rope_append(**a, interleaved=interleaved, return_keys=True)
+        results = jq.rope_append(**a, interleaved=interleaved)
+    for without, result in zip(results, (q, *pages), strict=True):
+        np.testing.assert_array_equal(without, result)
     want_q, want_k = exact(a, interleaved)
-    assert nmse(q, want_q) <= 1e-12
+    assert nmse(q, want_q) <= 1e-12 and nmse(k, want_k) <= 1e-12
     for got, before, new in zip(pages, (a["k_pages"], a["v_pages"]), (want_k, a["v"]), strict=True):
         want = np.array(before).astype(np.float64)
         written = np.zeros((PAGES, SIZE), bool)

@@ -78,6 +78,11 @@ CALLS = {
     "rope_append": lambda: jq.rope_append(
         Q, Q[:, :2], Q[:, :2], *INT8, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True, **SCALES
     ),
+    "rope_append with keys": lambda: jq.rope_append(
+        *[Q, Q[:, :2], Q[:, :2], PAGES, PAGES, SLOTS, Q[:, 0, :8], Q[:, 0, :8]],
+        interleaved=True,
+        return_keys=True,
+    ),
     "qkv_rope_append": lambda: jq.qkv_rope_append(
         X, (W, DOWN2, DOWN2), PAGES, PAGES, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True
     ),
