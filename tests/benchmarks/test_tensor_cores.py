@@ -12,7 +12,7 @@ from benchmarks import tensor_cores
 from benchmarks.common import RESULTS
 from ptx_kernels import formats
 from ptx_kernels.devices import target
-from ptx_kernels.kernels.gemm import GemmConfig, f16_gemm_rule, gemm_rule
+from ptx_kernels.kernels.gemm import GemmConfig, fused_gemm_rule, gemm_rule
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 
@@ -40,8 +40,11 @@ def test_what_is_counted_is_what_tuning_chooses():
     shape = tensor_cores.N, tensor_cores.COLUMNS, tensor_cores.M
     for (format, products), config in tensor_cores.CONFIGS.items():
         if products != "bf16":
-            rule = {"int8": gemm_rule, "f16": f16_gemm_rule}[products]
-            assert rule(target(), format, *shape) == config
+            found = gemm_rule(target(), format, *shape)
+            if products == "f16":
+                n, *rest = shape
+                found = fused_gemm_rule(target(), (format,), (n,), *rest, "f32", "f16")
+            assert found == config
 
 
 def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():

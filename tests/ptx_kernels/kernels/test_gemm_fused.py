@@ -258,7 +258,7 @@ LAYER = {
     ("device", "products"),
     [("H200", "int8"), ("H200", "f16"), ("A100", "int8"), ("RTX 5090", "int8")],
 )
-def test_a_layer_fits_every_target(name: str, m: int, device: str, products: str) -> None:
+def test_a_layer_fits_every_target(name: str, device: str, products: str, m: int) -> None:
     """The shared memory of a block, no spills, and few instructions at m <= 8."""
     family, arguments, shape = LAYER[name]
     output, aim = arguments.get("output", "f32"), target(f"NVIDIA {device}")

@@ -5,12 +5,19 @@ They say whose number that is.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.argmax import argmax_splits_rule
 from ptx_kernels.kernels.attention import paged_attention_rule
-from ptx_kernels.kernels.gemm import GemmConfig, f16_gemm_rule, gemm_rule
+from ptx_kernels.kernels.gemm import (
+    GemmConfig,
+    f16_products_rule,
+    fused_gemm_rule,
+    gemm_rule,
+)
 from ptx_kernels.kernels.gemm import gemm as gemm_kernel
 from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_rule, qkv_matvec
 from ptx_kernels.kernels.rms_norm import rms_norm_rule
@@ -55,12 +62,15 @@ def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batc
 
 
 @pytest.mark.parametrize("m", [4, 16, 32, 64])
-def test_few_rows_give_nearly_every_multiprocessor_a_block(multiprocessors, m):
-    config: GemmConfig = choose(gemm_rule, "Q4_K", 4096, 4096, m)
-    kernel = gemm_kernel(format="Q4_K", n=4096, columns=4096, m=m, config=config)
-    least = 16 * (8 if m == 4 else 16)
-    filled = kernel.grid[0] * kernel.grid[1] >= 7 / 8 * multiprocessors
-    assert filled or config.rows * config.m_tile == least
+@pytest.mark.parametrize(("n", "columns"), [(4096, 4096), (4096, 14336), (14336, 4096)])
+def test_few_rows_are_dealt_evenly(multiprocessors, n, columns, m):
+    """The busiest multiprocessor has at most twice its share of the products."""
+    config: GemmConfig = choose(gemm_rule, "Q4_K", n, columns, m)
+    kernel = gemm_kernel(format="Q4_K", n=n, columns=columns, m=m, config=config)
+    rounds = -(-math.prod(kernel.grid) // multiprocessors)
+    busiest = rounds * config.rows * config.m_tile / config.splits
+    assert busiest <= 2 * n * max(m, 8) / multiprocessors
+    assert config.splits == 1 or current_device().facts.clusters
 
 
 @pytest.mark.parametrize("m", [65, 512])
@@ -78,35 +88,29 @@ def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m
 )
 def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
     with on_device(target(f"NVIDIA {device}")):
-        assert [
-            choose(f16_gemm_rule, f, 14336, 4096, 512) is not None for f in ("Q4_K", "Q5_K", "Q6_K")
-        ] == [halves] * 3
-        assert choose(f16_gemm_rule, "Q8_0", 14336, 4096, 512) is None
+        for m, enough in ((16, False), (17, True), (512, True)):
+            found = [choose(f16_products_rule, (f,), m) for f in ("Q4_K", "Q5_K", "Q6_K")]
+            assert found == [halves and enough] * 3
+        assert not choose(f16_products_rule, ("Q8_0",), 512)
+        assert not choose(f16_products_rule, ("Q4_K", "Q8_0"), 512)
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "halves"),
-    [
-        (4096, 512, True),
-        (1024, 512, False),
-        (1024, 2048, True),
-        (6144, 512, False),
-        (128256, 33, True),
-    ]
-    + [(128256, 32, False)],
+    ("n", "m"), [(4096, 512), (1024, 512), (1024, 2048), (6144, 512), (128256, 33), (4096, 17)]
 )
-def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
-    config = choose(f16_gemm_rule, "Q4_K", n, 4096, m)
-    assert (config is not None) == halves
-    if config is not None:
-        kernel = gemm_kernel(format="Q4_K", n=n, columns=4096, m=m, config=config)
-        blocks = kernel.grid[0] * kernel.grid[1]
-        assert blocks >= 0.75 * 132 * -(-blocks // 132) and config.m_tile < m + 16
+def test_products_of_halves_are_dealt_evenly(n, m):
+    config = choose(fused_gemm_rule, ("Q4_K",), (n,), 4096, m, "f32", "f16")
+    kernel = gemm_kernel(format="Q4_K", n=n, columns=4096, m=m, config=config)
+    rounds = -(-math.prod(kernel.grid) // 132)
+    share = n * -(-m // config.m_tile) * config.m_tile / 132
+    assert rounds * config.rows * config.m_tile / config.splits <= 1.6 * share
+    assert config.products == "f16" and config.m_tile < m + 16
 
 
 def test_nobody_knows_an_unknown_device():
     with on_device(target("NVIDIA Unheard Of", 132)):
-        assert choose(f16_gemm_rule, "Q4_K", 14336, 4096, 512) is None
+        assert not choose(f16_products_rule, ("Q4_K",), 512)
+        assert choose(fused_gemm_rule, ("Q4_K",), (4096,), 4096, 8).splits == 1
 
 
 def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):
