@@ -6,6 +6,7 @@ What it found is what `tuning` and the docs say.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import tensor_cores
@@ -44,7 +45,7 @@ def test_what_is_counted_is_what_tuning_chooses():
             if products == "f16":
                 n, *rest = shape
                 found = fused_gemm_rule(target(), (format,), (n,), *rest, "f32", "f16")
-            assert found == config
+            assert replace(found, splits=1) == config
 
 
 def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():

@@ -300,7 +300,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         (dict(columns=0), "columns=0 must be"),
         (dict(m=0), "m=0 must be an integer, at least 1"),
         (dict(config=GemmConfig(m_tile=24)), "m_tile=24 must be 8 or a multiple of 16"),
-        (dict(config=GemmConfig(column_warps=3)), "column_warps=3 must be 1, 2 or 4"),
+        (dict(config=GemmConfig(column_warps=3)), "column_warps=3 must be 1, 2, 4 or 8"),
         (dict(config=GemmConfig(stages=1)), "stages=1 must be 2 to 16"),
         (dict(config=GemmConfig(row_warps=9, column_warps=4)), "row_warps=9 must be 1 to 8"),
         (dict(config=GemmConfig(tiles=9)), "tiles=9 must be 1 to 8"),
