@@ -102,10 +102,10 @@ def _weight_copies(
         n, blocks, size = plane.shape
         part = size * SUPER_BLOCK // matrix.block_size
         nbytes = part * config.column_warps
-        rows = Rows(plane.reshape(n, blocks * size), block.start, block.size)
+        rows = Rows(plane.reshape(n, blocks * size), block.start, block.size, span)
         words = nbytes % 4 == 0 and blocks * size % 4 == 0  # all that is copied begins at words
         kind = TileCopy if words else WordCopy
-        copies.append(kind(k, rows, nbytes, config.threads, part=part, span=span))
+        copies.append(kind(k, rows, nbytes, config.threads, part=part))
     return copies
 
 
@@ -119,9 +119,9 @@ def _activation_copies(
     copies = []
     for pointer, part, pitches in activations:
         m, *rest = pointer.cast(u8).shape
-        rows = Rows(pointer.cast(u8).reshape(m, math.prod(rest)), block.start, block.size)
+        rows = Rows(pointer.cast(u8).reshape(m, math.prod(rest)), block.start, block.size, span)
         nbytes = part * config.column_warps
-        copies.append(TileCopy(k, rows, nbytes, config.threads, part=part, span=span, **pitches))
+        copies.append(TileCopy(k, rows, nbytes, config.threads, part=part, **pitches))
     return copies
 
 

@@ -26,12 +26,13 @@ class Rows:
     """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.
 
     Rows past the matrix's end become zeros; where it has `count` rows at all, the caller sees to it
-    that none is.
+    that none is. `span`: the steps along them that come.
     """
 
     matrix: Pointer
     first: Value
     count: int
+    span: StepSpan = ALL
 
     @property
     def clip(self) -> bool:
@@ -43,7 +44,7 @@ class TileCopy:
 
     Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row,
     so that they read neighbouring chunks and the rows of a thread lie at constant distances. A step
-    has one part of `part` bytes or several; `span`: which of them come.
+    has one part of `part` bytes or several.
     """
 
     def __init__(
@@ -54,13 +55,11 @@ class TileCopy:
         threads: int,
         *,
         part: int,
-        span: StepSpan = ALL,
         chunk: int = 0,
         pitch: int = 0,
         chunk_pitch: int = 0,
     ) -> None:
         row_bytes = rows.matrix.shape[1]
-        begin = span.first * nbytes
         chunk = chunk or math.gcd(16, row_bytes, nbytes)
         self.pitch = pitch or odd_pitch(nbytes)
         chunk_pitch = chunk_pitch or chunk
@@ -68,14 +67,15 @@ class TileCopy:
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
         self._rest = None  # bytes of a row from here on, where steps reach beyond its end
-        if row_bytes % nbytes or row_bytes < span.total * nbytes:
-            self._rest = k.var(s32, span.rest(row_bytes, nbytes))
+        if row_bytes % nbytes or row_bytes < rows.span.total * nbytes:
+            self._rest = k.var(s32, rows.span.rest(row_bytes, nbytes))
         self._parts = []  # (rows at once, the thread's first row and byte, target, source)
         column = 0
         while column < nbytes // chunk:
             width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)
             row, first = k.thread_id // width, k.thread_id % width + column
-            source = rows.matrix.at(rows.first + row, first * chunk + begin).moving()
+            begin = rows.span.after(first * chunk, nbytes)
+            source = rows.matrix.at(rows.first + row, begin).moving()
             self._parts.append(
                 (
                     threads // width,
@@ -122,27 +122,18 @@ class WordCopy:
     two bytes on. Past a row's end come those of the next one, and zeros after the last.
     """
 
-    def __init__(
-        self,
-        k: Builder,
-        rows: Rows,
-        nbytes: int,
-        threads: int,
-        *,
-        part: int,
-        span: StepSpan = ALL,
-    ) -> None:
-        self.pitch, self._part, self._first = nbytes // 4 * 4 + 4, part, span.first
+    def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int, *, part: int) -> None:
+        self.pitch, self._part = nbytes // 4 * 4 + 4, part
         self.size = rows.count * self.pitch
         self._k, self._rows, self._threads = k, rows, threads
         self._stride = rows.matrix.shape[1] // 2  # pairs of bytes in a row
         self._step = nbytes // 2
-        self._beyond = span.total * self._step >= self._stride + self._step  # whole steps
-        begin = span.first * self._step
-        self._index = k.var(u32, (rows.first + k.thread_id) * self._stride + begin)
+        self._beyond = rows.span.total * self._step >= self._stride + self._step  # whole steps
+        begin = rows.span.after((rows.first + k.thread_id) * self._stride, self._step)
+        self._index = k.var(u32, begin)
 
     def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
-        step = step + self._first
+        step = self._rows.span.after(step, 1)
         first = (self._rows.first + row) * self._stride + step * self._step
         rows = place.at(row).at(part * self._part).reshape(TILE_ROWS, self.pitch)
         return TilePlane(self._k, rows, first, self._stride)

@@ -29,17 +29,21 @@ class StepSpan:
     """Steps of a thread block along the columns.
 
     Attributes:
-      first: its first one.
+      first: its first one, u32; 0: of blocks that share no columns.
       total: steps of all blocks that share the columns; the last ones may lie beyond the end.
     """
 
     first: Value | int = 0
     total: int = 0
 
+    def after(self, place: Value, nbytes: int) -> Value:
+        """`place` and the bytes of the steps before the first one, of `nbytes` each."""
+        return place if isinstance(self.first, int) else place + self.first * nbytes
+
     def rest(self, row_bytes: int, nbytes: int) -> Value | int:
         """Bytes of a row from the first step of `nbytes` on, s32; below 0 beyond the end."""
         if isinstance(self.first, int):
-            return row_bytes - self.first * nbytes
+            return row_bytes
         return self.first.bits(s32) * -nbytes + row_bytes
 
 
