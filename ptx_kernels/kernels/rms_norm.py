@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
@@ -60,7 +60,7 @@ def normalize(
         values = [
             value * inverse * factor for value, factor in zip(run.values, factors, strict=True)
         ]
-        scaled.append(Run(run.first, values, run.inside))
+        scaled.append(replace(run, values=values))
     return scaled
 
 

@@ -48,10 +48,11 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         before, inner = _split(code[:end], loops)
         return Stretches(Loop(tuple(code[end:])), False, before, inner)
     wider = enclosing_loop(code, hot)
-    first = (wider or hot).instructions[0].address
-    before, inner = _split([i for i in code if i.address < first], loops)
     # gate and up, or the parts of a joined product: one's trips stand for the others'
     alike = [loop for loop in loops if 2 * _dots(loop.instructions) > _dots(hot.instructions) > 0]
+    around_each = [enclosing_loop(code, loop) or loop for loop in (hot, *alike)]
+    first = min(loop.instructions[0].address for loop in around_each)
+    before, inner = _split([i for i in code if i.address < first], loops)
     work = {i.address for loop in (hot, *alike) for i in loop.instructions}
     around = {i.address for i in wider.instructions} - work if wider else set()
     start = hot.instructions[0].address

@@ -79,7 +79,9 @@ def _fused_matvec(
     least.
     """
     # four rows of many activations fill the registers
-    eight = m == 1 or (output == "q8_1" and m > 4)
+    eight = output == "q8_1" and m > 4
+    if m == 1:
+        eight = any(block_format(each).tuning.gemv_lanes > 4 for each in formats)
     lanes = max(8 if eight else 4, *map(_fewest_lanes, formats))
     inline = floats and m * columns <= INLINE_VALUES
     warps, per_warp = 8 if inline else 4, min(_rows_that_fill(device, 2, sum(rows)), *rows)
@@ -93,7 +95,8 @@ def _fused_matvec(
         warps=warps,
         rows_per_warp=per_warp,
         lanes=lanes,
-        unroll=2 if m == 1 and columns * lanes >= 2 * 256 * 32 else 1,
+        # four lanes' blocks are as wide as two of eight
+        unroll=2 if m == 1 and lanes > 4 and columns * lanes >= 2 * 256 * 32 else 1,
         resident_blocks=resident,
         persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
         if inline
