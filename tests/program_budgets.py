@@ -48,20 +48,20 @@ SHARED = Limits(None, None, 1.1)  # no product
 
 BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=1): {
-        "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.86, 128, 1.06, Q4_K_ONE_ROW),
+        "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.85, 128, 1.06, Q4_K_ONE_ROW),
         "paged_attention": Budget(None, None, 2.18, SHARED),
         "merge_attention": Budget(None, None, 1.0, SHARED),
         "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.04, Q4_K_ONE_ROW),
-        "gated_matvec_q4_k_m1 14336x4096": Budget(2.97, 128, 1.01, Q4_K_ONE_ROW),
+        "gated_matvec_q4_k_m1 14336x4096": Budget(2.94, 128, 1.02, Q4_K_ONE_ROW),
         "matvec_q4_k_m1 4096x14336": Budget(3.04, 128, 1.0, Q4_K_ONE_ROW),
-        "qkv_append_matvec_q4_k_q6_k_m1 6144x4096": Budget(2.55, 128, 1.04, Q6_K_ONE_ROW),
+        "qkv_append_matvec_q4_k_q6_k_m1 6144x4096": Budget(2.45, 128, 1.06, Q6_K_ONE_ROW),
         "matvec_q6_k_m1 4096x14336": Budget(2.69, 128, 1.0, Q6_K_ONE_ROW),
-        "matvec_q6_k_m1 128256x4096": Budget(2.68, 128, 1.01, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 128256x4096": Budget(2.72, 128, 1.01, Q6_K_ONE_ROW),
     },
     Asked("llama-3.1-8b", batch=2): {
         "paged_attention": Budget(None, None, 2.18, SHARED),
         "merge_attention": Budget(None, None, 1.0, SHARED),
-        "qkv_append_matvec_q4_k_m2 6144x4096": Budget(2.97, 128, 1.07, FEW_ROWS),
+        "qkv_append_matvec_q4_k_m2 6144x4096": Budget(2.99, 128, 1.07, FEW_ROWS),
         "matvec_q4_k_m2 4096x4096": Budget(3.11, 128, 1.08, FEW_ROWS),
         "gated_matvec_q4_k_m2 14336x4096": Budget(3.11, 128, 1.02, FEW_ROWS),
         "matvec_q4_k_m2 4096x14336": Budget(3.18, 128, 1.0, FEW_ROWS),
@@ -135,7 +135,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "gemm_q4_k_f16_m64 4096x14336": Budget(7.88, None, 1.01, PROMPT),
         "gemm_q6_k_m32 1024x4096": Budget(10.55, None, 1.05, PROMPT),
         "gemm_q6_k_f16_m64 4096x14336": Budget(7.15, None, 1.04, PROMPT),
-        "matvec_q6_k_m1 128256x4096": Budget(2.68, 128, 1.01, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 128256x4096": Budget(2.72, 128, 1.01, Q6_K_ONE_ROW),
         "argmax": Budget(None, None, 1.0, SHARED),
     },
 }

@@ -61,12 +61,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Program:
-    """A warp's way, and how many take it; `waits`: seconds of its prologue's loads."""
+    """A warp's way, and how many take it.
+
+    `waits`: seconds of its prologue's loads; `early`: whether it asks for its first turn's bytes
+    before these.
+    """
 
     blocks: int
     warps: int
     resident: int
     waits: float
+    early: bool
     prologue: Turn
     turn: Turn
     turns: int
@@ -158,6 +163,8 @@ class _Run:
         block = _Block(home, self._program.warps)
         for _ in range(self._program.warps):
             warp = _Warp(block)
+            if self._program.early:
+                warp.arrivals.append(self._ask(warp, self._program.turn, now))
             # the prologue's own waits come first
             asked = self._ask(warp, self._program.prologue, now)
             self._at(max(asked, now + self._program.waits), warp)
@@ -206,7 +213,7 @@ class _Run:
         """Half a turn: up to what it needs, or behind that; copies start where the wait ends."""
         share = turn.overlap / turn.alone if turn.alone else 0.0
         asks = warp.turn + turn.ahead < self._program.turns and warp.half == bool(turn.ahead)
-        if asks:
+        if asks and len(warp.arrivals) <= warp.turn + turn.ahead:
             warp.arrivals.append(self._ask(warp, turn, now))
         if not warp.half:
             warp.half = True
@@ -273,6 +280,7 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         launch.warps,
         launch.resident_blocks,
         sum(_waits(_flat(launch.prologue))),
+        launch.early_bytes > 0,
         made(prologue, l2=other if staged else 0.0),
         made(code, memory=memory / turns, l2=memory_turns, overlap=overlap, barrier=barrier),
         turns,

@@ -46,6 +46,8 @@ def normalize(
             f"columns={columns} must be a multiple of {RUN}, and of {warps} warps at most {most}"
         )
     row = load_runs(k, x, columns, WARP * warps)
+    # loaded before the sum is known, since nothing else hides their latency
+    factors = [load_floats(weight.at(run.first), RUN, where=run.inside) for run in row]
     mine = [value for run in row for value in run.values]
     inverse = inverse_rms(
         k,
@@ -55,11 +57,8 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for run in row:
-        factors = load_floats(weight.at(run.first), RUN, where=run.inside)
-        values = [
-            value * inverse * factor for value, factor in zip(run.values, factors, strict=True)
-        ]
+    for run, own in zip(row, factors, strict=True):
+        values = [value * inverse * factor for value, factor in zip(run.values, own, strict=True)]
         scaled.append(replace(run, values=values))
     return scaled
 

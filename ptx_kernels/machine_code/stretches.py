@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .sass import Loop, SassInstruction, enclosing_loop, hot_loop, innermost_loops
+from .sass import Loop, SassInstruction, enclosing_loop, hot_loop, innermost_loops, ways_through
 
 _DOTS = ("dp4a", "mma")
 
@@ -47,6 +47,8 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         end = _last_barrier(code)
         before, inner = _split(code[:end], loops)
         return Stretches(Loop(tuple(code[end:])), False, before, inner)
+    code = ways_through(code, hot)
+    loops = innermost_loops(code)
     wider = enclosing_loop(code, hot)
     # gate and up, or the parts of a joined product: one's trips stand for the others'
     alike = [loop for loop in loops if 2 * _dots(loop.instructions) > _dots(hot.instructions) > 0]

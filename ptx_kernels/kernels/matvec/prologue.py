@@ -70,6 +70,8 @@ class Prologue:
         self._x = one_row(k.input("x", x_type, (operand_rows, columns)), row)
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
+        if norm:
+            self._parts = k.shared("norm_parts", f32, (m, config.warps))
         if inline:
             dynamic = self._is_dynamic(int8_bytes(m, columns))
             self._staged = k.shared("staged", s8, (m, row_bytes(columns)), dynamic=dynamic)
@@ -137,11 +139,10 @@ class Prologue:
     def _normalize(self, weight: Pointer, staged: Pointer) -> None:
         """Row by row, each of which passes through the block's registers once."""
         k, warps = self._k, self._config.warps
-        parts = k.shared("norm_parts", f32, (self._m, warps))
         with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
             x = self._x.at(row)
             for run in normalize(
-                k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps
+                k, x, weight, self._parts.at(row), columns=self._columns, eps=self._eps, warps=warps
             ):
                 self._put(staged, row, run)
 
