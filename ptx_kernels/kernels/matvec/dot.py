@@ -38,9 +38,9 @@ def _view(
     k: Builder,
     format: str,
     planes: Sequence[Pointer],
-    team: Team,
-    m: int,
     config: MatvecConfig,
+    m: int,
+    team: Team,
     stream: Value,
 ) -> PackedRow:
     """A lane's view of a team's rows, which m rows of activations are multiplied by."""
@@ -73,7 +73,7 @@ class Early:
         """Starts the loads of a team's first trip."""
         k, config = self._k, self._config
         streams = team_streams(k, self._format, team, config)
-        row = _view(k, self._format, self._planes, team, self._m, config, streams.number)
+        row = _view(k, self._format, self._planes, config, self._m, team, streams.number)
         self.set(
             [
                 [row.load(team.offset(r), a * streams.count) for r in range(config.rows_per_warp)]
@@ -137,7 +137,7 @@ class Dots:
         self._dot = dot_f32 if config.floats else dot_q8_1
         streams = streams or team_streams(k, format, team, config)
         self._streams, self._stream = streams.count, streams.number
-        self._row = _view(k, format, planes, team, m, config, self._stream)
+        self._row = _view(k, format, planes, config, m, team, self._stream)
         self._offsets = [team.offset(r) for r in range(config.rows_per_warp)]
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
