@@ -38,7 +38,7 @@ class Budget(NamedTuple):
 #: that lanes read them.
 Q4_K_ONE_ROW = Limits(3.5, 128, 1.1)
 Q6_K_ONE_ROW = Limits(4.0, 128, 1.1)
-#: Two to eight rows go to tensor cores from three on.
+#: Two and three rows read as one does; four to eight go to tensor cores.
 FEW_ROWS = Limits(6.5, 128, 1.1)
 #: 9 to 64 rows: f16 products of tiles of 64 rows of weights and more.
 TENSOR_ROWS = Limits(7.5, None, 1.1)
@@ -48,15 +48,37 @@ SHARED = Limits(None, None, 1.1)  # no product
 
 BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=1): {
-        "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.86, 128, 1.47, Q4_K_ONE_ROW),
+        "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.85, 128, 1.06, Q4_K_ONE_ROW),
         "paged_attention": Budget(None, None, 2.18, SHARED),
         "merge_attention": Budget(None, None, 1.0, SHARED),
-        "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.6, Q4_K_ONE_ROW),
-        "gated_matvec_q4_k_m1 14336x4096": Budget(3.0, 128, 1.63, Q4_K_ONE_ROW),
+        "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.04, Q4_K_ONE_ROW),
+        "gated_matvec_q4_k_m1 14336x4096": Budget(2.94, 128, 1.02, Q4_K_ONE_ROW),
         "matvec_q4_k_m1 4096x14336": Budget(3.04, 128, 1.0, Q4_K_ONE_ROW),
-        "qkv_append_matvec_q4_k_q6_k_m1 6144x4096": Budget(2.55, 128, 1.84, Q6_K_ONE_ROW),
-        "matvec_q6_k_m1 4096x14336": Budget(3.56, 64, 1.0, Q6_K_ONE_ROW),
-        "matvec_q6_k_m1 128256x4096": Budget(3.58, 64, 2.49, Q6_K_ONE_ROW),
+        "qkv_append_matvec_q4_k_q6_k_m1 6144x4096": Budget(2.45, 128, 1.06, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 4096x14336": Budget(2.69, 128, 1.0, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 128256x4096": Budget(2.72, 128, 1.01, Q6_K_ONE_ROW),
+    },
+    Asked("llama-3.1-8b", batch=2): {
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "qkv_append_matvec_q4_k_m2 6144x4096": Budget(2.99, 128, 1.07, FEW_ROWS),
+        "matvec_q4_k_m2 4096x4096": Budget(3.11, 128, 1.08, FEW_ROWS),
+        "gated_matvec_q4_k_m2 14336x4096": Budget(3.11, 128, 1.02, FEW_ROWS),
+        "matvec_q4_k_m2 4096x14336": Budget(3.18, 128, 1.0, FEW_ROWS),
+        "qkv_append_matvec_q4_k_q6_k_m2 6144x4096": Budget(4.41, 128, 1.04, FEW_ROWS),
+        "matvec_q6_k_m2 4096x14336": Budget(3.39, 128, 1.0, FEW_ROWS),
+        "matvec_q6_k_m2 128256x4096": Budget(3.43, 128, 1.01, FEW_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=3): {
+        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "qkv_append_matvec_q4_k_m3 6144x4096": Budget(3.97, 128, 1.04, FEW_ROWS),
+        "matvec_q4_k_m3 4096x4096": Budget(3.97, 128, 1.08, FEW_ROWS),
+        "gated_matvec_q4_k_m3 14336x4096": Budget(3.97, 128, 1.02, FEW_ROWS),
+        "matvec_q4_k_m3 4096x14336": Budget(4.0, 128, 1.0, FEW_ROWS),
+        "qkv_append_matvec_q4_k_q6_k_m3 6144x4096": Budget(5.32, 128, 1.04, FEW_ROWS),
+        "matvec_q6_k_m3 4096x14336": Budget(4.17, 128, 1.0, FEW_ROWS),
+        "matvec_q6_k_m3 128256x4096": Budget(4.12, 128, 1.01, FEW_ROWS),
     },
     Asked("llama-3.1-8b", batch=4): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
@@ -113,7 +135,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "gemm_q4_k_f16_m64 4096x14336": Budget(7.88, None, 1.01, PROMPT),
         "gemm_q6_k_m32 1024x4096": Budget(10.55, None, 1.05, PROMPT),
         "gemm_q6_k_f16_m64 4096x14336": Budget(7.15, None, 1.04, PROMPT),
-        "matvec_q6_k_m1 128256x4096": Budget(3.58, 64, 2.49, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 128256x4096": Budget(2.72, 128, 1.01, Q6_K_ONE_ROW),
         "argmax": Budget(None, None, 1.0, SHARED),
     },
 }

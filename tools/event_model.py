@@ -67,6 +67,7 @@ class Program:
 
     Attributes:
       waits: seconds of its prologue's loads.
+      early: whether it asks for its first turn's bytes before these.
       behind: seconds at its end for a cluster's barriers, and for what it loads from its peers.
     """
 
@@ -74,6 +75,7 @@ class Program:
     warps: int
     resident: int
     waits: float
+    early: bool
     prologue: Turn
     turn: Turn
     turns: int
@@ -166,6 +168,8 @@ class _Run:
         block = _Block(home, self._program.warps)
         for _ in range(self._program.warps):
             warp = _Warp(block)
+            if self._program.early:
+                warp.arrivals.append(self._ask(warp, self._program.turn, now))
             # the prologue's own waits come first
             asked = self._ask(warp, self._program.prologue, now)
             self._at(max(asked, now + self._program.waits), warp)
@@ -214,7 +218,7 @@ class _Run:
         """Half a turn: up to what it needs, or behind that; copies start where the wait ends."""
         share = turn.overlap / turn.alone if turn.alone else 0.0
         asks = warp.turn + turn.ahead < self._program.turns and warp.half == bool(turn.ahead)
-        if asks:
+        if asks and len(warp.arrivals) <= warp.turn + turn.ahead:
             warp.arrivals.append(self._ask(warp, turn, now))
         if not warp.half:
             warp.half = True
@@ -281,6 +285,7 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         launch.warps,
         launch.resident_blocks,
         sum(_waits(_flat(launch.prologue))),
+        launch.early_bytes > 0,
         made(prologue, l2=other if staged else 0.0),
         made(code, memory=memory / turns, l2=memory_turns, overlap=overlap, barrier=barrier),
         turns,

@@ -43,6 +43,8 @@ class FormatTuning:
       gemv_sum_dots: those for sums of four activations, which the rows of a warp share.
       gemv_resident_blocks: thread blocks on a multiprocessor for one or two rows of activations
         (one row by eight lanes: six); more would spill.
+      gemv_ahead: a GEMV that quantizes one row of activations for itself loads weights ahead
+        (`MatvecConfig.ahead`) without spilling.
       gemm_rows: fewest rows of activations that tensor cores take from mat-vecs.
       gemm_tiles: tiles of 16 rows of a warp, int8 products; more spill or take too much memory.
       gemm_few_rows: most rows of activations of a thread block, int8 products of up to 64; more
@@ -62,6 +64,7 @@ class FormatTuning:
     gemv_two_parts: int = 0
     gemv_sum_dots: int = 0
     gemv_resident_blocks: int = 5
+    gemv_ahead: bool = False
     gemm_rows: int = 4
     gemm_tiles: int = 2
     gemm_few_rows: int = 64

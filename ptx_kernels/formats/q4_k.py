@@ -228,6 +228,9 @@ FORMAT = BlockFormat(
     int8_minimums=int8_minimums,
     f16_tile=F16Tile(f16_groups, block_scales),
     tuning=FormatTuning(
-        gemm_unrolled=32, int8_issue_slots=16.6, instruction_budgets={1: 3.5, 4: 6.0}
+        gemv_ahead=True,
+        gemm_unrolled=32,
+        int8_issue_slots=16.6,
+        instruction_budgets={1: 3.5, 4: 6.0},
     ),
 )

@@ -209,6 +209,10 @@ FORMAT = BlockFormat(
     int8_tile=int8_groups,
     f16_tile=F16Tile(f16_groups, block_scales),
     tuning=FormatTuning(
-        gemv_lanes=4, gemm_tiles=1, int8_issue_slots=28.0, instruction_budgets={1: 4.0}
+        gemv_lanes=4,
+        gemv_ahead=True,
+        gemm_tiles=1,
+        int8_issue_slots=28.0,
+        instruction_budgets={1: 4.0},
     ),
 )

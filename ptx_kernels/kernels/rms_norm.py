@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
@@ -55,6 +55,8 @@ def normalize(
             f"columns={columns} must be a multiple of {run}, and of {warps} warps at most {most}"
         )
     row = load_runs(k, x, columns, WARP * warps, run=run)
+    # loaded before the sum is known, since nothing else hides their latency
+    factors = [load_floats(weight.at(each.first), run, where=each.inside) for each in row]
     mine = [value for each in row for value in each.values]
     inverse = inverse_rms(
         k,
@@ -64,12 +66,9 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for each in row:
-        factors = load_floats(weight.at(each.first), run, where=each.inside)
-        values = [
-            value * inverse * factor for value, factor in zip(each.values, factors, strict=True)
-        ]
-        scaled.append(Run(each.first, values, each.inside))
+    for each, own in zip(row, factors, strict=True):
+        values = [value * inverse * factor for value, factor in zip(each.values, own, strict=True)]
+        scaled.append(replace(each, values=values))
     return scaled
 
 

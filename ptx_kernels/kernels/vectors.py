@@ -14,11 +14,13 @@ class Run:
     """Neighbouring values (f32) of a vector that a thread holds, from element `first` (u32) on.
 
     `inside`: whether the vector has them; None: it does. Where not, the values are zeros.
+    `behind`: elements from the thread's first run to this one, the same for all threads.
     """
 
     first: Value
     values: Sequence[Value]
     inside: Value | None = None
+    behind: Value | int = 0
 
 
 RUN = 4  # f32 of a thread's load: 16 bytes
@@ -81,7 +83,8 @@ def load_runs(
         offset = k.thread_id * run + base
         first = offset if isinstance(start, int) and start == 0 else offset + start
         inside = None if base + run * threads <= columns else offset < columns
-        runs.append(Run(first, load_floats(x.at(first), run, where=inside), inside))
+        values = load_floats(x.at(first), run, where=inside)
+        runs.append(Run(first, values, inside, start + base))
     return runs
 
 

@@ -5,8 +5,10 @@ The model, for one launch whose memory traffic, loop trips and grid are known:
     seconds = LAUNCH + prologue + first + max(bandwidth, issue, l1, l2, latency)
 
     prologue    one warp's way to its hot loop, by itself: norms, quantization
-    first       the latency of the first bytes that it waits for there
-    bandwidth   bytes that must move / what a copy reaches
+    first       the latency of the first bytes that it waits for there; of bytes that it asks for in
+                the prologue, what of it is left then
+    bandwidth   bytes that must move / what a copy reaches; not those of them that the prologue asks
+                for and has time left to bring
     issue       clocks that the busiest kind of unit of the busiest multiprocessor needs for all
                 instructions
     l1          clocks that its shared memory and L1 need, a wavefront each
@@ -151,6 +153,8 @@ class Launch:
       l2_bytes: that a block reads and writes, each once.
       block_bytes_in_flight: different bytes from memory that a block's loads have outstanding at
         once, at most.
+      early_bytes: of a block, from memory, that the prologue asks for and the body uses.
+      skipped: loads of the body, as often as a warp passes them without executing them.
     """
 
     blocks: int
@@ -163,6 +167,8 @@ class Launch:
     wavefronts: float = 0.0
     l2_bytes: float = 0.0
     block_bytes_in_flight: float = 0.0
+    early_bytes: float = 0.0
+    skipped: Section = Section(())
 
     @property
     def code(self) -> tuple[SassInstruction, ...]:
@@ -175,6 +181,8 @@ class Launch:
         for code, turns in (*self.prologue.straight(), *self.body.straight()):
             for unit, busy in unit_clocks(code, device).items():
                 clocks[unit] += self.warps * turns * busy
+        for code, turns in self.skipped.straight():
+            clocks["load/store"] -= self.warps * turns * unit_clocks(code, device)["load/store"]
         return clocks
 
 
@@ -224,8 +232,10 @@ def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
     return memory if from_memory else L2_LATENCY
 
 
-def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[float, float]:
+def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[float, float, float]:
     """Seconds of one warp by itself to its loop, and through it and what is around.
+
+    Between the two, the time from there until all is there that it asked for on its way.
 
     A loop of the prologue brings its constants from memory once: then L1 has them. `memory`: the
     latency behind the prologue, in which all blocks ask at once.
@@ -243,14 +253,14 @@ def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[f
         warp.run(replace(once, turns=min(1.0, once.turns)), first)
         if once.turns > 1:
             warp.run(replace(once, turns=once.turns - 1), again)
-    prologue = warp.now
+    prologue, left = warp.now, warp.until_there()
     rest = warp.run(launch.body, lambda load: _latency(launch, load, memory) * hertz)
-    return prologue / hertz, rest / hertz
+    return prologue / hertz, left / hertz, rest / hertz
 
 
 def _rounds(launch: Launch, busiest: int, hertz: float, memory: float) -> float:
     """Seconds of all rounds of blocks, one warp by itself in each, without the first prologue."""
-    prologue, rest = way(launch, hertz, memory)
+    prologue, _, rest = way(launch, hertz, memory)
     rounds = math.ceil(busiest / launch.resident_blocks)
     return rounds * rest + (rounds - 1) * prologue
 
@@ -281,7 +291,7 @@ def predict(launch: Launch, device: Device) -> Prediction:
     busiest = math.ceil(launch.blocks / device.multiprocessors)
     units = launch.unit_clocks(device)
     unit = max(units, key=lambda name: units[name])
-    prologue, _ = way(launch, hertz)
+    prologue, left, _ = way(launch, hertz)
     bandwidth = launch.nbytes / device.bandwidth
     latency = _under_load(lambda memory: _rounds(launch, busiest, hertz, memory), bandwidth)
     loads = [
@@ -290,6 +300,11 @@ def predict(launch: Launch, device: Device) -> Prediction:
         if i.name in ("LDG", "LD", "LDGSTS")
     ]
     first = max(loads, default=0.0)
+    if launch.early_bytes:
+        first = max(0.0, left)
+        blocks = min(launch.blocks, launch.resident_blocks * device.multiprocessors)
+        early = blocks * launch.early_bytes / device.bandwidth
+        bandwidth -= min(early, max(0.0, -left))
     return Prediction(
         bounds={
             "bandwidth": bandwidth,

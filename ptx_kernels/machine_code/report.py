@@ -17,7 +17,9 @@ from .sass import (
     Loop,
     disassemble,
     disassemble_all,
+    filled,
     load_bits,
+    registers,
 )
 from .stretches import Stretches, stretches
 from .timeline import Section
@@ -151,7 +153,29 @@ def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch
         wavefronts=found.wavefronts,
         l2_bytes=found.l2_bytes,
         block_bytes_in_flight=_in_flight(parts, outer_turns(kernel), warps, found),
+        early_bytes=warps * WARP * _early(parts) * found.distinct,
+        skipped=_skipped(parts, turns),
     )
+
+
+def _early(parts: Stretches) -> int:
+    """Bytes of constants that a lane asks for in the prologue and uses behind it."""
+    nbytes, named = 0, set[int]()
+    for i in reversed(parts.before):
+        if i.category.startswith("load global") and ".CONSTANT" in i.opcode:
+            nbytes += 0 if named & set(filled(i)) else load_bits(i.opcode) // 8
+        named |= registers(i.operands)
+    return nbytes
+
+
+def _skipped(parts: Stretches, turns: float) -> Section:
+    """Loads for a next trip through the hot loop, which the last of each round does not need."""
+    loads = tuple(
+        i
+        for i in parts.body.instructions
+        if i.predicate and i.category.startswith("load global") and ".CONSTANT" in i.opcode
+    )
+    return Section((loads,), turns) if _early(parts) else Section(())
 
 
 def _staging(kernel: Kernel, loop: Loop) -> float:

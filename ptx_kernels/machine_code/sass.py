@@ -239,11 +239,14 @@ def _falls_through(instruction: SassInstruction) -> bool:
 
 
 def _flow(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], list[set[int]]]:
-    """Basic blocks as (first, one past last) instruction indices, and each block's successors."""
+    """Basic blocks as (first, one past last) instruction indices, and each block's successors.
+
+    Ways to code that is not there (`ways_through`) are none.
+    """
     index = {instruction.address: i for i, instruction in enumerate(code)}
     starts = {0}
     for i, instruction in enumerate(code):
-        if instruction.target is not None:
+        if instruction.target in index:
             starts.add(index[instruction.target])
         if _ends_block(instruction) and i + 1 < len(code):
             starts.add(i + 1)
@@ -254,7 +257,7 @@ def _flow(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], list[
     for b, (_, end) in enumerate(blocks):
         last = code[end - 1]
         following = {b + 1} if _falls_through(last) and b + 1 < len(blocks) else set()
-        if last.target is not None:
+        if last.target in index:
             following.add(number[index[last.target]])
         successors.append(following)
     return blocks, successors
@@ -330,6 +333,32 @@ def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
         w for w in wider if len(w) > len(loop) and first <= {i.address for i in w.instructions}
     ]
     return min(holding, key=len, default=None)
+
+
+def ways_through(code: Sequence[SassInstruction], loop: Loop) -> list[SassInstruction]:
+    """`code` without what only ways past `loop` run: other branches, of blocks with other work.
+
+    Called functions stay.
+    """
+    blocks, successors = _flow(code)
+    inside = {i.address for i in loop.instructions}
+    held = {b for b, (first, _) in enumerate(blocks) if code[first].address in inside}
+
+    def reached(starts: set[int], following: Callable[[int], set[int]]) -> set[int]:
+        found, stack = set(starts), list(starts)
+        while stack:
+            new = following(stack.pop()) - found
+            found |= new
+            stack.extend(new)
+        return found
+
+    def before(b: int) -> set[int]:
+        return {a for a, following in enumerate(successors) if b in following}
+
+    past = reached({0}, lambda b: successors[b]) - (
+        reached(held, lambda b: successors[b]) | reached(held, before)
+    )
+    return [i for b, (first, end) in enumerate(blocks) if b not in past for i in code[first:end]]
 
 
 def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:

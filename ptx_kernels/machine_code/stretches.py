@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .sass import Loop, SassInstruction, enclosing_loop, hot_loop, innermost_loops
+from .sass import Loop, SassInstruction, enclosing_loop, hot_loop, innermost_loops, ways_through
 
 _DOTS = ("dp4a", "mma")
 
@@ -47,11 +47,13 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         end = _last_barrier(code)
         before, inner = _split(code[:end], loops)
         return Stretches(Loop(tuple(code[end:])), False, before, inner)
+    code = ways_through(code, hot)
+    loops = innermost_loops(code)
     wider = enclosing_loop(code, hot)
     # gate and up, or the parts of a joined product: one's trips stand for the others'
     alike = [loop for loop in loops if 2 * _dots(loop.instructions) > _dots(hot.instructions) > 0]
-    around_all = [enclosing_loop(code, loop) or loop for loop in (hot, *alike)]
-    first = min(loop.instructions[0].address for loop in around_all)
+    around_each = [enclosing_loop(code, loop) or loop for loop in (hot, *alike)]
+    first = min(loop.instructions[0].address for loop in around_each)
     before, inner = _split([i for i in code if i.address < first], loops)
     work = {i.address for loop in (hot, *alike) for i in loop.instructions}
     around = {i.address for i in wider.instructions} - work if wider else set()

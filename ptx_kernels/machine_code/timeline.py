@@ -78,6 +78,10 @@ class Warp:
         self._copied = 0.0  # when the copies since the last group are there
         self._groups: list[float] = []
 
+    def until_there(self) -> float:
+        """Clocks until all is there that it has asked for and not used; negative: ago."""
+        return max(self._ready.values(), default=self.now) - self.now
+
     def run(self, section: Section, latency: Latency) -> float:
         """Clocks that the section takes."""
         turns = max(1, math.ceil(section.turns))

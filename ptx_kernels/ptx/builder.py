@@ -307,10 +307,13 @@ class Builder(Text):
         self.mark(end)
 
     @contextlib.contextmanager
-    def loop(self, start: Operand, stop: Operand, step: int = 1) -> Iterator[Value]:
+    def loop(
+        self, start: Operand, stop: Operand, step: int = 1, *, unroll: bool = True
+    ) -> Iterator[Value]:
         """Counts a u32 from `start` while it is below `stop`. The index is read-only in the body.
 
         Two Python ints whose loop runs at least once need no test before the first round.
+        `unroll`: ptxas may copy the body.
         """
         index = self.var(u32, start)
         limit = operand(stop, u32, "loop")
@@ -318,10 +321,16 @@ class Builder(Text):
         if not (isinstance(start, int) and isinstance(stop, int) and start < stop):
             self.write(f"@{self.emit('setp.ge.u32', index.name, limit).name} bra {end};")
         self.mark(top)
+        if not unroll:
+            self.write('.pragma "nounroll";')
         yield Value(self, u32, index.name)
         index += step
         self.write(f"@{self.emit('setp.lt.u32', index.name, limit).name} bra {top};")
         self.mark(end)
+
+    def jump(self, label: str) -> None:
+        """Goes on at a label that `mark` places."""
+        self.write(f"bra {label};")
 
     # --- warps and blocks ---
 

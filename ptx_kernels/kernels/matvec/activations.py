@@ -6,13 +6,14 @@ meets the row's runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...formats.packed_row import PackedRow
-from ...ptx import Pointer, Value, u32
+from ...ptx import Pointer, Value, f32, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats
+from .reading_order import SPAN, SPAN_BYTES, ReadingOrder
 from .rows import one_row
 
 
@@ -31,12 +32,25 @@ class ActivationTile:
     sums: Sequence[Value] = ()
 
 
+def _groups(row: PackedRow) -> list[int]:
+    """The groups of 32 that a lane's runs lie in, counted from the first."""
+    return sorted({offset // GROUP for offset, _ in row.runs})
+
+
+def _tile(
+    row: PackedRow, runs: Sequence[Sequence[Value]], pairs: Mapping[int, Sequence[Value]]
+) -> ActivationTile:
+    """Runs, with the (scale, sum) of each group that they lie in."""
+    scales = [pairs[offset // GROUP][0] for offset, _ in row.runs]
+    return ActivationTile(runs, scales, [pairs[g][1] for g in _groups(row)])
+
+
 class _QuantizedCursor:
     def __init__(
         self, values: Pointer, scale_sum: Pointer, row: PackedRow, block: Value, block_size: int
     ) -> None:
         self._row, self._block_size, self._columns = row, block_size, values.shape[1]
-        self._groups = sorted({offset // GROUP for offset, _ in row.runs})
+        self._groups = _groups(row)
         first = block * block_size + row.value_base
         self._values = values.at(0, first).cast(u32).moving()
         self._scale_sum = scale_sum.at(0, first // GROUP).moving()
@@ -54,12 +68,53 @@ class _QuantizedCursor:
         for g in self._groups[::step]:
             numbers = self._scale_sum.load(2 * (value // GROUP + g), vector=2 * step)
             pairs[g], pairs[g + 1] = numbers[:2], numbers[2:]  # type: ignore[index]
-        scales = [pairs[offset // GROUP][0] for offset, _ in self._row.runs]
-        return ActivationTile(runs, scales, [pairs[g][1] for g in self._groups])
+        return _tile(self._row, runs, pairs)
 
     def advance(self, blocks: int) -> None:
         self._values.advance(blocks * self._block_size // 4)
         self._scale_sum.advance(blocks * 2 * self._block_size // GROUP)
+
+
+class _OrderedCursor:
+    """Two addresses by a lane's bits; the bits of its runs are in the loads' offsets."""
+
+    def __init__(
+        self, rows: Pointer, order: ReadingOrder, row: PackedRow, block: Value, block_size: int
+    ) -> None:
+        self._row, self._order, self._block_size = row, order, block_size
+        self._row_bytes, self._groups = rows.shape[1], _groups(row)
+        first = block * block_size + row.value_base
+        self._values = rows.at(0, order.value(first)).cast(u32).moving()
+        self._pairs = rows.at(0, order.pair(first)).cast(f32).moving()
+
+    def load(self, j: int, block: int) -> ActivationTile:
+        """Row j's activations for the block that is `block` blocks ahead."""
+        base = j * self._row_bytes + self._spans(block)
+        runs = [
+            [
+                value
+                for place, length in self._order.chunks(offset, count)
+                for value in self._values.load_run((base + place) // 4, length // 4)
+            ]
+            for offset, count in self._row.runs
+        ]
+        step = 2 if 1 in self._groups else 1
+        pairs: dict[int, Sequence[Value]] = {}
+        for g in self._groups[::step]:
+            place = base + self._order.pair(g * GROUP) - self._order.pair(0)
+            numbers = self._pairs.load(place // 4, vector=2 * step)
+            pairs[g], pairs[g + 1] = numbers[:2], numbers[2:]  # type: ignore[index]
+        return _tile(self._row, runs, pairs)
+
+    def advance(self, blocks: int) -> None:
+        self._values.advance(self._spans(blocks) // 4)
+        self._pairs.advance(self._spans(blocks) // 4)
+
+    def _spans(self, blocks: int) -> int:
+        """Bytes from a block to one ahead that meets the same place of another span."""
+        spans, rest = divmod(blocks * self._block_size, SPAN)
+        assert not rest, blocks
+        return spans * SPAN_BYTES
 
 
 class _FloatCursor:
@@ -94,6 +149,17 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class Ordered:
+    """q8_1 in shared memory, s8 (m, bytes of a row), each where `order` puts it."""
+
+    rows: Pointer
+    order: ReadingOrder
+
+    def cursor(self, row: PackedRow, block: Value, block_size: int) -> _OrderedCursor:
+        return _OrderedCursor(self.rows, self.order, row, block, block_size)
+
+
+@dataclass(frozen=True)
 class Floats:
     """f32, or floats that are loaded as f32: (m, columns)."""
 
@@ -107,4 +173,4 @@ class Floats:
         return Floats(one_row(self.x, row))
 
 
-Activations = Quantized | Floats
+Activations = Quantized | Ordered | Floats

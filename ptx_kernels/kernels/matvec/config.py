@@ -34,6 +34,9 @@ class MatvecConfig:
         one at least. Fewer lanes load wider and unpack scales less often; more make a warp's loads
         contiguous and need fewer registers.
       unroll: blocks of each lane in flight: all their loads come before the first use.
+      ahead: a trip's weights are loaded during the trip before it, where these were in registers;
+        those of a warp's first trip before activations are staged, and of its next rows before it
+        stores these.
       broadcast_header: a super-block's header is loaded once a warp and spread by shuffles
         (formats whose blocks have one, 32 lanes).
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
@@ -50,6 +53,7 @@ class MatvecConfig:
     rows_per_warp: int = 1
     lanes: int = 4
     unroll: int = 2
+    ahead: bool = False
     broadcast_header: bool = False
     resident_blocks: int = 4
     persistent: int = 0
@@ -88,6 +92,8 @@ class MatvecConfig:
                 f"warps={self.warps} * resident_blocks={self.resident_blocks} = {held} warps: "
                 f"a multiprocessor holds {_RESIDENT_WARPS}, with 32 registers a thread"
             )
+        if self.ahead and self.stage == "chunks":
+            raise KernelError("ahead=True needs whole rows of activations, not stage='chunks'")
         if self.persistent < 0:
             raise KernelError(f"persistent={self.persistent} must be a number of blocks, or 0")
         if self.warps_per_row < 1 or self.warps % self.warps_per_row:
@@ -115,6 +121,10 @@ class MatvecConfig:
     def lanes_per_block(self, format: str) -> int:
         """Lanes that share one block of the format."""
         return max(1, self.lanes * formats.get(format).block_size // LANE_WEIGHTS)
+
+    def trip(self, format: str) -> int:
+        """Columns that a row's warps take at once."""
+        return self.streams(format) * self.unroll * formats.get(format).block_size
 
     def streams(self, format: str) -> int:
         """Blocks of a row that its warps work on at once."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from ... import formats
-from ...formats.packed_row import Share, Tile
+from ...formats.packed_row import PackedRow, Share, Tile
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u32
 from ..vectors import dot
 from .activations import Activations, ActivationTile
@@ -34,12 +34,91 @@ def team_streams(k: Builder, format: str, team: Team, config: MatvecConfig) -> S
     return Streams(config.streams(format), number)
 
 
+def _view(
+    k: Builder,
+    format: str,
+    planes: Sequence[Pointer],
+    config: MatvecConfig,
+    m: int,
+    team: Team,
+    stream: Value,
+) -> PackedRow:
+    """A lane's view of a team's rows, which m rows of activations are multiplied by."""
+    lanes = config.lanes_per_block(format)
+    share = Share(
+        team.start,
+        stream,
+        k.lane_id % lanes,
+        lanes,
+        floats=config.floats,
+        broadcast=config.broadcast_header,
+        activations=m,
+    )
+    return formats.get(format).row(k, planes, share)
+
+
+class Early:
+    """Packed weights of a team's first trip, loaded before it is their turn.
+
+    `loaded[a][r]`: of the lane's block a and row r, in variables that every `load` fills again.
+    """
+
+    def __init__(
+        self, k: Builder, format: str, planes: Sequence[Pointer], m: int, config: MatvecConfig
+    ) -> None:
+        self._k, self._format, self._planes, self._m, self._config = k, format, planes, m, config
+        self.loaded: Any = None
+
+    def load(self, team: Team) -> None:
+        """Starts the loads of a team's first trip."""
+        k, config = self._k, self._config
+        streams = team_streams(k, self._format, team, config)
+        row = _view(k, self._format, self._planes, config, self._m, team, streams.number)
+        self.set(
+            [
+                [row.load(team.offset(r), a * streams.count) for r in range(config.rows_per_warp)]
+                for a in range(config.unroll)
+            ]
+        )
+
+    def set(self, loaded: Any, *place: int) -> None:
+        """Fills the variables, or those of `place` = block, row, with what rows' `load` gave."""
+        if self.loaded is None:
+            self.loaded = _variables(self._k, loaded)
+            return
+        variables = self.loaded
+        for index in place:
+            variables = variables[index]
+        _fill(variables, loaded)
+
+
+def _variables(k: Builder, loaded: Any) -> Any:
+    """Variables in the places of values, which hold them."""
+    if isinstance(loaded, Value):
+        return k.var(loaded.type, loaded)
+    if is_dataclass(loaded):
+        return replace(loaded, **{f: _variables(k, v) for f, v in vars(loaded).items()})  # type: ignore[type-var]
+    return None if loaded is None else [_variables(k, each) for each in loaded]
+
+
+def _fill(variables: Any, loaded: Any) -> None:
+    """Sets variables to the values in their places."""
+    if isinstance(variables, Var):
+        variables.set(loaded)
+        return
+    if is_dataclass(variables):
+        variables, loaded = vars(variables).values(), vars(loaded).values()
+    for variable, value in zip(variables or (), loaded or (), strict=True):
+        _fill(variable, value)
+
+
 class Dots:
     """A lane's part of the dot products of a team's rows with m rows of activations.
 
     A warp's lanes split into streams of `lanes_per_block`; stream s walks quantization blocks s,
     s + streams, ... of its rows. `totals[r][j]` grow with every call of `add`. Weights are read
-    once for all m. `streams`: those of `team_streams`, or of a part of them.
+    once for all m. `streams`: those of `team_streams`, or of a part of them. `early`: the first
+    trip's weights.
     """
 
     def __init__(
@@ -51,23 +130,14 @@ class Dots:
         m: int,
         config: MatvecConfig,
         streams: Streams | None = None,
+        early: Early | None = None,
     ) -> None:
-        layout = formats.get(format)
-        self._k, self._config, self._block_size = k, config, layout.block_size
+        self._k, self._config, self._m, self._early = k, config, m, early
+        self._block_size = formats.get(format).block_size
         self._dot = dot_f32 if config.floats else dot_q8_1
         streams = streams or team_streams(k, format, team, config)
         self._streams, self._stream = streams.count, streams.number
-        lanes = config.lanes_per_block(format)
-        share = Share(
-            team.start,
-            self._stream,
-            k.lane_id % lanes,
-            lanes,
-            floats=config.floats,
-            broadcast=config.broadcast_header,
-            activations=m,
-        )
-        self._row = layout.row(k, planes, share)
+        self._row = _view(k, format, planes, config, m, team, self._stream)
         self._offsets = [team.offset(r) for r in range(config.rows_per_warp)]
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
@@ -85,9 +155,14 @@ class Dots:
 
         whole, rest = divmod(blocks, self._streams * unroll)
         if whole:
-            with k.loop(0, whole):
-                step(range(unroll))
-                row.advance(self._streams * unroll)
+            # a copy of the last trip, which loads nothing, would be as long as the loop
+            with k.loop(0, whole, unroll=self._early is None) as trip:
+                if self._early is None:
+                    step(range(unroll))
+                    row.advance(self._streams * unroll)
+                else:
+                    row.advance(self._streams * unroll)
+                    self._trip(self._early, cursor, trip + 1 < whole if whole > 1 else None)
                 cursor.advance(self._streams * unroll)
         step(range(rest // self._streams))
         if rest % self._streams:
@@ -95,6 +170,26 @@ class Dots:
                 step(range(rest // self._streams, rest // self._streams + 1))
         if rest:
             row.advance(rest)
+
+    def _trip(self, early: Early, cursor: Any, goes_on: Value | None) -> None:
+        """A trip with weights that are there; each block's make room for the next trip's.
+
+        Of a single block each row's do, so that a load's first use is half a trip away or more.
+        """
+        k, row, unroll, rows = self._k, self._row, self._config.unroll, len(self._offsets)
+        apart = unroll == 1 and rows > 1
+        for a in range(unroll):
+            x = [cursor.load(j, a * self._streams) for j in range(self._m)] if apart else []
+            for unit in [[r] for r in range(rows)] if apart else [[*range(rows)]]:
+                tiles = [row.unpack(early.loaded[a][r]) for r in unit]
+                for j in range(self._m):
+                    own = x[j] if apart else cursor.load(j, a * self._streams)
+                    self._dot(k, tiles, own, [self.totals[r][j] for r in unit])
+                if goes_on is None:
+                    continue
+                with k.when(goes_on):
+                    for r in unit:
+                        early.set(row.load(self._offsets[r], a * self._streams), a, r)
 
 
 def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:

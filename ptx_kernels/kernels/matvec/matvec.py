@@ -7,11 +7,11 @@ from typing import Literal
 
 from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
-from .dot import Dots
+from .dot import Dots, Early
 from .epilogue import Epilogue
 from .experts import Choice, chosen, where_named
 from .prologue import Prologue
-from .rows import Matrix, launch, matrix, teams
+from .rows import Matrix, Team, launch, matrix, team_of, teams
 
 
 def product(
@@ -22,22 +22,48 @@ def product(
     count: int,
     block: Value | None = None,
 ) -> None:
-    """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`)."""
+    """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`).
+
+    With `config.ahead` the first rows' weights are on their way while activations are staged;
+    without, others have staged them.
+    """
+    config = epilogue.config
     # not before: other products' addresses would take registers
     planes = [each.planes.of_matrix() for each in weights]
-    with teams(
-        k, weights[0].rows, epilogue.config, count, block=block, apart=epilogue.apart
-    ) as team:
+    early = [
+        Early(k, each.format, own, epilogue.m, config)
+        if config.ahead and each.columns >= config.trip(each.format)
+        else None
+        for each, own in zip(weights, planes, strict=True)
+    ]
+    if config.ahead:
+        group = k.block_id() if block is None else block
+        if early[0] is not None:
+            early[0].load(team_of(k, weights[0].rows, config, group, epilogue.apart))
+        prologue.stage()
+    with teams(k, weights[0].rows, config, count, block=block, apart=epilogue.apart) as team:
         terms = epilogue.load(team)
         dots = [
-            Dots(k, each.format, own, team, epilogue.m, epilogue.config)
-            for each, own in zip(weights, planes, strict=True)
+            Dots(k, each.format, own, team, epilogue.m, config, early=there)
+            for each, own, there in zip(weights, planes, early, strict=True)
         ]
         for x, width in prologue.pieces():
-            with team.active(k):
-                for part, each in zip(dots, weights, strict=True):
+            for i, (part, each) in enumerate(zip(dots, weights, strict=True)):
+                with team.active(k):
                     part.add(x, width // each.block_size)
+                _load_next(k, early, i, team)
         epilogue.store(team, [row for part in dots for row in part.totals], terms)
+
+
+def _load_next(k: Builder, early: Sequence[Early | None], i: int, team: Team) -> None:
+    """Behind product i, starts the first loads of the next: of this team, or of that to come."""
+    if i + 1 < len(early):
+        if (following := early[i + 1]) is not None:
+            following.load(team)
+    elif (first := early[0]) is not None and team.following is not None:
+        assert team.goes_on is not None
+        with k.when(team.goes_on):
+            first.load(team.following)
 
 
 def whole_product(
@@ -51,7 +77,8 @@ def whole_product(
     times = 1 if choice is None else choice.count
     (blocks,) = launch(k, epilogue.config, weights[0].rows, times=times)
     with where_named(k, choice, epilogue, blocks):
-        prologue.stage()
+        if not epilogue.config.ahead:
+            prologue.stage()
         product(k, weights, prologue, epilogue, blocks)
 
 

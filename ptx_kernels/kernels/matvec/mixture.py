@@ -10,7 +10,7 @@ from ... import formats
 from ...ptx import Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u32
 from ..planes import input_planes
 from ..quantize_q8_1 import GROUP
-from .activations import Activations, Floats, Quantized
+from .activations import Floats, Quantized
 from .config import MatvecConfig
 from .dot import Dots, Streams, team_streams
 from .epilogue import Epilogue
@@ -89,7 +89,7 @@ class _Terms:
     scales: Pointer | None
 
 
-def _activations(k: Builder, config: MatvecConfig, rows: int, columns: int) -> Activations:
+def _activations(k: Builder, config: MatvecConfig, rows: int, columns: int) -> Quantized | Floats:
     if config.floats:
         return Floats(k.input("h", f32, (rows, columns)))
     pairs = (rows, columns // GROUP, 2)
@@ -114,7 +114,7 @@ def choices_at_once(config: MatvecConfig, format: str, columns: int, top: int) -
 def _add_choices(
     k: Builder,
     matrix: Matrix,
-    h: Activations,
+    h: Quantized | Floats,
     terms: _Terms,
     team: Team,
     config: MatvecConfig,

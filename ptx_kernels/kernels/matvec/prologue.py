@@ -9,8 +9,9 @@ from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from ..quantize_q8_1 import GROUP, store_group
 from ..rms_norm import normalize
 from ..vectors import RUN, Run, float_type, load_runs, store_floats
-from .activations import Activations, Floats, Quantized
+from .activations import Activations, Floats, Ordered, Quantized
 from .config import MatvecConfig
+from .reading_order import SPAN, ReadingOrder, row_bytes
 from .rows import BlockRow, one_row
 
 _AHEAD = 4  # loads of a thread in flight
@@ -21,8 +22,8 @@ MOST_BYTES = 96 << 10  # every target gives a block 99 KB
 
 
 def int8_bytes(m: int, columns: int) -> int:
-    """Bytes of m rows as q8_1 in shared memory: one per value, 8 per group."""
-    return m * columns * 5 // 4
+    """Bytes of m rows as q8_1 in shared memory: one per value, 8 per group of 32."""
+    return m * row_bytes(columns)
 
 
 class Prologue:
@@ -50,7 +51,8 @@ class Prologue:
         row, m = (None, m) if own is None else (own.token, 1)
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
-        self._staged: tuple[Pointer, ...] = ()  # whole rows: f32, or int8 and their scales
+        self._staged: Pointer | None = None  # whole rows: f32, or int8 with their scales
+        self._order = ReadingOrder(config.lanes)
         self._chunk: Pointer | None = None
         inline = config.activations == "inline_q8"
         if norm and not (inline or config.stage == "whole"):
@@ -68,16 +70,17 @@ class Prologue:
         self._x = one_row(k.input("x", x_type, (operand_rows, columns)), row)
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
+        if norm:
+            self._parts = k.shared("norm_parts", f32, (m, config.warps))
         if inline:
             dynamic = self._is_dynamic(int8_bytes(m, columns))
-            values = k.shared("staged", s8, (m, columns), dynamic=dynamic)
-            scale_sum = k.shared("staged_scale_sum", f32, (m, columns // GROUP, 2), dynamic=dynamic)
-            self._staged, self._whole = (values, scale_sum), Quantized(values, scale_sum)
+            self._staged = k.shared("staged", s8, (m, row_bytes(columns)), dynamic=dynamic)
+            self._whole = Ordered(self._staged, self._order)
         elif config.stage == "whole":
-            staged = k.shared(
+            self._staged = k.shared(
                 "staged", f32, (m, columns), dynamic=self._is_dynamic(4 * m * columns)
             )
-            self._staged, self._whole = (staged,), Floats(staged)
+            self._whole = Floats(self._staged)
         elif config.stage == "chunks":
             most = _CHUNK_BYTES // 4 // m // _CHUNK_STEP
             steps = -(-columns // _CHUNK_STEP)
@@ -96,15 +99,22 @@ class Prologue:
 
     def stage(self) -> None:
         """Brings whole rows into shared memory, normalized and quantized as asked."""
-        if not self._staged:
+        staged = self._staged
+        if staged is None:
             return
+        if not self._config.floats:  # once: ptxas would compute a thread's places for every run
+            self._first_places = self._order.places(self._k.thread_id * RUN)
         if self._weight is not None:
-            self._normalize(self._weight)
+            self._normalize(self._weight, staged)
         elif self._config.floats:
-            self._copy(self._staged[0], 0, self._columns)
-        else:
-            for run in self._loaded(self._x.at(0), self._m * self._columns):
-                self._put(0, run)
+            self._copy(staged, 0, self._columns)
+        else:  # all rows as one where each is whole spans
+            rows, columns = self._m, self._columns
+            if columns % SPAN == 0:
+                rows, columns = 1, rows * columns
+            for j in range(rows):
+                for run in self._loaded(self._x.at(j), columns):
+                    self._put(staged, j, run)
         self._k.barrier()
 
     def pieces(self) -> Iterator[tuple[Activations, int]]:
@@ -126,25 +136,26 @@ class Prologue:
         self._k.barrier()
         return Floats(chunk)
 
-    def _normalize(self, weight: Pointer) -> None:
+    def _normalize(self, weight: Pointer, staged: Pointer) -> None:
         """Row by row, each of which passes through the block's registers once."""
         k, warps = self._k, self._config.warps
-        parts = k.shared("norm_parts", f32, (self._m, warps))
         with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
             x = self._x.at(row)
             for run in normalize(
-                k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps
+                k, x, weight, self._parts.at(row), columns=self._columns, eps=self._eps, warps=warps
             ):
-                self._put(row, run)
+                self._put(staged, row, run)
 
-    def _put(self, row: Value | int, run: Run) -> None:
+    def _put(self, staged: Pointer, row: Value | int, run: Run) -> None:
         """A run of a row into shared memory."""
         if self._config.floats:
-            store_floats(self._staged[0].at(row, run.first), run.values, where=run.inside)
-        else:
-            quants, scale_sum = self._staged
-            places = quants.at(row, run.first), scale_sum.at(row, run.first // GROUP)
-            store_group(self._k, run.values, *places, where=run.inside)
+            store_floats(staged.at(row, run.first), run.values, where=run.inside)
+            return
+        places, behind = self._first_places, run.behind * 5 // 4
+        if RUN * self._threads % SPAN:
+            places, behind = self._order.places(run.first), 0
+        values, pair = (staged.at(row, place).at(behind) for place in places)
+        store_group(self._k, run.values, values, pair.cast(f32), where=run.inside)
 
     def _copy(self, target: Pointer, first: Value | int, columns: int) -> None:
         """target[:, :columns] = x[:, first : first + columns]."""

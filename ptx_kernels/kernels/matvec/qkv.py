@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from ...limits import MAX_MATRICES
@@ -62,9 +63,14 @@ def joined(
 ) -> None:
     """All products, each by thread blocks of its own."""
     counts = launch(k, config, *(each.rows for each in parts))
-    prologue.stage()
-    start = 0
+    if not config.ahead:
+        prologue.stage()
+    start, done = 0, k.label()
     for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):
-        with k.when((k.block_id() >= start) & (k.block_id() < start + count)):
+        end = start + count
+        with k.when(k.block_id() < end) if weights is not parts[-1] else contextlib.nullcontext():
             product(k, [weights], prologue, epilogue, count, k.block_id() - start)
-        start += count
+            if weights is not parts[-1]:
+                k.jump(done)
+        start = end
+    k.mark(done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ... import formats
@@ -81,6 +81,8 @@ class Team:
       inside: whether it has rows of its own; None: always.
       apart: 0: rows are neighbours. Else they are pairs of rows so far apart, and `row` and `first`
         count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 * apart, ...
+      following: the team that the same warps are next; None: nobody asked. `goes_on`: whether they
+        are one; None: they are not.
     """
 
     row: Value
@@ -89,6 +91,8 @@ class Team:
     first: Value | None
     inside: Value | None
     apart: int = 0
+    following: Team | None = None
+    goes_on: Value | None = None
 
     @property
     def start(self) -> Value:
@@ -146,20 +150,33 @@ def teams(
     `block` None: the grid is theirs alone. `apart`: see `Team`; n is then a multiple of twice that,
     and a warp's rows are an even number. All warps of a block run the body equally often.
     """
-    rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     groups = -(-n // config.block_rows)
     block = k.block_id() if block is None else block
-    with (
-        k.loop(block, groups, blocks) if blocks < groups else contextlib.nullcontext(block) as group
-    ):
-        number, member = k.warp_id, None
-        if config.warps_per_row > 1:
-            number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
-        first = (group * count + number) * rows
-        if n % (rows * count) == 0:
-            yield Team(first, number, member, None, None, apart)
-        else:
-            yield Team(k.minimum(first, n - rows), number, member, first, first < n, apart)
+    if blocks >= groups:
+        yield team_of(k, n, config, block, apart)
+        return
+    with k.loop(block, groups, blocks) as group:
+        team = team_of(k, n, config, group, apart)
+        if config.ahead:
+            following, last = group + blocks, groups - 1
+            team = replace(
+                team,
+                following=team_of(k, n, config, k.minimum(following, last), apart),
+                goes_on=following < groups,
+            )
+        yield team
+
+
+def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, apart: int = 0) -> Team:
+    """The team that a warp is in, of the block that computes `group` of n rows (see `teams`)."""
+    rows, count = config.rows_per_warp, config.warps // config.warps_per_row
+    number, member = k.warp_id, None
+    if config.warps_per_row > 1:
+        number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
+    first = (group * count + number) * rows
+    if n % (rows * count) == 0:
+        return Team(first, number, member, None, None, apart)
+    return Team(k.minimum(first, n - rows), number, member, first, first < n, apart)
 
 
 class RowTotals:

@@ -79,12 +79,15 @@ def _fused_matvec(
     least.
     """
     # four rows of many activations fill the registers
-    eight = m == 1 or (output == "q8_1" and m > 4)
+    eight = output == "q8_1" and m > 4
+    if m == 1:
+        eight = any(block_format(each).tuning.gemv_lanes > 4 for each in formats)
     lanes = max(8 if eight else 4, *map(_fewest_lanes, formats))
     inline = floats and m * columns <= INLINE_VALUES
+    ahead = inline and m == 1 and all(block_format(each).tuning.gemv_ahead for each in formats)
     warps, per_warp = 8 if inline else 4, min(_rows_that_fill(device, 2, sum(rows)), *rows)
     if output == "q8_1":
-        warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)
+        warps, per_warp = (8, 4) if ahead or (m > 2 and not inline) else (16, 2)
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
@@ -93,7 +96,14 @@ def _fused_matvec(
         warps=warps,
         rows_per_warp=per_warp,
         lanes=lanes,
-        unroll=2 if m == 1 and columns * lanes >= 2 * 256 * 32 else 1,
+        ahead=ahead,
+        # four lanes' blocks are as wide as two of eight; four rows ahead fill the registers
+        unroll=2
+        if m == 1
+        and lanes > 4
+        and not (ahead and per_warp == 4)
+        and columns * lanes >= 2 * 256 * 32
+        else 1,
         resident_blocks=resident,
         persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
         if inline

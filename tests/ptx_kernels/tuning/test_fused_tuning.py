@@ -85,7 +85,7 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
         fused_matvec_rule, ("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1"
     )
     # 448 groups of 32 rows: four rounds on 132 processors
-    assert config.block_rows == 32 and config.persistent == 112
+    assert config.block_rows == 32 and config.persistent == 224
     # 256 blocks: one wave
     assert choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 1, True).persistent == 0
 

@@ -1,0 +1,113 @@
+"""Weights that are loaded ahead of their turn: results are those without, to the last bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from ptx_kernels.kernels.operands import random_operands
+from ptx_kernels.machine_code.ptxas import TARGETS, assemble
+from ptx_kernels.machine_code.sass import disassemble
+from ptx_kernels.ptx import KernelError
+from ptx_kernels.simulator import run
+
+INLINE = replace(PRESETS["inline_q8"], warps=2, resident_blocks=2)
+NORM = dict(norm=True, eps=1e-5)
+HEADS = dict(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    rope_dim=32,
+    num_pages=2,
+    page_size=4,
+    pages="bf16",
+    columns=2048,
+    m=2,
+)
+
+
+def both(family: str, config: MatvecConfig, **arguments):
+    """The results with and without loads ahead, of the same operands."""
+    kernels = [KERNELS[family](**arguments, config=replace(config, ahead=a)) for a in (True, False)]
+    operands = random_operands(kernels[0], seed=3)
+    return [[np.asarray(y) for y in run(kernel, *operands)] for kernel in kernels]
+
+
+def check(family: str, config: MatvecConfig, **arguments) -> None:
+    for ahead, plain in zip(*both(family, config, **arguments), strict=True):
+        np.testing.assert_array_equal(ahead, plain)
+        assert np.any(plain)
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q5_0", "IQ2_XS"])
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_formats(format, unroll):
+    """Three trips of one block or one of two and a rest, by teams of which the last is cut."""
+    lanes = 32 if format == "IQ2_XS" else 8
+    columns = 256 * 32 // lanes * 3
+    config = replace(INLINE, lanes=lanes, unroll=unroll)
+    check("matvec", config, format=format, n=7, columns=columns, m=1, **NORM)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(persistent=2),
+        dict(persistent=3, rows_per_warp=1),
+        dict(persistent=2, rows_per_warp=4, unroll=1),
+        dict(warps=4, warps_per_row=2, persistent=2),
+        dict(activations="q8_1"),
+        dict(activations="f32", stage="whole", unroll=1),
+    ],
+    ids=str,
+)
+def test_rounds_of_rows(m, changes):
+    """A warp's next rows are asked for before it stores its last; the last team has fewer."""
+    config = replace(INLINE, **changes)
+    norm = {} if config.activations == "q8_1" else NORM
+    check("matvec", config, format="Q4_K", n=27, columns=2048, m=m, **norm)
+
+
+def test_columns_that_are_less_than_a_trip():
+    check("matvec", replace(INLINE, persistent=1), format="Q4_K", n=9, columns=512, m=1, **NORM)
+
+
+@pytest.mark.parametrize("formats", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")], ids=str)
+def test_a_pair(formats):
+    """The second's first trip is asked for behind the first, and the next rows' behind that."""
+    config = replace(INLINE, warps=8, rows_per_warp=4, unroll=1, persistent=2)
+    check("gated_matvec", config, formats=formats, n=96, columns=2048, m=1, output="q8_1", **NORM)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_joined_products(interleaved):
+    config = replace(INLINE, persistent=3)
+    formats = ("Q4_K", "Q4_K", "Q6_K")
+    check("qkv_append_matvec", config, formats=formats, interleaved=interleaved, **HEADS, **NORM)
+
+
+def test_weights_are_asked_for_before_activations_are_staged():
+    """In machine code the first load of a plane stands before the first barrier."""
+    kernel = KERNELS["matvec"](
+        format="Q6_K",
+        n=128256,
+        columns=4096,
+        m=1,
+        residual=True,
+        config=replace(INLINE, warps=16, lanes=4, unroll=1, ahead=True, resident_blocks=1),
+    )
+    for arch in TARGETS:
+        code = disassemble(assemble(kernel.text, arch).cubin)
+        barrier = next(n for n, i in enumerate(code) if i.name == "BAR")
+        assert any(".128.CONSTANT" in i.opcode for i in code[:barrier]), arch
+
+
+def test_chunks_are_refused():
+    with pytest.raises(KernelError, match="ahead=True needs whole rows of activations"):
+        config = replace(PRESETS["chunked"], ahead=True)
+        KERNELS["matvec"](format="Q4_K", n=8, columns=512, m=1, config=config)
