@@ -52,6 +52,11 @@ class Device:
         return _L2_BYTES * self.multiprocessors * self.clock_hz
 
     @property
+    def clusters(self) -> bool:
+        """Whether blocks can be clusters, which reach each other's shared memory: from sm_90 on."""
+        return int(self.arch.removeprefix("sm_")) >= 90
+
+    @property
     def slug(self) -> str:
         """The name in a file's name."""
         return self.name.lower().replace(" ", "-")

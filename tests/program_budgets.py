@@ -49,8 +49,7 @@ SHARED = Limits(None, None, 1.1)  # no product
 BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=1): {
         "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.86, 128, 1.47, Q4_K_ONE_ROW),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.6, Q4_K_ONE_ROW),
         "gated_matvec_q4_k_m1 14336x4096": Budget(3.0, 128, 1.63, Q4_K_ONE_ROW),
         "matvec_q4_k_m1 4096x14336": Budget(3.04, 128, 1.0, Q4_K_ONE_ROW),
@@ -61,8 +60,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=4): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m8 6144x4096": Budget(5.5, None, 1.08, FEW_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m8 4096x4096": Budget(5.5, None, 1.08, FEW_ROWS),
         "gated_gemm_q4_k_m8 14336x4096": Budget(4.52, None, 1.02, FEW_ROWS),
         "gemm_q4_k_m8 4096x14336": Budget(5.5, None, 1.08, FEW_ROWS),
@@ -73,8 +71,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=8): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m8 6144x4096": Budget(5.41, None, 1.08, FEW_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m8 4096x4096": Budget(5.41, None, 1.08, FEW_ROWS),
         "gated_gemm_q4_k_m8 14336x4096": Budget(4.49, None, 1.02, FEW_ROWS),
         "gemm_q4_k_m8 4096x14336": Budget(5.41, None, 1.08, FEW_ROWS),
@@ -85,8 +82,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=16): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m16 6144x4096": Budget(7.18, None, 1.1, TENSOR_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m16 4096x4096": Budget(7.15, None, 1.1, TENSOR_ROWS),
         "gated_gemm_q4_k_m16 14336x4096": Budget(5.96, None, 1.03, TENSOR_ROWS),
         "gemm_q4_k_m16 4096x14336": Budget(7.15, None, 1.1, TENSOR_ROWS),
@@ -97,7 +93,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=32): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m16 6144x4096": Budget(7.05, None, 1.04, TENSOR_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m16 4096x4096": Budget(6.99, None, 1.04, TENSOR_ROWS),
         "gated_gemm_q4_k_m32 14336x4096": Budget(8.63, None, 1.04, TENSOR_ROWS),
         "gemm_q4_k_m16 4096x14336": Budget(6.99, None, 1.04, TENSOR_ROWS),

@@ -23,12 +23,14 @@ from dataclasses import dataclass, field, replace
 from ptx_kernels.devices import Device
 from ptx_kernels.machine_code.model import Launch, unit_clocks
 from ptx_kernels.machine_code.sass import SassInstruction, filled, registers
-from ptx_kernels.machine_code.timeline import Section
+from ptx_kernels.machine_code.timeline import CLUSTER_WAIT, Section
 
 LAUNCH = 1.3e-6  # seconds: a node of a CUDA graph
 MEMORY_RATE = 4.2 / 4.3  # of what a copy reaches
 MEMORY_LATENCY = 0.5e-6  # seconds, of an idle memory
 L2_LATENCY = 0.25e-6
+PEER_LATENCY = 0.1e-6  # of shared memory of the cluster's other blocks
+CLUSTER_BARRIER = 0.25e-6
 CLOCK_RATE = 1.83 / 1.98  # of the boost clock
 PORT_BYTES = 64  # per clock into a multiprocessor
 ALONE = 2.0  # clocks between two instructions of a warp
@@ -61,7 +63,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Program:
-    """A warp's way, and how many take it; `waits`: seconds of its prologue's loads."""
+    """A warp's way, and how many take it.
+
+    Attributes:
+      waits: seconds of its prologue's loads.
+      behind: seconds at its end for a cluster's barriers, and for what it loads from its peers.
+    """
 
     blocks: int
     warps: int
@@ -71,6 +78,7 @@ class Program:
     turn: Turn
     turns: int
     end: Turn
+    behind: float
 
 
 class Queue:
@@ -196,7 +204,7 @@ class _Run:
             self._in_turn(warp, program.turn, now)
         elif warp.turn == program.turns:
             warp.turn += 1
-            self._at(self._compute(warp, program.end, 1.0, now), warp)
+            self._at(self._compute(warp, program.end, 1.0, now) + program.behind, warp)
         else:
             warp.block.running -= 1
             if not warp.block.running:
@@ -277,6 +285,8 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         made(code, memory=memory / turns, l2=memory_turns, overlap=overlap, barrier=barrier),
         turns,
         made([(once, 1.0)]),
+        CLUSTER_BARRIER * sum(i.name == CLUSTER_WAIT for i in once)
+        + sum(_waits(tuple(i for i in once if not i.name.startswith("LDG")))),
     )
 
 
@@ -317,6 +327,7 @@ def _waits(code: tuple[SassInstruction, ...]) -> list[float]:
             under_way.clear()
         if i.category.startswith("load global"):
             latency = MEMORY_LATENCY if ".CONSTANT" in i.opcode else L2_LATENCY
+            latency = PEER_LATENCY if i.name == "LD" else latency
             under_way.update((r, latency) for r in filled(i))
     return waits
 

@@ -1,13 +1,15 @@
 """Accesses of a launch's blocks to shared memory, L1 and L2, counted by the simulator.
 
-A few blocks of the grid run on operands of zeros: addresses depend on lengths, tables and ids, and
-not on values. A long loop runs at two small lengths, which tell the rest: each of its trips does
-the same.
+A few blocks of the grid, or one cluster, run on operands of zeros: addresses depend on lengths,
+tables and ids, and not on values. A long loop runs at two small lengths, which tell the rest: each
+of its trips does the same. What a block loads from a peer's shared memory counts as wavefronts of
+its own.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
@@ -126,7 +128,9 @@ def _run(kernel: Kernel) -> Accesses:
     total = int(np.prod(kernel.grid))
     family = FAMILIES.get(kernel.family)
     packed = family.weights(kernel.arguments) if family and family.weights else None
-    count = 1 if packed and len(set(packed.formats)) == 1 else min(_BLOCKS, total)
+    together = math.prod(kernel.cluster)
+    alike = together > 1 or (packed and len(set(packed.formats)) == 1)
+    count = 1 if alike else min(_BLOCKS, total)
     only = [(2 * i + 1) * total // (2 * count) for i in range(count)]
     buffers = {b.name: _operand(b, kernel) for b in kernel.buffers}
     memory = [buffers[b.name] for b in kernel.buffers if in_memory(b, kernel)]
@@ -150,7 +154,7 @@ def _run(kernel: Kernel) -> Accesses:
         found.loads,
         found.distinct,
     )
-    return Accesses(*(each / count for each in counts))
+    return Accesses(*(each / (count * together) for each in counts))
 
 
 def _distinct(sectors: Sequence[np.ndarray]) -> int:

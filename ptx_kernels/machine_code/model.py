@@ -17,7 +17,8 @@ The model, for one launch whose memory traffic, loop trips and grid are known:
 
 A warp by itself (`timeline`) issues every other clock and waits where it uses what it loads: what
 lies between hides latency, also in the next turn of a loop, and so do stages of asynchronous
-copies. Only other resident warps hide the rest. A loop's loads take from IDLE_LATENCY to
+copies. At a cluster's barrier it waits for CLUSTER_BARRIER. Only other resident warps hide the
+rest. A loop's loads take from IDLE_LATENCY to
 MEMORY_LATENCY, by the share of the bandwidth that the launch then uses. Wavefronts and bytes of a
 block are the simulator's counts (`accesses`). A multiprocessor with nothing to do leaves its share
 of the memory to others: only the port of the busiest one limits them.
@@ -37,13 +38,15 @@ from dataclasses import dataclass, replace
 from .. import formats
 from ..devices import Device
 from .sass import SassInstruction, load_bits
-from .timeline import Section, Warp
+from .timeline import CLUSTER_WAIT, Section, Warp
 
 LAUNCH = 1.3e-6  # seconds: an empty kernel inside a CUDA graph, measured on an H200
 MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while as many as it serves are under way
 IDLE_LATENCY = 0.5e-6  # seconds: a load from HBM while few others are
 _LOAD_POWER = 4  # queues grow near the full rate only
 L2_LATENCY = 0.3e-6  # seconds: a load of what the launch before has left in the L2 cache
+PEER_LATENCY = 0.1e-6  # seconds: a load from a peer's shared memory, 180 clocks (Luo et al., 2024)
+CLUSTER_BARRIER = 0.2e-6  # seconds: assumed, nobody measured it here
 PORT_BYTES = 64  # per clock, from L2 into a multiprocessor
 ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedulers, a warp each
 
@@ -60,6 +63,10 @@ FLOAT_INSTRUCTION_BUDGET = 8.0  # of Q4_K with f32 activations, one row of them
 _SPECIAL_LANES = 16  # results per clock: MUFU, I2F, F2I, POPC, ...
 _LOAD_STORE_LANES = 32  # addresses per clock
 _LOAD_STORE_BYTES = 128  # per clock, of L1 and shared memory
+
+
+#: Seconds that a warp waits for, by the instruction's name.
+_OF_CLUSTERS = {"LD": PEER_LATENCY, CLUSTER_WAIT: CLUSTER_BARRIER}
 
 
 @dataclass(frozen=True)
@@ -207,8 +214,11 @@ def clock(launch: Launch, device: Device) -> float:
 def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
     """Seconds until a load's value is there: from memory, or what launches before have left in L2.
 
-    These are activations, and lengths, tables and ids, which every layer reads: narrow loads.
+    These are activations, and lengths, tables and ids, which every layer reads: narrow loads. Loads
+    without a memory's name are of peers of a cluster, whose barrier has a latency as well.
     """
+    if load.name in _OF_CLUSTERS:
+        return _OF_CLUSTERS[load.name]
     wide = launch.cold and load_bits(load.opcode) > 32
     from_memory = wide or ".CONSTANT" in load.opcode or load.name == "LDGSTS"
     return memory if from_memory else L2_LATENCY

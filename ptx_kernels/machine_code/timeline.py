@@ -12,6 +12,8 @@ from .sass import SassInstruction, filled, registers
 
 #: Clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains.
 CLOCKS_ALONE = 2.0
+#: Where a thread waits for its cluster.
+CLUSTER_WAIT = "UCGABAR_WAIT"
 _SETTLED = 12  # turns of a loop, after which each takes the same time
 
 
@@ -60,7 +62,7 @@ def _steps(code: Straight) -> tuple[_Step, ...]:
     )
 
 
-Latency = Callable[[SassInstruction], float]  # a load's clocks until its value is there
+Latency = Callable[[SassInstruction], float]  # a load's clocks until its value is there; a wait's
 
 
 class Warp:
@@ -104,6 +106,8 @@ class Warp:
                 self.now = max([self.now, *self._groups[: max(0, arrived)]])
                 self._groups = self._groups[max(0, arrived) :]
             self.now += CLOCKS_ALONE
+            if step.instruction.name == CLUSTER_WAIT:
+                self.now += latency(step.instruction)
             for register in step.filled:
                 self._ready[register] = self.now + latency(step.instruction)
             if step.instruction.name == "LDGSTS":
