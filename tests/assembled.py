@@ -16,7 +16,7 @@ _AT_ONCE = 16
 
 
 def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
-    """(text, arch) -> Assembly, of every text on every one of `TARGETS`.
+    """(text, arch) -> Assembly, of every text on every one of `TARGETS` that it is for.
 
     All but the cubin is as `assemble` has it.
 
@@ -29,7 +29,11 @@ def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
 
     by_head = itertools.groupby(sorted(dict.fromkeys(texts), key=head), head)
     parts = [
-        (part, arch) for _, alike in by_head for part in _batches(list(alike)) for arch in TARGETS
+        (part, arch)
+        for (_, target), alike in by_head
+        for part in _batches(list(alike))
+        for arch in TARGETS
+        if _number(arch) >= _number(target)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = list(pool.map(lambda part: assemble_together(*part), parts))
@@ -38,6 +42,10 @@ def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
         for (part, arch), found in zip(parts, made, strict=True)
         for text, (_, assembly) in zip(part, found, strict=True)
     }
+
+
+def _number(target: str) -> int:
+    return int(target.rpartition("sm_")[2])
 
 
 def _batches(texts: list[str]) -> list[list[str]]:

@@ -18,9 +18,9 @@ _DEFAULT = PagedAttentionConfig()
 def simulate(
     arguments: dict[str, Any], *operands: np.ndarray, output: str = "f32"
 ) -> tuple[np.ndarray, ...]:
-    """Runs paged_attention, and merge_attention after it where there are splits."""
+    """Runs paged_attention, and merge_attention after it where splits leave their parts."""
     splits = arguments["config"].splits
-    if splits == 1:
+    if splits == 1 or arguments["config"].cluster:
         return simulator.run(paged_attention(**arguments, output=output), *operands)
     parts, marks = simulator.run(paged_attention(**arguments), *operands)
     shape = {name: arguments[name] for name in ("batch", "num_heads")}

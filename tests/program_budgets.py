@@ -49,8 +49,7 @@ SHARED = Limits(None, None, 1.1)  # no product
 BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=1): {
         "qkv_append_matvec_q4_k_m1 6144x4096": Budget(2.85, 128, 1.06, Q4_K_ONE_ROW),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.04, Q4_K_ONE_ROW),
         "gated_matvec_q4_k_m1 14336x4096": Budget(2.94, 128, 1.02, Q4_K_ONE_ROW),
         "matvec_q4_k_m1 4096x14336": Budget(3.04, 128, 1.0, Q4_K_ONE_ROW),
@@ -59,8 +58,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "matvec_q6_k_m1 128256x4096": Budget(2.72, 128, 1.01, Q6_K_ONE_ROW),
     },
     Asked("llama-3.1-8b", batch=2): {
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "qkv_append_matvec_q4_k_m2 6144x4096": Budget(2.99, 128, 1.07, FEW_ROWS),
         "matvec_q4_k_m2 4096x4096": Budget(3.11, 128, 1.08, FEW_ROWS),
         "gated_matvec_q4_k_m2 14336x4096": Budget(3.11, 128, 1.02, FEW_ROWS),
@@ -70,8 +68,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "matvec_q6_k_m2 128256x4096": Budget(3.43, 128, 1.01, FEW_ROWS),
     },
     Asked("llama-3.1-8b", batch=3): {
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "qkv_append_matvec_q4_k_m3 6144x4096": Budget(3.97, 128, 1.04, FEW_ROWS),
         "matvec_q4_k_m3 4096x4096": Budget(3.97, 128, 1.08, FEW_ROWS),
         "gated_matvec_q4_k_m3 14336x4096": Budget(3.97, 128, 1.02, FEW_ROWS),
@@ -83,8 +80,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=4): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m8 6144x4096": Budget(5.5, None, 1.08, FEW_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m8 4096x4096": Budget(5.5, None, 1.08, FEW_ROWS),
         "gated_gemm_q4_k_m8 14336x4096": Budget(4.52, None, 1.02, FEW_ROWS),
         "gemm_q4_k_m8 4096x14336": Budget(5.5, None, 1.08, FEW_ROWS),
@@ -95,8 +91,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=8): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m8 6144x4096": Budget(5.41, None, 1.08, FEW_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m8 4096x4096": Budget(5.41, None, 1.08, FEW_ROWS),
         "gated_gemm_q4_k_m8 14336x4096": Budget(4.49, None, 1.02, FEW_ROWS),
         "gemm_q4_k_m8 4096x14336": Budget(5.41, None, 1.08, FEW_ROWS),
@@ -107,8 +102,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=16): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m16 6144x4096": Budget(7.18, None, 1.1, TENSOR_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
-        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m16 4096x4096": Budget(7.15, None, 1.1, TENSOR_ROWS),
         "gated_gemm_q4_k_m16 14336x4096": Budget(5.96, None, 1.03, TENSOR_ROWS),
         "gemm_q4_k_m16 4096x14336": Budget(7.15, None, 1.1, TENSOR_ROWS),
@@ -119,7 +113,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
     Asked("llama-3.1-8b", batch=32): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_m16 6144x4096": Budget(7.05, None, 1.04, TENSOR_ROWS),
-        "paged_attention": Budget(None, None, 2.18, SHARED),
+        "paged_attention": Budget(None, None, 1.0, SHARED),
         "gemm_q4_k_m16 4096x4096": Budget(6.99, None, 1.04, TENSOR_ROWS),
         "gated_gemm_q4_k_m32 14336x4096": Budget(8.63, None, 1.04, TENSOR_ROWS),
         "gemm_q4_k_m16 4096x14336": Budget(6.99, None, 1.04, TENSOR_ROWS),

@@ -159,7 +159,7 @@ def launches(
     value_dim: int | None,
     output: str = "f32",
 ) -> list[jax.Array]:
-    """The primitive by one kernel, or two where the contexts are split.
+    """The primitive by one kernel, or two where splits of the contexts are no cluster.
 
     output: `q8_1`, where head_dim is a multiple of 32: `quantize_q8_1` of (batch, num_heads *
     head_dim).
@@ -180,6 +180,7 @@ def launches(
     dtype = ptx_name(given.k.dtype)
     heads = num_heads, num_kv_heads, head_dim
     config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim, page_size)
+    whole = config.splits == 1 or config.cluster
     kernel = paged_attention(
         batch=batch,
         num_heads=num_heads,
@@ -195,11 +196,11 @@ def launches(
         soft_cap=soft_cap,
         sinks=given.sinks is not None,
         value_dim=value_dim,
-        output=output if config.splits == 1 else "f32",
+        output=output if whole else "f32",
         config=config,
     )
     results = launch(kernel, *given.given())
-    if config.splits == 1:
+    if whole:
         return results
     out_dim = value_dim or head_dim
     merge = merge_attention(

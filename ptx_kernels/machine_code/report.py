@@ -251,8 +251,13 @@ def figures(
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
-    """Figures of `cases` (`ptx_kernels.kernels.CASES`), in order; `kernels` builds the families."""
+    """Figures of `cases` (`ptx_kernels.kernels.CASES`), in order; `kernels` builds the families.
+
+    Those are left out that are clusters, where the architecture has none.
+    """
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]
+    if not device_of(arch).clusters:
+        built = [(case, kernel) for case, kernel in built if max(kernel.cluster) == 1]
     assemble_all((kernel.text for _, kernel in built), (arch,))
 
     def one(pair: tuple) -> Figures:

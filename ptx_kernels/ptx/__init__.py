@@ -4,7 +4,7 @@ from .builder import Builder, kernel
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
 from .lane_partition import LanePartition
-from .module import Buffer, Kernel
+from .module import MAX_CLUSTER, Buffer, Kernel
 from .pointer import Pointer
 from .types import bf16, e4m3, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
 from .values import Value, Var, all_of
@@ -12,6 +12,7 @@ from .warp import WARP
 
 __all__ = [
     "INSTRUCTIONS",
+    "MAX_CLUSTER",
     "WARP",
     "Buffer",
     "Builder",

@@ -338,6 +338,10 @@ class Builder(Text):
         """All threads of the block; every one must come here."""
         self.write("bar.sync 0;")
 
+    def warp_barrier(self) -> None:
+        """All lanes of the warp; every one must come here."""
+        issue(self, "bar.warp.sync", 0xFFFFFFFF)
+
     def cluster_barrier(self) -> None:
         """All threads of the cluster; every one must come here (sm_90)."""
         self.require(CLUSTER_BARRIERS)

@@ -46,7 +46,6 @@ class Kind:
 QWEN, GEMMA = first_layers(QWEN_3_6_35B_A3B, 4), first_layers(GEMMA_4_31B, 6)
 GLM = first_layers(GLM_4_7_FLASH, 2)
 
-_ATTENTION = ("paged_attention", "merge_attention")
 _EXPERTS = ("router", "routed_gated_matvec", "mixture_matvec")
 _MLP = ("gated_matvec", "matvec")
 _SANDWICHED = ("matvec", "rms_norm", *_MLP, "rms_norm")  # output and network, each with its norm
@@ -65,7 +64,7 @@ KINDS = [
         "gated-attention",
         QWEN,
         3,
-        ("qkv_matvec", "rope_append", *_ATTENTION, "matvec", *_MLP, "router", *_EXPERTS),
+        ("qkv_matvec", "rope_append", "paged_attention", "matvec", *_MLP, "router", *_EXPERTS),
         3,
     ),
     # XLA adds residuals to what is normalized, and multiplies by the layer's scale there.
@@ -73,7 +72,7 @@ KINDS = [
         "local",
         GEMMA,
         0,
-        ("qkv_matvec", "rms_norm", "rope_append", *_ATTENTION, *_SANDWICHED),
+        ("qkv_matvec", "rms_norm", "rope_append", "paged_attention", *_SANDWICHED),
         2,
     ),
     # And XLA makes the value norm's ones, once a step.
@@ -81,17 +80,18 @@ KINDS = [
         "global",
         GEMMA,
         5,
-        ("qkv_matvec", "rms_norm", "rope_append", *_ATTENTION, *_SANDWICHED),
+        ("qkv_matvec", "rms_norm", "rope_append", "paged_attention", *_SANDWICHED),
         3,
     ),
-    # XLA: the latent vector's norm; it and its key in a row; queries in parts, and in rows.
+    # One head's keys are split over more blocks than a cluster has, and merged. XLA: the latent
+    # vector's norm; it and its key in a row; queries in parts, and in rows.
     Kind(
         "latent",
         GLM,
         1,
         (
-            *("qkv_matvec", "append_kv", "matvec", "expert_matvec", *_ATTENTION),
-            *("expert_matvec", "matvec", *_MLP, *_EXPERTS),
+            *("qkv_matvec", "append_kv", "matvec", "expert_matvec"),
+            *("paged_attention", "merge_attention", "expert_matvec", "matvec", *_MLP, *_EXPERTS),
         ),
         4,
     ),

@@ -54,10 +54,11 @@ def attention(
     splits: int = 1,
     contiguous: bool = False,
     value_dim: int | None = None,
+    cluster: bool = False,
     **options: Any,
 ) -> tuple[str, dict[str, Any]]:
     shape = 3, 2 * group, 2, head_dim, 192, dtype, value_dim
-    config = replace(choose(paged_attention_rule, *shape), splits=splits)
+    config = replace(choose(paged_attention_rule, *shape), splits=splits, cluster=cluster)
     pages = (3, 192, 1) if contiguous else (40, 16, 12)
     return "paged_attention", dict(
         batch=3,
@@ -204,6 +205,10 @@ SHAPES = [
     *(attention(dtype, 128, 16, splits=3, sinks=True) for dtype in ("bf16", "int8", "fp8")),
     attention("f16", 96, 4, splits=5, contiguous=True, window=70, soft_cap=20.0, sinks=True),
     attention("int8", 112, 3, splits=3, window=100),
+    *(attention(dtype, 128, 4, splits=8, cluster=True) for dtype in PAGE_TYPES),
+    attention("bf16", 128, 4, splits=8, cluster=True, output="q8_1", sinks=True),
+    attention("int8", 80, 7, splits=3, cluster=True, window=100, soft_cap=20.0),
+    attention("bf16", 576, 20, splits=5, cluster=True, value_dim=512),
     *(
         delta(family, key_dim, value_dim, tiled)
         for family in ("gated_delta_rule", "gated_delta_step")

@@ -124,7 +124,7 @@ BUGS = [
         r"mov.f32 \1, \1;",
         0,
     ),
-    Bug("warps-not-merged", "attention", r"(ld\.shared\.v2\.f32 .*)\+8\];", r"\1];", 0),
+    Bug("warps-not-merged", "attention", r"(ld\.shared\.v2\.f32 .*)\+16\];", r"\1];", 0),
     Bug("nibbles-lost", "q4_k-8", r"252645135|4042322160", "117901063"),
     Bug("nibble-order", "q4_k-4", r", 252645135;", ", 4042322160;", 0),
     Bug("scale-of-sub-block-5", "q4_k-4", r", 12336;", ", 48;"),

@@ -195,6 +195,20 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "attention-splits": functools.partial(
         attention_subject, config=PagedAttentionConfig(warps=1, splits=3, unroll=1), sinks=True
     ),
+    "attention-cluster": functools.partial(
+        attention_subject,
+        48,
+        config=PagedAttentionConfig(warps=2, splits=3, unroll=1, cluster=True),
+        sinks=True,
+    ),
+    "attention-cluster-q8_1": functools.partial(
+        attention_subject,
+        64,
+        "bf16",
+        PagedAttentionConfig(warps=2, queries=3, splits=2, tensor_cores=True, cluster=True),
+        output="q8_1",
+        tolerance=1e-7,
+    ),
     "attention-steep": functools.partial(attention_subject, q_size=40.0),
     "attention-q8_1": functools.partial(attention_subject, output="q8_1", tolerance=1e-7),
     "attention-wide": functools.partial(

@@ -116,7 +116,7 @@ def attention_subject(
     operands = tuple(x for x in given if x is not None)
     values = held[-1][..., :value_dim]
     want = attention(q, held[0], values, tables, lengths, head_dim**-0.5, sinks=logits, **options)
-    if config.splits > 1:
+    if config.splits > 1 and not config.cluster:
         return Subject(build(), operands, (want,), tolerance, merged)
     if output == "q8_1":
         (y,) = simulator.run(build(), *operands)

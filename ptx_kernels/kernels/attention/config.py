@@ -17,6 +17,8 @@ class PagedAttentionConfig:
       resident_blocks: blocks that a multiprocessor's registers must have room for.
       splits: blocks that share a sequence's tokens (flash decoding, Dao et al. 2023). More than
         one leave partial results, which `merge_attention` puts together.
+      cluster: these blocks are a cluster and put their results together themselves (sm_90, at most
+        8 splits).
       load_bytes: width of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many
         values of each query.
       teams: of the block's warps, each with `queries` query heads of its own. Every team reads K
@@ -33,3 +35,4 @@ class PagedAttentionConfig:
     load_bytes: int = 16
     teams: int = 1
     tensor_cores: bool = False
+    cluster: bool = False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...ptx import Builder, Pointer, Value, u32
+from ...ptx import Builder, Pointer, Value, all_of, u32
 from ..activation import LOG2_E, tanh
 from ..pages import Pages
-from .online_softmax import Team
+from .online_softmax import Piece, Team
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class QueryHeads:
         together = count * team.count
         blocks = -(-group // together)
         self._k, self._group = k, group
-        self.kv_head, self._first = k.block_id() // blocks, (k.block_id() % blocks) * together
+        self.kv_head, self._of_block = k.block_id() // blocks, (k.block_id() % blocks) * together
+        self._first = self._of_block
         if team.count > 1:
             self._first = self._first + team.member(0, count)
         self._ragged = group % together != 0
@@ -63,11 +64,13 @@ class QueryHeads:
         members = [self._in_group(i) for i in numbers]
         return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
 
-    def owns(self, i: int) -> contextlib.AbstractContextManager:
-        """Runs its body where head i is no repetition."""
-        if not self._ragged:
-            return contextlib.nullcontext()
-        return self._k.when(self._first + i < self._group)
+    @contextlib.contextmanager
+    def owned(self, piece: Piece) -> Iterator[Value]:
+        """The query head of a piece of the block; the body runs where that is no repetition."""
+        member = self._of_block + piece.query
+        inside = all_of(piece.known, member < self._group if self._ragged else None)
+        with contextlib.nullcontext() if inside is None else self._k.when(inside):
+            yield self.kv_head * self._group + member
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,13 @@ def _attention(
     splits: int = 1,
     num_kv_heads: int = 8,
     value_dim: int | None = None,
+    cluster: bool = False,
     **options: Any,
 ) -> Case:
-    """As the rule has it for a device that `splits` blocks per sequence and head fill."""
+    """As the rule has it for a device that `splits` blocks per sequence and head fill.
+
+    They are a cluster if `cluster`.
+    """
     contiguous = options.get("contiguous", False)
     heads = num_kv_heads * group, num_kv_heads, head_dim
     chosen = paged_attention_rule(target(), 4, *heads, 4096, dtype, value_dim)
@@ -51,15 +55,17 @@ def _attention(
             pages_per_sequence=1 if contiguous else 256,
             scale=head_dim**-0.5,
             dtype=dtype,
-            config=replace(chosen, splits=splits),
+            config=replace(chosen, splits=splits, cluster=cluster),
             **options,
         ),
     )
 
 
-def _latent(dtype: str, group: int, *, label: str = "", splits: int = 64) -> Case:
+def _latent(
+    dtype: str, group: int, *, label: str = "", splits: int = 64, cluster: bool = False
+) -> Case:
     """Rows of 576, of which 512 are values, as DeepSeek-V2's."""
-    options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits}
+    options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits, "cluster": cluster}
     return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options)
 
 
@@ -108,6 +114,10 @@ _ATTENTIONS = (
     _attention("int8", 128, 8),
     _attention("fp8", 256, 8),
     _attention("bf16", 128, 4, label="-split", splits=16),
+    _attention("bf16", 128, 4, label="-cluster", splits=8, cluster=True),
+    _attention("int8", 128, 4, label="-cluster-q8_1", splits=8, cluster=True, output="q8_1"),
+    _attention("f32", 128, 4, label="-cluster", splits=8, cluster=True),
+    _attention("bf16", 80, 7, label="-cluster-sinks", splits=5, cluster=True, sinks=True),
     _attention("bf16", 128, 4, label="-contiguous", contiguous=True),
     _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),
     _attention("bf16", 64, 8, label="-window-sinks", window=128, sinks=True),
@@ -117,6 +127,7 @@ _ATTENTIONS = (
     _latent("bf16", 20, splits=33),
     _latent("bf16", 128, splits=8),
     _latent("bf16", 16, label="-whole", splits=1),
+    _latent("bf16", 16, label="-cluster", splits=8, cluster=True),
 )
 
 _MERGES = (

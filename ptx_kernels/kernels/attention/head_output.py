@@ -2,75 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from ..quantize_q8_1 import GROUP, store_group
 from .online_softmax import Merged
 
-#: ((sequence, head), or with the split behind them; state) -> None: one warp writes one query
-#: head's result.
-Write = Callable[[tuple[Value, ...], Merged], None]
+
+@dataclass(frozen=True)
+class Result:
+    """Query heads' vectors.
+
+    Attributes:
+      values: f32 (batch, num_heads, head_dim), or s8 (batch, num_heads * head_dim).
+      scale_sum: of s8, f32 (batch, num_heads * head_dim / 32, 2); else None.
+    """
+
+    k: Builder
+    head_dim: int
+    values: Pointer
+    scale_sum: Pointer | None
+
+    def store(self, sequence: Value, head: Value, group: Value, share: Value) -> None:
+        """One warp writes 32 dimensions of a head, number `group` of them, a lane's each."""
+        k, head_dim = self.k, self.head_dim
+        if self.scale_sum is not None:
+            number = head * (head_dim // GROUP) + group
+            place = self.values.at(sequence, number * GROUP + k.lane_id)
+            store_group(k, [share], place, self.scale_sum.at(sequence, number))
+            return
+        dimension = group * WARP + k.lane_id
+        inside = dimension < head_dim if head_dim % WARP else None
+        self.values.at(sequence, head, dimension).store(0, share, where=inside)
 
 
-def declare_result(
-    k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int = 1
-) -> Write:
-    """Results of the kernel, and what writes them.
+def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output: str) -> Result:
+    """Results of the kernel.
 
     `f32`: out (batch, num_heads, head_dim). `q8_1`, where head_dim is a multiple of 32: values s8
     (batch, num_heads * head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as
     `quantize_q8_1` makes them of out.
 
-    Several splits leave to `merge_attention`: parts f32 (batch, num_heads, splits, head_dim),
-    weighted sums of values, and marks f32 (batch, num_heads, splits, 2), the highest score in base
-    2 and the sum of weights.
-
-    Raises KernelError for another output, for q8_1 of another head_dim, and for q8_1 of splits.
+    Raises KernelError for another output, and for q8_1 of another head_dim.
     """
-    if output != "f32" and (output != "q8_1" or head_dim % GROUP or splits > 1):
+    if output != "f32" and (output != "q8_1" or head_dim % GROUP):
         raise KernelError(
             f"output={output!r} must be f32, or q8_1 where head_dim={head_dim} is a multiple of "
-            f"{GROUP} and splits={splits} is 1"
+            f"{GROUP}"
         )
-    if splits > 1:
-        return _parts(k, batch, num_heads, splits, head_dim)
     if output == "f32":
-        out = k.output("out", f32, (batch, num_heads, head_dim))
-        return lambda place, merged: _store_vector(
-            k, out.at(*place), merged.normalized(k), head_dim
-        )
+        return Result(k, head_dim, k.output("out", f32, (batch, num_heads, head_dim)), None)
     values = k.output("values", s8, (batch, num_heads * head_dim))
-    scale_sum = k.output("scale_sum", f32, (batch, num_heads * head_dim // GROUP, 2))
-
-    def write(place: tuple[Value, ...], merged: Merged) -> None:
-        sequence, head = place
-        for i, share in enumerate(merged.normalized(k)):
-            group = head * (head_dim // GROUP) + i
-            store_group(
-                k,
-                [share],
-                values.at(sequence, group * GROUP + k.lane_id),
-                scale_sum.at(sequence, group),
-            )
-
-    return write
+    groups = batch, num_heads * head_dim // GROUP, 2
+    return Result(k, head_dim, values, k.output("scale_sum", f32, groups))
 
 
-def _parts(k: Builder, batch: int, num_heads: int, splits: int, head_dim: int) -> Write:
+@dataclass(frozen=True)
+class Parts:
+    """What several splits leave to `merge_attention`.
+
+    Attributes:
+      parts: f32 (batch, num_heads, splits, head_dim): weighted sums of values.
+      marks: f32 (batch, num_heads, splits, 2): the highest score in base 2, the sum of weights.
+    """
+
+    k: Builder
+    head_dim: int
+    parts: Pointer
+    marks: Pointer
+
+    def store(
+        self, sequence: Value, head: Value, split: Value, group: Value, merged: Merged
+    ) -> None:
+        """One warp writes 32 dimensions of a split's share of a head, as `Result.store`."""
+        k, place = self.k, (sequence, head, split)
+        first = (group == 0) & (k.lane_id == 0)
+        self.marks.at(*place).store(0, (merged.m, merged.l), where=first)
+        dimension = group * WARP + k.lane_id
+        inside = dimension < self.head_dim if self.head_dim % WARP else None
+        self.parts.at(*place, dimension).store(0, merged.o, where=inside)
+
+
+def declare_parts(
+    k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int
+) -> Parts:
+    """Parts of so many splits; raises KernelError for another output than f32."""
+    if output != "f32":
+        raise KernelError(f"output={output!r} must be f32 of splits={splits} that are no cluster")
     parts = k.output("parts", f32, (batch, num_heads, splits, head_dim))
-    marks = k.output("marks", f32, (batch, num_heads, splits, 2))
-
-    def write(place: tuple[Value, ...], merged: Merged) -> None:
-        marks.at(*place).store(0, (merged.m, merged.l), where=k.lane_id == 0)
-        _store_vector(k, parts.at(*place), merged.o, head_dim)
-
-    return write
-
-
-def _store_vector(k: Builder, row: Pointer, values: Sequence[Value], head_dim: int) -> None:
-    """Stores a vector of which lane l has dimensions l, l + 32, ...; coalesced."""
-    for first, value in zip(range(0, head_dim, WARP), values, strict=True):
-        mine = row.at(k.lane_id)
-        inside = k.lane_id < head_dim - first if first + WARP > head_dim else None
-        mine.store(first, value, where=inside)
+    return Parts(k, head_dim, parts, k.output("marks", f32, (batch, num_heads, splits, 2)))

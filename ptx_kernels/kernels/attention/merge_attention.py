@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, f32, kernel
 from ..pages import Spread
 from ..vectors import RUN
 from .head_output import declare_result
-from .online_softmax import OnlineSoftmax, Team, merge_block
+from .online_softmax import OnlineSoftmax, Team, merge_lanes
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def merge_attention(
     """
     parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))
-    write = declare_result(k, batch, num_heads, head_dim, output)
+    result = declare_result(k, batch, num_heads, head_dim, output)
     k.launch((num_heads, batch), WARP * config.warps)
     spread = Spread.in_runs(k, head_dim, RUN)
     streams = WARP // spread.lanes * config.warps
@@ -50,5 +51,7 @@ def merge_attention(
         values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
         scores, totals = zip(*both, strict=True)
         softmax.add([[score] for score in scores], seen, values, totals)
-    for _, merged in merge_block(softmax, head_dim, Team(k, config.warps)):
-        write((sequence, head), merged)
+    for some in merge_lanes(softmax, head_dim, Team(k, config.warps)).merged():
+        for piece, merged in some:
+            with contextlib.nullcontext() if piece.known is None else k.when(piece.known):
+                result.store(sequence, head, piece.group, merged.normalized(k))

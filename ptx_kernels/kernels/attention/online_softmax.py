@@ -11,11 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32
+from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32, u32
 from ..pages import Spread
 from ..vectors import dot, store_floats
 
-_MOST_STATIC = 47 << 10  # bytes of static shared memory, of 48 KB, that leave room for the marks
+_MOST_STATIC = 46 << 10  # bytes of static shared memory, of 48 KB, that leave room for the marks
+_PIECES = 4  # merged at once by a warp
+_GROUP_PITCH = WARP + 4  # floats from 32 dimensions to the next
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
 
@@ -96,19 +98,50 @@ class OnlineSoftmax:
 
 @dataclass(frozen=True)
 class Merged:
-    """A query's softmax over the whole block, in the lanes of one warp.
+    """Softmax of a query, merged: in the lanes of one warp, each with one dimension of o.
 
-    `o[i]` of lane l is dimension l + 32 i, and zero beyond head_dim.
+    o is zero beyond head_dim.
     """
 
     m: Value
     l: Value  # noqa: E741, as the papers call it
-    o: list[Value]
+    o: Value
 
-    def normalized(self, k: Builder) -> list[Value]:
+    @classmethod
+    def of(cls, k: Builder, marks: Sequence[tuple[Value, ...]], shares: Sequence[Value]) -> Merged:
+        """Of several with these m and l."""
+        highest = functools.reduce(k.maximum, [m for m, _ in marks])
+        factors = [k.exp2(m - highest) for m, _ in marks]
+        return cls(highest, dot(k, factors, [total for _, total in marks]), dot(k, factors, shares))
+
+    def normalized(self, k: Builder) -> Value:
         """o / l; zeros where no token was seen, so that l is 0."""
         scale = k.select(self.l == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / self.l)
-        return [value * scale for value in self.o]
+        return self.o * scale
+
+
+@dataclass(frozen=True)
+class Piece:
+    """32 dimensions, number `group` of them, of a query of the block, which one warp merges.
+
+    `known`: whether the block has it; None: it does.
+    """
+
+    query: Value
+    group: Value
+    known: Value | None
+
+    @classmethod
+    def of_warp(
+        cls, k: Builder, count: int, groups: int, worker: Value, workers: int
+    ) -> Iterator[Piece]:
+        """The pieces of one of the warps that share those of `count` queries."""
+        for first in range(0, count * groups, workers):
+            number, known = worker + first, None
+            if first + workers > count * groups:
+                known = number < count * groups
+                number = k.minimum(number, count * groups - 1)
+            yield cls(number // groups, number % groups, known)
 
 
 @dataclass(frozen=True)
@@ -138,48 +171,89 @@ class BlockState:
     """The softmax of every warp of a block, in shared memory.
 
     Attributes:
-      marks: m and l, f32 (queries of all teams, a team's warps, 2).
-      parts: o, f32 (queries of all teams, a team's warps, head_dim).
+      queries: of all teams; groups: of 32 dimensions of each.
+      marks: m and l, f32 (a team's warps, queries of all teams, 2).
+      parts: o, f32 (a team's warps, queries of all teams, and 36 for each 32 dimensions): the four
+        between keep lanes that store neighbouring runs out of each other's banks.
     """
 
-    def __init__(self, k: Builder, queries: int, head_dim: int, team: Team) -> None:
-        self._k, self._queries, self._team = k, queries, team
-        sums = team.count * queries, team.warps
+    def __init__(
+        self, k: Builder, queries: int, head_dim: int, team: Team, shift: int | None = None
+    ) -> None:
+        """`shift`: banks (a multiple of 4) from a query to the next; None: as it comes."""
+        self._k, self._head_dim, self._team = k, head_dim, team
+        self._places: dict[str, Pointer] = {}  # of the team's first query, by the run's first
+        self.queries, self.groups = team.count * queries, -(-head_dim // WARP)
+        pitch = self.groups * _GROUP_PITCH
+        pitch += 0 if shift is None else (shift - pitch) % WARP
+        sums = team.warps, self.queries
         self.marks = k.shared("warp_marks", f32, (*sums, 2))
-        over = math.prod(sums) * head_dim * f32.size > _MOST_STATIC
-        self.parts = k.shared("warp_parts", f32, (*sums, head_dim), dynamic=over)
+        over = math.prod(sums) * pitch * f32.size > _MOST_STATIC
+        self.parts = k.shared("warp_parts", f32, (*sums, pitch), dynamic=over)
 
-    def merged(self) -> Iterator[tuple[int, Merged]]:
-        """Each query's number in its team and its softmax; the body runs in one warp.
+    def place(self, query: Value, first: Value) -> Pointer:
+        """Where the warp keeps its o of the block's query from a run's first dimension on."""
+        if self.groups > 1:
+            first = first + (first // WARP) * (_GROUP_PITCH - WARP)
+        return self.parts.at(self._team.warp, query).at(first)
+
+    def team_place(self, i: int, first: Value) -> Pointer:
+        """The same of query i of the team; one address serves a run of all of them."""
+        if first.name not in self._places:
+            number = self.number(0)
+            query = self._k.const(u32, number) if isinstance(number, int) else number
+            self._places[first.name] = self.place(query, first)
+        return self._places[first.name].at(i * self.parts.shape[-1])
+
+    def share(self, piece: Piece, warp: int = 0) -> Pointer:
+        """Where a warp keeps the lane's dimension of a piece."""
+        place = self.parts.at(warp, piece.query)
+        return place.at(piece.group * _GROUP_PITCH + self._k.lane_id)
+
+    def merged(self) -> Iterator[list[tuple[Piece, Merged]]]:
+        """This warp's pieces, some at a time, merged over the warps that have them.
 
         All threads must come here, once they have stored their warp's.
         """
         k, team = self._k, self._team
         k.barrier()
-        for i in range(self._queries):
-            with k.when(team.warp == i % team.warps):
-                yield i, _merge_warps(k, self.marks, self.parts, team.member(i, self._queries))
+        workers = team.warps * team.count
+        pieces, done = Piece.of_warp(k, self.queries, self.groups, k.warp_id, workers), False
+        while some := list(itertools.islice(pieces, _PIECES)):
+            if done:
+                k.warp_barrier()  # keeps ptxas from loading all pieces at once, and spilling
+            done = True
+            yield [(piece, self._merge(piece)) for piece in some]
+
+    def number(self, i: int) -> Value | int:
+        """The block's number of what is query i of the team."""
+        return self._team.member(i, self.queries // self._team.count)
+
+    def _merge(self, piece: Piece) -> Merged:
+        k, warps = self._k, range(self._team.warps)
+        inside = piece.known  # another warp's piece may become its block's under way
+        if self._head_dim % WARP:
+            inside = all_of(inside, piece.group * WARP + k.lane_id < self._head_dim)
+        marks = [self.marks.at(w, piece.query).load(vector=2) for w in warps]
+        return Merged.of(k, marks, [self.share(piece, w).load(where=inside) for w in warps])
 
 
-def merge_block(softmax: OnlineSoftmax, head_dim: int, team: Team) -> Iterator[tuple[int, Merged]]:
-    """Merges every query of a team over its lanes and warps, in shared memory.
-
-    Yields as `BlockState.merged` does.
-    """
+def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState:
+    """Merges every query of a team over its lanes; the state of its warps."""
     k, spread, queries = softmax.k, softmax.spread, len(softmax.o)
     if spread.lanes < WARP:
         _merge_lanes(softmax)
     state = BlockState(k, queries, head_dim, team)
     first_vector = k.lane_id < spread.lanes  # the other lanes hold the same
     for i, values in enumerate(softmax.o):
-        query, slot = team.member(i, queries), i % softmax.lanes.slots
+        query, slot = state.number(i), i % softmax.lanes.slots
         mark = softmax.m[slot], softmax.l[slot]
         owner = k.lane_id == softmax.lanes.owner(i)
-        state.marks.at(query, team.warp).store(0, mark, where=owner)
-        row = state.parts.at(query, team.warp)
+        state.marks.at(team.warp, query).store(0, mark, where=owner)
         for run in spread.runs(values):
-            store_floats(row.at(run.first), run.values, where=all_of(run.inside, first_vector))
-    yield from state.merged()
+            place = state.team_place(i, run.first)
+            store_floats(place, run.values, where=all_of(run.inside, first_vector))
+    return state
 
 
 def _merge_lanes(softmax: OnlineSoftmax) -> None:
@@ -189,16 +263,3 @@ def _merge_lanes(softmax: OnlineSoftmax) -> None:
     softmax.rescale([k.warp_max(m, **apart) for m in softmax.m])
     for value in itertools.chain(softmax.l, *softmax.o):
         value.set(k.warp_sum(value, **apart))
-
-
-def _merge_warps(k: Builder, marks: Pointer, parts: Pointer, query: Value | int) -> Merged:
-    _, warps, head_dim = parts.shape
-    each = [marks.at(query, w).load(vector=2) for w in range(warps)]
-    highest = functools.reduce(k.maximum, [m for m, _ in each])
-    factors = [k.exp2(m - highest) for m, _ in each]
-    o = []
-    for first in range(0, head_dim, WARP):
-        inside = k.lane_id < head_dim - first if first + WARP > head_dim else None
-        loaded = [parts.at(query, w, k.lane_id).load(first, where=inside) for w in range(warps)]
-        o.append(dot(k, factors, loaded))
-    return Merged(highest, dot(k, factors, [total for _, total in each]), o)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Value, Var, f32, kernel, s32, u32
+from ...ptx import MAX_CLUSTER, WARP, Builder, KernelError, Value, Var, f32, kernel, s32, u32
 from ..pages import Pages, Spread, declare_pages
 from ..vectors import dot
+from .cluster_merge import ClusterState
 from .config import PagedAttentionConfig
 from .context import PageTable, QueryHeads, Task
-from .head_output import declare_result
-from .online_softmax import Merged, OnlineSoftmax, Team, merge_block
+from .head_output import Parts, Result, declare_parts, declare_result
+from .online_softmax import BlockState, OnlineSoftmax, Team, merge_lanes
 from .tensor_cores import attend_by_tensor_cores, check_tensor_cores
 
 _DEFAULT = PagedAttentionConfig()
@@ -137,7 +138,8 @@ def paged_attention(
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       value_dim: the pages are latent: values are the first `value_dim` elements of the keys' rows,
         which are read once. None: they have pages of their own, as wide as the keys'.
-      output: `f32`, or with one split `q8_1`; see `declare_result`.
+      output: `f32`, or with one split or a cluster `q8_1`; see `declare_result`. Several splits
+        that are no cluster leave `Parts`.
     """
     pages = batch, num_pages, pages_per_sequence
     _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
@@ -153,10 +155,19 @@ def paged_attention(
     block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
     context_lens = k.input("context_lens", s32, (batch,))
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
-    write = declare_result(k, batch, num_heads, out_dim, output, splits)
+    result: Result | Parts
+    if config.cluster or splits == 1:
+        result = declare_result(k, batch, num_heads, out_dim, output)
+    else:
+        result = declare_parts(k, batch, num_heads, out_dim, output, splits)
 
     grid = (num_kv_heads * -(-group // (queries * config.teams)), batch, splits)
-    k.launch(grid, WARP * config.warps, resident_blocks=config.resident_blocks)
+    k.launch(
+        grid,
+        WARP * config.warps,
+        resident_blocks=config.resident_blocks,
+        cluster=(1, 1, splits if config.cluster else 1),
+    )
     sequence, split = k.block_id("y"), k.block_id("z")
     team = Team(k, config.warps // config.teams, config.teams)
     heads = QueryHeads(k, group, queries, team)
@@ -180,17 +191,27 @@ def paged_attention(
         team=team,
     )
     if config.tensor_cores:
-        merged = attend_by_tensor_cores(k, task, queries)
+        state = attend_by_tensor_cores(k, task, queries)
     else:
-        merged = _attend_by_lanes(k, task, mine, config)
-    for i, state in merged:
-        with heads.owns(i):
-            write((sequence, mine[i], split) if splits > 1 else (sequence, mine[i]), state)
+        state = _attend_by_lanes(k, task, mine, config)
+    if config.cluster:
+        assert isinstance(result, Result)
+        cluster = ClusterState(k, state, splits)
+        cluster.leave()
+        cluster.merge(heads, sequence, result, config.warps)
+        return
+    for some in state.merged():
+        for piece, share in some:
+            with heads.owned(piece) as head:
+                if isinstance(result, Parts):
+                    result.store(sequence, head, split, piece.group, share)
+                else:
+                    result.store(sequence, head, piece.group, share.normalized(k))
 
 
 def _attend_by_lanes(
     k: Builder, task: Task, mine: Sequence[Value], config: PagedAttentionConfig
-) -> Iterator[tuple[int, Merged]]:
+) -> BlockState:
     """Each group of lanes takes tokens of its own; `mine`: indices of the team's query heads."""
     keys, values = task.keys, task.values
     out_dim, head_dim = task.value_dim, keys.rows.shape[3]
@@ -217,7 +238,7 @@ def _attend_by_lanes(
             v_rows = [values.values(k, held, token.value) for token in tokens]
         scores = _scores(k, task, softmax, query, k_rows)
         softmax.add(scores, [token.seen for token in tokens], v_rows)
-    yield from merge_block(softmax, out_dim, task.team)
+    return merge_lanes(softmax, out_dim, task.team)
 
 
 def _check(
@@ -236,6 +257,8 @@ def _check(
         raise KernelError(f"soft_cap={soft_cap} must be positive")
     if config.load_bytes not in (8, 16):
         raise KernelError(f"load_bytes={config.load_bytes} must be 8 or 16")
+    if config.cluster and not 2 <= config.splits <= MAX_CLUSTER:
+        raise KernelError(f"cluster: splits={config.splits} must be 2 to {MAX_CLUSTER}")
     if config.warps % config.teams:
         raise KernelError(f"warps={config.warps} must be a multiple of teams={config.teams}")
     if contiguous is not None:

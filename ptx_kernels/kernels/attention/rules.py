@@ -8,6 +8,7 @@ from ..family import Rule
 from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_TYPES
 from .causal_attention import CausalAttentionConfig
+from .cluster_rule import clustered
 from .config import PagedAttentionConfig
 from .merge_attention import MergeConfig
 from .step_rows import COLUMNS, STEP
@@ -61,6 +62,8 @@ def _paged_attention(
     heads of their own: up to four of two blocks on a multiprocessor, up to eight of one. Such a
     block takes few tokens at a time, so its part may be shorter: 32 of wide heads, 16 of latent
     pages.
+
+    Splits are a cluster where that is no slower: see `clustered`.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
     if group > (2 if size == 1 else 1) and tensor_cores_take(
@@ -90,7 +93,16 @@ def _paged_attention(
             warps = max(1, 4 // teams) * teams
         if registers <= 190 and streams * warps // teams * unroll <= capacity // splits:
             break
-    return PagedAttentionConfig(warps, queries, unroll, resident, splits, load_bytes, teams)
+    config = PagedAttentionConfig(warps, queries, unroll, resident, splits, load_bytes, teams)
+    row = head_dim if latent else 2 * head_dim
+    return clustered(
+        device,
+        config,
+        blocks=blocks,
+        capacity=capacity,
+        step=streams * (warps // teams) * unroll,
+        nbytes=batch * num_kv_heads * capacity * row * size,
+    )
 
 
 def _by_tensor_cores(
@@ -112,12 +124,15 @@ def _by_tensor_cores(
     # sums, high and low parts of queries, keys and values; beside some for addresses and scores
     registers = head_dim // 2 + head_dim // 4 * parts + head_dim * size // 4
     warps = 8 if registers <= 60 else 6 if registers <= 100 else 4
-    return PagedAttentionConfig(
-        min(warps, max(1, -(-capacity // (splits * STEP)))),
-        queries,
-        unroll=1,
-        splits=splits,
-        tensor_cores=True,
+    warps = min(warps, max(1, -(-capacity // (splits * STEP))))
+    config = PagedAttentionConfig(warps, queries, unroll=1, splits=splits, tensor_cores=True)
+    return clustered(
+        device,
+        config,
+        blocks=contexts * blocks,
+        capacity=capacity,
+        step=STEP * warps,
+        nbytes=contexts * capacity * 2 * head_dim * size,
     )
 
 

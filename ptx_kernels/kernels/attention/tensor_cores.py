@@ -30,7 +30,7 @@ from ..quantize_q8_1 import largest_magnitude
 from ..vectors import load_floats, store_floats, two_floats
 from .config import PagedAttentionConfig
 from .context import Share, Task
-from .online_softmax import LOWEST, BlockState, Merged
+from .online_softmax import LOWEST, BlockState
 from .step_rows import COLUMNS, SCORED, STEP, TYPES, Lane, StepRows, Words
 
 MOST_QUERIES = 16
@@ -181,8 +181,8 @@ class _Softmax:
             total.set(k.select(once & (lane.pair == 0), k.const(f32, 1.0), 0.0))
 
 
-def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> Iterator[tuple[int, Merged]]:
-    """The block's `queries` query heads over its tokens, merged: see `merge_block`."""
+def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
+    """The softmax of the block's `queries` query heads over its tokens, of each of its warps."""
     assert task.values is not None
     lane, warps = Lane.of(k), task.team.warps
     stride = STEP * warps
@@ -210,7 +210,7 @@ def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> Iterator[tup
         _hide(k, at, share, limit, lane, scores, values)
         softmax.add(softmax.weights(scores, values.scales), values.value_operands())
         values.load(*walk.place)
-    yield from _merge(k, task, softmax, values, lane, queries)
+    return _state(k, task, softmax, values, lane, queries)
 
 
 class _Walk:
@@ -332,11 +332,14 @@ def _hide(
             values.hide(i, seen)
 
 
-def _merge(
+def _state(
     k: Builder, task: Task, softmax: _Softmax, values: StepRows, lane: Lane, queries: int
-) -> Iterator[tuple[int, Merged]]:
-    """Merges the warps. A lane has dimensions of runs 2t and 2t + 1, which are neighbours."""
-    state = BlockState(k, queries, task.value_dim, task.team)
+) -> BlockState:
+    """The warps' states. A lane has dimensions of runs 2t and 2t + 1, which are neighbours.
+
+    Eight lanes store 16 bytes at once, of two queries: half a run's banks apart, they fill all.
+    """
+    state = BlockState(k, queries, task.value_dim, task.team, shift=values.runs[0][1])
     unit = softmax.top.bits(f32) if softmax.top is not None else None
     if task.keys.rows.type is e4m3:
         unit = k.const(f32, fp8.UNIT)
@@ -346,11 +349,12 @@ def _merge(
         mine = query < queries if queries % COLUMNS and row == softmax.rows - 1 else None
         total = k.warp_sum(softmax.l[row], lanes=4)
         first_lane = all_of(mine, lane.pair == 0)
-        state.marks.at(query, task.team.warp).store(0, (softmax.m[row], total), where=first_lane)
-        part, tile = state.parts.at(query, task.team.warp), 0
+        state.marks.at(task.team.warp, query).store(0, (softmax.m[row], total), where=first_lane)
+        tile = 0
         for first, length in values.runs:
             own = [sums[tile + e][row][c] for c in range(2) for e in range(length)]
             own = own if unit is None else [x * unit for x in own]
-            store_floats(part.at(lane.pair * (2 * length) + first), own, where=mine)
+            place = state.place(query, lane.pair * (2 * length) + first)
+            store_floats(place, own, where=mine)
             tile += length
-    yield from state.merged()
+    return state

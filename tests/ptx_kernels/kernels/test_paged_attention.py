@@ -375,11 +375,16 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         (dict(window=0), "window=0 must be an integer, at least 1"),
         (dict(soft_cap=0.0), "soft_cap=0.0 must be positive"),
         (dict(config=PagedAttentionConfig(load_bytes=4)), "load_bytes=4 must be 8 or 16"),
+        (
+            dict(config=PagedAttentionConfig(splits=9, cluster=True)),
+            "cluster: splits=9 must be 2 to 8",
+        ),
+        (dict(config=PagedAttentionConfig(cluster=True)), "cluster: splits=1 must be 2 to 8"),
         (dict(output="bf16"), "output='bf16' must be f32"),
         (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),
         (
             dict(output="q8_1", config=PagedAttentionConfig(splits=2)),
-            "output='q8_1' must be .*splits=2 is 1",
+            "output='q8_1' must be f32 of splits=2 that are no cluster",
         ),
     ],
 )

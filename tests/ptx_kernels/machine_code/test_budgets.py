@@ -16,8 +16,13 @@ from assembled import spilled
 from format_lists import PRODUCTS
 
 from ptx_kernels import formats
+from ptx_kernels.devices import target
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.attention import merge_attention_rule, paged_attention_rule
+from ptx_kernels.kernels.attention import (
+    PagedAttentionConfig,
+    merge_attention_rule,
+    paged_attention_rule,
+)
 from ptx_kernels.kernels.attention.step_rows import TYPES
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import (
@@ -377,8 +382,45 @@ def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
     config = choose(paged_attention_rule, batch, 4 * kv_heads, kv_heads, 128, capacity, "bf16")
     blocks = batch * kv_heads
     assert config.splits * blocks <= max(blocks, 264) and capacity / config.splits >= 64
-    assert (config.splits + 1) * blocks > 264 or capacity / (config.splits + 1) < 64
+    more = (config.splits + 1) * blocks > 264 or capacity / (config.splits + 1) < 64
+    assert more or (config.cluster and config.splits == 8)
     assert choose(paged_attention_rule, batch, 4 * kv_heads, kv_heads, 128, 255, "bf16").splits == 1
+
+
+def _attention_seconds(config: PagedAttentionConfig, batch: int, tokens: int, dtype: str) -> float:
+    """Attention of 8 KV heads with four query heads each, and the merge's where there is one."""
+    shape, pages = dict(batch=batch, num_heads=32, head_dim=128), batch * tokens // 16
+    attention = KERNELS["paged_attention"](
+        **shape,
+        num_kv_heads=8,
+        num_pages=pages,
+        page_size=16,
+        pages_per_sequence=tokens // 16,
+        scale=1.0,
+        dtype=dtype,
+        config=config,
+    )
+    kernels = [attention]
+    if not config.cluster:
+        merge = choose(merge_attention_rule, 128, config.splits)
+        kernels.append(KERNELS["merge_attention"](**shape, splits=config.splits, config=merge))
+    times = [figures(kernel, "sm_90").seconds for kernel in kernels]
+    return sum(time for time in times if time is not None)
+
+
+@pytest.mark.parametrize(
+    "batch, tokens, dtype",
+    [(1, n, "bf16") for n in (512, 4096, 32768)]
+    + [(2, 1024, "bf16"), (4, 512, "bf16"), (1, 4096, "f32"), (1, 1024, "int8")],
+)
+def test_a_cluster_is_no_slower_than_a_launch_that_merges(batch, tokens, dtype):
+    """Whatever the context's length, of 16-bit pages; predicted for an H200."""
+    shape = batch, 32, 8, 128, tokens, dtype
+    config = choose(paged_attention_rule, *shape)
+    apart = paged_attention_rule(target("any", 132), *shape)
+    assert config.cluster and not apart.cluster and apart.splits >= config.splits
+    times = [_attention_seconds(each, batch, tokens, dtype) for each in (config, apart)]
+    assert times[0] < times[1]
 
 
 @pytest.mark.parametrize(
@@ -390,7 +432,7 @@ def test_blocks_of_few_tokens_at_a_time_take_shorter_parts(
 ):
     """As Gemma 4's global layers and GLM 4.7 Flash have them, at contexts that leave blocks idle.
 
-    Predicted for an H200, with what more parts to merge cost.
+    Predicted for an H200, with what more parts to merge cost, on a device without clusters.
     """
 
     def seconds(splits: int) -> float:
@@ -417,7 +459,7 @@ def test_blocks_of_few_tokens_at_a_time_take_shorter_parts(
         return sum(time for time in times if time is not None)
 
     shape = 1, num_heads, num_kv_heads, head_dim, 512, "bf16", value_dim
-    config = choose(paged_attention_rule, *shape)
+    config = paged_attention_rule(target("any", 132), *shape)
     assert config.splits == 512 // least
     assert seconds(config.splits) < 0.75 * seconds(512 // 64)
 

@@ -183,14 +183,18 @@ def test_occupancy_refuses_what_cannot_be():
 
 @pytest.fixture(scope="module")
 def assemblies():
-    """Every case on every target, (text, arch) -> Assembly."""
+    """Every case on every target that it is for, (text, arch) -> Assembly."""
     return assemble_each(KERNELS[case.family](**case.arguments).text for case in CASES)
 
 
 @pytest.mark.parametrize("arch", TARGETS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_every_kernel_assembles_without_spills(case, arch, assemblies):
-    assembly = assemblies[KERNELS[case.family](**case.arguments).text, arch]
+    kernel = KERNELS[case.family](**case.arguments)
+    if max(kernel.cluster) > 1 and arch == "sm_80":
+        assert (kernel.text, arch) not in assemblies  # it has no clusters
+        return
+    assembly = assemblies[kernel.text, arch]
     assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (
         0,
         0,

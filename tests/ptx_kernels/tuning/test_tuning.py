@@ -56,9 +56,30 @@ def test_the_device_is_known(multiprocessors):
 @pytest.mark.parametrize("context", [4096, 131072])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batch):
-    splits = choose(paged_attention_rule, batch, 32, 8, 128, context, "bf16").splits
-    assert splits * batch * 8 <= max(2 * multiprocessors, batch * 8)
-    assert (splits + 1) * batch * 8 > 2 * multiprocessors or context / (splits + 1) < 64
+    """Or into clusters of eight, with as many warps where their blocks are half as many."""
+    config = choose(paged_attention_rule, batch, 32, 8, 128, context, "bf16")
+    splits, blocks = config.splits, config.splits * batch * 8
+    assert blocks <= max(2 * multiprocessors, batch * 8)
+    more = (splits + 1) * batch * 8 > 2 * multiprocessors or context / (splits + 1) < 64
+    assert more or (config.cluster and splits == 8)
+    assert not config.cluster or splits <= 8
+    alone = config.cluster and splits == 8 and not more and blocks <= multiprocessors
+    assert (config.warps, config.resident_blocks) == ((8, 1) if alone else (4, 2))
+
+
+@pytest.mark.parametrize(
+    "name, clusters",
+    [("NVIDIA A100-SXM4-80GB", False), ("NVIDIA GeForce RTX 4090", False), ("NVIDIA L4", False)]
+    + [(name, True) for name in ("NVIDIA H200", "NVIDIA B200", "NVIDIA GeForce RTX 5090")],
+)
+def test_splits_are_clusters_where_the_device_has_them(name, clusters):
+    """Nobody knows whether an unknown device has."""
+    for batch in (1, 4):
+        config = paged_attention_rule(target(name), batch, 32, 8, 128, 512, "bf16")
+        assert (config.cluster, config.splits > 1) == (clusters, True)
+    # of one KV head few blocks would have all of a long context
+    config = paged_attention_rule(target(name), 1, 8, 1, 128, 32768, "bf16")
+    assert not config.cluster and config.splits > 8
 
 
 @pytest.mark.parametrize("m", [4, 16, 32, 64])

@@ -1,0 +1,152 @@
+"""Decode attention whose splits are a cluster, simulated, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_runs import run, simulate
+from helpers import nmse
+from oracles import stored
+
+from ptx_kernels import simulator
+from ptx_kernels.kernels.attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.operands import random_operands
+from ptx_kernels.kernels.pages import PAGE_TYPES
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
+from ptx_kernels.simulator import Traffic
+from ptx_kernels.simulator.traffic import total
+
+LANES = PagedAttentionConfig(warps=2, queries=2, cluster=True)
+CORES = PagedAttentionConfig(warps=2, queries=4, tensor_cores=True, cluster=True)
+TOLERANCE = 1e-11
+LENGTHS = [0, 1, 17, 63, 90]
+
+
+@pytest.mark.parametrize("splits", [2, 3, 8])
+@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
+def test_lengths(config: PagedAttentionConfig, splits: int) -> None:
+    """Of the shorter contexts some splits have no tokens, of the first none has any."""
+    config = replace(config, splits=splits)
+    got, want = run(LENGTHS, group=4, head_dim=64, dtype="f16", config=config)
+    assert (got[0] == 0).all()
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", PAGE_TYPES)
+@pytest.mark.parametrize("head_dim", [32, 80, 128])
+def test_pages(head_dim: int, dtype: str) -> None:
+    options = dict(group=3, head_dim=head_dim, dtype=dtype, kv_heads=2)
+    got, want = run([70, 5], config=replace(LANES, splits=3), **options)
+    assert nmse(got, want) <= TOLERANCE
+    if dtype != "f32":
+        got, want = run([70, 5], config=replace(CORES, splits=3), **options)
+        assert nmse(got, want) <= 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(window=16),
+        dict(window=50, contiguous=True),
+        dict(soft_cap=0.5),
+        dict(sinks=[0.3, -2.0, 5.0, -np.inf]),
+        dict(window=20, soft_cap=2.0, sinks=[1.0, -3.0], contiguous=True),
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_what_is_seen_and_how_it_is_scored(
+    options: dict[str, Any], config: PagedAttentionConfig
+) -> None:
+    shape = dict(group=4, head_dim=48, dtype="bf16") | options
+    got, want = run(LENGTHS, config=replace(config, splits=3), **shape)
+    assert (got[0] == 0).all()
+    assert nmse(got, want) <= 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("group, queries, teams", [(5, 2, 2), (3, 2, 1), (6, 1, 4), (1, 1, 1)])
+def test_blocks_whose_last_heads_repeat(group: int, queries: int, teams: int) -> None:
+    config = replace(LANES, warps=2 * teams, queries=queries, teams=teams, splits=3, unroll=1)
+    got, want = run([70, 0, 33], group=group, head_dim=96, dtype="f32", config=config)
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+def test_latent_pages(dtype: str) -> None:
+    config = replace(LANES, warps=2, queries=3, teams=2, splits=4, unroll=1)
+    options = dict(kv_heads=1, group=5, head_dim=160, value_dim=96)
+    got, want = run([70, 0, 33], dtype=dtype, config=config, **options)
+    assert nmse(got, want) <= TOLERANCE
+
+
+SMALL: dict[str, Any] = dict(
+    batch=2,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    num_pages=9,
+    page_size=16,
+    pages_per_sequence=4,
+    scale=0.125,
+    dtype="bf16",
+)
+
+
+def operands() -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 8, 64), np.float32)
+    pages = [stored(rng.standard_normal((9, 2, 16, 64), np.float32), "bf16") for _ in range(2)]
+    return q, *pages, rng.permutation(8).reshape(2, 4).astype(np.int32), np.array([61, 9], np.int32)
+
+
+@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
+def test_output_for_a_mat_vec(config: PagedAttentionConfig) -> None:
+    """Bit for bit what quantize_q8_1 makes of the f32 output."""
+    arguments = SMALL | dict(config=replace(config, splits=3))
+    (out,) = simulate(arguments, *operands())
+    want = simulator.run(quantize_q8_1(rows=2, columns=512), out.reshape(2, 512))
+    for got, expected in zip(simulate(arguments, *operands(), output="q8_1"), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
+def test_blocks_and_warps_in_any_order(config: PagedAttentionConfig, seed: int) -> None:
+    arguments = SMALL | dict(config=replace(config, splits=4))
+    (want,) = simulate(arguments, *operands())
+    with simulator.perturbation(seed):
+        (got,) = simulate(arguments, *operands())
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_both_barriers_are_needed(config: PagedAttentionConfig, which: int) -> None:
+    kernel = paged_attention(**SMALL, config=replace(config, splits=3))
+    barrier = "barrier.cluster.arrive.release.aligned;\n  barrier.cluster.wait.acquire.aligned;"
+    parts = kernel.text.split(barrier)
+    assert len(parts) == 3
+    ends = [barrier, barrier]
+    ends[which] = "bar.sync 0;"
+    text = parts[0] + ends[0] + parts[1] + ends[1] + parts[2]
+    with pytest.raises(simulator.AbsentBlock):
+        simulator.run(replace(kernel, text=text, lines={}), *operands())
+
+
+@pytest.mark.parametrize("dtype", PAGE_TYPES)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("cluster", [False, True])
+def test_no_bank_conflicts(cluster: bool, head_dim: int, dtype: str) -> None:
+    """Warps and blocks leave their sums where their lanes meet in no bank."""
+    splits = 2 if cluster else 1
+    configs = [PagedAttentionConfig(warps=4, queries=4, splits=splits, cluster=cluster)]
+    if dtype != "f32":
+        configs.append(replace(configs[0], tensor_cores=True))
+    for config in configs:
+        arguments = SMALL | dict(head_dim=head_dim, dtype=dtype, config=config)
+        kernel, traffic = paged_attention(**arguments), Traffic()
+        simulator.run(kernel, *random_operands(kernel), traffic=traffic)
+        assert total(traffic.shared).excess <= 1.1
