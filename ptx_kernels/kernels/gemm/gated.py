@@ -37,7 +37,8 @@ def gated_gemm(
         config.check(format, columns)
         check_stack(format, n, columns, layers)
     names = "_".join(dict.fromkeys(f.lower() for f in formats))
-    k.name = f"gated_gemm_{names}_m{config.m_tile}"
+    products = "f16_" if config.products == "f16" else ""
+    k.name = f"gated_gemm_{names}_{products}m{config.m_tile}"
     pair = [
         matrix(k, f, n, columns, prefix=p, layers=layers)
         for f, p in zip(formats, ("gate_", "up_"), strict=True)

@@ -35,7 +35,8 @@ def qkv_gemm(
         config.check(format, columns)
         check_stack(format, n, columns, layers)
     names = "_".join(dict.fromkeys(f.lower() for f in formats))
-    k.name = f"qkv_gemm_{names}_m{config.m_tile}"
+    products = "f16_" if config.products == "f16" else ""
+    k.name = f"qkv_gemm_{names}_{products}m{config.m_tile}"
     parts = [
         matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
         for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
