@@ -44,16 +44,15 @@ def predicted(kernel: Kernel) -> Prediction:
     return predict(asked, REFERENCE)
 
 
-def test_bank_conflicts_bind_few_rows_of_activations():
-    """Attention's output of four rows by a mat-vec: lanes read activations four banks apart.
-
-    14 wavefronts a load, where four would do: programs leave four rows to tensor cores.
-    """
+def test_activations_in_reading_order_do_not_bind_few_rows():
+    """Attention's output of four rows by a mat-vec: lanes meet in no bank, and L1 keeps up."""
     config = choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 4, True)
-    shape = dict(format="Q4_K", n=4096, columns=4096, m=4)
-    found = predicted(KERNELS["matvec"](**shape, residual=True, config=config))
-    assert found.seconds > 7e-6 and found.bound == "l1"
-    assert found.bounds["l1"] > 2 * found.bounds["bandwidth"]
+    kernel = KERNELS["matvec"](
+        format="Q4_K", n=4096, columns=4096, m=4, residual=True, config=config
+    )
+    assert config.activations == "inline_q8" and accesses(kernel).shared_excess <= 1.1
+    found = predicted(kernel)
+    assert found.bound != "l1" and found.bounds["l1"] < 1.5 * found.bounds["bandwidth"]
 
 
 def small_tiles(n: int) -> Kernel:
@@ -82,15 +81,16 @@ def test_bytes_in_flight_are_different_ones():
 
 
 def test_copies_count_with_their_stages():
-    """A ring of three: two steps of 16 rows of four times 144 bytes, in each of two blocks."""
-    assert predicted(small_tiles(4096)).bytes_in_flight == 2 * 2 * 16 * 4 * 144
+    """A ring of three: two steps of 16 rows of four times 144 bytes, of the one block that fits."""
+    assert predicted(small_tiles(4096)).bytes_in_flight == 2 * 16 * 4 * 144
 
 
 def test_a_prologue_is_no_part_of_the_stream():
-    """A norm before gate and up: a wait for x, one for its weight, and the quantization."""
+    """A norm before gate and up: a wait for x, the quantization; first weights come meanwhile."""
     found = predicted(of_program(1, "gated_matvec", 14336, 4096))
-    assert 1e-6 < found.prologue < 2e-6
-    assert found.seconds > found.prologue + 66e6 / REFERENCE.bandwidth + 2e-6
+    assert 1e-6 < found.prologue < 2e-6 and found.first == 0
+    assert found.bounds["bandwidth"] > 0.95 * 66e6 / REFERENCE.bandwidth
+    assert found.seconds > found.prologue + found.bounds["bandwidth"] + 1.3e-6
 
 
 def test_attention_of_eight_queries_hides_latency_behind_its_work():
