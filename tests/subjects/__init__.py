@@ -131,6 +131,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 8, 3), m=7, columns=2048
     ),
     "gemm-epilogue": functools.partial(gemm_epilogue_subject, GemmConfig(1, 2, 1, 8, 2)),
+    "gemm-split": functools.partial(gemm_epilogue_subject, GemmConfig(1, 1, 1, 8, 2, splits=2)),
     "gated_gemm": functools.partial(gated_gemm_subject, GemmConfig(2, 2, 2, 8, 2)),
     "qkv_gemm": functools.partial(qkv_gemm_subject, GemmConfig(2, 1, 1, 8, 2)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
