@@ -50,6 +50,18 @@ def quantized_to(w: Packed, m: int, activations: str | None) -> Literal["q8_1", 
     return "q8_1"
 
 
+def takes_q8_1(w: Packed, m: int, activations: str | None) -> bool:
+    """True if a product with m rows that a kernel leaves as q8_1 is as good as of floats.
+
+    Few rows of f16 are not worth a launch that makes them.
+    """
+    from ptx_kernels.kernels.gemm import FEW_ROWS
+
+    if not takes([w], m, activations):
+        return False
+    return m <= FEW_ROWS or quantized_to(w, m, activations) == "q8_1"
+
+
 def gemm(
     launch: KernelCall,
     x: Rows,

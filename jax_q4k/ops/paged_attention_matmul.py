@@ -121,7 +121,7 @@ def _ptx(
 ) -> jax.Array:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
     m, _, head_dim = given.q.shape
-    if head_dim % GROUP == 0 and gemm.takes([w], m, activations):
+    if head_dim % GROUP == 0 and gemm.takes_q8_1(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")
         return gemm.gemm(launch, rows, [w], biases=[bias], residual=residual)[0]
     if head_dim % GROUP == 0 and gemv.quantized_ahead(w, m, activations):

@@ -82,11 +82,11 @@ def _fused(family: str, label: str, m: int, config: GemmConfig, **arguments: Any
 _FUSED = (
     _fused("gemm", "residual", 8, GemmConfig(2, 2, 1, 8, 4), **_ADDED),
     _fused("gemm", "split", 32, GemmConfig(8, 1, 2, 32, 2, "f16", 8), **_ADDED),
+    _fused("gated_gemm", "q8_1-output", 8, GemmConfig(4, 1, 1, 8, 4), output="q8_1", **_PAIR),
+    _fused("gated_gemm", "q8_1-output", 32, GemmConfig(4, 1, 1, 32, 3), output="q8_1", **_PAIR),
     _fused(
         "gated_gemm", "f16-output", 32, GemmConfig(8, 1, 1, 32, 2, "f16"), output="f16", **_PAIR
     ),
-    _fused("gated_gemm", "q8_1-output", 8, GemmConfig(4, 1, 1, 8, 4), output="q8_1", **_PAIR),
-    _fused("gated_gemm", "q8_1-output", 32, GemmConfig(4, 1, 1, 32, 3), output="q8_1", **_PAIR),
     _fused("qkv_gemm", "Q4_K-Q6_K", 8, GemmConfig(2, 2, 1, 8, 4), **_QKV),
     _fused("qkv_gemm", "biases", 32, GemmConfig(2, 2, 1, 32, 4), biases=True, **_QKV),
 )
