@@ -40,14 +40,20 @@ def takes(weights: Sequence[Packed], m: int, activations: str | None) -> bool:
     return bool(decide(tensor_cores_rule, formats, weights[0].shape[1], m).config)
 
 
-def quantized_to(w: Packed, m: int, activations: str | None) -> Literal["q8_1", "f16"]:
-    """What a kernel that makes m rows of activations for a product with w best leaves of them."""
-    from ptx_kernels.kernels.gemm import f16_products_rule
-    from ptx_kernels.tuning import decide
+def quantized_to(
+    weights: Sequence[Packed], m: int, activations: str | None, *, launched: bool = False
+) -> Literal["q8_1", "f16"]:
+    """What m rows of activations for a product with these are best made.
 
-    if activations is None and bool(decide(f16_products_rule, (w.format,), m).config):
-        return "f16"
-    return "q8_1"
+    `launched`: the answer decides on a launch, and is recorded with it.
+    """
+    from ptx_kernels.kernels.gemm import f16_products_rule
+    from ptx_kernels.tuning import choose, decide
+
+    if activations is not None:
+        return "q8_1"
+    asked = f16_products_rule, tuple(w.format for w in weights), m
+    return "f16" if (choose(*asked) if launched else decide(*asked).config) else "q8_1"
 
 
 def takes_q8_1(w: Packed, m: int, activations: str | None) -> bool:
@@ -59,7 +65,7 @@ def takes_q8_1(w: Packed, m: int, activations: str | None) -> bool:
 
     if not takes([w], m, activations):
         return False
-    return m <= FEW_ROWS or quantized_to(w, m, activations) == "q8_1"
+    return m <= FEW_ROWS or quantized_to([w], m, activations) == "q8_1"
 
 
 def gemm(
@@ -88,8 +94,8 @@ def gemm(
 
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
     if isinstance(x, jax.Array):
-        f16 = activations is None and choose(kernels.f16_products_rule, formats, x.shape[0])
-        x = _quantized(launch, x, norm_weight, eps, "f16" if f16 else "q8_1")
+        to = quantized_to(weights, x.shape[0], activations, launched=True)
+        x = _quantized(launch, x, norm_weight, eps, to)
     m, columns = x[0].shape
     (stack,) = {layers(w) for w in weights}
     given = [bias for bias in biases or () if bias is not None]

@@ -133,7 +133,7 @@ def ptx(
         return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
     output = "f32"
     if activations != "f32" and last is not None:
-        output = gemm.quantized_to(down, m, activations)
+        output = gemm.quantized_to([down], m, activations)
         output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
     around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
     h = of_pair(launch, x, [gate, up], output=output, **around)

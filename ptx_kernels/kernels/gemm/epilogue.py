@@ -158,18 +158,19 @@ class TileEpilogue:
     ) -> Iterator[tuple[Value, Value, Sequence[Value], Value | None]]:
         """(weight row, activation, values, whether they are the block's).
 
-        Of blocks that split columns the totals of each matrix, else one that is finished.
+        Of blocks that split columns the totals of each matrix, and what is the block's shows later;
+        else one that is finished.
         """
         k = self._k
         for first, *tiles in zip(first_rows, *totals, strict=True):
             for i, four in enumerate(zip(*tiles, strict=True)):
                 for lane, values in enumerate(zip(*four, strict=True)):
                     n, m = place(k, block_n.start + first, block_m.start + TILE_COLUMNS * i, lane)
-                    where = all_of(block_n.owns(n), block_m.owns(m))
                     if self._config.splits > 1:
-                        yield n, m, values, where
-                    else:
-                        yield n, m, [self._finish(n, m, values, where)], where
+                        yield n, m, values, None
+                        continue
+                    where = all_of(block_n.owns(n), block_m.owns(m))
+                    yield n, m, [self._finish(n, m, values, where)], where
 
     def _finish(
         self, n: Value, m: Value, totals: Sequence[Value], where: Value | None, offset: int = 0
