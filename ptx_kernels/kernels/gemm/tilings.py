@@ -116,7 +116,9 @@ class Shape:
         """With as many stages as keep memory busy, where they fit."""
         weights = self.together * config.rows * config.column_warps * self._super_block
         resident = max(1, self.blocks(config) // self.device.multiprocessors)
-        least = 2 if config.rows > 64 and not self.alone(config) else 3
+        # activations of two bytes are as many bytes as the weights: a block alone waits for both
+        slow = config.products == "f16" and self.alone(config)
+        least = 2 if config.rows > 64 and not slow else 3
         wanted = max(least, 1 + -(-_IN_FLIGHT // (weights * resident)))
         fit = self.room(config) // self.stage_bytes(config)
         return replace(config, stages=max(2, min(wanted, fit, 16)))
