@@ -223,12 +223,14 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     op: Op = OPS[equation.primitive]
     params = dict(equation.params)
     tree, asked = params.pop("tree"), params.pop("implementation")
+    function = functools.partial(op.inspected, tree=tree, params=params.copy())
+    params.pop("prefetch", None)
     platform = "cuda" if gpu else "cpu"
     decision = decide(op, asked, platform)
     avals = [v.aval for v in equation.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     with tuning.recorded() as made:
-        inner = jax.make_jaxpr(op.inspected(decision.implementation, tree, params))(*shapes)
+        inner = jax.make_jaxpr(function(decision.implementation))(*shapes)
     kernels, handlers, xla = [], [], Counter[str]()
     for part, times in _equations(inner.jaxpr):
         if part.primitive is simulate_p:
@@ -240,7 +242,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     return Call(
         name=op.name,
         count=count,
-        operands=tuple(_operands(jax.tree.unflatten(tree, avals))),
+        operands=tuple(_operands(jax.tree.unflatten(tree, avals[: tree.num_leaves]))),
         results=tuple(v.aval.str_short(short_dtypes=True) for v in equation.outvars),
         params=params,
         implementation=decision.implementation,
@@ -299,7 +301,8 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         predicted = (
             f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
         )
-    return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{predicted}"
+    ahead = f", asks for {kernel.ahead_bytes / 1e6:.1f} MB ahead" if kernel.ahead_bytes else ""
+    return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{ahead}{predicted}"
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

@@ -297,6 +297,8 @@ class Decoder(nnx.Module):
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
         x = self.embedded(tokens) if given is None else given
         parts = None if self.per_layer is None else self.per_layer(tokens, x)
+        # what each layer's last launch asks for
+        ahead = [layer.first for layer in list(self.layers)[1:]] + [[self._output]]
         for i, layer in enumerate(self.layers):
             rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
             held = (
@@ -305,7 +307,8 @@ class Decoder(nnx.Module):
                 else after[source]
             )
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, memory_after = layer(x, held, None if parts is None else parts[..., i, :])
+                part = None if parts is None else parts[..., i, :]
+                x, memory_after = layer(x, held, part, ahead[i])
             after.append(memory_after)
         return x, after
 
@@ -335,10 +338,14 @@ class Decoder(nnx.Module):
         x = jq.embedding(tokens, self.embedding)
         return x if self.config.embedding_scale is None else x * self.config.embedding_scale
 
+    @property
+    def _output(self) -> Linear:
+        """The projection to logits."""
+        return self.output or Linear(self.embedding.get_value())
+
     def logits(self, x: Array) -> Array:
         """Logits float32 (..., vocab_size), of the last layer's vectors (..., hidden_size)."""
-        output = self.output or Linear(self.embedding.get_value())
-        logits, cap = linear(x, output, norm=self.norm)[0], self.config.final_soft_cap
+        logits, cap = linear(x, self._output, norm=self.norm)[0], self.config.final_soft_cap
         if self.config.logit_scale is not None:
             logits = logits * self.config.logit_scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -57,6 +57,11 @@ class Device:
         return int(self.arch.removeprefix("sm_")) >= 90
 
     @property
+    def bulk_copies(self) -> bool:
+        """Whether one instruction moves many bytes, to shared memory or the L2: from sm_90 on."""
+        return int(self.arch.removeprefix("sm_")) >= 90
+
+    @property
     def slug(self) -> str:
         """The name in a file's name."""
         return self.name.lower().replace(" ", "-")

@@ -12,6 +12,7 @@ from jax.interpreters import ad
 
 from ..implementation import Selection, selected
 from .backends import Operation, of_leaves
+from .prefetch import own
 
 Params = dict[str, Any]
 
@@ -53,6 +54,25 @@ def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> Non
     else:
         ad.primitive_jvps[op.primitive] = functools.partial(_jvp_of, derivative)
         ad.primitive_transposes[op.primitive] = functools.partial(_transpose_of, op, derivative)
+    rules: Any = ad.primitive_jvps, ad.primitive_transposes
+    for known, of_own in zip(rules, (_own_jvp, _own_transpose), strict=True):
+        known[op.primitive] = functools.partial(of_own, known[op.primitive])
+
+
+def _own_jvp(
+    rule: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> Any:
+    """A rule that sees no weights that are prefetched."""
+    primals, params = own(primals, params["tree"], params)
+    return rule(primals, tangents[: len(primals)], **params)
+
+
+def _own_transpose(
+    rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
+) -> list[Any]:
+    """As `_own_jvp`; weights that are prefetched have no cotangents."""
+    given, params = own(operands, params["tree"], params)
+    return [*rule(cotangents, *given, **params), *[None] * (len(operands) - len(given))]
 
 
 def _no_derivative(op: Operation, *_: Any, **__: Any) -> NoReturn:

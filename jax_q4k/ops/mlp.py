@@ -6,7 +6,7 @@ It has gate and up projections, their product, and the way down.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from . import checks, gemm, gemv, linear, packed_matmul
 from .op import KernelCall, Op
+from .prefetch import asking, prefetched
 from .vmaps import by_rows
 
 
@@ -34,6 +35,7 @@ def mlp(
     norm_weight: Any = None,
     eps: float | None = None,
     residual: Any = None,
+    prefetch: Sequence[Any] = (),
     activations: str | None = None,
 ) -> jax.Array:
     """residual + gated_matmul(x, gate, up) @ dequantize(down).T.
@@ -43,6 +45,7 @@ def mlp(
       down: QuantizedArray (n, inner) where gate and up are (inner, k), or a float array; with
         `index` a stack of as many layers as theirs.
       residual: (..., n) or None.
+      prefetch: as `linear` takes it. The launch of gate and up asks for `down` anyhow.
 
     Returns:
       (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
@@ -76,7 +79,7 @@ def mlp(
     ):
         operands = Operands(rows, residual, norm_weight, gate, up, down)
         params = {"eps": checked, "activation": activation, "activations": activations}
-        y = op.bind(*operands, **params)
+        y = op.bind(*operands, prefetch=prefetched(prefetch), **params)
     else:
         h = linear.gated_matmul(
             rows,
@@ -87,7 +90,9 @@ def mlp(
             eps=checked,
             activations=activations,
         )
-        y = linear.matmul(h, down, residual=residual, activations=activations)
+        (y,) = linear.linear(
+            h, (down,), residual=residual, prefetch=prefetch, activations=activations
+        )
     return leading_rows.split(y).astype(x.dtype)
 
 
@@ -123,7 +128,12 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
 
 
 def ptx(
-    launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
+    launch: KernelCall,
+    *operands: Any,
+    eps: float,
+    activation: str,
+    activations: str | None,
+    prefetch: Sequence[Packed] = (),
 ) -> jax.Array:
     """The operation by PTX kernels; the gated product leaves what the one with `down` takes."""
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
@@ -136,11 +146,12 @@ def ptx(
         output = gemm.quantized_to([down], m, activations)
         output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
     around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
-    h = of_pair(launch, x, [gate, up], output=output, **around)
+    h = of_pair(asking(launch, [down], m), x, [gate, up], output=output, **around)
     if output != "f32" and last is not None:
-        (y,) = last(launch, h, [down], residual=residual)
+        (y,) = last(asking(launch, prefetch, m), h, [down], residual=residual)
     else:
-        (y,) = linear.ptx(launch, *given.last(h[0]), activations=activations)
+        options: dict[str, Any] = {"activations": activations, "prefetch": prefetch}
+        (y,) = linear.ptx(launch, *given.last(h[0]), **options)
     return y
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,6 +16,7 @@ from .. import native
 from ..custom_call import KernelCall, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import current_selection
+from ..indexed import Packed
 from ..jax_internals import (
     Primitive,
     lower_with_devices,
@@ -27,6 +28,7 @@ from ..sharding import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_d
 from . import backends, derivatives, reports
 from .derivatives import Linear
 from .partition import partitioned
+from .prefetch import own, with_prefetch
 from .vmaps import Rule, by_examples
 
 __all__ = ["OPS", "KernelCall", "Op", "device"]
@@ -95,17 +97,19 @@ class Op:
         OPS[self.primitive] = self
         if layout is not None:
             lower_with_devices(self.primitive)
-        batching.primitive_batchers[self.primitive] = lambda leaves, axes, **params: vmap(
-            self, leaves, axes, params
-        )
+        batching.primitive_batchers[self.primitive] = functools.partial(_mapped, self, vmap)
         derivatives.define(self, reference if derivative == "reference" else derivative)
         reports.define(self, computed, indices)
         for platform in ("cpu", "cuda", None):  # None: any other
             lowering = functools.partial(self._lower, platform or "other")
             mlir.register_lowering(self.primitive, lowering, platform=platform)
 
-    def bind(self, *operands: Any, **params: Any) -> Any:
-        """The results, by the implementation that `jax_q4k.implementation` selected."""
+    def bind(self, *operands: Any, prefetch: Sequence[Packed] = (), **params: Any) -> Any:
+        """The results, by the implementation that `jax_q4k.implementation` selected.
+
+        prefetch: weights of the operation behind it, which the `ptx` composition gets as a keyword;
+        none where operands lie on several devices.
+        """
         leaves, tree = jax.tree.flatten(operands)
         asked = current_selection().implementation
         kind = tree, tuple(sorted(params.items()))
@@ -115,7 +119,10 @@ class Op:
             placed = explicit_plan(self.name, mesh, layout, operands, shapes)
             results = _over_devices(self, kind, mesh, placed)(*leaves)
         else:
-            results = self.primitive.bind(*leaves, tree=tree, implementation=asked, **params)
+            more, ahead = with_prefetch(prefetch)
+            results = self.primitive.bind(
+                *leaves, *more, tree=tree, implementation=asked, **params, **ahead
+            )
         if kind not in self._result_trees:
             self._result_trees[kind] = jax.tree.structure(self._shapes(*operands, **params))
         return jax.tree.unflatten(self._result_trees[kind], results)
@@ -137,6 +144,7 @@ class Op:
         return function
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
+        avals, params = own(avals, tree, params)
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)
         results = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
         return varying_as(avals, results)
@@ -155,18 +163,19 @@ class Op:
             raise UnavailableError(decision.error)
         if decision.passed_over == "native":
             native.warn_if_unavailable()
-        composition = backends.composition(self, decision.implementation)
-        function = backends.of_leaves(composition, tree, params)
+        function = self._of_leaves(decision.implementation, tree, params)
         if self.layout is not None and partitioned_devices(ctx) > 1:
-            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_in]  # type: ignore[attr-defined]
+            given, params = own(ctx.avals_in, tree, params)  # type: ignore[attr-defined]
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
             operands = jax.tree.unflatten(tree, shapes)
-            function = partitioned(
+            whole = partitioned(
                 self.name,
                 self.on_parts(functools.partial(_run, decision.implementation), tree, params),
                 self.layout(*operands, **params),
                 operands,
                 self._shapes(*operands, **params),
             )
+            function = lambda *leaves: whole(*leaves[: len(given)])  # noqa: E731
         lower = mlir.lower_fun(function, multiple_results=True)
         if backends.BACKENDS[decision.implementation].launch is None:
             return lower(ctx, *leaves)
@@ -176,13 +185,35 @@ class Op:
         with tuning.on_device(device()):
             return lower(ctx, *leaves)
 
+    def _of_leaves(
+        self, implementation: str, tree: Any, params: Params, launch: KernelCall | None = None
+    ) -> Callable[..., list[Any]]:
+        """Function of the leaves of operands, and of weights to prefetch, to the results' leaves."""
+        composition = backends.composition(self, implementation, launch)
+        launches = backends.BACKENDS[implementation].launch is not None and self.ptx is not None
+        ahead = params.get("prefetch") if launches else None
+
+        def function(*leaves: Any) -> list[Any]:
+            mine, given = own(leaves, tree, params)
+            if ahead is not None:
+                given["prefetch"] = jax.tree.unflatten(ahead, leaves[len(mine) :])
+            return backends.of_leaves(composition, tree, given)(*mine)
+
+        return function
+
     def inspected(self, implementation: str, tree: Any, params: Params) -> Callable[..., Any]:
         """Function of the operands' leaves to the results' leaves, as lowering runs it.
 
         Its launches can be looked at.
         """
-        composition = backends.composition(self, implementation, launch_simulated)
-        return backends.of_leaves(composition, tree, params)
+        return self._of_leaves(implementation, tree, params, launch_simulated)
+
+
+def _mapped(op: Op, rule: Rule, leaves: Any, axes: Any, **params: Any) -> Any:
+    """`vmap` by a rule."""
+    count = params["tree"].num_leaves
+    leaves, params = own(leaves, params["tree"], params)
+    return rule(op, leaves, axes[:count], params)
 
 
 @functools.lru_cache(maxsize=1024)

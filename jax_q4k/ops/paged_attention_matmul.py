@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,10 +11,12 @@ from ptx_kernels.limits import GROUP
 
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
+from ..indexed import Packed
 from ..sharding import Layout, Parts
 from . import attend, checks, gemm, gemv, linear
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
+from .prefetch import asking, prefetched
 
 
 def paged_attention_matmul(
@@ -32,6 +35,7 @@ def paged_attention_matmul(
     sinks: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    prefetch: Sequence[Any] = (),
     activations: str | None = None,
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads side by side, in float32.
@@ -44,6 +48,7 @@ def paged_attention_matmul(
       scale, window, soft_cap, sinks, k_scales, v_scales: as `paged_attention` takes them.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
       bias: (n,) or None. residual: (batch, n) or None.
+      prefetch: as `linear` takes it; the launch of attention asks for these, too.
       activations: as `matmul` takes them.
 
     Returns:
@@ -84,13 +89,21 @@ def paged_attention_matmul(
         and current_selection().fuses("paged_attention_matmul")
     ):
         out = attend.attend(given, params).reshape(batch, k)
-        y = linear.matmul(out, w, bias=bias, residual=residual, activations=activations)
+        (y,) = linear.linear(
+            out,
+            (w,),
+            biases=(bias,),
+            residual=residual,
+            prefetch=prefetch,
+            activations=activations,
+        )
         return y.astype(dtype)
     if bias is not None:
         bias = checks.float32("bias", bias, (n,), "(n,)")
     if residual is not None:
         residual = checks.float32("residual", residual, (batch, n), "(batch, n)")
-    y = _op.bind(given, w, bias, residual, activations=activations, **params)
+    ahead = prefetched(prefetch)
+    y = _op.bind(given, w, bias, residual, prefetch=ahead, activations=activations, **params)
     return y.astype(dtype)
 
 
@@ -117,10 +130,12 @@ def _ptx(
     residual: jax.Array | None,
     *,
     activations: str | None,
+    prefetch: Sequence[Packed] = (),
     **params: Any,
 ) -> jax.Array:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
     m, _, head_dim = given.q.shape
+    launch = asking(launch, prefetch, m)
     if head_dim % GROUP == 0 and gemm.takes_q8_1(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")
         return gemm.gemm(launch, rows, [w], biases=[bias], residual=residual)[0]

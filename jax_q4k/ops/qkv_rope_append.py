@@ -14,6 +14,7 @@ from ..sharding import Layout, Parts, Rows
 from . import append_kv, checks, gemm, gemv, linear, rms_norm, rope_append, rotate
 from .groups import ungrouped
 from .op import KernelCall, Op
+from .prefetch import asking, prefetched
 
 _COUNT = 3  # matrices: of queries, keys, values
 
@@ -36,6 +37,7 @@ def qkv_rope_append(
     head_eps: float | None = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    prefetch: Sequence[Any] = (),
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
     """`qkv_matmul` to queries, keys and values, then `rope_append` of their heads.
@@ -50,6 +52,7 @@ def qkv_rope_append(
       k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
       cos, sin, interleaved, q_norm, k_norm: as `rope_append` takes them; head_eps is its eps.
       norm_weight, eps, biases, activations: as `qkv_matmul` takes them.
+      prefetch: as `linear` takes it.
 
     Returns:
       The rotated q (tokens, num_heads, head_dim), of x's dtype, and the updated k_pages, v_pages,
@@ -68,7 +71,7 @@ def qkv_rope_append(
     norm = {"norm_weight": norm_weight, "eps": eps, "biases": biases}
     fused = all(isinstance(w, Packed) for w in weights)
     if not (fused and tokens and current_selection().fuses("qkv_rope_append")):
-        ys = linear.linear(x, weights, **norm, activations=activations)
+        ys = linear.linear(x, weights, **norm, prefetch=prefetch, activations=activations)
         q, k, v = (_heads(y, pages[0]) for y in ys)
         options: Any = {
             "interleaved": interleaved,
@@ -97,6 +100,7 @@ def qkv_rope_append(
         interleaved=checks.flag("interleaved", interleaved),
         eps=0.0 if norm_weight is None else checks.epsilon("eps", eps),
         head_eps=checks.epsilon("head_eps", head_eps) if norms else 0.0,
+        prefetch=prefetched(prefetch),
         activations=activations,
     )
     return q.astype(x.dtype), *updated
@@ -174,6 +178,7 @@ def _ptx(
     eps: float,
     head_eps: float,
     activations: str | None,
+    prefetch: Sequence[Packed] = (),
 ) -> Any:
     """The operation by one PTX kernel, or by those of its steps."""
     from ptx_kernels.tuning import choose
@@ -186,7 +191,7 @@ def _ptx(
     if not norms and not gemm.takes(product.weights, m, activations):
         asked = gemv.append_rule(product.weights, m, heads, activations)
     if asked is None:
-        ys = linear.ptx(launch, *product, eps=eps, activations=activations)
+        ys = linear.ptx(launch, *product, eps=eps, activations=activations, prefetch=prefetch)
 
         def appended(*operands: Any, **options: Any) -> Any:
             return rope_append.ptx(launch, *operands, **options)
@@ -195,6 +200,7 @@ def _ptx(
     around: Any = {"norm_weight": product.norm_weight, "eps": eps, "biases": product.biases}
     rule, shape = asked
     config = choose(rule, *shape)
+    launch = asking(launch, prefetch, m)
     *updated, q = gemv.append(launch, product.x, product.weights, heads, config, **around)
     return *updated, _heads(q, pages[0])
 

@@ -19,7 +19,7 @@ from .convolution import ShortConvolution
 from .delta import GatedDeltaNet
 from .experts import DenseBesideExperts, ExpertLinear, Experts
 from .latent import LatentAttention
-from .linear import AdaptedLinear, LayerNorm, Linear, Norm, RMSNorm, linear
+from .linear import AdaptedLinear, Ahead, LayerNorm, Linear, Norm, RMSNorm, linear
 from .mlp import MLP
 from .per_layer import PerLayer, PerLayerEmbedding
 from .recurrent import Chunk, Memory, Step
@@ -69,12 +69,15 @@ class DecoderLayer(nnx.Module):
     per_layer: PerLayer | None = None
     output_scale: nnx.Variable[Array] | None = None
 
-    def __call__(self, x: Array, memory: Any, given: Array | None = None) -> tuple[Array, Any]:
+    def __call__(
+        self, x: Array, memory: Any, given: Array | None = None, prefetch: Ahead = ()
+    ) -> tuple[Array, Any]:
         """x (..., hidden_size) -> x after the layer; and the memory with its tokens.
 
         memory: KV of attention, Memory of others. given: (..., per_layer_size), for `per_layer`.
+        prefetch: projections that come behind the layer.
         """
-        x, memory = self._mixed(x, memory)
+        x, memory = self._mixed(x, memory, prefetch)
         if self.per_layer is not None and given is not None:
             x = self.per_layer(x, given)
         if self.output_scale is not None:
@@ -88,11 +91,19 @@ class DecoderLayer(nnx.Module):
         assert mixer is not None
         return mixer
 
-    def _mixed(self, x: Array, memory: Any) -> tuple[Array, Any]:
-        mixer: Any = self.mixer
+    @property
+    def first(self) -> list[Linear]:
+        """The projections that it begins with."""
+        return self.mixer.first
+
+    def _mixed(self, x: Array, memory: Any, prefetch: Ahead) -> tuple[Array, Any]:
+        mixer, network = self.mixer, self.mlp
+        # mixtures of experts have launches of their own, which ask for nothing
+        of_mixer = {"prefetch": network.first} if isinstance(network, MLP) else {}
+        options: Any = {"prefetch": prefetch} if isinstance(network, MLP) else {}
         if self.norm is None:
-            x, memory = mixer(x, memory)
-            return self.mlp(x), memory
+            x, memory = mixer(x, memory, **of_mixer)
+            return network(x, **options), memory
         h = self.norm(x)
-        x, memory = mixer(h, memory, residual=x)
-        return self.mlp(h, residual=x), memory
+        x, memory = mixer(h, memory, residual=x, **of_mixer)
+        return network(h, residual=x, **options), memory

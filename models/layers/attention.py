@@ -15,7 +15,7 @@ import jax_q4k as jq
 from .. import kv_cache
 from ..kv_cache import Pages
 from ..rope import Rotation
-from .linear import Linear, Norm, RMSNorm, added, fusible, linear, normalized
+from .linear import Ahead, Linear, Norm, RMSNorm, added, fusible, linear, normalized, weights_of
 
 Norms: TypeAlias = tuple[RMSNorm | None, RMSNorm | None]
 KV: TypeAlias = "Fresh | Paged"
@@ -57,12 +57,18 @@ class Attention(nnx.Module):
     soft_cap: float | None = None
     residual_scale: float | None = None
 
-    def __call__(self, x: Array, kv: KV, residual: Array | None = None) -> tuple[Array, KV]:
-        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys."""
+    def __call__(
+        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
+    ) -> tuple[Array, KV]:
+        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys.
+
+        prefetch: projections that come behind it.
+        """
         residual = x if residual is None else residual
         norms: Any = self.q_norm, self.k_norm
         if self._is_plain:
-            q, kv = kv.project(x, self._projections, self.norm, norms, self.head_dim)
+            ahead = [self.output]
+            q, kv = kv.project(x, self.first, self.norm, norms, self.head_dim, ahead)
             gate = None
         else:
             q, gate, kv = self._projected(x, kv, norms)
@@ -76,16 +82,17 @@ class Attention(nnx.Module):
         if gate is not None:
             y = kv.attention(q, **seen).reshape(gate.shape) * jax.nn.sigmoid(gate)
             added_to = None if self._adds_apart else residual
-            y = linear(y, self.output, residual=added_to)[0]
+            y = linear(y, self.output, residual=added_to, prefetch=prefetch)[0]
         else:
-            y = kv.attend(q, self.output, None if self._adds_apart else residual, **seen)
+            added_to = None if self._adds_apart else residual
+            y = kv.attend(q, self.output, added_to, prefetch, **seen)
         if self._adds_apart:
             y = added(residual, y, self.post_norm, self.residual_scale)
         return y, kv
 
     @property
-    def _projections(self) -> list[Linear]:
-        """Those of queries, keys and values that are there."""
+    def first(self) -> list[Linear]:
+        """The projections to queries, keys and values that are there."""
         return [p for p in (self.query, self.key, self.value) if p is not None]
 
     @property
@@ -93,11 +100,11 @@ class Attention(nnx.Module):
         """True where nothing but rotation and norms of heads stands between product and pages."""
         of_heads = self.q_norm is None or self._per_head(self.q_norm)
         apart = self.output_gate or self.value_eps is not None
-        return len(self._projections) == 3 and of_heads and not apart
+        return len(self.first) == 3 and of_heads and not apart
 
     def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
         """Queries, their gate, and kv with x's keys, step by step."""
-        q, *kv_rows = linear(x, *self._projections, norm=self.norm)
+        q, *kv_rows = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
         q, gate = self._gated(q)
         if self.q_norm is not None and not self._per_head(self.q_norm):
             normalized = zip(norms, (q, *kv_rows[:1]), strict=True)
@@ -153,10 +160,17 @@ class Fresh:
     v: Array | None = None
 
     def project(
-        self, x: Array, projections: list[Linear], norm: Norm | None, norms: Norms, head_dim: int
+        self,
+        x: Array,
+        projections: list[Linear],
+        norm: Norm | None,
+        norms: Norms,
+        head_dim: int,
+        prefetch: Ahead = (),
     ) -> tuple[Array, Fresh]:
         """`append` of the heads that the projections make of x (batch, time, hidden_size)."""
-        q, k, v = (heads(y, head_dim) for y in linear(x, *projections, norm=norm))
+        ys = linear(x, *projections, norm=norm, prefetch=prefetch)
+        q, k, v = (heads(y, head_dim) for y in ys)
         return self.append(q, k, v, norms)
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
@@ -190,10 +204,12 @@ class Fresh:
         """Attention of q (batch, time, num_heads, head_dim); `seen`: its options."""
         return jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
 
-    def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
+    def attend(
+        self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
+    ) -> Array:
         """residual + output(attention of q), (batch, time, hidden_size)."""
-        out = self.attention(q, **seen)
-        return linear(out.reshape(*out.shape[:2], -1), output, residual=residual)[0]
+        out = self.attention(q, **seen).reshape(*q.shape[:2], -1)
+        return linear(out, output, residual=residual, prefetch=prefetch)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,18 +227,25 @@ class Paged:
     lens: Array
 
     def project(
-        self, x: Array, projections: list[Linear], norm: Norm | None, norms: Norms, head_dim: int
+        self,
+        x: Array,
+        projections: list[Linear],
+        norm: Norm | None,
+        norms: Norms,
+        head_dim: int,
+        prefetch: Ahead = (),
     ) -> tuple[Array, Paged]:
         """As `Fresh.project`, of x (batch, hidden_size)."""
         k_pages, v_pages, *_ = self.pages
         kv_rows = k_pages.shape[1] * head_dim  # pages may hold each head several times
         if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:
-            q, k, v = (heads(y, head_dim) for y in linear(x, *projections, norm=norm))
-            return self.append(q, k, v, norms)
+            ys = linear(x, *projections, norm=norm, prefetch=prefetch)
+            return self.append(*(heads(y, head_dim) for y in ys), norms)
         options = _of_heads(self.pages, self.rotation, norms)
         options |= {"head_eps": options.pop("eps"), "biases": [p.bias for p in projections]}
         x, normalizing = normalized(x, norm)
-        weights = [p.weight for p in projections]
+        weights = weights_of(projections)
+        options["prefetch"] = weights_of(prefetch)
         options |= {"k_pages": k_pages, "v_pages": v_pages, "slot_mapping": self.slots}
         q, *pages = jq.qkv_rope_append(x, weights, **options, **normalizing)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
@@ -252,12 +275,15 @@ class Paged:
         """As `Fresh.attention`, of (batch, num_heads, head_dim)."""
         return jq.paged_attention(*self._given(q), **seen | kv_cache.scales(self.pages))
 
-    def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
+    def attend(
+        self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
+    ) -> Array:
         """As `Fresh.attend`, (batch, hidden_size)."""
         if not fusible(output):
-            out = self.attention(q, **seen)
-            return linear(out.reshape(len(out), -1), output, residual=residual)[0]
+            out = self.attention(q, **seen).reshape(len(q), -1)
+            return linear(out, output, residual=residual, prefetch=prefetch)[0]
         options = seen | kv_cache.scales(self.pages) | {"bias": output.bias, "residual": residual}
+        options["prefetch"] = weights_of(prefetch)
         return jq.paged_attention_matmul(*self._given(q), output.weight, **options)
 
     def _given(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from .linear import Linear, Norm, linear
+from .linear import Ahead, Linear, Norm, linear
 from .recurrent import Chunk, Memory
 
 
@@ -25,12 +25,20 @@ class ShortConvolution(nnx.Module):
     output: Linear
     norm: Norm | None = None
 
+    @property
+    def first(self) -> list[Linear]:
+        """The projection of x."""
+        return [self.input]
+
     def __call__(
-        self, x: Array, memory: Memory, residual: Array | None = None
+        self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Memory]:
-        """x (..., hidden_size) -> the residual, or x, plus the convolution of x; and its state."""
+        """x (..., hidden_size) -> the residual, or x, plus the convolution of x; and its state.
+
+        prefetch: projections that come behind it.
+        """
         residual = x if residual is None else residual
-        (projected,) = linear(x, self.input, norm=self.norm)
+        (projected,) = linear(x, self.input, norm=self.norm, prefetch=[self.output])
         before, behind, value = jnp.split(projected, 3, axis=-1)
         given = before * value
         rows = memory.rows(given) if isinstance(memory, Chunk) else given
@@ -38,7 +46,7 @@ class ShortConvolution(nnx.Module):
         y = behind * y.reshape(given.shape).astype(given.dtype)
         if ring is not None:
             memory = memory.kept((ring,), rows)
-        return linear(y, self.output, residual=residual)[0], memory
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
         """A trial's memory with its state after the first `lengths` (batch,) of its tokens."""

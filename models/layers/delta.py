@@ -12,7 +12,7 @@ from jax import Array
 import jax_q4k as jq
 
 from ..mixer_fields import Delta
-from .linear import Linear, Norm, RMSNorm, linear
+from .linear import Ahead, Linear, Norm, RMSNorm, linear
 from .recurrent import Chunk, Memory, unit_length
 
 
@@ -44,10 +44,19 @@ class GatedDeltaNet(nnx.Module):
     beta_alpha: Linear | None = None
     norm: Norm | None = None
 
+    @property
+    def first(self) -> list[Linear]:
+        """The projections of x."""
+        given = self.qkv, self.gate, self.alpha, self.beta, self.beta_alpha
+        return [projection for projection in given if projection is not None]
+
     def __call__(
-        self, x: Array, memory: Memory, residual: Array | None = None
+        self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Memory]:
-        """x (..., hidden_size) -> the residual, or x, plus the net's outcome; and its state."""
+        """x (..., hidden_size) -> the residual, or x, plus the net's outcome; and its state.
+
+        prefetch: projections that come behind it.
+        """
         residual = x if residual is None else residual
         qkv, gate, alpha, beta = self._projected(x)
         if isinstance(memory, Chunk):
@@ -71,16 +80,15 @@ class GatedDeltaNet(nnx.Module):
                 tiled=self.tiled,
             )
             memory = memory.kept(tuple(after))
-        return linear(y.astype(x.dtype), self.output, residual=residual)[0], memory
+        y = y.astype(x.dtype)
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
 
     def _projected(self, x: Array) -> tuple[Array, Array, Array, Array]:
         if self.beta_alpha is None:
             assert self.alpha is not None and self.beta is not None
-            qkv, gate, alpha, beta = linear(
-                x, self.qkv, self.gate, self.alpha, self.beta, norm=self.norm
-            )
+            qkv, gate, alpha, beta = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
             return qkv, gate, alpha, beta
-        qkv, gate, both = linear(x, self.qkv, self.gate, self.beta_alpha, norm=self.norm)
+        qkv, gate, both = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
         leading, keys = both.shape[:-1], self.shape.key_heads
         both = both.reshape(*leading, keys, 2, -1)
         beta, alpha = (both[..., i, :].reshape(*leading, -1) for i in range(2))

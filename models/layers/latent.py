@@ -16,7 +16,7 @@ import jax_q4k as jq
 from ..head_fields import Latent
 from .attention import KV, Fresh
 from .experts import ExpertLinear
-from .linear import Linear, Norm, RMSNorm, linear
+from .linear import Ahead, Linear, Norm, RMSNorm, linear
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -52,8 +52,20 @@ class LatentAttention(nnx.Module):
     query_b: Linear | None = None
     norm: Norm | None = None
 
-    def __call__(self, x: Array, kv: KV, residual: Array | None = None) -> tuple[Array, KV]:
-        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys."""
+    @property
+    def first(self) -> list[Linear]:
+        """The projections of x."""
+        query = self.query or self.query_a
+        assert query is not None
+        return [query, self.kv_a]
+
+    def __call__(
+        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
+    ) -> tuple[Array, KV]:
+        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys.
+
+        prefetch: projections that come behind it.
+        """
         residual = x if residual is None else residual
         q, latent, shared = self._projected(x)
         part = self.head_dim - self.rope_dim
@@ -68,7 +80,7 @@ class LatentAttention(nnx.Module):
             y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
             y = _of_heads(self.value_b, y[..., : self.shape.rank])
         y = y.reshape(*y.shape[:-2], -1)
-        return linear(y, self.output, residual=residual)[0], kv
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], kv
 
     @property
     def _scale(self) -> float:
@@ -85,10 +97,10 @@ class LatentAttention(nnx.Module):
     def _projected(self, x: Array) -> tuple[Array, Array, Array]:
         """Queries (..., heads, head_dim), the latent vectors, and the shared keys."""
         if self.query is not None:
-            q, both = linear(x, self.query, self.kv_a, norm=self.norm)
+            q, both = linear(x, *self.first, norm=self.norm)
         else:
             assert self.query_a is not None and self.query_b is not None
-            q, both = linear(x, self.query_a, self.kv_a, norm=self.norm)
+            q, both = linear(x, *self.first, norm=self.norm, prefetch=[self.query_b])
             (q,) = linear(q, self.query_b, norm=self.query_a_norm)
         latent, shared = jnp.split(both, (self.shape.rank,), axis=-1)
         return q.reshape(*q.shape[:-1], -1, self.head_dim), self._normalized(latent), shared

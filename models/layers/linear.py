@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -111,17 +112,27 @@ class LayerNorm(nnx.Module):
 Norm: TypeAlias = RMSNorm | LayerNorm
 
 
+#: Projections that begin a sublayer: whoever comes before may have their weights prefetched.
+Ahead: TypeAlias = "Sequence[Linear | AdaptedLinear]"
+
+
 def linear(
-    x: Array, *projections: Linear, norm: Norm | None = None, residual: Array | None = None
+    x: Array,
+    *projections: Linear,
+    norm: Norm | None = None,
+    residual: Array | None = None,
+    prefetch: Ahead = (),
 ) -> list[Array]:
     """residual + projection(norm(x)) of each projection; only a single one takes a residual.
 
-    x (..., k) -> (..., n_i).
+    x (..., k) -> (..., n_i). prefetch: projections that come next.
     """
     if any(type(projection) is AdaptedLinear for projection in projections):
         h = x if norm is None else norm(x)
         bases = (p.base if type(p) is AdaptedLinear else p for p in projections)
-        ys = linear(h, *bases, residual=residual)  # in one launch, as without adapters
+        ys = linear(
+            h, *bases, residual=residual, prefetch=prefetch
+        )  # in one launch, as without adapters
         both = zip(projections, ys, strict=True)
         return [p.added(h, y) if type(p) is AdaptedLinear else y for p, y in both]
     if not all(type(projection) is Linear for projection in projections):
@@ -130,11 +141,17 @@ def linear(
         return ys if residual is None else [residual + y for y in ys]
     weights, biases = [p.weight for p in projections], [p.bias for p in projections]
     x, options = normalized(x, norm)
+    options["prefetch"] = weights_of(prefetch)
     if fusible(*projections):
         return list(jq.linear(x, weights, biases=biases, residual=residual, **options))
     products = jq.linear(x, weights, **options)
     ys = [p.of_product(y) for p, y in zip(projections, products, strict=True)]
     return ys if residual is None else [residual + y for y in ys]
+
+
+def weights_of(projections: Ahead) -> list[Any]:
+    """The weights that their products read."""
+    return [p.weight if isinstance(p, Linear) else weights_of([p.base])[0] for p in projections]
 
 
 def fusible(*projections: Any) -> bool:

@@ -10,7 +10,7 @@ from jax import Array
 
 import jax_q4k as jq
 
-from .linear import Linear, Norm, added, fusible, linear, normalized
+from .linear import Ahead, Linear, Norm, added, fusible, linear, normalized, weights_of
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -37,24 +37,40 @@ class MLP(nnx.Module):
         if self.activation not in (known := jq.ACTIVATION_FUNCTIONS):
             raise ValueError(f"activation={self.activation!r} must be one of {', '.join(known)}")
 
-    def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        """x (..., hidden_size) -> the residual, or x, plus the network of x."""
+    @property
+    def first(self) -> list[Linear]:
+        """The projections of x."""
+        return [self.up] if self.gate is None else [self.gate, self.up]
+
+    def __call__(self, x: Array, residual: Array | None = None, prefetch: Ahead = ()) -> Array:
+        """x (..., hidden_size) -> the residual, or x, plus the network of x.
+
+        prefetch: projections that come behind it.
+        """
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
-            return self.network(x, residual)
-        return added(residual, self.network(x, None), self.post_norm, self.residual_scale)
+            return self.network(x, residual, prefetch=prefetch)
+        y = self.network(x, None, prefetch=prefetch)
+        return added(residual, y, self.post_norm, self.residual_scale)
 
-    def network(self, x: Array, residual: Array | None, norm: Norm | None = None) -> Array:
+    def network(
+        self,
+        x: Array,
+        residual: Array | None,
+        norm: Norm | None = None,
+        prefetch: Ahead = (),
+    ) -> Array:
         """The network of x, plus a residual; `norm` stands in for the network's own."""
         norm = self.norm if norm is None else norm
-        first = (self.up,) if self.gate is None else (self.gate, self.up)
+        first = self.first
         modules = *first, self.down
         if len(first) == 2 and fusible(*modules) and all(m.bias is None for m in modules):
             x, options = normalized(x, norm)
             options |= {"activation": self.activation, "residual": residual}
+            options["prefetch"] = weights_of(prefetch)
             return jq.mlp(x, *(m.weight for m in modules), **options)
-        h = activate(self.activation, *linear(x, *first, norm=norm))
-        return linear(h, self.down, residual=residual)[0]
+        h = activate(self.activation, *linear(x, *first, norm=norm, prefetch=[self.down]))
+        return linear(h, self.down, residual=residual, prefetch=prefetch)[0]
 
 
 def activate(activation: str, gate: Array, up: Array | None = None) -> Array:

@@ -13,6 +13,7 @@ from .family import Case, Family
 from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
 from .gemm import GATED_GEMM, GEMM, QKV_GEMM
 from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_APPEND_MATVEC, QKV_MATVEC
+from .prefetch import prefetch_rule
 from .quantize_f16 import QUANTIZE_F16
 from .quantize_q8_1 import QUANTIZE_Q8_1
 from .rms_norm import RMS_NORM
@@ -53,4 +54,4 @@ FAMILIES: dict[str, Family] = {
 KERNELS: dict[str, Callable[..., Kernel]] = {name: f.build for name, f in FAMILIES.items()}
 CASES: tuple[Case, ...] = tuple(case for f in FAMILIES.values() for case in f.examples)
 
-__all__ = ["CASES", "FAMILIES", "KERNELS", "Case", "Family"]
+__all__ = ["CASES", "FAMILIES", "KERNELS", "Case", "Family", "prefetch_rule"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import formats
-from ..ptx import Builder, KernelError, Pointer, Value, s32, u8, u32
+from ..ptx import Builder, KernelError, Pointer, Value, layer_index, u8
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,4 @@ def input_planes(
     ]
     if not layers:
         return Planes(planes, expert)
-    index = k.input(f"{prefix}index", s32, ()).load()
-    index = k.select(index < 0, index + layers, index)
-    return Planes(planes, k.minimum(k.maximum(index, 0), layers - 1).bits(u32))
+    return Planes(planes, layer_index(k, f"{prefix}index", layers))

@@ -73,7 +73,11 @@ def in_memory(buffer: Buffer, kernel: Kernel) -> bool:
     family = FAMILIES.get(kernel.family)
     if family and buffer.name in family.rewritten:
         return True
-    return buffer.role == "in" and (buffer.type is u8 or buffer.name in PAGE_BUFFERS)
+    return (
+        buffer.role == "in"
+        and not buffer.ahead
+        and (buffer.type is u8 or buffer.name in PAGE_BUFFERS)
+    )
 
 
 @functools.lru_cache(maxsize=1024)

@@ -51,7 +51,7 @@ _CATEGORIES: tuple[tuple[str, str], ...] = (
     ("dp4a", r"IDP"),
     ("mma", r"[HIQDOB]G?MMA|UTC\w*MMA"),
     ("store global", r"STG|ST|REDG?|ATOMG?"),
-    ("async copy", r"LDGSTS|LDGDEPBAR|UBLKCP|UTMA\w+|SYNCS|ARRIVES"),
+    ("async copy", r"LDGSTS|LDGDEPBAR|UBLKCP|UBLKPF|UTMA\w+|SYNCS|ARRIVES"),
     ("shared", r"LDS|STS|LDSM|STSM|ATOMS|MOVM"),
     ("local", r"LDL|STL"),
     ("shuffle", r"SHFL|VOTEU?|C?REDUX|MATCH"),

@@ -60,14 +60,14 @@ def traffic(kernel: Kernel) -> int:
     """Bytes of its buffers that a launch must move.
 
     Of pages and looked-up rows, only what the launch touches counts. What it reads and writes again
-    counts twice, all else once.
+    counts twice, all else once; what it asks for on behalf of the next launch counts there.
     """
-    family = _family(kernel)
+    family, own = _family(kernel), [b for b in kernel.buffers if not b.ahead]
     shares = (
         min(1, family.touched(b, kernel.arguments)) * (1 + (b.name in family.rewritten))
-        for b in kernel.buffers
+        for b in own
     )
-    return round(sum(share * b.nbytes for share, b in zip(shares, kernel.buffers, strict=True)))
+    return round(sum(share * b.nbytes for share, b in zip(shares, own, strict=True)))
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:

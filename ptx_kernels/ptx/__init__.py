@@ -6,6 +6,7 @@ from .instructions import INSTRUCTIONS, Instruction
 from .lane_partition import LanePartition
 from .module import MAX_CLUSTER, Buffer, Kernel
 from .pointer import Pointer
+from .prefetch import Prefetch, layer_index
 from .types import bf16, e4m3, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
 from .values import Value, Var, all_of
 from .warp import WARP
@@ -21,6 +22,7 @@ __all__ = [
     "KernelError",
     "LanePartition",
     "Pointer",
+    "Prefetch",
     "Value",
     "Var",
     "all_of",
@@ -29,6 +31,7 @@ __all__ = [
     "f16",
     "f32",
     "kernel",
+    "layer_index",
     "pred",
     "s8",
     "s16",

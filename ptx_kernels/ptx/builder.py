@@ -19,8 +19,9 @@ from .arguments import checked
 from .errors import KernelError, Line
 from .instructions import CLUSTER_BARRIERS, CLUSTERS
 from .issue import issue
-from .module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel, Role
+from .module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel
 from .pointer import Pointer
+from .prefetch import Prefetch, ask_ahead, prefetch_l2
 from .text import Text
 from .types import Type, f32, u32, u64
 from .values import Operand, Value, Var, apply, emit, guard, immediate, instruction, operand, spell
@@ -66,30 +67,35 @@ class Builder(Text):
     # --- buffers and launch geometry ---
 
     def input(
-        self, name: str, type: Type, shape: tuple[int, ...], *, constant: bool = False
+        self,
+        name: str,
+        type: Type,
+        shape: tuple[int, ...],
+        *,
+        constant: bool = False,
+        ahead: bool = False,
     ) -> Pointer:
         """A buffer that the kernel only reads.
 
         `constant`: neither does any kernel launched shortly before write it (weights), so loads are
-        non-coherent.
+        non-coherent. `ahead`: the kernel only asks for bytes of it, for the next launch.
         """
-        return self._buffer(name, type, shape, "in", constant)
+        return self._buffer(Buffer(name, type, shape, "in", ahead), constant)
 
     def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
         """A result of its own; the kernel must write all of it."""
-        return self._buffer(name, type, shape, "out")
+        return self._buffer(Buffer(name, type, shape, "out"))
 
     def inout(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
         """A buffer updated in place; what the kernel does not write stays."""
-        return self._buffer(name, type, shape, "inout")
+        return self._buffer(Buffer(name, type, shape, "inout"))
 
-    def _buffer(
-        self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False
-    ) -> Pointer:
-        self._buffers.append(Buffer(name, type, shape, role))
+    def _buffer(self, buffer: Buffer, constant: bool = False) -> Pointer:
+        self._buffers.append(buffer)
         address = self.register(u64)
-        self._pointers.append((name + ("_out" if role == "inout" else ""), address, self.here()))
-        return Pointer(self, type, address, constant=constant, shape=shape)
+        name = buffer.name + ("_out" if buffer.role == "inout" else "")
+        self._pointers.append((name, address, self.here()))
+        return Pointer(self, buffer.type, address, constant=constant, shape=buffer.shape)
 
     def shared(
         self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False
@@ -376,13 +382,19 @@ class Builder(Text):
     mbarrier_wait = mbarrier.mbarrier_wait
     bulk_copy = mbarrier.bulk_copy
     fence_async = mbarrier.fence_async
+    prefetch_l2 = prefetch_l2
 
     # --- the end ---
 
-    def finish(self) -> Kernel:
+    @property
+    def geometry(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """The grid and a block, as `launch` was told."""
         if self._geometry is None:
             raise KernelError(f"kernel {self.name} never called k.launch(grid, threads)")
-        grid, block = self._geometry
+        return self._geometry
+
+    def finish(self) -> Kernel:
+        grid, block = self.geometry
         operands = [b.name for b in self._buffers if b.role != "out"]
         results = [
             b.name + ("_out" if b.role == "inout" else "") for b in self._buffers if b.role != "in"
@@ -427,19 +439,23 @@ class Builder(Text):
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
     """Makes a kernel function `f(k, *, ...)` a builder: `f(...)` returns its `Kernel`, cached.
 
-    Arguments must be of the types that the function declares; see `arguments.checked`.
+    Arguments must be of the types that the function declares; see `arguments.checked`. Every kernel
+    takes `prefetch`, too: what it asks for at its end, by operands behind its own.
     """
 
     @functools.cache
-    def build(arguments: tuple[tuple[str, Any], ...]) -> Kernel:
+    def build(arguments: tuple[tuple[str, Any], ...], prefetch: tuple[Prefetch, ...]) -> Kernel:
         builder = Builder(function.__name__, function.__code__)
         function(builder, **dict(arguments))
         given = (function.__kwdefaults__ or {}) | dict(arguments)
+        if prefetch:
+            ask_ahead(builder, prefetch)
+            given |= {"prefetch": prefetch}
         return replace(builder.finish(), family=function.__name__, arguments=given)
 
     @functools.wraps(function)
-    def wrapper(**arguments: Any) -> Kernel:
-        return build(tuple(sorted(checked(function, arguments).items())))
+    def wrapper(*, prefetch: tuple[Prefetch, ...] = (), **arguments: Any) -> Kernel:
+        return build(tuple(sorted(checked(function, arguments).items())), prefetch)
 
     return wrapper
 

@@ -25,12 +25,14 @@ class Buffer:
     Attributes:
       role: `in` is only read, `out` only written, `inout` updated in place (its result reuses its
         operand).
+      ahead: the kernel asks for bytes of it, which the next launch reads, and reads none itself.
     """
 
     name: str
     type: Type
     shape: tuple[int, ...]
     role: Role
+    ahead: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -74,6 +76,13 @@ class Kernel:
     @property
     def results(self) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.role != "in")
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes that all blocks together ask for, which the next launch reads."""
+        blocks = math.prod(self.grid)
+        wanted = (each.shares(blocks) for each in self.arguments.get("prefetch", ()))
+        return blocks * sum(size for shares in wanted for _, size in shares)
 
     @property
     def aliases(self) -> dict[int, int]:

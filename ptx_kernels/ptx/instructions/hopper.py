@@ -78,6 +78,13 @@ for _to in ("shared::cluster", "shared::cta"):
 define_machine(
     "cp.async.bulk.global", ".shared::cta.bulk_group{.hint}", _store, needs=_SM90, **_HINTED
 )
+define_machine(
+    "cp.async.bulk.prefetch.L2",
+    ".global{.hint}",
+    lambda words: (At("global"), From("u32"), *((_POLICY,) if words["hint"] else ())),
+    needs=_SM90,
+    **_HINTED,
+)
 define_machine("cp.async.bulk.commit_group", "", (), needs=_SM90)
 define_machine(
     "cp.async.bulk.wait_group",

@@ -45,6 +45,12 @@ class GlobalMemory:
         self._check_written(access, buffer, items)
         return buffer.views[access.width].take(items)
 
+    def check(self, access: Access) -> None:
+        """Raises as a load would, of addresses that lie in no buffer or are not aligned."""
+        if self._locate(access) is None:
+            for positions in self.buffers.split(access):
+                self.check(access.subset(positions))
+
     def store(self, access: Access, values: np.ndarray) -> None:
         """Stores items, shape (addresses,) or (1,); where lanes collide the highest lane wins."""
         located = self._locate(access)

@@ -1,0 +1,102 @@
+"""Weights of the next operation, which the launches of this one ask for ahead (sm_90).
+
+Memory rests between two launches: while the next one starts, and while its blocks wait for their
+first bytes. What a launch asks for at its end is in the L2 cache when the next one reads it. No
+result depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from ..indexed import IndexedArray, Packed, layers
+from . import checks
+from .backends import KernelCall
+
+if TYPE_CHECKING:
+    from ptx_kernels.ptx import Kernel, Prefetch
+
+#: Rows of activations up to which memory is what products wait for; more keep multiprocessors busy.
+MOST_ROWS = 64
+
+
+def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
+    """Those of the weights that kernels read packed; there is no launch of ours to read others."""
+    given = map(checks.value, weights)
+    return tuple(w for w in given if isinstance(w, Packed) and math.prod(w.shape))
+
+
+def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]:
+    """Leaves that come behind a primitive's own operands, and its parameter that tells their tree.
+
+    Without weights there is neither.
+    """
+    if not weights:
+        return [], {}
+    leaves, tree = jax.tree.flatten(tuple(weights))
+    return leaves, {"prefetch": tree}
+
+
+def own(
+    leaves: Sequence[Any], tree: Any, params: dict[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Leaves of a primitive's own operands, whose tree this is, and parameters without `prefetch`.
+
+    All rules but the lowering see these alone.
+    """
+    return leaves[: tree.num_leaves], {k: v for k, v in params.items() if k != "prefetch"}
+
+
+def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
+    """`launch`, whose products and attention ask for `weights` in turn, each for its next part.
+
+    m: rows of activations of the products that read them.
+    """
+    from ptx_kernels.kernels import FAMILIES, prefetch_rule
+    from ptx_kernels.tuning import choose
+
+    most = choose(prefetch_rule) if weights and m <= MOST_ROWS else 0
+    if not most:
+        return launch
+    total, asked = sum(map(_nbytes, weights)), 0
+
+    def call(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
+        nonlocal asked
+        family = FAMILIES[kernel.family]
+        if asked == total or not (family.weights or family.name == "paged_attention"):
+            return launch(kernel, *operands)
+        first, asked = asked, min(total, asked + most)
+        wanted = tuple(_part(w, first / total, asked / total) for w in weights)
+        kernel = family.build(**kernel.arguments, prefetch=wanted)
+        return launch(kernel, *operands, *jax.tree.leaves(list(weights)))
+
+    return call
+
+
+def _planes(w: Packed) -> tuple[tuple[int, ...], ...]:
+    """Shapes (n, blocks, bytes) of a matrix's planes."""
+    if isinstance(w, IndexedArray):
+        return tuple(plane.shape[1:] for plane in w.stack.planes)
+    return tuple(plane.shape for plane in w.planes)
+
+
+def _nbytes(w: Packed) -> int:
+    return sum(map(math.prod, _planes(w)))
+
+
+def _part(w: Packed, first: float, last: float) -> Prefetch:
+    """The rows of a matrix between two parts of it, 0 to 1."""
+    from ptx_kernels.ptx import Prefetch
+
+    rows = w.shape[0]
+    return Prefetch(
+        planes=tuple((blocks, size) for _, blocks, size in _planes(w)),
+        rows=rows,
+        first=round(first * rows),
+        last=round(last * rows),
+        layers=layers(w),
+    )
