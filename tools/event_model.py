@@ -86,8 +86,9 @@ class Program:
 class Queue:
     """Serves one request after another at a rate."""
 
-    def __init__(self, rate: float) -> None:
-        self._rate, self._free = rate, 0.0
+    def __init__(self, rate: float, busy: float = 0.0) -> None:
+        """`busy`: seconds that it still serves those before."""
+        self._rate, self._free = rate, busy
 
     def serve(self, now: float, amount: float) -> float:
         """When a request that comes now is served."""
@@ -128,7 +129,7 @@ def seconds(launch: Launch, device: Device) -> float:
     run = _Run(
         replace(program, blocks=math.ceil(program.blocks / part)),
         multiprocessors // part,
-        memory=Queue(MEMORY_RATE * device.bandwidth / part),
+        memory=Queue(MEMORY_RATE * device.bandwidth / part, _busy(launch, device)),
         l2=Queue(device.l2_bandwidth / part),
         hertz=hertz,
     )
@@ -252,8 +253,10 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
     per_turn = outer.turns / turns  # of the code around the loop, in each turn
     code = [(inner, loop.turns * outer.turns / turns), (around, per_turn)]
     warps = launch.blocks * launch.warps
+    ahead_of_time = min(1.0, (launch.resident_bytes + launch.coming_bytes) / max(launch.nbytes, 1))
     memory = _memory_bytes(launch) / warps
     other = max(0.0, launch.l2_bytes / launch.warps - memory)
+    found, memory = ahead_of_time * memory, (1 - ahead_of_time) * memory
     staged = bool(launch.prologue.parts and any(_waits(_flat(launch.prologue))))
     ahead, copies = _ahead((*around, *inner))
     issued = sum(turns * n for n, turns in _counted(launch))
@@ -277,7 +280,7 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         )
 
     prologue = [(part, times) for part, times in launch.prologue.straight()]
-    memory_turns = 0.0 if staged else other / turns
+    l2_turns = (found if staged else found + other) / turns
     overlap = 0.0 if copies else _overlap(inner, launch.cold)
     barrier = any(i.name == "BAR" for i in around) and per_turn == 1.0
     return Program(
@@ -287,12 +290,18 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         sum(_waits(_flat(launch.prologue))),
         launch.early_bytes > 0,
         made(prologue, l2=other if staged else 0.0),
-        made(code, memory=memory / turns, l2=memory_turns, overlap=overlap, barrier=barrier),
+        made(code, memory=memory / turns, l2=l2_turns, overlap=overlap, barrier=barrier),
         turns,
         made([(once, 1.0)]),
         CLUSTER_BARRIER * sum(i.name == CLUSTER_WAIT for i in once)
         + sum(_waits(tuple(i for i in once if not i.name.startswith("LDG")))),
     )
+
+
+def _busy(launch: Launch, device: Device) -> float:
+    """Seconds, from the launch on, in which memory brings what launches before have asked for."""
+    asked = launch.coming_bytes + launch.queued_bytes
+    return max(0.0, asked / (MEMORY_RATE * device.bandwidth) - LAUNCH)
 
 
 def _loop(body: Section) -> tuple[Section, Section]:
@@ -319,8 +328,8 @@ def _counted(launch: Launch) -> Iterable[tuple[int, float]]:
 
 
 def _memory_bytes(launch: Launch) -> float:
-    """Of all blocks, through memory: no more than pass L2."""
-    return min(launch.nbytes, launch.blocks * launch.l2_bytes)
+    """Of all blocks, through memory, what several of them read once."""
+    return min(launch.nbytes, launch.blocks * launch.memory_bytes)
 
 
 def _waits(code: tuple[SassInstruction, ...]) -> list[float]:

@@ -81,19 +81,32 @@ class ProgramKernels:
     """What one program launches, of the whole model.
 
     Attributes:
-      kernels: ours -> launches.
-      xla: XLA's own launches with how often each runs; a loop's turns are multiplied.
+      sequence: its launches in order, ours or XLA's, with how often each runs: a loop's turns and
+        the layers that a launch stands for are multiplied.
       hlo: the compiled text, in which the instructions of `xla` are found.
     """
 
     asked: Asked
-    kernels: dict[Kernel, int]
-    xla: tuple[tuple[Thunk, int], ...]
+    sequence: tuple[tuple[Kernel | Thunk, int], ...]
     hlo: str
+
+    @functools.cached_property
+    def kernels(self) -> dict[Kernel, int]:
+        """Ours -> launches."""
+        counts: Counter[Kernel] = Counter()
+        for launch, times in self.sequence:
+            if isinstance(launch, Kernel) and times:
+                counts[launch] += times
+        return dict(counts)
+
+    @property
+    def xla(self) -> list[tuple[Thunk, int]]:
+        """XLA's own launches with how often each runs."""
+        return [(each, n) for each, n in self.sequence if n and not isinstance(each, Kernel)]
 
     @property
     def launches(self) -> int:
-        return sum(self.kernels.values()) + sum(count for _, count in self.xla)
+        return sum(count for _, count in self.sequence)
 
 
 @functools.cache
@@ -121,19 +134,14 @@ def program_kernels(asked: Asked) -> ProgramKernels:
     ).calls
     of_text = {kernel.text: kernel for call in calls for kernel in call.kernels}
     ours = set(map(id, program.ptx_launches))
-    kernels: Counter[Kernel] = Counter()
-    xla = []
+    sequence: list[tuple[Kernel | Thunk, int]] = []
     of_layer, loops = Counter(like), _loops(program.hlo)
     for launch in program.launches:
         layer, times = _place(launch, loops)
         times *= 1 if layer is None else of_layer[layer]
-        if id(launch) in ours:
-            kernels[of_text[program.ptx_text(launch)]] += times
-        else:
-            xla.append((launch, times))
-    kernels = Counter({kernel: times for kernel, times in kernels.items() if times})
-    xla = [(launch, times) for launch, times in xla if times]
-    return ProgramKernels(asked, dict(kernels), tuple(xla), program.hlo)
+        kernel = of_text[program.ptx_text(launch)] if id(launch) in ours else launch
+        sequence.append((kernel, times))
+    return ProgramKernels(asked, tuple(sequence), program.hlo)
 
 
 class _Loop(NamedTuple):

@@ -14,7 +14,7 @@ import functools
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ import jax
 
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.machine_code import report
-from ptx_kernels.machine_code.model import LAUNCH, MEMORY_LATENCY, predict
+from ptx_kernels.machine_code.model import LAUNCH, MEMORY_LATENCY, Launch, predict
 from ptx_kernels.machine_code.report import plain_table
 from ptx_kernels.machine_code.work import traffic
 from ptx_kernels.ptx import Kernel
 
 from . import aot, event_model
+from .prefetched import Found, Prefetched
 from .program_kernels import BATCHES, PROMPTS, SHAPES, Asked, ProgramKernels, program_kernels
 from .results import write_results
 from .thunks import Array, Instruction, parse_hlo
@@ -45,7 +46,7 @@ _DOT = re.compile(
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One of our kernels in a program; seconds of one launch by each model, None: unknown."""
+    """One of our kernels in a program; seconds of one launch by each model, on average."""
 
     name: str
     grid: tuple[int, int, int]
@@ -80,15 +81,25 @@ class StepTime:
 
 
 def step_time(asked: Asked) -> StepTime:
-    """Predicts one program."""
+    """Predicts one program: its launches in order, as each finds what those before asked for."""
     found = program_kernels(asked)
-    kernels = tuple(
-        KernelTime(kernel.name, kernel.grid, count, *_times(kernel))
-        for kernel, count in found.kernels.items()
-    )
-    xla = xla_seconds(found)
-    seconds = xla + sum(k.count * k.seconds for k in kernels)
-    event_seconds = xla + sum(k.count * k.event_seconds for k in kernels)
+    by_cost = Prefetched(REFERENCE.bandwidth)
+    by_events = Prefetched(event_model.MEMORY_RATE * REFERENCE.bandwidth)
+    kernels: dict[Kernel, list[tuple[int, str, float, float]]] = defaultdict(list)
+    of_xla, xla = iter(xla_launches(found)), 0.0
+    for launch, times in found.sequence:
+        if not isinstance(launch, Kernel):
+            seconds = next(of_xla)
+            by_cost.pass_time(seconds)
+            by_events.pass_time(seconds)
+            xla += times * seconds
+            continue
+        _, bound, seconds = _in_turn(by_cost, launch, _by_cost)
+        event_seconds = _in_turn(by_events, launch, _by_events)[2]
+        kernels[launch].append((times, bound, seconds, event_seconds))
+    rows = tuple(_kernel_time(kernel, runs) for kernel, runs in kernels.items())
+    seconds = xla + sum(k.count * k.seconds for k in rows)
+    event_seconds = xla + sum(k.count * k.event_seconds for k in rows)
     return StepTime(
         asked.shape,
         asked.batch,
@@ -99,34 +110,76 @@ def step_time(asked: Asked) -> StepTime:
         xla,
         asked.tokens / seconds,
         asked.tokens / event_seconds,
-        kernels,
+        tuple(row for row in rows if row.count),
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _times(kernel: Kernel) -> tuple[str, float, float]:
-    """What binds a kernel, and its seconds by each model.
+def _kernel_time(kernel: Kernel, runs: list[tuple[int, str, float, float]]) -> KernelTime:
+    """The mean of a kernel's launches, which find more or less of their bytes asked for."""
+    count = sum(times for times, *_ in runs)
+    seconds, event_seconds = (
+        sum(run[0] * run[i] for run in runs) / max(count, 1) for i in (2, 3)
+    )
+    return KernelTime(kernel.name, kernel.grid, count, runs[-1][1], seconds, event_seconds)
 
-    Of one whose trips are not known, both take a launch, a wait and its bytes.
-    """
-    asked = report.launch(kernel, report.code(kernel, REFERENCE.arch))
+
+_Predicted = tuple[float, str, float]  # bytes that the launch moves, what binds it, seconds
+
+
+def _in_turn(
+    account: Prefetched, kernel: Kernel, model: Callable[[Kernel, Found], _Predicted]
+) -> _Predicted:
+    """A launch by a model, and its part in the account."""
+    predicted = model(kernel, account.begin(kernel))
+    nbytes, _, seconds = predicted
+    account.pass_time(seconds, nbytes)
+    account.end(kernel)
+    return predicted
+
+
+@functools.lru_cache(maxsize=4096)
+def _by_cost(kernel: Kernel, found: Found) -> _Predicted:
+    """A launch by the cost model; of one whose trips are not known, a wait and its bytes."""
+    asked = _launch(kernel)
     if asked is None:
-        seconds = LAUNCH + MEMORY_LATENCY + traffic(kernel) / REFERENCE.bandwidth
-        return "bandwidth", seconds, seconds
-    predicted = predict(asked, REFERENCE)
-    return predicted.bound, predicted.seconds, event_model.seconds(asked, REFERENCE)
+        return _unknown(kernel)
+    predicted = predict(found.by(asked), REFERENCE)
+    return asked.nbytes - found.resident, predicted.bound, predicted.seconds
 
 
-def xla_seconds(found: ProgramKernels) -> float:
-    """All of XLA's launches: bytes of operands and results, and multiply-adds of products."""
+@functools.lru_cache(maxsize=4096)
+def _by_events(kernel: Kernel, found: Found) -> _Predicted:
+    """The same by the event model."""
+    asked = _launch(kernel)
+    if asked is None:
+        return _unknown(kernel)
+    seconds = event_model.seconds(found.by(asked), REFERENCE)
+    return asked.nbytes - found.resident, "", seconds
+
+
+@functools.lru_cache(maxsize=1024)
+def _launch(kernel: Kernel) -> Launch | None:
+    return report.launch(kernel, report.code(kernel, REFERENCE.arch))
+
+
+def _unknown(kernel: Kernel) -> _Predicted:
+    nbytes = traffic(kernel)
+    return nbytes, "bandwidth", LAUNCH + MEMORY_LATENCY + nbytes / REFERENCE.bandwidth
+
+
+def xla_launches(found: ProgramKernels) -> list[float]:
+    """Seconds of each of XLA's launches, in order.
+
+    By bytes of operands and results, and multiply-adds of products.
+    """
     instructions, products = parse_hlo(found.hlo), _multiply_adds(found.hlo)
     lines = {
         name: line
         for line in found.hlo.splitlines()
         if (name := line.strip().removeprefix("ROOT ").lstrip("%").partition(" = ")[0])
     }
-    total = 0.0
-    for launch, count in found.xla:
+    seconds = []
+    for launch in (each for each, _ in found.sequence if not isinstance(each, Kernel)):
         busy = 0.0
         if launch.instruction is not None:
             line = lines.get(launch.instruction.name, "")
@@ -134,8 +187,8 @@ def xla_seconds(found: ProgramKernels) -> float:
             called = _CALLS.search(line)
             adds = products[called[1]] if called else 0
             busy = max(nbytes / REFERENCE.bandwidth, 2 * adds / _FLOAT_RATE)
-        total += count * (LAUNCH + MEMORY_LATENCY + busy)
-    return total
+        seconds.append(LAUNCH + MEMORY_LATENCY + busy)
+    return seconds
 
 
 def _bytes(instruction: Instruction, line: str, instructions: dict[str, Instruction]) -> int:

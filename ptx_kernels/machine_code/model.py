@@ -8,7 +8,9 @@ The model, for one launch whose memory traffic, loop trips and grid are known:
     first       the latency of the first bytes that it waits for there; of bytes that it asks for in
                 the prologue, what of it is left then
     bandwidth   bytes that must move / what a copy reaches; not those of them that the prologue asks
-                for and has time left to bring
+                for and has time left to bring, nor those that launches before have asked for and
+                that have come by then; where these asked for others', which come first, what of
+                these is left then
     issue       clocks that the busiest kind of unit of the busiest multiprocessor needs for all
                 instructions
     l1          clocks that its shared memory and L1 need, a wavefront each
@@ -150,11 +152,15 @@ class Launch:
       prologue: what every warp runs before that.
       cold: whether all that it loads comes from memory, and not only its constants.
       wavefronts: of shared memory and L1, of a block.
-      l2_bytes: that a block reads and writes, each once.
+      l2_bytes: that a block reads and writes, each once; `memory_bytes`: of these, what no cache
+        holds: weights, pages, states.
       block_bytes_in_flight: different bytes from memory that a block's loads have outstanding at
         once, at most.
       early_bytes: of a block, from memory, that the prologue asks for and the body uses.
       skipped: loads of the body, as often as a warp passes them without executing them.
+      resident_bytes, coming_bytes: of `nbytes`, those that launches before have asked for: in L2
+        when it begins, and on their way.
+      queued_bytes: that memory brings before any that this launch asks for: of later launches.
     """
 
     blocks: int
@@ -166,9 +172,13 @@ class Launch:
     cold: bool = False
     wavefronts: float = 0.0
     l2_bytes: float = 0.0
+    memory_bytes: float = 0.0
     block_bytes_in_flight: float = 0.0
     early_bytes: float = 0.0
     skipped: Section = Section(())
+    resident_bytes: float = 0.0
+    coming_bytes: float = 0.0
+    queued_bytes: float = 0.0
 
     @property
     def code(self) -> tuple[SassInstruction, ...]:
@@ -292,8 +302,6 @@ def predict(launch: Launch, device: Device) -> Prediction:
     units = launch.unit_clocks(device)
     unit = max(units, key=lambda name: units[name])
     prologue, left, _ = way(launch, hertz)
-    bandwidth = launch.nbytes / device.bandwidth
-    latency = _under_load(lambda memory: _rounds(launch, busiest, hertz, memory), bandwidth)
     loads = [
         _latency(launch, i, MEMORY_LATENCY)
         for i in launch.code
@@ -302,8 +310,19 @@ def predict(launch: Launch, device: Device) -> Prediction:
     first = max(loads, default=0.0)
     if launch.early_bytes:
         first = max(0.0, left)
+    lead = LAUNCH + prologue + first
+    there = launch.resident_bytes + min(launch.coming_bytes, lead * device.bandwidth)
+    bandwidth = max(0.0, launch.nbytes - there) / device.bandwidth
+    bandwidth += max(0.0, launch.queued_bytes / device.bandwidth - lead)
+    part = min(1.0, there / launch.nbytes) if launch.nbytes else 0.0
+
+    def rounds(memory: float) -> float:
+        return _rounds(launch, busiest, hertz, part * L2_LATENCY + (1 - part) * memory)
+
+    latency = _under_load(rounds, bandwidth)
+    if launch.early_bytes:
         blocks = min(launch.blocks, launch.resident_blocks * device.multiprocessors)
-        early = blocks * launch.early_bytes / device.bandwidth
+        early = (1 - part) * blocks * launch.early_bytes / device.bandwidth
         bandwidth -= min(early, max(0.0, -left))
     return Prediction(
         bounds={

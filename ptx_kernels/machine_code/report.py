@@ -152,6 +152,7 @@ def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch
         cold=packed_weights(kernel) is None and any(in_memory(b, kernel) for b in kernel.buffers),
         wavefronts=found.wavefronts,
         l2_bytes=found.l2_bytes,
+        memory_bytes=found.memory_bytes,
         block_bytes_in_flight=_in_flight(parts, outer_turns(kernel), warps, found),
         early_bytes=warps * WARP * _early(parts) * found.distinct,
         skipped=_skipped(parts, turns),
