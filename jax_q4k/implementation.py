@@ -39,6 +39,7 @@ class Selection(NamedTuple):
     implementation: Implementation | None = None
     activations: Activations | None = None
     fused: frozenset[str] | None = None
+    prefetch: bool = True
 
     def fuses(self, name: str) -> bool:
         """True if the operation `name` of FUSIONS may be one kernel."""
@@ -54,6 +55,7 @@ def check_selection(
     implementation: str | None,
     activations: str | None = None,
     fused: Collection[str] | Literal[False] | None = None,
+    prefetch: bool = True,
 ) -> Selection:
     """Validates names; raises ValueError naming the argument and what it may be."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
@@ -65,6 +67,8 @@ def check_selection(
         raise ValueError(
             f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None"
         )
+    if not isinstance(prefetch, bool):
+        raise ValueError(f"prefetch={prefetch!r} must be True or False")
     names: tuple[Any, ...] | None
     if fused is None:
         names = None
@@ -85,6 +89,7 @@ def check_selection(
         cast("Implementation | None", implementation),
         cast("Activations | None", activations),
         None if names is None else frozenset(names),
+        prefetch,
     )
 
 
@@ -94,6 +99,7 @@ def implementation(
     *,
     activations: Activations | None = None,
     fused: Collection[str] | Literal[False] | None = None,
+    prefetch: bool = True,
 ) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
@@ -111,12 +117,14 @@ def implementation(
         GPUs (`jq.explain` says which).
       fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their
         steps; the others are chains of simpler ones. False: none. None: all, each wherever it pays.
+      prefetch: whether launches ask for weights of later ones, those that operations are told by
+        their `prefetch`, where the GPU can.
 
     Raises:
       ValueError: an unknown name. A choice that cannot run on the platform raises when it is
         lowered.
     """
-    with selected(check_selection(name, activations, fused)):
+    with selected(check_selection(name, activations, fused, prefetch)):
         yield
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from ptx_kernels.machine_code.model import Launch
 from ptx_kernels.ptx import Kernel, Prefetch
 
-
 _GRAIN = 1 << 14  # bytes: launches of one kernel then find the same
 
 

@@ -117,9 +117,8 @@ def step_time(asked: Asked) -> StepTime:
 def _kernel_time(kernel: Kernel, runs: list[tuple[int, str, float, float]]) -> KernelTime:
     """The mean of a kernel's launches, which find more or less of their bytes asked for."""
     count = sum(times for times, *_ in runs)
-    seconds, event_seconds = (
-        sum(run[0] * run[i] for run in runs) / max(count, 1) for i in (2, 3)
-    )
+    seconds = sum(times * each for times, _, each, _ in runs) / max(count, 1)
+    event_seconds = sum(times * each for times, _, _, each in runs) / max(count, 1)
     return KernelTime(kernel.name, kernel.grid, count, runs[-1][1], seconds, event_seconds)
 
 

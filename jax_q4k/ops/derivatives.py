@@ -54,9 +54,10 @@ def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> Non
     else:
         ad.primitive_jvps[op.primitive] = functools.partial(_jvp_of, derivative)
         ad.primitive_transposes[op.primitive] = functools.partial(_transpose_of, op, derivative)
-    rules: Any = ad.primitive_jvps, ad.primitive_transposes
-    for known, of_own in zip(rules, (_own_jvp, _own_transpose), strict=True):
-        known[op.primitive] = functools.partial(of_own, known[op.primitive])
+    jvps: Any = ad.primitive_jvps
+    transposes: Any = ad.primitive_transposes
+    jvps[op.primitive] = functools.partial(_own_jvp, jvps[op.primitive])
+    transposes[op.primitive] = functools.partial(_own_transpose, transposes[op.primitive])
 
 
 def _own_jvp(

@@ -221,7 +221,7 @@ def linear(
       biases: for every matrix (n_i,) or None; None: none has one.
       residual: (..., n), of a single matrix, or None.
       prefetch: weights that the program's next operation reads. On GPUs from sm_90 on, launches for
-        up to 64 rows ask for some MB of packed ones at their end, so that the next launch finds
+        up to eight rows ask for some MB of packed ones at their end, so that the next launch finds
         them in the L2 cache. No result depends on it; several devices do without.
       activations: as `matmul` takes them.
 

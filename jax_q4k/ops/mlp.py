@@ -79,7 +79,7 @@ def mlp(
     ):
         operands = Operands(rows, residual, norm_weight, gate, up, down)
         params = {"eps": checked, "activation": activation, "activations": activations}
-        y = op.bind(*operands, prefetch=prefetched(prefetch), **params)
+        y = op.bind(*operands, prefetch=prefetched((down, *prefetch)), **params)
     else:
         h = linear.gated_matmul(
             rows,
@@ -135,7 +135,10 @@ def ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> jax.Array:
-    """The operation by PTX kernels; the gated product leaves what the one with `down` takes."""
+    """The operation by PTX kernels; the gated product leaves what the one with `down` takes.
+
+    prefetch: `down`, and what comes behind it.
+    """
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
     of_pair, last = (_kernel(w, m, activations) for w in ([gate, up], [down]))
@@ -146,11 +149,11 @@ def ptx(
         output = gemm.quantized_to([down], m, activations)
         output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
     around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
-    h = of_pair(asking(launch, [down], m), x, [gate, up], output=output, **around)
+    h = of_pair(asking(launch, prefetch[:1], m), x, [gate, up], output=output, **around)
     if output != "f32" and last is not None:
-        (y,) = last(asking(launch, prefetch, m), h, [down], residual=residual)
+        (y,) = last(asking(launch, prefetch[1:], m), h, [down], residual=residual)
     else:
-        options: dict[str, Any] = {"activations": activations, "prefetch": prefetch}
+        options: dict[str, Any] = {"activations": activations, "prefetch": prefetch[1:]}
         (y,) = linear.ptx(launch, *given.last(h[0]), **options)
     return y
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -16,7 +16,6 @@ from .. import native
 from ..custom_call import KernelCall, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import current_selection
-from ..indexed import Packed
 from ..jax_internals import (
     Primitive,
     lower_with_devices,
@@ -104,7 +103,7 @@ class Op:
             lowering = functools.partial(self._lower, platform or "other")
             mlir.register_lowering(self.primitive, lowering, platform=platform)
 
-    def bind(self, *operands: Any, prefetch: Sequence[Packed] = (), **params: Any) -> Any:
+    def bind(self, *operands: Any, prefetch: Any = (), **params: Any) -> Any:
         """The results, by the implementation that `jax_q4k.implementation` selected.
 
         prefetch: weights of the operation behind it, which the `ptx` composition gets as a keyword;
@@ -144,10 +143,10 @@ class Op:
         return function
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
-        avals, params = own(avals, tree, params)
-        shapes = tuple((aval.shape, aval.dtype) for aval in avals)
+        given, params = own(avals, tree, params)
+        shapes = tuple((aval.shape, aval.dtype) for aval in given)
         results = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
-        return varying_as(avals, results)
+        return varying_as(given, results)
 
     def _lower(
         self,
@@ -188,7 +187,7 @@ class Op:
     def _of_leaves(
         self, implementation: str, tree: Any, params: Params, launch: KernelCall | None = None
     ) -> Callable[..., list[Any]]:
-        """Function of the leaves of operands, and of weights to prefetch, to the results' leaves."""
+        """Function of the leaves of operands, and of weights to prefetch, to those of results."""
         composition = backends.composition(self, implementation, launch)
         launches = backends.BACKENDS[implementation].launch is not None and self.ptx is not None
         ahead = params.get("prefetch") if launches else None

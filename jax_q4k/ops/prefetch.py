@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ..implementation import current_selection
 from ..indexed import IndexedArray, Packed, layers
 from . import checks
 from .backends import KernelCall
@@ -20,14 +21,16 @@ from .backends import KernelCall
 if TYPE_CHECKING:
     from ptx_kernels.ptx import Kernel, Prefetch
 
-#: Rows of activations up to which memory is what products wait for; more keep multiprocessors busy.
-MOST_ROWS = 64
+#: Rows of activations up to which memory is what products wait for; more keep L1 busy for longer.
+MOST_ROWS = 8
 
 
 def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
-    """Those of the weights that kernels read packed; there is no launch of ours to read others."""
+    """Those of the weights that kernels read packed; none where `implementation` turns it off."""
+    if not current_selection().prefetch:
+        return ()
     given = map(checks.value, weights)
-    return tuple(w for w in given if isinstance(w, Packed) and math.prod(w.shape))
+    return tuple(w for w in given if isinstance(w, Packed) and all(w.shape))
 
 
 def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]:

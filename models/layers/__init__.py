@@ -97,13 +97,16 @@ class DecoderLayer(nnx.Module):
         return self.mixer.first
 
     def _mixed(self, x: Array, memory: Any, prefetch: Ahead) -> tuple[Array, Any]:
-        mixer, network = self.mixer, self.mlp
-        # mixtures of experts have launches of their own, which ask for nothing
-        of_mixer = {"prefetch": network.first} if isinstance(network, MLP) else {}
-        options: Any = {"prefetch": prefetch} if isinstance(network, MLP) else {}
+        # mixtures of experts have launches of their own, which nobody asks for
+        network = self.mlp.first if isinstance(self.mlp, MLP) else []
         if self.norm is None:
-            x, memory = mixer(x, memory, **of_mixer)
-            return network(x, **options), memory
+            x, memory = self.mixer(x, memory, prefetch=network)
+            return self._network(x, None, prefetch), memory
         h = self.norm(x)
-        x, memory = mixer(h, memory, residual=x, **of_mixer)
-        return network(h, residual=x, **options), memory
+        x, memory = self.mixer(h, memory, residual=x, prefetch=network)
+        return self._network(h, x, prefetch), memory
+
+    def _network(self, x: Array, residual: Array | None, prefetch: Ahead) -> Array:
+        if isinstance(self.mlp, MLP):
+            return self.mlp(x, residual, prefetch)
+        return self.mlp(x, residual)

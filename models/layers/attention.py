@@ -240,7 +240,8 @@ class Paged:
         kv_rows = k_pages.shape[1] * head_dim  # pages may hold each head several times
         if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:
             ys = linear(x, *projections, norm=norm, prefetch=prefetch)
-            return self.append(*(heads(y, head_dim) for y in ys), norms)
+            q, k, v = (heads(y, head_dim) for y in ys)
+            return self.append(q, k, v, norms)
         options = _of_heads(self.pages, self.rotation, norms)
         options |= {"head_eps": options.pop("eps"), "biases": [p.bias for p in projections]}
         x, normalizing = normalized(x, norm)

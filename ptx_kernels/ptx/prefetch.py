@@ -66,7 +66,7 @@ class Prefetch:
         return found
 
     def operands(self, k: Builder, number: int) -> list[Pointer]:
-        """The planes of matrix `number` of those that the kernel asks for, as operands, in bytes."""
+        """The planes of matrix `number` that the kernel asks for, as operands, in bytes."""
         stack = (self.layers,) if self.layers else ()
         planes = [
             k.input(f"ahead{number}_{p}", u8, (*stack, self.rows, *row), ahead=True)
