@@ -196,25 +196,31 @@ def _cut(config: Config) -> tuple[Config, tuple[int, ...]]:
     """The fewest first layers that have all kinds, and of each layer of `config` the one like it.
 
     A layer between others stands for those of its kind: XLA joins what is around the first and the
-    last to them.
+    last to them. The last, whose launches ask for the output's weights, is the last of these too,
+    or if that is of another kind one between others.
     """
-    wanted = _kinds(config)
+    *wanted, (last, _) = _kinds(config)
     for count in range(3, config.num_layers):
         cut = first_layers(config, count)
-        inner = {kind: layer for layer, kind in enumerate(_kinds(cut)) if 0 < layer < count - 1}
-        if set(wanted) <= set(inner):
-            return cut, tuple(inner[kind] for kind in wanted)
+        *kinds, (own, _) = _kinds(cut)
+        inner = {kind: layer for layer, kind in enumerate(kinds) if layer}
+        alike = [layer for (kind, _), layer in inner.items() if kind == last]
+        if set(wanted) <= set(inner) and (own == last or alike):
+            return cut, (*(inner[kind] for kind in wanted), count - 1 if own == last else alike[0])
     return config, tuple(range(config.num_layers))
 
 
 def _kinds(config: Config) -> list[tuple[Any, ...]]:
-    """What tells layers apart: the types of their tensors, mixer, window and heads."""
+    """What tells layers apart: the types of their tensors, mixer, window and heads.
+
+    And what mixes tokens in the next layer, for whose weights their launches ask; of the last None.
+    """
     types: list[dict[str, str]] = [{} for _ in range(config.num_layers)]
     for name, kind in tensor_types(config).items():
         if name.startswith("blk."):
             _, layer, rest = name.split(".", 2)
             types[int(layer)][rest] = kind
-    return [
+    own = [
         (
             tuple(sorted(types[layer].items())),
             config.mixer_of(layer),
@@ -223,3 +229,7 @@ def _kinds(config: Config) -> list[tuple[Any, ...]]:
         )
         for layer in range(config.num_layers)
     ]
+    mixers = [
+        tuple(pair for pair in types if not pair[0].startswith("ffn")) for types, *_ in own[1:]
+    ]
+    return list(zip(own, [*mixers, None], strict=True))

@@ -62,7 +62,7 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     buffers = {b.name: b for b in kernel.buffers}
-    packed = [b for b in kernel.operands if b.type.name == "u8"]
+    packed = [b for b in kernel.operands if b.type.name == "u8" and not b.ahead]
     planes: dict[str, np.ndarray] = {}
     for format, own in _matrices(packed):
         arrays = random_planes(format, *own[0].shape[:-1], rng=rng)
@@ -71,6 +71,8 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     def make(buffer: Buffer) -> np.ndarray:
         if buffer.name in planes:
             return planes[buffer.name]
+        if buffer.ahead:
+            return np.zeros(buffer.shape, buffer.type.dtype)  # nobody reads them
         if buffer.name.endswith("index"):  # of a stack (`input_planes`)
             layers = packed[0].shape[0]
             return rng.integers(-layers, layers, buffer.shape, np.int32)

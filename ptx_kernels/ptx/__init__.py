@@ -1,8 +1,9 @@
 """The kernel language: Python that writes PTX text."""
 
-from .builder import Builder, kernel
+from .builder import Builder
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
+from .kernel_function import kernel
 from .lane_partition import LanePartition
 from .module import MAX_CLUSTER, Buffer, Kernel
 from .pointer import Pointer

@@ -9,19 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from types import CodeType
-from typing import Any
 
 from . import mbarrier, values, warp
-from .arguments import checked
 from .errors import KernelError, Line
 from .instructions import CLUSTER_BARRIERS, CLUSTERS
 from .issue import issue
 from .module import MAX_CLUSTER, MAX_SHARED_BYTES, Buffer, Kernel
 from .pointer import Pointer
-from .prefetch import Prefetch, ask_ahead, prefetch_l2
 from .text import Text
 from .types import Type, f32, u32, u64
 from .values import Operand, Value, Var, apply, emit, guard, immediate, instruction, operand, spell
@@ -382,7 +378,7 @@ class Builder(Text):
     mbarrier_wait = mbarrier.mbarrier_wait
     bulk_copy = mbarrier.bulk_copy
     fence_async = mbarrier.fence_async
-    prefetch_l2 = prefetch_l2
+    prefetch_l2 = mbarrier.prefetch_l2
 
     # --- the end ---
 
@@ -436,28 +432,4 @@ class Builder(Text):
         )
 
 
-def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
-    """Makes a kernel function `f(k, *, ...)` a builder: `f(...)` returns its `Kernel`, cached.
-
-    Arguments must be of the types that the function declares; see `arguments.checked`. Every kernel
-    takes `prefetch`, too: what it asks for at its end, by operands behind its own.
-    """
-
-    @functools.cache
-    def build(arguments: tuple[tuple[str, Any], ...], prefetch: tuple[Prefetch, ...]) -> Kernel:
-        builder = Builder(function.__name__, function.__code__)
-        function(builder, **dict(arguments))
-        given = (function.__kwdefaults__ or {}) | dict(arguments)
-        if prefetch:
-            ask_ahead(builder, prefetch)
-            given |= {"prefetch": prefetch}
-        return replace(builder.finish(), family=function.__name__, arguments=given)
-
-    @functools.wraps(function)
-    def wrapper(*, prefetch: tuple[Prefetch, ...] = (), **arguments: Any) -> Kernel:
-        return build(tuple(sorted(checked(function, arguments).items())), prefetch)
-
-    return wrapper
-
-
-__all__ = ["WARP", "Branch", "Builder", "kernel"]
+__all__ = ["WARP", "Branch", "Builder"]

@@ -1,4 +1,4 @@
-"""Barriers in shared memory and the bulk copies that they count.
+"""Barriers in shared memory and the bulk copies that they count; bulk prefetches.
 
 Each function here is a method of the Builder.
 
@@ -13,6 +13,9 @@ from .pointer import Pointer
 from .text import Text
 from .types import pred, u64
 from .values import Operand, register
+
+CHUNK = 16  # bytes; addresses and sizes of what goes in bulk are multiples of it
+MOST_PREFETCHED = (1 << 20) - CHUNK  # bytes of one instruction: ptxas takes no more
 
 
 def mbarrier_init(k: Text, barrier: Pointer, count: Operand) -> None:
@@ -53,10 +56,25 @@ def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrie
             "bulk_copy goes from global to shared memory,"
             f" not from {source.space} to {target.space}"
         )
-    if isinstance(nbytes, int) and (nbytes <= 0 or nbytes % 16):
-        raise KernelError(f"bulk_copy of {nbytes} bytes: it must be a multiple of 16")
+    if isinstance(nbytes, int) and (nbytes <= 0 or nbytes % CHUNK):
+        raise KernelError(f"bulk_copy of {nbytes} bytes: it must be a multiple of {CHUNK}")
     opcode = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
     issue(k, opcode, target, source, nbytes, _object(barrier))
+
+
+def prefetch_l2(k: Text, source: Pointer, nbytes: Operand) -> None:
+    """One thread asks for bytes of global memory to be brought into the L2 cache (sm_90).
+
+    Nothing waits for them. Address and size are multiples of 16.
+    """
+    if source.space != "global":
+        raise KernelError(f"prefetch_l2 is of global memory, not of {source.space} memory")
+    if isinstance(nbytes, int) and (not 0 < nbytes <= MOST_PREFETCHED or nbytes % CHUNK):
+        raise KernelError(
+            f"prefetch_l2 of {nbytes} bytes: it must be a multiple of {CHUNK}, at most"
+            f" {MOST_PREFETCHED}"
+        )
+    issue(k, "cp.async.bulk.prefetch.L2.global", source, nbytes)
 
 
 def fence_async(k: Text) -> None:

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from .builder import Builder
 from .errors import KernelError
-from .issue import issue
+from .mbarrier import CHUNK, MOST_PREFETCHED
 from .pointer import Pointer
-from .text import Text
 from .types import s32, u8, u32
-from .values import Operand, Value
-
-if TYPE_CHECKING:
-    from .builder import Builder
-
-CHUNK = 16  # bytes; a prefetch's address and size are multiples of it
-MOST_BYTES = (1 << 20) - CHUNK  # of one prefetch: ptxas takes no more
+from .values import Value
 
 
 @dataclass(frozen=True)
@@ -46,21 +39,16 @@ class Prefetch:
                 f"prefetch of rows {self.first} to {self.last}: the matrix has {self.rows}"
             )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of these rows."""
-        return (self.last - self.first) * sum(map(math.prod, self.planes))
-
     def shares(self, blocks: int) -> list[tuple[int, int]]:
         """The first byte of each plane's rows, and bytes that each of so many blocks asks for.
 
-        At most MOST_BYTES, and none of a plane whose matrices in a stack do not all begin at a
+        At most MOST_PREFETCHED, and none of a plane whose matrices in a stack do not all begin at a
         multiple of 16 bytes.
         """
         found = []
         for row in map(math.prod, self.planes):
             begin = self.first * row // CHUNK * CHUNK
-            size = min(MOST_BYTES, (self.last * row - begin) // blocks // CHUNK * CHUNK)
+            size = min(MOST_PREFETCHED, (self.last * row - begin) // blocks // CHUNK * CHUNK)
             aligned = not self.layers or self.rows * row % CHUNK == 0
             found.append((begin, size if aligned else 0))
         return found
@@ -73,18 +61,19 @@ class Prefetch:
             for p, row in enumerate(self.planes)
         ]
         if self.layers:
-            layer = layer_index(k, f"ahead{number}_index", self.layers)
+            layer = layer_index(k, f"ahead{number}_index", self.layers, ahead=True)
             planes = [plane.at(layer) for plane in planes]
         sizes = [self.rows * math.prod(row) for row in self.planes]
         return [plane.reshape(size) for plane, size in zip(planes, sizes, strict=True)]
 
 
-def layer_index(k: Builder, name: str, layers: int) -> Value:
+def layer_index(k: Builder, name: str, layers: int, *, ahead: bool = False) -> Value:
     """An operand s32 () that says which of so many matrices of a stack is meant, as u32.
 
-    Below 0 it counts from the end; beyond either end it is the nearest.
+    Below 0 it counts from the end; beyond either end it is the nearest. `ahead`: of a stack that
+    the kernel only asks for.
     """
-    index = k.input(name, s32, ()).load()
+    index = k.input(name, s32, (), ahead=ahead).load()
     index = k.select(index < 0, index + layers, index)
     return k.minimum(k.maximum(index, 0), layers - 1).bits(u32)
 
@@ -92,26 +81,19 @@ def layer_index(k: Builder, name: str, layers: int) -> Value:
 def ask_ahead(k: Builder, wanted: tuple[Prefetch, ...]) -> None:
     """The end of a kernel: each block's first thread asks for its share of the bytes."""
     (x, y, z), _ = k.geometry
-    with k.when(k.thread_id == 0):
-        block = k.block_id()
+    blocks = x * y * z
+
+    def read(name: str) -> Value:  # anew: what is kept from the start takes registers meanwhile
+        value = k.register(u32)
+        k.write(f"mov.u32 {value.name}, {name};")
+        return value
+
+    with k.when(read("%tid.x") == 0):
+        block = read("%ctaid.x")
         if y * z > 1:
-            block = block + (k.block_id("z") * y + k.block_id("y")) * x
+            block = block + (read("%ctaid.z") * y + read("%ctaid.y")) * x
         for number, each in enumerate(wanted):
             planes = each.operands(k, number)
-            for plane, (begin, size) in zip(planes, each.shares(x * y * z), strict=True):
+            for plane, (begin, size) in zip(planes, each.shares(blocks), strict=True):
                 if size:
-                    prefetch_l2(k, plane.at(begin).at(block * size), size)
-
-
-def prefetch_l2(k: Text, source: Pointer, nbytes: Operand) -> None:
-    """One thread asks for bytes of global memory to be brought into the L2 cache (sm_90).
-
-    Nothing waits for them. Address and size are multiples of 16.
-    """
-    if source.space != "global":
-        raise KernelError(f"prefetch_l2 is of global memory, not of {source.space} memory")
-    if isinstance(nbytes, int) and (not 0 < nbytes <= MOST_BYTES or nbytes % CHUNK):
-        raise KernelError(
-            f"prefetch_l2 of {nbytes} bytes: it must be a multiple of {CHUNK}, up to {MOST_BYTES}"
-        )
-    issue(k, "cp.async.bulk.prefetch.L2.global", source, nbytes)
+                    k.prefetch_l2(plane.at(begin).reshape(blocks, size).at(block), size)

@@ -9,7 +9,7 @@ from program_budgets import BUDGETS, Limits
 
 from ptx_kernels.machine_code.accesses import accesses
 from ptx_kernels.machine_code.report import Code, code
-from ptx_kernels.machine_code.sass import load_bits
+from ptx_kernels.machine_code.sass import disassemble, load_bits
 from ptx_kernels.machine_code.work import packed_weights, work
 from ptx_kernels.ptx import Kernel
 from tools import aot
@@ -65,6 +65,25 @@ def test_no_kernel_costs_more(program: Asked):
         if now.load_bits is not None and most.load_bits is not None:
             assert now.load_bits >= most.load_bits, (name, now)
     assert seen >= set(budgets), "budgets of kernels that the program launches no more"
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_launches_of_a_step_ask_for_the_next_weights(batch):
+    """Projections, attention, its output, gate and up, down: of a layer all that read weights.
+
+    They ask for 5 MB at least, by an instruction for each plane of each matrix.
+    """
+    asking = [
+        k for k in program_kernels(Asked("llama-3.1-8b", batch=batch)).kernels if k.ahead_bytes
+    ]
+    of_layers = {"paged_attention", "q4_k", "qkv", "gated"}
+    assert all(any(part in kernel.name for kernel in asking) for part in of_layers)
+    for kernel in asking:
+        assert kernel.ahead_bytes >= 5e6, kernel.name
+        machine = assembled(kernel).assembly
+        found = [i for i in disassemble(machine.cubin) if i.name.startswith("UBLKPF")]
+        planes = sum(len(each.planes) for each in kernel.arguments["prefetch"])
+        assert len(found) == planes, kernel.name
 
 
 def test_no_budget_is_looser_than_the_code_that_it_bounds():

@@ -18,6 +18,7 @@ from ptx_kernels.machine_code import ptxas
 from tools import aot
 from tools.launches import layer_launches, page_array
 from tools.random_model import LLAMA_3_1_8B, random_model
+from tools.thunks import Array
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -192,6 +193,10 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     assert max(map(len, layers)) <= 5
     assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
     assert program.rewrites(page_array(arguments)) == []
+    # weights that launches ask for ahead are operands, of which XLA copies none
+    weights = {(leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(arguments[0])}
+    planes = {Array("u8", shape) for dtype, shape in weights if dtype == "uint8"}
+    assert planes and not any(program.rewrites(plane) for plane in planes)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k.ops.op import OPS
+from jax_q4k.ops.prefetch import own
 
 from .random_weights import random_weights
 
@@ -110,9 +111,10 @@ def equations(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_are_the_references(name):
     for equation in equations(name):
-        op, params = OPS[equation.primitive], dict(equation.params)
-        tree, _ = params.pop("tree"), params.pop("implementation")
-        leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+        op, tree = OPS[equation.primitive], equation.params["tree"]
+        operands, params = own(equation.invars, tree, equation.params)
+        params = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
+        leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
         found = jax.eval_shape(
             functools.partial(op.reference, **params), *jax.tree.unflatten(tree, leaves)
         )

@@ -1,0 +1,37 @@
+"""`@kernel`: a function that writes PTX as one that returns the built kernel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .arguments import checked
+from .builder import Builder
+from .module import Kernel
+from .prefetch import Prefetch, ask_ahead
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
+    """Makes a kernel function `f(k, *, ...)` a builder: `f(...)` returns its `Kernel`, cached.
+
+    Arguments must be of the types that the function declares; see `arguments.checked`. Every kernel
+    takes `prefetch`, too: what it asks for at its end, by operands behind its own.
+    """
+
+    @functools.cache
+    def build(arguments: tuple[tuple[str, Any], ...], prefetch: tuple[Prefetch, ...]) -> Kernel:
+        builder = Builder(function.__name__, function.__code__)
+        function(builder, **dict(arguments))
+        given = (function.__kwdefaults__ or {}) | dict(arguments)
+        if prefetch:
+            ask_ahead(builder, prefetch)
+            given |= {"prefetch": prefetch}
+        return replace(builder.finish(), family=function.__name__, arguments=given)
+
+    @functools.wraps(function)
+    def wrapper(*, prefetch: tuple[Prefetch, ...] = (), **arguments: Any) -> Kernel:
+        return build(tuple(sorted(checked(function, arguments).items())), prefetch)
+
+    return wrapper
