@@ -14,6 +14,9 @@ LATENT_DIMS = tuple(range(32, 577, 32))
 #: so many parts. The 99 KB of shared memory that a block has everywhere hold no more.
 MAX_PROMPT_DIMS = {1: 256, 2: 256, 3: 192}
 
+#: Pages that pieces of prompts attend to by tensor cores, and the parts of their queries.
+PIECE_DTYPES, PIECE_PARTS = ("bf16", "f16"), 2
+
 #: Values of quantized activations that share a scale.
 GROUP = 32
 

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 import jax_q4k as jq
@@ -39,6 +40,7 @@ SHAPES: dict[str, Config] = {
 }
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPTS = (512, 4096)
+PIECES = ((256, 4096),)  # tokens of prompts, and how many are in the cache before them
 CONTEXT = 512  # tokens of a sequence that a decode step reads
 CACHE_DTYPE = jnp.bfloat16
 _PAGE = 16  # tokens: a cache has room for whole pages
@@ -59,12 +61,14 @@ class Asked:
       shape: a key of SHAPES.
       prompt: 0: a decode step.
       context: tokens that each sequence of a decode step has room for and holds.
+      before: tokens in the cache that the prompt continues.
     """
 
     shape: str
     batch: int = 1
     prompt: int = 0
     context: int = CONTEXT
+    before: int = 0
 
     @property
     def tokens(self) -> int:
@@ -73,7 +77,8 @@ class Asked:
 
     def __str__(self) -> str:
         what = f"prompt of {self.prompt}" if self.prompt else f"batch {self.batch}"
-        return f"{self.shape}, {what}"
+        behind = f" behind {self.before}" if self.before else ""
+        return f"{self.shape}, {what}{behind}"
 
 
 @dataclass(frozen=True)
@@ -119,15 +124,7 @@ def program_kernels(asked: Asked) -> ProgramKernels:
     config = SHAPES[asked.shape]
     cut, like = _cut(config)
     model = random_model(cut, abstract=True)
-    prompt = asked.prompt or 8  # of a decode step it is another program's
-    programs = models.abstract_programs(
-        model,
-        batch=asked.batch,
-        prompt_length=prompt,
-        capacity=-(-max(asked.prompt, asked.context) // _PAGE) * _PAGE,
-        cache_dtype=CACHE_DTYPE,
-    )
-    function, arguments = programs["prefill" if asked.prompt else "decode"]
+    function, arguments = _program(model, asked)
     program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
     calls = jq.explain(
         function, *arguments, platform="cuda", device=f"NVIDIA {REFERENCE.name}"
@@ -142,6 +139,34 @@ def program_kernels(asked: Asked) -> ProgramKernels:
         kernel = of_text[program.ptx_text(launch)] if id(launch) in ours else launch
         sequence.append((kernel, times))
     return ProgramKernels(asked, tuple(sequence), program.hlo)
+
+
+def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:
+    """The jitted function and its arguments' shapes."""
+    if not asked.before:
+        programs = models.abstract_programs(
+            model,
+            batch=asked.batch,
+            prompt_length=asked.prompt or 8,  # of a decode step it is another program's
+            capacity=-(-max(asked.prompt, asked.context) // _PAGE) * _PAGE,
+            cache_dtype=CACHE_DTYPE,
+        )
+        return programs["prefill" if asked.prompt else "decode"]
+
+    def extend(weights: Any, tokens: Any, lengths: Any, cache: Any) -> Any:
+        return model.decoder(weights).extend(tokens, lengths, cache, every=False)
+
+    def cache() -> models.PagedCache:
+        options = {"dtype": CACHE_DTYPE, "ahead": asked.prompt}
+        capacity = asked.before + asked.prompt
+        return models.PagedCache.create(model.config, asked.batch, capacity, **options)
+
+    struct = jax.ShapeDtypeStruct
+    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
+    tokens = struct((asked.batch, asked.prompt), jnp.int32)
+    lengths = struct((asked.batch,), jnp.int32)
+    arguments = weights, tokens, lengths, jax.eval_shape(cache)
+    return jax.jit(extend, donate_argnums=3), arguments
 
 
 class _Loop(NamedTuple):

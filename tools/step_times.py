@@ -30,7 +30,15 @@ from ptx_kernels.ptx import Kernel
 
 from . import aot, event_model
 from .prefetched import Found, Prefetched
-from .program_kernels import BATCHES, PROMPTS, SHAPES, Asked, ProgramKernels, program_kernels
+from .program_kernels import (
+    BATCHES,
+    PIECES,
+    PROMPTS,
+    SHAPES,
+    Asked,
+    ProgramKernels,
+    program_kernels,
+)
 from .results import write_results
 from .thunks import Array, Instruction, parse_hlo
 
@@ -60,12 +68,14 @@ class KernelTime:
 class StepTime:
     """A program; seconds of all its launches by each model, `xla` those of XLA's in both.
 
-    `tokens_per_second` counts what it makes (a decode step) or takes in (a prompt).
+    `tokens_per_second` counts what it makes (a decode step) or takes in (a prompt). `before`:
+    tokens in the cache that the prompt continues.
     """
 
     shape: str
     batch: int
     prompt: int
+    before: int
     launches: int
     seconds: float
     event_seconds: float
@@ -73,6 +83,11 @@ class StepTime:
     tokens_per_second: float
     event_tokens_per_second: float
     kernels: tuple[KernelTime, ...]
+
+    @property
+    def asked(self) -> Asked:
+        """The program that it is of."""
+        return Asked(self.shape, self.batch, self.prompt, before=self.before)
 
     @property
     def apart(self) -> float:
@@ -104,6 +119,7 @@ def step_time(asked: Asked) -> StepTime:
         asked.shape,
         asked.batch,
         asked.prompt,
+        asked.before,
         found.launches,
         seconds,
         event_seconds,
@@ -230,7 +246,7 @@ def table(times: Iterable[StepTime]) -> str:
     header = ("PREDICTED, H200", "launches", "us", "us, events", "apart", "XLA's us", "tok/s")
     rows = [
         (
-            str(Asked(t.shape, t.batch, t.prompt)),
+            str(t.asked),
             str(t.launches),
             f"{t.seconds * 1e6:.0f}",
             f"{t.event_seconds * 1e6:.0f}",
@@ -254,7 +270,7 @@ def differences(time: StepTime) -> str:
         f" {k.event_seconds * 1e6:.1f} by events"
         for k in worst
     )
-    return f"{Asked(time.shape, time.batch, time.prompt)}: {time.apart:+.0%}: {told}"
+    return f"{time.asked}: {time.apart:+.0%}: {told}"
 
 
 def results(times: Iterable[StepTime]) -> dict[str, Any]:
@@ -266,6 +282,12 @@ def results(times: Iterable[StepTime]) -> dict[str, Any]:
     }
 
 
+def _piece(text: str) -> tuple[int, int]:
+    """`256:4096` -> (256, 4096)."""
+    prompt, before = text.split(":")
+    return int(prompt), int(before)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.step_times", description=__doc__.split("\n")[0]
@@ -273,6 +295,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--batches", nargs="*", type=int, default=BATCHES)
     parser.add_argument("--prompts", nargs="*", type=int, default=PROMPTS)
+    parser.add_argument(
+        "--pieces",
+        nargs="*",
+        type=_piece,
+        default=PIECES,
+        metavar="TOKENS:BEFORE",
+        help="prompts that continue what a cache holds",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="the results' file")
     options = parser.parse_args(argv)
     if reason := aot.unavailable():
@@ -282,6 +312,7 @@ def main(argv: list[str] | None = None) -> int:
     for shape in options.shapes:
         asked = [Asked(shape, batch=batch) for batch in options.batches]
         asked += [Asked(shape, prompt=prompt) for prompt in options.prompts]
+        asked += [Asked(shape, prompt=prompt, before=held) for prompt, held in options.pieces]
         for each in asked:
             times.append(step_time(each))
             print(differences(times[-1]) or f"{each}: {times[-1].apart:+.0%}", flush=True)

@@ -1,10 +1,11 @@
-"""Attention of one query token per sequence.
+"""Attention of one query token per sequence, or of a piece of several.
 
 It is the primitive behind `paged_attention` and `attention`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from ..custom_call import ptx_name
 from ..native import calls
 from ..sharding import Layout
-from . import checks
+from . import checks, quantize_q8_1
 from .groups import ungrouped
 from .op import KernelCall, Op
 
@@ -21,9 +22,10 @@ from .op import KernelCall, Op
 class Operands(NamedTuple):
     """The primitive's operands.
 
-    `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
-    num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes. `v` None: the
-    rows of `k` are latent, and begin with the values.
+    `q`: (batch, num_heads, head_dim), or with `lengths`, of pieces, (batch, time, num_heads,
+    head_dim). `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables
+    (batch, num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes. `v`
+    None: the rows of `k` are latent, and begin with the values.
     """
 
     q: jax.Array
@@ -33,6 +35,7 @@ class Operands(NamedTuple):
     v_scales: jax.Array | None
     block_tables: jax.Array | None
     context_lens: jax.Array
+    lengths: jax.Array | None
     sinks: jax.Array | None
 
     def without_groups(self) -> Operands:
@@ -40,6 +43,25 @@ class Operands(NamedTuple):
         if self.block_tables is None:
             return self
         return self._replace(block_tables=ungrouped(self.block_tables, 2, self.k.shape[0]))
+
+    def seen_by_token(self) -> jax.Array:
+        """Of pieces: tokens up to each one, itself included, (batch, time); of padding none."""
+        assert self.lengths is not None
+        lengths = jnp.clip(self.lengths, 0, self.q.shape[1])[:, None]
+        steps = jax.lax.broadcasted_iota(jnp.int32, self.q.shape[:2], 1)
+        before = jnp.maximum(self.context_lens[:, None] - lengths, 0)
+        return jnp.where(steps < lengths, before + steps + 1, 0)
+
+    def by_token(self) -> Operands:
+        """Every token of pieces as a sequence by itself."""
+        if self.lengths is None or self.block_tables is None:
+            return self
+        return self._replace(
+            q=self.q.reshape(-1, *self.q.shape[2:]),
+            block_tables=jnp.repeat(self.block_tables, self.q.shape[1], axis=-2),
+            context_lens=self.seen_by_token().reshape(-1),
+            lengths=None,
+        )
 
     @property
     def contiguous(self) -> bool:
@@ -67,7 +89,7 @@ def checked(
     `value_dim`: of latent rows, else None.
     """
     num_kv_heads = operands.k.shape[1]
-    _, num_heads, head_dim = operands.q.shape
+    *_, num_heads, head_dim = operands.q.shape
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
     return operands._replace(sinks=checks.sinks(operands.sinks, num_heads)), {
@@ -79,8 +101,8 @@ def checked(
 
 
 def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
-    """The attention of what `checked` gives; (batch, num_heads, width of values) of q's dtype."""
-    if operands.q.shape[0] == 0:
+    """The attention of what `checked` gives; q's dtype and shape, as wide as values."""
+    if 0 in operands.q.shape[:-2]:
         return operands.q[..., : params["value_dim"]]
     out: jax.Array = op.bind(*operands.computed_in_float32(), **params)
     return out.astype(operands.q.dtype)
@@ -96,32 +118,41 @@ def reference(
     """The primitive in plain JAX."""
     given = Operands(*operands).without_groups()  # type: ignore[arg-type]
     keys, values, known = _tokens(given, value_dim)
-    batch, num_kv_heads, capacity, head_dim = keys.shape
-    lengths = jnp.clip(given.context_lens, 0, capacity)[:, None]
-    visible = (jnp.arange(capacity) < lengths) & known
-    if window is not None:
-        visible &= jnp.arange(capacity) >= lengths - window
-    mask = visible[:, None, None, :]
-    groups = given.q.reshape(batch, num_kv_heads, -1, head_dim)
-    highest = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("bhgd,bhtd->bhgt", groups, keys, precision=highest) * scale
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = jnp.where(mask, scores, -jnp.inf)
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    if given.sinks is not None:
-        logits = given.sinks.reshape(1, num_kv_heads, -1, 1)
-        top = jnp.maximum(top, logits)
-    # Scores masked to -inf stay out of `exp`: -inf minus the -inf top of an empty sequence would be
-    # NaN.
-    weights = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0)
-    values = jnp.where(visible[:, None, :, None], values, 0.0)  # 0 * NaN would be NaN
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    if given.sinks is not None:
-        total += jnp.exp(logits - top)
-    out = jnp.einsum("bhgt,bhtd->bhgd", weights, values, precision=highest)
-    out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out / total, 0.0)
-    return out.reshape(*given.q.shape[:2], values.shape[-1])
+
+    def attended(q: jax.Array, lengths: jax.Array) -> jax.Array:
+        """Of q (batch, num_heads, head_dim), over so many tokens."""
+        batch, num_kv_heads, capacity, _ = keys.shape
+        lengths = jnp.clip(lengths, 0, capacity)[:, None]
+        visible = (jnp.arange(capacity) < lengths) & known
+        if window is not None:
+            visible &= jnp.arange(capacity) >= lengths - window
+        mask = visible[:, None, None, :]
+        groups = q.reshape(batch, num_kv_heads, -1, q.shape[-1])
+        highest = jax.lax.Precision.HIGHEST
+        scores = jnp.einsum("bhgd,bhtd->bhgt", groups, keys, precision=highest) * scale
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(mask, scores, -jnp.inf)
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        if given.sinks is not None:
+            logits = given.sinks.reshape(1, num_kv_heads, -1, 1)
+            top = jnp.maximum(top, logits)
+        # Scores masked to -inf stay out of `exp`: -inf minus the -inf top of an empty sequence
+        # would be NaN.
+        weights = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0)
+        # 0 * NaN would be NaN
+        seen_values = jnp.where(visible[:, None, :, None], values, 0.0)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        if given.sinks is not None:
+            total += jnp.exp(logits - top)
+        out = jnp.einsum("bhgt,bhtd->bhgd", weights, seen_values, precision=highest)
+        out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out / total, 0.0)
+        return out.reshape(*q.shape[:2], values.shape[-1])
+
+    if given.lengths is None:
+        return attended(given.q, given.context_lens)
+    pieces: jax.Array = jax.vmap(attended, 1, 1)(given.q, given.seen_by_token())
+    return pieces
 
 
 def _tokens(given: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -146,7 +177,9 @@ def _tokens(given: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Arra
 
 def ptx(launch: KernelCall, *operands: jax.Array | None, **params: Any) -> jax.Array:
     """The primitive by PTX kernels."""
-    return launches(launch, Operands(*operands), **params)[0]  # type: ignore[arg-type]
+    given = Operands(*operands)  # type: ignore[arg-type]
+    (out,) = launches(launch, given, **params)
+    return out.reshape(*given.q.shape[:-1], out.shape[-1])
 
 
 def launches(
@@ -161,23 +194,30 @@ def launches(
 ) -> list[jax.Array]:
     """The primitive by one kernel, or two where splits of the contexts are no cluster.
 
-    output: `q8_1`, where head_dim is a multiple of 32: `quantize_q8_1` of (batch, num_heads *
+    The tokens of pieces are rows: (batch * time, num_heads, width of values).
+
+    output: `q8_1`, where head_dim is a multiple of 32: `quantize_q8_1` of (rows, num_heads *
     head_dim).
     """
     from ptx_kernels.kernels.attention import (
-        merge_attention,
-        merge_attention_rule,
         paged_attention,
         paged_attention_rule,
+        piece_attention_rule,
     )
     from ptx_kernels.tuning import choose
 
     given = given.without_groups()
-    batch, num_heads, head_dim = given.q.shape
-    num_pages, num_kv_heads, page_size, _ = given.k.shape
+    num_pages, num_kv_heads, page_size, head_dim = given.k.shape
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
     capacity = min(per_sequence * page_size, window or per_sequence * page_size)
     dtype = ptx_name(given.k.dtype)
+    if given.lengths is not None:
+        pieces = *given.q.shape[:2], num_kv_heads, head_dim, capacity, dtype, value_dim
+        if choose(piece_attention_rule, *pieces):
+            options = {"scale": scale, "window": window, "soft_cap": soft_cap}
+            return _of_pieces(launch, given, capacity, options, output)
+        given = given.by_token()
+    batch, num_heads, _ = given.q.shape
     heads = num_heads, num_kv_heads, head_dim
     config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim, page_size)
     whole = config.splits == 1 or config.cluster
@@ -202,28 +242,75 @@ def launches(
     results = launch(kernel, *given.given())
     if whole:
         return results
-    out_dim = value_dim or head_dim
-    merge = merge_attention(
+    return _merged(launch, results, output)
+
+
+def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list[jax.Array]:
+    """The splits of rows, (rows, num_heads, splits, width of values), put together."""
+    from ptx_kernels.kernels.attention import merge_attention, merge_attention_rule
+    from ptx_kernels.tuning import choose
+
+    rows, num_heads, splits, width = parts[0].shape
+    config = choose(merge_attention_rule, width, splits)
+    sizes = {"batch": rows, "num_heads": num_heads, "head_dim": width, "splits": splits}
+    return launch(merge_attention(**sizes, output=output, config=config), *parts)
+
+
+def _of_pieces(
+    launch: KernelCall, given: Operands, capacity: int, options: dict[str, Any], output: str
+) -> list[jax.Array]:
+    """Pieces' tokens by the kernel of prompts, which reads pages once for a tile of queries.
+
+    capacity: tokens that a window or a sequence's pages have room for.
+    """
+    from ptx_kernels.kernels.attention import causal_attention, causal_attention_rule
+    from ptx_kernels.limits import PIECE_PARTS
+    from ptx_kernels.tuning import choose
+
+    assert given.block_tables is not None
+    batch, time, num_heads, head_dim = given.q.shape
+    num_pages, num_kv_heads, page_size, _ = given.k.shape
+    dims, dtype = (head_dim, head_dim), ptx_name(given.k.dtype)
+    rows = batch * num_kv_heads, time * num_heads // num_kv_heads
+    config = choose(causal_attention_rule, *rows, *dims, PIECE_PARTS, 1, dtype, capacity)
+    kernel = causal_attention(
         batch=batch,
+        time=time,
         num_heads=num_heads,
-        head_dim=out_dim,
-        splits=config.splits,
-        output=output,
-        config=choose(merge_attention_rule, out_dim, config.splits),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        sinks=given.sinks is not None,
+        parts=PIECE_PARTS,
+        key_parts=1,
+        dtype=dtype,
+        num_pages=num_pages,
+        page_size=page_size,
+        pages_per_sequence=given.block_tables.shape[1],
+        config=config,
+        **options,
     )
-    return launch(merge, *results)
+    results = launch(kernel, *given.given())
+    if config.splits > 1:
+        return _merged(launch, results, output)
+    (out,) = results
+    if output == "q8_1":
+        return list(quantize_q8_1.ptx(launch, out.reshape(batch * time, -1)))
+    return [out.reshape(batch * time, num_heads, head_dim)]
 
 
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
-    """The primitive by the CPU's kernels."""
-    given = Operands(*operands).without_groups()  # type: ignore[arg-type]
+    """The primitive by the CPU's kernels, to which every token is a sequence by itself."""
+    asked = Operands(*operands)  # type: ignore[arg-type]
+    given = asked.without_groups().by_token()
     options = {"contiguous": given.contiguous, "sinks": given.sinks is not None}
-    return calls.paged_attention(given.given(), **options, **params)
+    out = calls.paged_attention(given.given(), **options, **params)
+    return out.reshape(*asked.q.shape[:-1], out.shape[-1])
 
 
 def shapes(q: Any, *_: Any, value_dim: int | None, **__: Any) -> Any:
     """The result: as q, or as wide as latent rows' values."""
-    return jax.ShapeDtypeStruct((*q.shape[:2], value_dim or q.shape[2]), q.dtype)
+    return jax.ShapeDtypeStruct((*q.shape[:-1], value_dim or q.shape[-1]), q.dtype)
 
 
 def layout(*operands: Any, **_: Any) -> Layout:
@@ -234,8 +321,9 @@ def layout(*operands: Any, **_: Any) -> Layout:
     given = Operands(*operands)
     tables, heads = given.block_tables, "h" if given.k.shape[1] > 1 else "_"
     rows = f"b {heads}" if tables is None or tables.ndim == 3 else f"_ {heads}"
-    names = Operands("b h _", rows, rows, rows, rows, "b _", "b", "h")  # type: ignore[arg-type]
-    return Layout(tuple(names), "b h _")
+    q = "b h _" if given.lengths is None else "b _ h _"
+    names = Operands(q, rows, rows, rows, rows, "b _", "b", "b", "h")  # type: ignore[arg-type]
+    return Layout(tuple(names), q)
 
 
 #: The primitive.

@@ -54,5 +54,5 @@ def attention(
         concrete = np.asarray(lengths)
         if concrete.min() < 0 or concrete.max() > capacity:
             raise ValueError(f"lengths={concrete.tolist()} must be 0 to capacity={capacity}")
-    operands = Operands(q, k, v, k_scales, v_scales, None, lengths, sinks)
+    operands = Operands(q, k, v, k_scales, v_scales, None, lengths, None, sinks)
     return attend(*checked(operands, scale=scale, window=window, soft_cap=soft_cap))

@@ -339,6 +339,15 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
     return q
 
 
+def queries(q: Any, head_dim: int) -> jax.Array:
+    """Queries, floats (batch, num_heads, head_dim) or (batch, time, num_heads, head_dim)."""
+    q = float_array("q", q)
+    if q.ndim != 4:
+        return query(q, "batch", None, head_dim)
+    query(q[:, 0] if q.shape[1] else q.reshape(-1, *q.shape[2:]), "batch", None, head_dim)
+    return q
+
+
 def v_heads(num_v_heads: int, num_k_heads: int) -> int:
     """The heads of a delta net's values: a multiple of those of its keys; ValueError otherwise."""
     if num_v_heads < 1 or num_v_heads % num_k_heads:

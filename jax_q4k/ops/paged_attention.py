@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over a paged cache."""
+"""Attention of new tokens, one per sequence or pieces of prompts, over a paged cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from . import checks
@@ -26,8 +27,15 @@ def paged_attention(
     k_scales: Any = None,
     v_scales: Any = None,
     value_dim: int | None = None,
+    lengths: Any = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
+
+    With an axis of time, q is a piece of each sequence: its last lengths[b] tokens, whose keys and
+    values are in pages, too. Token t is number context_lens[b] - lengths[b] + t of its sequence,
+    and sees those up to itself. So do chunks of long prompts, prompts that go on from a cache, and
+    checks of drafted tokens; rows of a batch may have any number of tokens each. Padding gets
+    zeros.
 
     Tensor cores, where they serve, take q and the softmax's weights as sums of two 16-bit floats.
     Query head h uses key/value head h // (num_heads / num_kv_heads). Token t of sequence b lies in
@@ -43,8 +51,13 @@ def paged_attention(
     groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups,
     and their pages, may be split over devices.
 
+    `ptx` and `sim` read the pages of a piece once for many of its queries, where these are bfloat16
+    or float16, heads are at most 256 wide and reading them for every token would be 64 MB or more.
+    Otherwise, and on a CPU, every token is a sequence by itself.
+
     Args:
-      q: (batch, num_heads, head_dim) float32, bfloat16 or float16.
+      q: (batch, num_heads, head_dim), or (batch, time, num_heads, head_dim), float32, bfloat16 or
+        float16.
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
         int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 512. v_pages
         None: k_pages are latent, head_dim one of 32, 64, ..., 576.
@@ -61,9 +74,11 @@ def paged_attention(
         Latent pages have k_scales alone.
       value_dim: of latent pages, and of those alone: how many elements of a row are its values, a
         multiple of 32.
+      lengths: (batch,) integers, 0 to time, at most context_lens: tokens of each piece; None: time.
+        Of a q with an axis of time alone.
 
     Returns:
-      (batch, num_heads, head_dim) of q's dtype; of latent pages (batch, num_heads, value_dim).
+      q's shape and dtype; of latent pages the last axis is value_dim.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths
@@ -83,6 +98,7 @@ def paged_attention(
         window,
         soft_cap,
         value_dim,
+        lengths,
     )
     return attend(operands, params)
 
@@ -100,6 +116,7 @@ def checked_pages(
     window: int | None,
     soft_cap: float | None,
     value_dim: int | None,
+    lengths: Any,
 ) -> tuple[Operands, dict[str, Any]]:
     """The primitive's operands and parameters of `paged_attention`'s arguments."""
     if (v_pages is None) != (value_dim is not None):
@@ -115,8 +132,8 @@ def checked_pages(
     num_pages, _, page_size, head_dim = k_pages.shape
     if value_dim is not None:
         value_dim = checks.value_dim(value_dim, head_dim)
-    q, window = checks.query(q, "batch", None, head_dim), checks.window(window)
-    batch = q.shape[0]
+    q, window = checks.queries(q, head_dim), checks.window(window)
+    batch, lengths = q.shape[0], _lengths(lengths, q)
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)
     *rows, per_sequence = block_tables.shape or (0,)
@@ -130,9 +147,35 @@ def checked_pages(
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
     if batch and checks.is_concrete(block_tables, context_lens):
         tables = np.asarray(block_tables).reshape(batch, per_sequence)
-        _check_values(tables, np.asarray(context_lens), num_pages, page_size, window)
-    operands = Operands(q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, sinks)
+        if lengths is not None and checks.is_concrete(lengths):
+            _check_lengths(np.asarray(lengths), np.asarray(context_lens), q.shape[1])
+        seen = window if window is None or q.ndim == 3 else window + q.shape[1] - 1
+        _check_values(tables, np.asarray(context_lens), num_pages, page_size, seen)
+    scales, rows = (k_scales, v_scales), (block_tables, context_lens, lengths)
+    operands = Operands(q, k_pages, v_pages, *scales, *rows, sinks)
     return checked(operands, scale=scale, window=window, soft_cap=soft_cap, value_dim=value_dim)
+
+
+def _lengths(lengths: Any, q: jax.Array) -> jax.Array | None:
+    """Tokens of each piece, int32 (batch,); None where q has one token of each sequence."""
+    if q.ndim == 3:
+        if lengths is not None:
+            raise TypeError(f"lengths belongs to a q with an axis of time; q has shape {q.shape}")
+        return None
+    batch, time = q.shape[:2]
+    if lengths is None:
+        return jnp.full(batch, time, jnp.int32)
+    lengths = checks.int32_array("lengths", lengths)
+    checks.same_shape("lengths", lengths, (batch,), "(batch,)")
+    return lengths
+
+
+def _check_lengths(lengths: np.ndarray, context_lens: np.ndarray, time: int) -> None:
+    if lengths.min() < 0 or lengths.max() > time or (lengths > context_lens).any():
+        raise ValueError(
+            f"lengths={lengths.tolist()} must be 0 to time={time}, and at most "
+            f"context_lens={context_lens.tolist()}, which count them"
+        )
 
 
 def _check_values(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ def paged_attention_matmul(
     v_scales: Any = None,
     prefetch: Sequence[Any] = (),
     activations: str | None = None,
+    lengths: Any = None,
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads side by side, in float32.
 
@@ -45,14 +47,14 @@ def paged_attention_matmul(
 
     Args:
       q, k_pages, v_pages, block_tables, context_lens: as `paged_attention` takes them.
-      scale, window, soft_cap, sinks, k_scales, v_scales: as `paged_attention` takes them.
+      scale, window, soft_cap, sinks, k_scales, v_scales, lengths: as `paged_attention` takes them.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
-      bias: (n,) or None. residual: (batch, n) or None.
+      bias: (n,) or None. residual: (batch, n), with an axis of time (batch, time, n), or None.
       prefetch: as `linear` takes it; the launch of attention asks for these, too.
       activations: as `matmul` takes them.
 
     Returns:
-      (batch, n) of q's dtype.
+      (batch, n), or (batch, time, n), of q's dtype.
 
     Raises:
       TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is
@@ -73,22 +75,23 @@ def paged_attention_matmul(
         window,
         soft_cap,
         None,
+        lengths,
     )
     dtype, given = given.q.dtype, given.computed_in_float32()
     w = checks.weight("w", w)
-    batch, num_heads, head_dim = given.q.shape
+    *rows, num_heads, head_dim = given.q.shape
     n, k = w.shape
     if k != num_heads * head_dim:
         raise ValueError(
             f"w has shape {w.shape}; its k must be num_heads * head_dim, {num_heads} * {head_dim}"
         )
     if not (
-        batch
+        0 not in rows
         and n
         and isinstance(w, QuantizedArray)
         and current_selection().fuses("paged_attention_matmul")
     ):
-        out = attend.attend(given, params).reshape(batch, k)
+        out = attend.attend(given, params).reshape(*rows, k)
         (y,) = linear.linear(
             out,
             (w,),
@@ -101,7 +104,8 @@ def paged_attention_matmul(
     if bias is not None:
         bias = checks.float32("bias", bias, (n,), "(n,)")
     if residual is not None:
-        residual = checks.float32("residual", residual, (batch, n), "(batch, n)")
+        rule = "(batch, n)" if len(rows) == 1 else "(batch, time, n)"
+        residual = checks.float32("residual", residual, (*rows, n), rule)
     ahead = prefetched(prefetch)
     y = _op.bind(given, w, bias, residual, prefetch=ahead, activations=activations, **params)
     return y.astype(dtype)
@@ -110,8 +114,19 @@ def paged_attention_matmul(
 def _product(
     out: jax.Array, w: Any, bias: jax.Array | None, residual: jax.Array | None
 ) -> linear.Operands:
-    """The product with attention's result, (batch, num_heads, head_dim)."""
-    return linear.Operands(out.reshape(out.shape[0], -1), residual, None, (w,), (bias,))
+    """The product with attention's result, (..., num_heads, head_dim), of rows."""
+    x = out.reshape(-1, out.shape[-2] * out.shape[-1])
+    return linear.Operands(x, _flat(residual), None, (w,), (bias,))
+
+
+def _flat(residual: jax.Array | None) -> jax.Array | None:
+    """(..., n) -> (rows, n)."""
+    return None if residual is None else residual.reshape(-1, residual.shape[-1])
+
+
+def _as_queries(given: attend.Operands, y: jax.Array) -> jax.Array:
+    """(rows, n) -> (batch, n), or (batch, time, n)."""
+    return y.reshape(*given.q.shape[:-2], y.shape[-1])
 
 
 def _reference(
@@ -119,7 +134,8 @@ def _reference(
 ) -> jax.Array:
     """The operation in plain JAX."""
     product = _product(attend.reference(*given, **params), *others)
-    return linear.chain(product, 0.0, None, linear.reference_steps(activations))[0]
+    (y,) = linear.chain(product, 0.0, None, linear.reference_steps(activations))
+    return _as_queries(given, y)
 
 
 def _ptx(
@@ -134,16 +150,17 @@ def _ptx(
     **params: Any,
 ) -> jax.Array:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
-    m, _, head_dim = given.q.shape
+    m, head_dim = math.prod(given.q.shape[:-2]), given.q.shape[-1]
     launch = asking(launch, prefetch, m)
+    options: dict[str, Any] = {"biases": [bias], "residual": _flat(residual)}
     if head_dim % GROUP == 0 and gemm.takes_q8_1(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")
-        return gemm.gemm(launch, rows, [w], biases=[bias], residual=residual)[0]
+        return _as_queries(given, gemm.gemm(launch, rows, [w], **options)[0])
     if head_dim % GROUP == 0 and gemv.quantized_ahead(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")
-        return gemv.gemv(launch, rows, [w], biases=[bias], residual=residual)[0]
+        return _as_queries(given, gemv.gemv(launch, rows, [w], **options)[0])
     product = _product(attend.ptx(launch, *given, **params), w, bias, residual)
-    return linear.ptx(launch, *product, activations=activations)[0]
+    return _as_queries(given, linear.ptx(launch, *product, activations=activations)[0])
 
 
 def _native(
@@ -151,17 +168,18 @@ def _native(
 ) -> jax.Array:
     """The operation by the CPU's kernels; `activations` None means q8_1."""
     product = _product(attend.native(*given, **params), *others)
-    return linear.native(*product, activations=activations)[0]
+    return _as_queries(given, linear.native(*product, activations=activations)[0])
 
 
 def _shapes(given: attend.Operands, w: Any, *_: Any, **__: Any) -> Any:
-    return jax.ShapeDtypeStruct((given.q.shape[0], w.shape[0]), given.q.dtype)
+    return jax.ShapeDtypeStruct((*given.q.shape[:-2], w.shape[0]), given.q.dtype)
 
 
 def _layout(given: attend.Operands, *_: Any, **__: Any) -> Layout:
     """Heads, and the columns of `w` that multiply them, whose blocks may be split otherwise."""
     of_attention = attend.layout(*given)
-    return Layout((of_attention.operands, "n g", "n", "b n"), "b n", combined="h g")
+    y = "b n" if given.lengths is None else "b _ n"
+    return Layout((of_attention.operands, "n g", "n", y), y, combined="h g")
 
 
 def _split(
@@ -180,10 +198,10 @@ def _split(
         y = call(_op, given, w, None, None, activations=activations, **params)
         return linear.plus(parts.sum(y, "g"), bias, residual)
     out = call(attend.op, *given, **params)
-    out = parts.along(out.reshape(out.shape[0], -1), "h", "g")
+    out = parts.along(out.reshape(-1, out.shape[-2] * out.shape[-1]), "h", "g")
     product = linear.Operands(out, None, None, (w,), (None,))
     (y,) = call(linear.op, *product, eps=0.0, activation=None, activations=activations)
-    return linear.plus(parts.sum(y, "g"), bias, residual)
+    return linear.plus(_as_queries(given, parts.sum(y, "g")), bias, residual)
 
 
 _op = Op(

@@ -214,9 +214,11 @@ class Fresh:
 
 @dataclasses.dataclass(frozen=True)
 class Paged:
-    """A layer's pages, to which one token per sequence is appended; see `PagedCache`.
+    """A layer's pages, to which one token per sequence is appended, or a piece; see `PagedCache`.
 
     rotation, temperature, slots: of these tokens, (batch,). lens: (batch,), tokens with these.
+    lengths: of pieces, (batch,): how many of `time` tokens each sequence gets; what has tokens has
+    batch * time of them then. None: one.
     """
 
     rotation: Rotation
@@ -225,6 +227,7 @@ class Paged:
     slots: Array
     block_tables: Array
     lens: Array
+    lengths: Array | None = None
 
     def project(
         self,
@@ -264,9 +267,9 @@ class Paged:
 
     def latent_attention(self, q: Array, rank: int, *, scale: float) -> Array:
         """Attention of q (batch, num_heads, n) to latent vectors, (batch, num_heads, rank)."""
-        given = q, self.pages[0], None, self.block_tables, self.lens
-        options = {"value_dim": rank, "scale": scale} | kv_cache.scales(self.pages)
-        return jq.paged_attention(*given, **options)
+        options = {"value_dim": rank, "scale": scale} | self._options
+        given = self._of_sequences(q), self.pages[0], None, self.block_tables, self.lens
+        return jq.paged_attention(*given, **options).reshape(*q.shape[:-1], rank)
 
     def query(self, q: Array, norm: Norm | None) -> Array:
         """As `Fresh.query`, of (batch, heads, head_dim)."""
@@ -274,7 +277,7 @@ class Paged:
 
     def attention(self, q: Array, **seen: Any) -> Array:
         """As `Fresh.attention`, of (batch, num_heads, head_dim)."""
-        return jq.paged_attention(*self._given(q), **seen | kv_cache.scales(self.pages))
+        return jq.paged_attention(*self._given(q), **seen | self._options).reshape(q.shape)
 
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
@@ -283,13 +286,26 @@ class Paged:
         if not fusible(output):
             out = self.attention(q, **seen).reshape(len(q), -1)
             return linear(out, output, residual=residual, prefetch=prefetch)[0]
-        options = seen | kv_cache.scales(self.pages) | {"bias": output.bias, "residual": residual}
+        if residual is not None:
+            residual = self._of_sequences(residual)
+        options = seen | self._options | {"bias": output.bias, "residual": residual}
         options["prefetch"] = weights_of(prefetch)
-        return jq.paged_attention_matmul(*self._given(q), output.weight, **options)
+        y = jq.paged_attention_matmul(*self._given(q), output.weight, **options)
+        return y.reshape(len(q), -1)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Arguments by which operations attend: scales of int8 pages, lengths of pieces."""
+        of_pieces = {} if self.lengths is None else {"lengths": self.lengths}
+        return kv_cache.scales(self.pages) | of_pieces
+
+    def _of_sequences(self, x: Array) -> Array:
+        """(batch * time, ...) -> (batch, time, ...) of pieces."""
+        return x if self.lengths is None else x.reshape(len(self.lengths), -1, *x.shape[1:])
 
     def _given(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
         k_pages, v_pages, *_ = self.pages
-        return q, k_pages, v_pages, self.block_tables, self.lens
+        return self._of_sequences(q), k_pages, v_pages, self.block_tables, self.lens
 
 
 def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:

@@ -240,11 +240,17 @@ def _random_scales(
 def _random_slots(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Slots of the pages; two that there are not in front."""
+    """Slots of the pages; two that there are not in front.
+
+    Of more tokens than slots, as a window's pages have of a prompt's, the last ones have slots.
+    """
     num_pages, _, page_size, _ = buffers["k_pages"].shape
-    slots = num_pages * page_size
-    mapping = rng.permutation(slots)[: buffer.shape[0]]
-    return np.concatenate([[-1, slots], mapping[2:]]) if mapping.size > 2 else mapping
+    slots, tokens = num_pages * page_size, buffer.shape[0]
+    mapping = np.full(tokens, -1)
+    mapping[-min(slots, tokens) :] = rng.permutation(slots)[:tokens]
+    if tokens > 2:
+        mapping[:2] = -1, slots
+    return mapping
 
 
 #: Random values for a family's operands that are pages, or slots of pages.

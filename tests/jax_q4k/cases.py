@@ -170,6 +170,11 @@ CASES = {
         (Q, INT8, SCALES, TABLES, SEEN, BIAS[:8]),
         False,
     ),
+    "paged_attention of pieces": (
+        lambda q, *a: jq.paged_attention(q[:, None], *a, window=4),
+        (Q, PAGES, PAGES, TABLES, SEEN),
+        False,
+    ),
     "attention": (jq.attention, (Q, CONTIGUOUS, CONTIGUOUS, SEEN), False),
     "paged_attention_matmul": (
         lambda *a: jq.paged_attention_matmul(*a[:-1], bias=a[-1]),

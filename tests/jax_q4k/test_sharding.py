@@ -251,6 +251,13 @@ def attentions() -> dict[str, Case]:
             q, k, k, TABLE, LENGTHS, w, residual=residual, activations="f32"
         )
 
+    def piece(q: Any, k: Any, v: Any) -> jax.Array:
+        return jq.paged_attention(q, k, v, TABLE, LENGTHS, lengths=np.array([3, 2]))
+
+    def projected_piece(q: Any, k: Any, w: Any, residual: Any) -> jax.Array:
+        options = {"residual": residual, "activations": "f32", "lengths": np.array([3, 2])}
+        return jq.paged_attention_matmul(q, k, k, TABLE, LENGTHS, w, **options)
+
     def contiguous(q: Any, k: Any) -> jax.Array:
         return jq.attention(q, k, k, LENGTHS)
 
@@ -336,6 +343,24 @@ def attentions() -> dict[str, Case]:
         "paged_attention-batch": Case(paged, (one, pages, pages), (BATCH, WHOLE, WHOLE), (BATCH,)),
         "paged_attention-one-kv-head": Case(  # on every device
             paged, (one, pages[:, :1], pages[:, 1:2]), (HEADS, WHOLE, WHOLE), (HEADS,)
+        ),
+        "paged_attention-piece-heads": Case(
+            piece, (normal(2, 3, 8, 32), pages, pages), (heads, HEADS, HEADS), (heads,)
+        ),
+        "paged_attention-piece-batch": Case(
+            piece, (normal(2, 3, 8, 32), pages, pages), (BATCH, WHOLE, WHOLE), (BATCH,)
+        ),
+        "paged_attention_matmul-piece": Case(
+            projected_piece,
+            (normal(2, 3, 32, 32), pages, packed(64, 1024), normal(2, 3, 64)),
+            (heads, HEADS, COLUMNS, WHOLE),
+            (WHOLE,),
+        ),
+        "paged_attention_matmul-piece-rows": Case(
+            projected_piece,
+            (normal(2, 3, 8, 32), pages, packed(64, 256), normal(2, 3, 64)),
+            (heads, HEADS, ROWS, WHOLE),
+            (P(None, None, "tp"),),
         ),
         "paged_attention-latent": Case(latent, (single, rows), (HEADS, WHOLE), (HEADS,)),
         "paged_attention-latent-groups": Case(

@@ -87,6 +87,10 @@ CASES = {
         (array(B, 256), PAGES, IDS, array(B, 8)),
     ),
     "paged_attention": (lambda q, p, t, n: jq.paged_attention(q, p, p, t, n), ATTENTION),
+    "paged_attention of pieces": (
+        lambda q, p, t, n: jq.paged_attention(q[:, None], p, p, t, n),
+        ATTENTION,
+    ),
     "paged_attention_matmul": (
         lambda q, p, t, n: jq.paged_attention_matmul(q, p, p, t, n, W),
         ATTENTION,

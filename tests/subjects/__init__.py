@@ -24,7 +24,13 @@ from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStep
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
-from .attention import attention_subject, causal_subject, merge_subject, split_subject
+from .attention import (
+    attention_subject,
+    causal_subject,
+    merge_subject,
+    piece_subject,
+    split_subject,
+)
 from .base import Subject
 from .deltas import delta_rule_subject, delta_step_subject
 from .experts import (
@@ -246,6 +252,19 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         soft_cap=2.0,
         sinks=True,
     ),
+    "causal_attention-pages": functools.partial(
+        piece_subject, CausalAttentionConfig(warps=2, tokens=16)
+    ),
+    "causal_attention-pages-split": functools.partial(
+        piece_subject,
+        CausalAttentionConfig(warps=1, tokens=32, stages=3, splits=2),
+        "f16",
+        head_dim=48,
+        window=21,
+        soft_cap=2.0,
+        sinks=True,
+        missing=True,
+    ),
     "gated_delta_rule": functools.partial(
         delta_rule_subject, GatedDeltaRuleConfig(warps=4, lanes=16, tokens=4), True
     ),
@@ -281,6 +300,7 @@ __all__ = [
     "Subject",
     "attention_subject",
     "causal_subject",
+    "piece_subject",
     "decode_subject",
     "matvec_subject",
     "quantize_subject",

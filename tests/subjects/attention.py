@@ -12,6 +12,7 @@ from oracles import (
     dequantized,
     loaded,
     quantized,
+    stored,
 )
 from oracles import (
     causal_attention as causal_oracle,
@@ -202,6 +203,79 @@ def causal_subject(
         return (out[~padding],)
 
     return Subject(kernel, operands, real(want), tolerance, real)
+
+
+#: Of each sequence of `piece_subject`: tokens before the piece, and of the piece; None: all.
+PIECES = ((23, None), (0, 5), (40, 0), (46, 3))
+
+
+def piece_subject(
+    config: CausalAttentionConfig,
+    dtype: str = "bf16",
+    *,
+    group: int = 3,
+    time: int = 7,
+    head_dim: int = 32,
+    page_size: int = 16,
+    sinks: bool = False,
+    missing: bool = False,
+    q_size: float = 1.0,
+    parts: int = 2,
+    tolerance: float = 1e-10,
+    **options: Any,
+) -> Subject:
+    """Pieces of `PIECES` over pages; two KV heads. The last one goes past what its pages hold.
+
+    What no token sees is NaN, tables name pages beyond the last there, and so does an entry within
+    the last context, and one of the first if `missing`. Results of padding are zeros.
+    """
+    rng, width = rng_of(16, head_dim), -(-48 // page_size)
+    lengths = np.array([time if n is None else n for _, n in PIECES], np.int32)
+    before = np.array([n for n, _ in PIECES], np.int32)
+    num_pages, heads, batch = 4 * width, 2 * group, len(PIECES)
+    q = rng.standard_normal((batch, time, heads, head_dim), np.float32) * np.float32(q_size)
+    tables = rng.permutation(num_pages).reshape(batch, width).astype(np.int32)
+    tables[3, 0] = num_pages
+    if missing:
+        tables[0, 1 if width > 1 else 0] = -1
+    positions = before[:, None] + np.arange(time)
+    lens = np.where(np.arange(time) < lengths[:, None], positions + 1, 0)
+    used = np.zeros((num_pages, page_size), bool)
+    for table, row in zip(tables, lens, strict=True):
+        for length in np.minimum(row, width * page_size):
+            for t in range(length)[-options.get("window", 1 << 30) :]:
+                if 0 <= table[t // page_size] < num_pages:
+                    used[table[t // page_size], t % page_size] = True
+        table[-(-row.max() // page_size) :] = num_pages
+    shape = num_pages, 2, page_size, head_dim
+    pages = [stored(rng.standard_normal(shape, np.float32), dtype) for _ in range(2)]
+    for rows in pages:
+        rows[np.broadcast_to(~used[:, None], shape[:3])] = {"bf16": 0x7FC0}.get(dtype, np.nan)
+    logits = np.resize(np.float32([0.5, -1, 3, -np.inf, 0, 1]), heads) if sinks else None
+    held = [loaded(rows, dtype) for rows in pages]
+    flat = q.reshape(-1, heads, head_dim), *held, np.repeat(tables, time, 0), lens.reshape(-1)
+    want = attention(*flat, 0.3, sinks=logits, **options).reshape(q.shape)
+    q[lens == 0] = np.nan
+    sizes = dict(num_heads=heads, num_kv_heads=2, head_dim=head_dim, value_dim=head_dim)
+    of_pages = dict(num_pages=num_pages, page_size=page_size, pages_per_sequence=width)
+    kernel = causal_attention(
+        batch=batch,
+        time=time,
+        scale=0.3,
+        sinks=sinks,
+        parts=parts,
+        key_parts=1,
+        dtype=dtype,
+        config=config,
+        **sizes,
+        **of_pages,
+        **options,
+    )
+    given = q, *pages, tables, before + lengths, lengths, logits
+    operands = tuple(x for x in given if x is not None)
+    if config.splits == 1:
+        return Subject(kernel, operands, (want,), tolerance)
+    return Subject(kernel, operands, (want.reshape(-1, heads, head_dim),), tolerance, merged)
 
 
 def split_subject() -> Subject:

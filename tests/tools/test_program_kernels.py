@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 
 from jax_q4k import models
+from ptx_kernels.machine_code.accesses import accesses
+from ptx_kernels.machine_code.work import traffic
 from tools import aot
 from tools.program_kernels import CACHE_DTYPE, CONTEXT, SHAPES, Asked, program_kernels
 from tools.random_model import random_model
@@ -47,3 +49,25 @@ def test_prompts_have_no_loops():
     assert not any(p.kind == "kWhile" for t, _ in found.xla for p in t.parents)
     attention = [n for kernel, n in found.kernels.items() if kernel.family == "causal_attention"]
     assert sum(attention) == SHAPES["llama-3.1-8b"].num_layers
+
+
+def test_a_piece_reads_the_cache_once_for_many_of_its_tokens():
+    """256 tokens behind 4096: ten launches a layer, attention by the kernel of prompts."""
+    asked = Asked("llama-3.1-8b", prompt=256, before=4096)
+    found, layers = program_kernels(asked), SHAPES["llama-3.1-8b"].num_layers
+    assert str(asked) == "llama-3.1-8b, prompt of 256 behind 4096" and asked.tokens == 256
+    families = Counter()
+    for kernel, count in found.kernels.items():
+        families[kernel.family] += count
+    assert families["causal_attention"] == families["merge_attention"] == layers
+    assert not families["paged_attention"] and not families["split_keys"]
+    assert found.launches <= 10 * layers + 8
+    assert not any(p.kind == "kWhile" for t, _ in found.xla for p in t.parents)
+    assert "gemm_fusion_dot" not in found.hlo
+    (kernel,) = (k for k in found.kernels if k.family == "causal_attention")
+    context, rows = 2 * 8 * 128 * 2 * (4096 + 256), 256 * 32 * 128 * 4
+    assert traffic(kernel) < 1.5 * (context + 3 * rows)  # queries, and results in two parts
+    tiles = kernel.grid[0] * kernel.arguments["num_kv_heads"]
+    blocks = tiles * kernel.arguments["config"].splits
+    of_block = accesses(kernel).l2_bytes
+    assert of_block * blocks < 1.1 * (tiles * context / 8 + 3 * rows)

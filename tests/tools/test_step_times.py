@@ -68,7 +68,8 @@ def test_a_difference_is_explained(decode):
 def test_says_that_it_predicts(monkeypatch, decode, capsys, tmp_path):
     monkeypatch.setattr(step_times, "step_time", lambda asked: decode)
     path = tmp_path / "times.json"
-    command = ["--shapes", "llama-3.1-8b", "--batches", "1", "--prompts", "--out", str(path)]
+    command = ["--shapes", "llama-3.1-8b", "--batches", "1", "--prompts", "--pieces", "--out"]
+    command.append(str(path))
     assert step_times.main(command) == 0
     assert "PREDICTED, H200" in capsys.readouterr().out
     written = json.loads(path.read_text())

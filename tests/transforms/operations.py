@@ -480,6 +480,14 @@ def _paged(q: Any, k_pages: Any, v_pages: Any, table: Any, lengths: Any) -> Any:
     return _attention(q, k, v, lengths)
 
 
+def _pieces(q: Any, k: Any, v: Any, table: Any, lengths: Any, new: Any) -> Any:
+    """Of q (batch, time, heads, head_dim); padding gets zeros."""
+    steps = jnp.arange(q.shape[1])
+    seen = jnp.where(steps < new[:, None], (lengths - new)[:, None] + steps + 1, 1)
+    out = jax.vmap(lambda q, n: _paged(q, k, v, table, n), 1, 1)(q, seen)
+    return jnp.where((steps < new[:, None])[..., None, None], out, 0)
+
+
 def _latent(q: Any, pages: Any, table: Any, lengths: Any) -> Any:
     """Of rows whose first 32 elements are the values."""
     rows = jnp.repeat(pages[table].reshape(q.shape[0], 1, -1, q.shape[2]), q.shape[1], axis=1)
@@ -623,6 +631,20 @@ def attentions() -> list[Case]:
             HEADS,
             variant="of latent pages",
             examples=(0, 2, 3),
+            refuses=no_derivative("paged_attention"),
+        ),
+        Case(
+            "paged_attention",
+            lambda q, k, v, table, lengths, new: jq.paged_attention(
+                q, k, v, table, lengths, lengths=new
+            ),
+            _pieces,
+            (normal(2, 6, 4, HEAD_DIM), *pages, TABLE, LENGTHS, np.array([6, 4])),
+            (ROWS, WHOLE, WHOLE, ROWS, ROWS, ROWS),
+            ROWS,
+            variant="of pieces",
+            examples=(0, 3, 4, 5),
+            weights=(1, 2),
             refuses=no_derivative("paged_attention"),
         ),
         Case(

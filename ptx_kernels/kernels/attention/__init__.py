@@ -7,7 +7,12 @@ from .config import PagedAttentionConfig
 from .family import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
 from .merge_attention import MergeConfig, merge_attention
 from .paged_attention import paged_attention
-from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
+from .rules import (
+    causal_attention_rule,
+    merge_attention_rule,
+    paged_attention_rule,
+    piece_attention_rule,
+)
 from .split_keys import SplitKeysConfig, split_keys
 
 __all__ = [
@@ -25,5 +30,6 @@ __all__ = [
     "merge_attention_rule",
     "paged_attention",
     "paged_attention_rule",
+    "piece_attention_rule",
     "split_keys",
 ]

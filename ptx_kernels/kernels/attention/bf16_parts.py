@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ptx import Builder, Value, bf16, u32
+from ...ptx.types import Type
 from ..vectors import two_floats
 
 
-def split(k: Builder, pair: Sequence[Value], parts: int) -> list[Value]:
-    """Words (u32) of the parts of two f32, the first float's in the low half."""
+def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> list[Value]:
+    """Words (u32) of the parts of two f32, the first float's in the low half.
+
+    `type`: bf16, or f16, whose parts hold 11 bits each of what its range has room for.
+    """
     words: list[Value] = []
     while True:
         low, high = pair
-        words.append(k.instruction("cvt.rn.bf16x2.f32", high, low).bits(u32))
+        words.append(k.instruction(f"cvt.rn.{type}x2.f32", high, low).bits(u32))
         if len(words) == parts:
             return words
-        pair = [x - rounded for x, rounded in zip(pair, two_floats(words[-1], bf16), strict=True)]
+        pair = [x - rounded for x, rounded in zip(pair, two_floats(words[-1], type), strict=True)]
 
 
 def products(a_parts: int, b_parts: int) -> list[tuple[int, int]]:

@@ -6,13 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...limits import MAX_PROMPT_DIMS, causal_attention_takes
-from ...ptx import WARP, Builder, KernelError, Value, bf16, f32, kernel, s32, u32
+from ...limits import MAX_PROMPT_DIMS, PIECE_DTYPES, causal_attention_takes
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, bf16, f32, kernel, s32, u32
+from ...ptx.types import Type
 from ..activation import LOG2_E, tanh
 from ..gemm.fragments import TILE_COLUMNS, TILE_ROWS, two_activations
 from ..gemm.pipeline import Pipeline, odd_pitch
 from .bf16_parts import products
-from .prompt_tiles import QueryTile, Row, TokenRows, lane_rows
+from .head_output import Parts, declare_parts
+from .prompt_sources import Cached, Fresh, Source
+from .prompt_tiles import Keys, QueryTile, Row, lane_rows
+from .step_rows import STEP
 from .tensor_softmax import DEPTH, QUAD, Sums, TensorSoftmax, Tiles, multiply
 
 
@@ -25,18 +29,26 @@ class CausalAttentionConfig:
       tokens: whose keys and values a step has, a multiple of 16.
       stages: steps in shared memory.
       resident_blocks: blocks that a multiprocessor's registers must have room for.
+      splits: blocks that share the tokens which a tile of a piece over pages sees. More than one
+        leave partial results, which `merge_attention` puts together.
     """
 
     warps: int = 4
     tokens: int = 32
     stages: int = 2
     resident_blocks: int = 2
+    splits: int = 1
 
-    def shared_bytes(self, head_dim: int, value_dim: int, parts: int, key_parts: int) -> int:
+    def shared_bytes(
+        self, head_dim: int, value_dim: int, parts: int, key_parts: int, dtype: str | None = None
+    ) -> int:
         """Shared memory of a block; arguments as of `causal_attention`."""
         key, value = (odd_pitch(dim * bf16.size) for dim in (head_dim, value_dim))
         tokens = self.stages * self.tokens * key_parts * (key + value)
-        return tokens + self.warps * TILE_ROWS * parts * key
+        rows = self.warps * TILE_ROWS
+        flags = 0 if dtype is None else -(-self.warps * u32.size // 16) * 16
+        scales = rows * 2 * f32.size if dtype == "f16" else 0
+        return tokens + rows * parts * key + flags + scales
 
 
 @kernel
@@ -55,6 +67,10 @@ def causal_attention(
     sinks: bool = False,
     parts: int = 2,
     key_parts: int = 2,
+    dtype: str | None = None,
+    num_pages: int = 0,
+    page_size: int = 0,
+    pages_per_sequence: int = 0,
     config: CausalAttentionConfig = CausalAttentionConfig(),
 ) -> None:
     """out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
@@ -65,68 +81,213 @@ def causal_attention(
     (batch, time, num_heads, value_dim). Tokens at or beyond lengths[b] are not read; what is
     written for them means nothing.
 
+    With a `dtype`, the tokens are pieces of sequences in a cache: token t of sequence b is its
+    number context_lens[b] - lengths[b] + t, and sees all tokens up to itself, which lie in pages;
+    those of a page id outside the pages do not count. Operands: q; the pages (see `declare_pages`);
+    block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,); lengths; sinks. Tokens
+    at or beyond lengths[b] get zeros. Several splits leave `Parts` of batch * time tokens.
+
     Args:
       window: a token sees the last `window` tokens, itself included.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       parts: of queries and of the softmax's weights. key_parts: of keys and values.
+      dtype: of pages, `bf16` or `f16`, which is that of the parts then; None: there are no pages.
     """
+    shape = num_pages, num_kv_heads, page_size, head_dim
     _check(num_heads, num_kv_heads, head_dim, value_dim, soft_cap, (parts, key_parts), config)
+    _check_pages(dtype, shape, pages_per_sequence, value_dim, key_parts, config)
     q = k.input("q", f32, (batch, time, num_heads, head_dim))
-    keys, values = (
-        [k.input(f"{name}{i}", bf16, (batch, time, num_kv_heads, dim)) for i in range(key_parts)]
-        for name, dim in (("k", head_dim), ("v", value_dim))
-    )
+    tokens: Fresh | Cached
+    if dtype is None:
+        tokens = Fresh.declare(k, (batch, time, num_kv_heads), (head_dim, value_dim), key_parts)
+    else:
+        tokens = Cached.declare(k, dtype, shape, (batch, pages_per_sequence))
     lengths = k.input("lengths", s32, (batch,))
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
-    out = k.output("out", f32, (batch, time, num_heads, value_dim))
+    result: Pointer | Parts
+    if config.splits == 1:
+        result = k.output("out", f32, (batch, time, num_heads, value_dim))
+    else:
+        result = declare_parts(k, batch * time, num_heads, value_dim, "f32", config.splits)
     group, threads, rows = num_heads // num_kv_heads, WARP * config.warps, TILE_ROWS * config.warps
     tiles = -(-time * group // rows)
-    k.launch((tiles, num_kv_heads, batch), threads, resident_blocks=config.resident_blocks)
+    grid = tiles, num_kv_heads, batch * config.splits
+    k.launch(grid, threads, resident_blocks=config.resident_blocks)
 
     # the last tiles have the most tokens before them: they come first
-    tile = QueryTile(k, ((tiles - 1) - k.block_id()) * rows, rows, group, time)
-    kv_head, sequence = k.block_id("y"), k.block_id("z")
+    first = ((tiles - 1) - k.block_id()) * rows
+    kv_head, (sequence, split) = k.block_id("y"), _sequence_and_split(k, config.splits)
     length = k.minimum(k.maximum(lengths.at(sequence).load(), 0), time).bits(u32)
-    seen = tile.keys(length, window, config.tokens)
+    tile = QueryTile(k, first, rows, group, time, tokens.before(k, sequence, length))
+    seen = tile.keys(length, window, config.tokens).part(split, config.splits)
     heads = q.at(sequence, 0, kv_head * group).reshape(time, num_heads, head_dim)
     # scores are exponents of 2; without a soft cap, their factor goes into q
     factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
-    queries = tile.stage(heads, length, factor, parts, threads)
-    mine = [tile.row(k.warp_id * TILE_ROWS + k.lane_id // QUAD + 8 * i) for i in range(2)]
+    scales = tile.scales(heads, length, factor) if dtype == "f16" else None
+    queries = tile.stage(heads, length, factor, parts, threads, scales)
+    numbers = [k.warp_id * TILE_ROWS + k.lane_id // QUAD + 8 * i for i in range(2)]
+    mine = [tile.row(number) for number in numbers]
     logits = None
     if sink_logits is not None:
         logits = [sink_logits.at(kv_head * group + row.head).load() * LOG2_E for row in mine]
-    softmax = TensorSoftmax(k, value_dim, logits)
-
-    # where they are equally wide, one address serves keys and values
-    together = [[*keys, *values]] if head_dim == value_dim else [keys, values]
-    copies = [TokenRows(k, each, sequence, kv_head, seen, threads) for each in together]
-    counted = products(parts, key_parts)
+        if config.splits > 1:
+            logits = [k.select(split == 0, logit, -math.inf) for logit in logits]
+    softmax = TensorSoftmax(k, value_dim, logits, tokens.type)
     of_warp = queries.at(k.warp_id * TILE_ROWS).reshape(*queries.shape)
-    of_queries = Tiles(lane_rows(k, of_warp), rows, queries.shape[1], parts)
+    scoring = _Scoring(
+        k,
+        Tiles(lane_rows(k, of_warp), rows, queries.shape[1], parts),
+        head_dim // DEPTH,
+        products(parts, key_parts),
+        tokens.type,
+        None if scales is None else [scales.at(number, 1).load() for number in numbers],
+        soft_cap,
+        mine,
+        window,
+    )
+    source = tokens.source(k, sequence, kv_head, seen, config.warps)
+    _attend(k, tile, seen, source, scoring, softmax, config)
+    place = _Place(k, result, sequence, time, kv_head * group, split)
+    place.store(mine, softmax, None if dtype is None else length)
+
+
+def _sequence_and_split(k: Builder, splits: int) -> tuple[Value, Value]:
+    """Of the block; without several splits there is no split's number."""
+    both = k.block_id("z")
+    return (both, both) if splits == 1 else (both // splits, both % splits)
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """How a warp's rows, `queries`, become scores in base 2 of a step's keys.
+
+    Attributes:
+      depths: 16 dimensions each.
+      counted: see `products`.
+      type: of parts.
+      units: of the lane's two rows, what products count for; None: 1.
+      rows: the lane's two.
+    """
+
+    k: Builder
+    queries: Tiles
+    depths: int
+    counted: Sequence[tuple[int, int]]
+    type: Type
+    units: Sequence[Value] | None
+    soft_cap: float | None
+    rows: Sequence[Row]
+    window: int | None
+
+    def scores(self, keys: Tiles) -> list[Sums]:
+        """Those of a step's tokens, before any is hidden."""
+        k, zero = self.k, self.k.const(f32, 0.0)
+        scores: list[Sums] = [[zero] * 4 for _ in range(keys.rows // TILE_COLUMNS)]
+        for depth in range(self.depths):
+            a = self.queries.load(k, 0, depth)
+            for n in range(0, len(scores), 2):
+                b = keys.load(k, n // 2, depth)
+                for half in range(2):
+                    column = [part[2 * half : 2 * half + 2] for part in b]
+                    scores[n + half] = multiply(
+                        k, scores[n + half], a, column, self.counted, self.type
+                    )
+        if (units := self.units) is not None:
+            scores = [[x * units[j // 2] for j, x in enumerate(sums)] for sums in scores]
+        if (cap := self.soft_cap) is not None:
+            scores = [[tanh(k, x) * (cap * LOG2_E) for x in sums] for sums in scores]
+        return scores
+
+    def masked(
+        self, scores: Sequence[Sums], first: Value, known: Sequence[Value] | None
+    ) -> list[Sums]:
+        """Scores of tokens from `first` on, minus infinity where a row does not see the token.
+
+        `known`: of each 16 of them, whether they are anywhere; None: they are.
+        """
+        k, window = self.k, self.window
+        # the last column that a row sees, counted from the lane's first one
+        last = [(row.position - first - k.lane_id % QUAD * 2).bits(s32) for row in self.rows]
+        before = None if window is None else [x - window for x in last]
+
+        def masked(score: Value, row: int, column: int) -> Value:
+            seen = last[row] >= column
+            if before is not None:
+                seen = seen & (before[row] < column)
+            if known is not None:
+                seen = seen & known[column // STEP]
+            return k.select(seen, score, -math.inf)
+
+        return [
+            [masked(score, j // 2, TILE_COLUMNS * n + j % 2) for j, score in enumerate(tile)]
+            for n, tile in enumerate(scores)
+        ]
+
+
+def _attend(
+    k: Builder,
+    tile: QueryTile,
+    seen: Keys,
+    source: Source,
+    scoring: _Scoring,
+    softmax: TensorSoftmax,
+    config: CausalAttentionConfig,
+) -> None:
+    """Takes all tokens that the tile's rows see into the softmax."""
+    copies, tokens, parts = source.copies, config.tokens, source.parts
     pipeline = Pipeline(k, config.stages, copies)
     pipeline.begin(seen.count)
-    for start, stop, whole in tile.ranges(seen, window):
+    for start, stop, whole in tile.ranges(seen, scoring.window, source.complete):
         for step, places in pipeline.between(start, stop, seen.count):
             value_rows = places[-1]
             if len(places) == 1:
-                value_rows = value_rows.at(key_parts * config.tokens).reshape(*value_rows.shape)
-            of_keys = Tiles(
-                two_activations(k, places[0]), config.tokens, copies[0].pitch, key_parts
-            )
-            of_values = Tiles(lane_rows(k, value_rows), config.tokens, copies[-1].pitch, key_parts)
-            scores = _scores(k, of_queries, of_keys, head_dim // DEPTH, config.tokens, counted)
-            if soft_cap is not None:
-                scores = [[tanh(k, x) * (soft_cap * LOG2_E) for x in sums] for sums in scores]
+                value_rows = value_rows.at(parts * tokens).reshape(*value_rows.shape)
+            of_keys = Tiles(two_activations(k, places[0]), tokens, copies[0].pitch, parts)
+            of_values = Tiles(lane_rows(k, value_rows), tokens, copies[-1].pitch, parts)
+            scores = scoring.scores(of_keys)
             if not whole:
-                scores = _masked(k, scores, mine, seen.first + step * config.tokens, window)
+                first = seen.first + step * tokens
+                scores = scoring.masked(scores, first, source.known(first, tokens, seen.stop))
             weights = softmax.weights(scores)
-            softmax.add(weights, of_values, parts, counted)
-    for row, vector in zip(mine, softmax.normalized(), strict=True):
-        place = out.at(sequence, row.token, kv_head * group + row.head).at(k.lane_id % QUAD * 2)
-        for n, pair in enumerate(vector):
-            place.store(8 * n, pair, where=row.token < time)
+            softmax.add(weights, of_values, scoring.queries.parts, scoring.counted)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a block's rows go: out (batch, time, num_heads, value_dim), or a split's `Parts`.
+
+    `head`: the first of the group.
+    """
+
+    k: Builder
+    result: Pointer | Parts
+    sequence: Value
+    time: int
+    head: Value
+    split: Value
+
+    def store(self, rows: Sequence[Row], softmax: TensorSoftmax, length: Value | None) -> None:
+        """The lane's two rows; those of tokens at or beyond `length` become zeros, None: stay."""
+        k, shares = self.k, softmax.shares()
+        vectors = softmax.normalized() if isinstance(self.result, Pointer) else None
+        for i, row in enumerate(rows):
+            m, total, vector = shares[i]
+            head, inside = self.head + row.head, row.token < self.time
+            if isinstance(self.result, Parts):
+                at = self.sequence * self.time + row.token, head, self.split
+                place = self.result.parts.at(*at)
+                first = inside & (k.lane_id % QUAD == 0)
+                self.result.marks.at(*at).store(0, (m, total), where=first)
+            else:
+                assert vectors is not None
+                place, vector = self.result.at(self.sequence, row.token, head), vectors[i]
+            if length is not None:
+                real = row.token < length
+                vector = [tuple(k.select(real, x, 0.0) for x in pair) for pair in vector]
+            place = place.at(k.lane_id % QUAD * 2)
+            for n, pair in enumerate(vector):
+                place.store(8 * n, pair, where=inside)
 
 
 def _check(
@@ -158,42 +319,26 @@ def _check(
         )
 
 
-def _scores(
-    k: Builder,
-    queries: Tiles,
-    keys: Tiles,
-    depths: int,
-    tokens: int,
-    counted: Sequence[tuple[int, int]],
-) -> list[Sums]:
-    """Scores of a warp's rows and the step's tokens."""
-    zero = k.const(f32, 0.0)
-    scores: list[Sums] = [[zero] * 4 for _ in range(tokens // TILE_COLUMNS)]
-    for depth in range(depths):
-        a = queries.load(k, 0, depth)
-        for n in range(0, len(scores), 2):
-            b = keys.load(k, n // 2, depth)
-            for half in range(2):
-                column = [part[2 * half : 2 * half + 2] for part in b]
-                scores[n + half] = multiply(k, scores[n + half], a, column, counted)
-    return scores
-
-
-def _masked(
-    k: Builder, scores: Sequence[Sums], rows: Sequence[Row], first: Value, window: int | None
-) -> list[Sums]:
-    """Scores of tokens from `first` on, minus infinity where a row does not see the token."""
-    # the last column that a row sees, counted from the lane's first one
-    last = [(row.token - first - k.lane_id % QUAD * 2).bits(s32) for row in rows]
-    before = None if window is None else [x - window for x in last]
-
-    def masked(score: Value, row: int, column: int) -> Value:
-        seen = last[row] >= column
-        if before is not None:
-            seen = seen & (before[row] < column)
-        return k.select(seen, score, -math.inf)
-
-    return [
-        [masked(score, j // 2, TILE_COLUMNS * n + j % 2) for j, score in enumerate(tile)]
-        for n, tile in enumerate(scores)
-    ]
+def _check_pages(
+    dtype: str | None,
+    shape: tuple[int, int, int, int],
+    pages_per_sequence: int,
+    value_dim: int,
+    key_parts: int,
+    config: CausalAttentionConfig,
+) -> None:
+    if dtype is None:
+        if config.splits != 1:
+            raise KernelError(f"splits={config.splits} must be 1 where there are no pages")
+        return
+    *_, page_size, head_dim = shape
+    if dtype not in PIECE_DTYPES or key_parts != 1 or value_dim != head_dim:
+        raise KernelError(
+            f"dtype={dtype!r} of pages must be one of {', '.join(PIECE_DTYPES)}, "
+            f"key_parts={key_parts} 1, and value_dim={value_dim} head_dim={head_dim}"
+        )
+    if page_size < STEP or page_size % STEP or pages_per_sequence < 1 or config.splits < 1:
+        raise KernelError(
+            f"page_size={page_size} must be a multiple of {STEP}, and "
+            f"pages_per_sequence={pages_per_sequence} and splits={config.splits} at least 1"
+        )

@@ -28,8 +28,12 @@ class PageTable:
         """The id of a token's page; 0 where the condition fails."""
         if self.entries is None:
             return self.sequence
-        entry = self.entries.at(self.sequence, token // self.page_size)
-        return entry.load(where=where).bits(u32)
+        return self.entry(token // self.page_size, where).bits(u32)
+
+    def entry(self, page: Value, where: Value | None = None) -> Value:
+        """The id of the sequence's page with this number, s32; 0 where the condition fails."""
+        assert self.entries is not None
+        return self.entries.at(self.sequence, page).load(where=where)
 
     def slot_of(self, token: Value) -> Value:
         """The token's place in its page."""

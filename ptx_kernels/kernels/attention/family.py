@@ -17,7 +17,12 @@ from ..pages import PAGE_BUFFERS, PAGE_OPERANDS
 from .causal_attention import causal_attention
 from .merge_attention import merge_attention
 from .paged_attention import paged_attention
-from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
+from .rules import (
+    causal_attention_rule,
+    merge_attention_rule,
+    paged_attention_rule,
+    piece_attention_rule,
+)
 from .split_keys import split_keys
 from .step_rows import STEP
 
@@ -98,6 +103,41 @@ def _causal(
     return Case(f"causal_attention-{label}", "causal_attention", arguments)
 
 
+def _piece(
+    label: str,
+    head_dim: int = 128,
+    group: int = 4,
+    *,
+    batch: int = 1,
+    time: int = 256,
+    num_kv_heads: int = 8,
+    dtype: str = "bf16",
+    capacity: int = 4096,
+    **options: Any,
+) -> Case:
+    """Pieces of prompts over pages of 16 tokens; where these are split, their parts."""
+    rows, dims = (batch * num_kv_heads, time * group), (head_dim, head_dim)
+    seen = min(capacity, options.get("window", capacity))
+    chosen = causal_attention_rule(target(), *rows, *dims, 2, 1, dtype, seen)
+    per_sequence = capacity // 16
+    arguments = dict(
+        batch=batch,
+        time=time,
+        num_heads=num_kv_heads * group,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        scale=head_dim**-0.5,
+        key_parts=1,
+        dtype=dtype,
+        num_pages=batch * per_sequence,
+        page_size=16,
+        pages_per_sequence=per_sequence,
+        config=chosen,
+    )
+    return Case(f"causal_attention-pages-{label}", "causal_attention", arguments | options)
+
+
 _ATTENTIONS = (
     *(_attention("bf16", head_dim, 4) for head_dim in (128, 32, 64, 80, 96, 112, 256)),
     *(
@@ -150,6 +190,13 @@ _CAUSAL = (
     _causal("latent", 192, 1, num_kv_heads=16, value_dim=128),
     _causal("window-soft_cap", 256, 2, window=128, soft_cap=50.0),
     _causal("window-sinks", 64, 8, window=128, sinks=True),
+    _piece("bf16"),
+    _piece("f16", dtype="f16"),
+    _piece("1024", time=1024),
+    _piece("16", time=16),
+    _piece("d256-window-soft_cap", 256, 2, window=1024, soft_cap=50.0),
+    _piece("d64-window-sinks-b4", 64, 8, batch=4, time=64, window=128, sinks=True),
+    _piece("f16-d80-g7", 80, 7, num_kv_heads=4, dtype="f16"),
 )
 
 
@@ -170,10 +217,11 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
     if buffer.name not in PAGE_BUFFERS:
         return 1
     held = 1.0
-    if not arguments["contiguous"]:
+    if not arguments.get("contiguous"):
         held = arguments["batch"] * arguments["pages_per_sequence"] / buffer.shape[0]
     tokens = arguments["pages_per_sequence"] * arguments["page_size"]
-    return held * min(1, (arguments["window"] or tokens) / tokens)
+    seen = (arguments["window"] or tokens) + arguments.get("time", 1) - 1
+    return held * min(1, seen / tokens)
 
 
 def _passes(arguments: Arguments) -> int:
@@ -259,30 +307,48 @@ def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Gener
     return lengths
 
 
+def _before(arguments: Arguments) -> int:
+    """Tokens of a full sequence that are in front of a piece."""
+    return max(0, arguments["pages_per_sequence"] * arguments["page_size"] - arguments["time"])
+
+
 def _prompt_trips(arguments: Arguments) -> float:
-    """Steps of all warps over full prompts: of a tile those between its window and its last row."""
+    """Steps of all warps over full prompts: of a tile those between its window and its last row.
+
+    Of pieces, at the end of full sequences.
+    """
     time, window, config = arguments["time"], arguments["window"], arguments["config"]
     group, rows = arguments["num_heads"] // arguments["num_kv_heads"], TILE_ROWS * config.warps
-    steps = 0
+    before, steps = _before(arguments), 0
     for first in range(0, time * group, rows):
-        stop = min((first + rows - 1) // group, time - 1) + 1
-        start = max(first // group + 1 - window, 0) if window else 0
+        stop = before + min((first + rows - 1) // group, time - 1) + 1
+        start = max(before + first // group + 1 - window, 0) if window else 0
         steps += math.ceil((stop - start) / config.tokens)
     return arguments["batch"] * arguments["num_kv_heads"] * steps * config.warps
 
 
 def _shorter_prompt(arguments: Arguments) -> tuple[str, int] | None:
     """Blocks have as many more steps as the prompt is longer; a window bounds them."""
-    return None if arguments["window"] else ("time", 512)
+    if arguments["window"]:
+        return None
+    if arguments["dtype"] is None:
+        return "time", 512
+    tokens = 512 * arguments["config"].splits
+    return "pages_per_sequence", math.ceil(tokens / arguments["page_size"])
 
 
 CAUSAL_ATTENTION = Family(
     "causal_attention",
     causal_attention,
     _CAUSAL,
-    rules=(causal_attention_rule,),
+    rules=(causal_attention_rule, piece_attention_rule),
+    touched=_touched,
     trips=_prompt_trips,
     shorter=_shorter_prompt,
-    operands={"lengths": _lengths},
+    operands={
+        "lengths": _lengths,
+        "block_tables": _block_tables,
+        "context_lens": _context_lens,
+    },
 )
 SPLIT_KEYS = Family("split_keys", split_keys, _SPLITS, passes=once)

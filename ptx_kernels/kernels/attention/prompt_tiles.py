@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...ptx import Builder, Pointer, Value, bf16, s32, u8, u32, u64
+from ...ptx import Builder, Pointer, Value, bf16, f16, f32, s32, u8, u32, u64
 from ..gemm.fragments import TILE_ROWS
 from ..gemm.pipeline import odd_pitch
+from ..quantize_f16 import f16_scale
 from ..vectors import RUN
 from .bf16_parts import split
 
 
 @dataclass(frozen=True)
 class Row:
-    """A query: its token (u32), and its head's number in the group."""
+    """A query: its token (u32), its head's number in the group, its token's place in the sequence.
+
+    The places of a prompt are its tokens' own numbers; those of a piece count what is before it.
+    """
 
     token: Value
     head: Value
+    position: Value
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a sequence has in front of a piece: `count` tokens (u32); `capacity`: room for all."""
+
+    count: Value
+    capacity: int
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Tokens from `first` on, up to `stop`, in steps of `step`."""
+    """Tokens from `first` on, up to `stop`, in steps of `step`.
+
+    `oldest`: those before it are not seen; None: all are.
+    """
 
     k: Builder
     first: Value
     stop: Value
     step: int
+    oldest: Value | None = None
 
     @property
     def count(self) -> Value:
@@ -35,35 +52,103 @@ class Keys:
         behind = self.k.maximum(self.stop, self.first) - self.first
         return (behind + (self.step - 1)) // self.step
 
+    def part(self, number: Value, parts: int) -> Keys:
+        """One of so many equal parts, in whole steps; the last ones may have fewer or none."""
+        if parts == 1:
+            return self
+        share = (self.count + (parts - 1)) // parts * self.step
+        first = self.first + number * share
+        return replace(self, first=first, stop=self.k.minimum(first + share, self.stop))
+
 
 class QueryTile:
-    """`count` queries of a KV head's group: all heads of a token, then those of the next token."""
+    """`count` queries of a KV head's group: all heads of a token, then those of the next token.
 
-    def __init__(self, k: Builder, first: Value, count: int, group: int, time: int) -> None:
-        self._k, self._first, self._group, self._time = k, first, group, time
+    `before`: what a sequence has in front of these tokens; None: nothing.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        first: Value,
+        count: int,
+        group: int,
+        time: int,
+        before: Before | None = None,
+    ) -> None:
+        self._k, self._first, self._group, self._before = k, first, group, before
         self.count = count
         self.first_token = first // group
         self.last_token = k.minimum((first + (count - 1)) // group, time - 1)
+        self._first_position, self._last_position = map(
+            self._position, (self.first_token, self.last_token)
+        )
+
+    def _position(self, token: Value) -> Value:
+        """A token's place in the sequence, at most the last one that there is room for."""
+        if (before := self._before) is None:
+            return token
+        return self._k.minimum(token + before.count, before.capacity - 1)
 
     def row(self, number: Value) -> Row:
         """Row `number` of the tile; its token may lie beyond the last one."""
         at = self._first + number
-        return Row(at // self._group, at % self._group)
+        token = at // self._group
+        return Row(token, at % self._group, self._position(token))
 
     def keys(self, length: Value, window: int | None, step: int) -> Keys:
-        """The tokens of a sequence that the tile's rows see; none where all of them are padding."""
-        k = self._k
-        stop = k.select(self.first_token < length, k.minimum(self.last_token + 1, length), 0)
+        """The tokens of a sequence that the tile's rows see; none where all of them are padding.
+
+        In front of a piece they begin at a multiple of 16: those of a page.
+        """
+        k, before = self._k, self._before
+        end = k.minimum(self.last_token + 1, length)
+        if before is not None:
+            end = k.minimum(end + before.count, before.capacity)
+        stop = k.select(self.first_token < length, end, 0)
         if window is None:
             return Keys(k, k.const(u32, 0), stop, step)
-        return Keys(k, k.maximum(self.first_token + 1, window) - window, stop, step)
+        oldest = k.maximum(self._first_position + 1, window) - window
+        if before is None:
+            return Keys(k, oldest, stop, step)
+        return Keys(k, oldest & (1 << 32) - TILE_ROWS, stop, step, oldest)
 
-    def stage(self, q: Pointer, length: Value, factor: float, parts: int, threads: int) -> Pointer:
+    def scales(self, q: Pointer, length: Value, factor: float) -> Pointer:
+        """Of each row, f32 (count, 2): f16's scale of factor * q as `f16_scale` has it.
+
+        `q`, `length`: see `stage`. Two lanes of the warp that multiplies by a row have halves of
+        it.
+        """
+        k, head_dim = self._k, q.shape[2]
+        shared = k.shared("scales", f32, (self.count, 2), dynamic=True)
+        number = k.warp_id * TILE_ROWS + k.lane_id // 2
+        row = self.row(number)
+        there = row.token < length
+        place = q.at(row.token, row.head, k.lane_id % 2 * RUN)
+        largest = k.const(f32, 0.0)
+        for first in range(0, head_dim, 2 * RUN):
+            for x in place.load_run(first, RUN, where=there):
+                largest = k.maximum(largest, k.abs(x * factor))
+        pair = f16_scale(k, k.warp_max(largest, lanes=2))
+        shared.at(number).store(0, pair, where=k.lane_id % 2 == 0)
+        k.barrier()
+        return shared
+
+    def stage(
+        self,
+        q: Pointer,
+        length: Value,
+        factor: float,
+        parts: int,
+        threads: int,
+        scales: Pointer | None = None,
+    ) -> Pointer:
         """The parts of factor * q in shared memory, bf16 (parts * count, pitch as u8).
 
         `q`: (time, heads, head_dim) from the group's first head on. Padding becomes zeros.
+        `scales`: of rows, which are f16 then.
         """
-        k, head_dim = self._k, q.shape[2]
+        k, head_dim, type = self._k, q.shape[2], bf16 if scales is None else f16
         pitch, chunks = odd_pitch(head_dim * bf16.size), head_dim // RUN
         shared = k.shared("queries", u8, (parts * self.count, pitch), dynamic=True)
         for base in range(0, self.count * chunks, threads):
@@ -73,25 +158,34 @@ class QueryTile:
             there = row.token < length if inside is None else (row.token < length) & inside
             place = q.at(row.token, row.head, chunk * RUN)
             values = [x * factor for x in place.load_run(0, RUN, where=there)]
-            words = zip(split(k, values[:2], parts), split(k, values[2:], parts), strict=True)
+            if scales is not None:
+                inverse = scales.at(number).load(where=inside)
+                values = [x * inverse for x in values]
+            pairs = (split(k, pair, parts, type) for pair in (values[:2], values[2:]))
+            words = zip(*pairs, strict=True)
             target = shared.at(number, chunk * (RUN * bf16.size)).cast(u32)
             for part, pair in enumerate(words):
                 target.store(part * self.count * pitch // u32.size, pair, where=inside)
         return shared
 
-    def ranges(self, keys: Keys, window: int | None) -> list[tuple[Value | int, Value, bool]]:
+    def ranges(
+        self, keys: Keys, window: int | None, complete: Value | None = None
+    ) -> list[tuple[Value | int, Value, bool]]:
         """Ranges of steps: the first one, the one past the last, and whether rows see all of it.
 
         Those in the middle have tokens that every row sees. In front of them are some before a
-        row's window, behind them some after a row's own token.
+        row's window, behind them some after a row's own token. `complete`: where it fails, none
+        is seen by all.
         """
         k, count = self._k, keys.count
         # tokens that all rows see end behind the first row's own
-        whole = k.maximum(self.first_token + 1, keys.first) - keys.first
+        whole = k.maximum(self._first_position + 1, keys.first) - keys.first
         inner_stop = k.minimum(whole // keys.step, count)
+        if complete is not None:
+            inner_stop = k.select(complete, inner_stop, 0)
         if window is None:
             return [(0, inner_stop, True), (inner_stop, count, False)]
-        before = k.maximum(self.last_token + 1, keys.first + window) - window - keys.first
+        before = k.maximum(self._last_position + 1, keys.first + window) - window - keys.first
         inner_start = k.minimum((before + (keys.step - 1)) // keys.step, inner_stop)
         return [
             (0, inner_start, False),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
+from ...limits import PIECE_DTYPES, PIECE_PARTS, causal_attention_takes
 from ...ptx import WARP
 from ..family import Rule
 from ..gemm.fragments import TILE_ROWS
@@ -159,8 +162,13 @@ def _causal_attention(
     value_dim: int,
     parts: int,
     key_parts: int,
+    dtype: str | None = None,
+    capacity: int = 0,
 ) -> CausalAttentionConfig:
     """Config for so many groups of query heads, in all prompts, each with `rows` vectors.
+
+    `dtype`: of the pages that pieces of prompts attend to, up to `capacity` tokens; None: whole
+    prompts.
 
     Blocks of many rows read keys and values less often, but there must be two for each
     multiprocessor. A step has as many tokens as the accumulators of a lane and the block's shared
@@ -175,7 +183,7 @@ def _causal_attention(
         sums = (value_dim + config.tokens) // 2
         if sums > _SUMS[max(parts, key_parts)]:
             return False
-        return config.shared_bytes(head_dim, value_dim, parts, key_parts) <= room
+        return config.shared_bytes(head_dim, value_dim, parts, key_parts, dtype) <= room
 
     def blocks(warps: int) -> int:
         return groups * -(-rows // (TILE_ROWS * warps))
@@ -189,9 +197,42 @@ def _causal_attention(
         for room in ((most,) if warps > 4 else (most // 2, most))
         for tokens in (64, 32, 16)
     ]
-    return next(config for config, room in choices if fits(config, room))
+    chosen = next(config for config, room in choices if fits(config, room))
+    if dtype is None:
+        return chosen
+    resident = chosen.resident_blocks * device.multiprocessors // blocks(chosen.warps)
+    splits = max(1, min(resident, capacity // (4 * chosen.tokens)))
+    return replace(chosen, splits=splits)
 
 
+_MOST_READ_AGAIN = 64 << 20  # bytes
+
+
+def _piece_attention(
+    batch: int,
+    time: int,
+    num_kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    dtype: str,
+    value_dim: int | None = None,
+) -> bool:
+    """Whether pieces of `time` tokens attend to pages as prompts do, by `causal_attention`.
+
+    `capacity`: tokens that a sequence's pages, or a window, have room for. `value_dim`: of latent
+    pages. Otherwise every token is a sequence by itself to `paged_attention`, which reads its
+    context once for each: so are single tokens, pages of other floats and wider heads than that
+    kernel takes, and pieces that read less than 64 MB so. There, predicted for an H200, one launch
+    whose splits are a cluster is faster than two.
+    """
+    taken = dtype in PIECE_DTYPES and value_dim is None
+    if time < 2 or not taken or not causal_attention_takes(head_dim, head_dim, PIECE_PARTS):
+        return False
+    token = 2 * num_kv_heads * head_dim * PAGE_TYPES[dtype].size
+    return batch * time * capacity * token >= _MOST_READ_AGAIN
+
+
+piece_attention_rule: Rule[bool] = Rule("piece_attention", _piece_attention)
 causal_attention_rule: Rule[CausalAttentionConfig] = Rule("causal_attention", _causal_attention)
 paged_attention_rule: Rule[PagedAttentionConfig] = Rule("paged_attention", _paged_attention)
 merge_attention_rule: Rule[MergeConfig] = Rule("merge_attention", _merge_attention)

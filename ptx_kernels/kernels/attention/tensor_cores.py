@@ -32,11 +32,10 @@ from .config import PagedAttentionConfig
 from .context import Share, Task
 from .online_softmax import LOWEST, BlockState
 from .step_rows import COLUMNS, SCORED, STEP, TYPES, Lane, StepRows, Words
+from .tensor_softmax import HEADROOM
 
 MOST_QUERIES = 16
 MOST_HEAD_DIM = 128  # whose sums, keys and values fit in a lane's registers
-#: Weights of 2^HEADROOM are f16 as well: small ones keep more bits above f16's least, 2^-24.
-_HEADROOM = 14
 _ONE = 127 << 23  # bits of 1.0; a power of two and its inverse add up to twice as much
 
 Fragment = tuple[Value, Value, Value, Value]  # operand A, see `Builder.mma`
@@ -126,7 +125,7 @@ class _Softmax:
         highest: list[Value] = []
         for m, row in zip(self.m, scores, strict=True):
             top = k.warp_max(functools.reduce(k.maximum, row), lanes=4)
-            highest.append(k.maximum(m, top - _HEADROOM if self.type is f16 else top))
+            highest.append(k.maximum(m, top - HEADROOM if self.type is f16 else top))
         conditions = [new > m for m, new in zip(self.m, highest, strict=True)]
         largest = None
         if scales is not None:

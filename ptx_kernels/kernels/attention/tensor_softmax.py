@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...ptx import Builder, Pointer, Value, Var, bf16, f32, u32
+from ...ptx import Builder, Pointer, Value, Var, bf16, f16, f32, u32
+from ...ptx.types import Type
 from ..gemm.fragments import TILE_COLUMNS
 from .bf16_parts import split
 from .online_softmax import LOWEST
 
 DEPTH = 16  # elements of bf16 in an mma's sum, and rows or columns of what `ldmatrix` loads
 QUAD = 4  # lanes that share a row
-_TWO_ONES = 0x3F803F80  # 1.0 as bf16, twice
+#: Weights of 2^HEADROOM are f16 as well: small ones keep more bits above f16's least, 2^-24.
+HEADROOM = 14
+_TWO_ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # 1.0, twice
 T = TypeVar("T")
 #: Words of one register a lane: [parts], of each the registers of an operand of mma.
 Parts = Sequence[Sequence[Value]]
@@ -42,11 +45,16 @@ class Tiles:
 
 
 def multiply(
-    k: Builder, total: Sums, a: Parts, b: Parts, counted: Sequence[tuple[int, int]]
+    k: Builder,
+    total: Sums,
+    a: Parts,
+    b: Parts,
+    counted: Sequence[tuple[int, int]],
+    type: Type = bf16,
 ) -> Sums:
     """total + a b, by those products of parts that count."""
     for i, j in counted:
-        total = k.mma(a[i], b[j], total, bf16)
+        total = k.mma(a[i], b[j], total, type)
     return total
 
 
@@ -62,13 +70,22 @@ class TensorSoftmax:
     what a column of ones would be in o.
     """
 
-    def __init__(self, k: Builder, value_dim: int, sinks: Sequence[Value] | None = None) -> None:
-        """`sinks`: logits in base 2 of the lane's two rows, which have no value."""
-        self._k = k
+    def __init__(
+        self,
+        k: Builder,
+        value_dim: int,
+        sinks: Sequence[Value] | None = None,
+        type: Type = bf16,
+    ) -> None:
+        """`sinks`: logits in base 2 of the lane's two rows, which have no value.
+
+        `type`: of values and of the weights' parts.
+        """
+        self._k, self._type = k, type
         self._m = [k.var(f32, LOWEST) for _ in range(2)]
         self._l = [k.var(f32, 0.0 if sinks is None else 1.0) for _ in range(4)]
         self._o = [[k.var(f32, 0.0) for _ in range(4)] for _ in range(value_dim // TILE_COLUMNS)]
-        self._ones = [k.const(u32, _TWO_ONES)] * 2
+        self._ones = [k.const(u32, _TWO_ONES[type])] * 2
         for m, logit in zip(self._m, sinks or (), strict=False):
             m.set(k.maximum(logit, LOWEST))  # minus infinity counts for nothing
 
@@ -80,7 +97,8 @@ class TensorSoftmax:
         k, rows = self._k, []
         for i, m in enumerate(self._m):
             mine = [x for tile in scores for x in _of_row(tile, i)]
-            highest = k.maximum(m, k.warp_max(functools.reduce(k.maximum, mine), lanes=QUAD))
+            top = k.warp_max(functools.reduce(k.maximum, mine), lanes=QUAD)
+            highest = k.maximum(m, top if self._type is bf16 else top - HEADROOM)
             factor = _exp2(k, m - highest)
             m.set(highest)
             for tile in (self._l, *self._o):
@@ -103,13 +121,14 @@ class TensorSoftmax:
             pairs = [
                 _of_row(tile, i) for tile in weights[2 * depth : 2 * depth + 2] for i in (0, 1)
             ]
-            a = list(zip(*(split(k, pair, parts) for pair in pairs), strict=True))
-            _set(self._l, multiply(k, self._l, a, [self._ones], [(i, 0) for i in range(parts)]))
+            a = list(zip(*(split(k, pair, parts, self._type) for pair in pairs), strict=True))
+            ones = multiply(k, self._l, a, [self._ones], [(i, 0) for i in range(parts)], self._type)
+            _set(self._l, ones)
             for column in range(len(self._o) // 2):
                 b = values.load(k, depth, column, transpose=True)
                 for half, tile in enumerate(self._o[2 * column : 2 * column + 2]):
                     two = [part[2 * half : 2 * half + 2] for part in b]
-                    _set(tile, multiply(k, tile, a, two, counted))
+                    _set(tile, multiply(k, tile, a, two, counted, self._type))
 
     def normalized(self) -> list[list[tuple[Value, ...]]]:
         """o / l of the lane's two rows, pairs 8 apart; zeros where no token was seen."""
@@ -120,6 +139,13 @@ class TensorSoftmax:
             scale = k.select(total == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / total)
             rows.append([tuple(x * scale for x in _of_row(tile, i)) for tile in self._o])
         return rows
+
+    def shares(self) -> list[tuple[Value, Value, list[tuple[Value, ...]]]]:
+        """m, l and o of the lane's two rows, pairs of o 8 apart: what a split leaves."""
+        return [
+            (self._m[i], self._l[2 * i], [tuple(_of_row(tile, i)) for tile in self._o])
+            for i in range(2)
+        ]
 
 
 def _of_row(tile: Sequence[T], row: int) -> Sequence[T]:

@@ -98,7 +98,11 @@ CALLS = {
         jnp.ones((3, 8, 64)), LATENT, None, *ATTENTION[3:], value_dim=32
     ),
     "paged_attention": lambda: jq.paged_attention(*ATTENTION),
+    "paged_attention of pieces": lambda: jq.paged_attention(Q[:, None], *ATTENTION[1:]),
     "paged_attention_matmul": lambda: jq.paged_attention_matmul(*ATTENTION, W),
+    "paged_attention_matmul of pieces": lambda: jq.paged_attention_matmul(
+        Q[:, None], *ATTENTION[1:], W, residual=X[:, None]
+    ),
     "embedding": lambda: jq.embedding(SLOTS, W, jnp.float16),
 }
 

@@ -1,0 +1,158 @@
+"""Keys and values of a piece of a prompt, read from pages of a cache."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from ...ptx import WARP, Builder, Pointer, Value, Var, s32, u8, u32
+from ..gemm.pipeline import odd_pitch
+from .context import PageTable
+from .prompt_tiles import Keys
+from .step_rows import STEP
+
+ELEMENT = 2  # bytes of a key's or value's element
+
+
+@dataclass(frozen=True)
+class HeadPages:
+    """The keys and values of one sequence and KV head.
+
+    Attributes:
+      rows: bf16 or f16 (num_pages, num_kv_heads, page_size, head_dim), of keys and of values.
+    """
+
+    k: Builder
+    rows: Sequence[Pointer]
+    table: PageTable
+    head: Value
+
+    @property
+    def num_pages(self) -> int:
+        return self.rows[0].shape[0]
+
+    def are_known(self, keys: Keys, warps: int) -> Value:
+        """Whether all of the tokens' pages are there, in all threads; there is a barrier in it."""
+        k, size = self.k, self.table.page_size
+        flags = k.shared("flags", u32, (warps,), dynamic=True)
+        missing = k.var(u32, 0)
+        pages = keys.first // size, (keys.stop + (size - 1)) // size
+        with k.loop(pages[0] + k.thread_id, pages[1], WARP * warps) as page:
+            entry = self.table.entry(page).bits(u32)
+            missing.set(k.select(entry < self.num_pages, missing, 1))
+        found = k.warp_any(missing != 0)
+        flags.at(k.warp_id).store(0, k.select(found, k.const(u32, 1), 0), where=k.lane_id == 0)
+        k.barrier()
+        return reduce(operator.or_, flags.load_run(0, warps)) == 0
+
+    def known(self, first: Value, count: int, stop: Value) -> list[Value]:
+        """Of each 16 of `count` tokens from `first` on, whether they lie in a page."""
+        ids = [self.table.page_of(first + at, first + at < stop) for at in range(0, count, STEP)]
+        return [page < self.num_pages for page in ids]
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Some columns of all rows of a step, which a thread copies one part of each.
+
+    Attributes:
+      height: rows at once.
+      row: the thread's first one.
+      block: the first of its rows' 16 that lie in one page.
+      target: bytes.
+      starts: of keys and values, the place in page 0.
+      pages: ids of the pages of the next step, of `each` rows.
+    """
+
+    height: int
+    row: Value
+    block: Value | int
+    target: Value
+    starts: Sequence[Pointer]
+    pages: Sequence[Var]
+    each: int
+
+
+class PageRows:
+    """Copies of the next rows of a head's keys and, below them, values: as `TokenRows`, of pages.
+
+    Tokens that are not in `keys`, or in no page, become zeros. The ids of a step's pages are loaded
+    a step ahead.
+    """
+
+    def __init__(self, pages: HeadPages, keys: Keys, threads: int) -> None:
+        k = pages.k
+        row_bytes = pages.rows[0].shape[3] * ELEMENT
+        self._k, self._keys, self._pages = k, keys, pages
+        self._at = k.var(u32, keys.first)
+        self.pitch = odd_pitch(row_bytes)
+        self.size = len(pages.rows) * keys.step * self.pitch
+        self._columns: list[_Columns] = []
+        column = 0
+        while column < row_bytes // 16:
+            width = min(1 << (row_bytes // 16 - column).bit_length() - 1, threads)
+            row, chunk = k.thread_id // width, k.thread_id % width + column
+            height = threads // width
+            far = height > STEP  # its rows lie in different pages from thread to thread
+            within = row % STEP if far else row
+            each = max(height, STEP)
+            self._columns.append(
+                _Columns(
+                    height,
+                    row,
+                    row // STEP * STEP if far else 0,
+                    row * self.pitch + chunk * 16,
+                    [
+                        rows.at(0, pages.head, within, chunk * (16 // ELEMENT))
+                        for rows in pages.rows
+                    ],
+                    [k.var(u32) for _ in range(0, keys.step, each)],
+                    each,
+                )
+            )
+            column += width
+        self._ask()
+
+    def _ask(self) -> None:
+        """Loads the ids of the next step's pages."""
+        for columns in self._columns:
+            for i, page in enumerate(columns.pages):
+                token = self._at + columns.block + i * columns.each
+                page.set(self._pages.table.page_of(token, token < self._keys.stop))
+
+    def start(self, place: Pointer) -> None:
+        """Starts the copies of the next step to `place`."""
+        k, keys = self._k, self._keys
+        left = (keys.stop - self._at).bits(s32)
+        before = None if keys.oldest is None else (keys.oldest - self._at).bits(s32)
+        for columns in self._columns:
+            row = columns.row.bits(s32)
+            for i, page in enumerate(columns.pages):
+                slot = self._pages.table.slot_of(self._at + columns.block + i * columns.each)
+                sources = [
+                    start.reshape(*rows.shape).at(page, 0, slot).cast(u8)
+                    for start, rows in zip(columns.starts, self._pages.rows, strict=True)
+                ]
+                rest = k.select(page < self._pages.num_pages, left - row, 0)
+                for r in range(
+                    i * columns.each, min((i + 1) * columns.each, keys.step), columns.height
+                ):
+                    seen = rest > r
+                    if before is not None:
+                        seen = seen & (before - row <= r)
+                    size = k.select(seen, k.const(u32, 16), 0)
+                    inside = None
+                    if columns.height > keys.step - r:
+                        inside = columns.row < keys.step - r
+                    for part, source in enumerate(sources):
+                        to = place.at(columns.target).at((part * keys.step + r) * self.pitch)
+                        origin = source.at((r - i * columns.each) * self._row_bytes)
+                        k.cp_async(to, origin, 16, size=size, where=inside)
+        self._at += keys.step
+        self._ask()
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._pages.rows[0].shape[3] * ELEMENT
