@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 
 import pytest
-from stand_in_device import StandIn
 
+from benchmarks.simulated_cuda import SimulatedCuda, SimulatedDevice
 from ptx_kernels import tuning
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.driver import DriverError, Timing
@@ -19,6 +20,7 @@ from ptx_kernels.machine_code.work import Work
 from ptx_kernels.tuning import decide, tables, target
 from tools import spaces, tune
 
+DEVICE = SimulatedCuda.name
 MATVEC = spaces.SPACES["matvec"]
 # the last goes with nothing
 CONFIGS = (
@@ -27,6 +29,9 @@ CONFIGS = (
     MatvecConfig(lanes=3),
 )
 RULE = matvec_rule(target(), "Q4_K", 64, 4096, 1)
+
+
+Simulated = functools.partial(SimulatedDevice, executes=False)
 
 
 @pytest.fixture
@@ -198,17 +203,17 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
     monkeypatch.setattr(spaces.Space, "of_rule", lambda *_: CONFIGS[0])
     times = iter((3e-6, 2e-6, 6e-6, 5e-6))
 
-    class Timed(StandIn):
+    class Timed(SimulatedDevice):
         def time(self, launches):
             assert len({kernel for kernel, _ in launches}) == 1 and len(launches) >= 16
             return Timing(next(times), 0.0, 0.0, 30)
 
-    monkeypatch.setattr(tune, "Gpu", Timed)
+    monkeypatch.setattr(tune, "Gpu", functools.partial(Timed, executes=False))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--rules", "matvec", "--out", str(path)]) == 0
     table = tables.load(path)
-    assert (table.device, table.multiprocessors, table.source) == ("Stand-in", 132, "measured")
-    assert table.is_for("Stand-in", 132) and not table.is_for("Stand-in", 66)
+    assert (table.device, table.multiprocessors, table.source) == (DEVICE, 132, "measured")
+    assert table.is_for(DEVICE, 132) and not table.is_for(DEVICE, 66)
     assert [(r.shape[1], r.config, r.seconds) for r in table.rows] == [
         (512, CONFIGS[1], 2e-6),
         (64, CONFIGS[1], 5e-6),
@@ -220,7 +225,7 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
 
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     """A measured table of all rules decides for its device, for prompts and joined matrices too."""
-    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
     monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(512, 64, 1024, 1024))
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
@@ -228,16 +233,16 @@ def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     assert tune.main(["--formats", "Q4_K", "--out", str(path)]) == 0
     assert {r.kernel for r in tables.load(path).rows} == {"matvec", "fused_matvec", "gemm"}
     monkeypatch.setenv(tuning.VARIABLE, str(path))
-    with tuning.on_device(tuning.target("Stand-in", 132)):
+    with tuning.on_device(tuning.target(DEVICE, 132)):
         for choice in (
             decide(gemm_rule, "Q4_K", 64, 512, 60),
             decide(fused_matvec_rule, ("Q4_K", "Q4_K"), (512,), 256, 1, True, "q8_1"),
         ):
-            assert choice.why.startswith("measured for Stand-in (mine.json)")
+            assert choice.why.startswith(f"measured for {DEVICE} (mine.json)")
 
 
 def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "1e-9"]) == 0
@@ -247,7 +252,7 @@ def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
 
 def test_formats_of_most_files_come_first(small, monkeypatch, tmp_path, capsys):
     """Time may end before the last of them."""
-    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "Gpu", Simulated)
     path = tmp_path / "mine.json"
     assert tune.main(["--out", str(path), "--rules", "matvec", "--seconds", "1e-9"]) == 0
     assert "out of time at matvec('Q4_K', 14336, 4096, 1)" in capsys.readouterr().out
