@@ -21,7 +21,9 @@ from ptx_kernels.kernels.matvec.rules import even_blocks
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.model import CLUSTER_BARRIER, LAUNCH
 from ptx_kernels.ptx import Builder, Kernel, kernel, u32
+from ptx_kernels.simulate import deviation
 from ptx_kernels.tuning import choose, current_device
+from tools.tune import MOST_NMSE
 
 from . import gpu_kernels
 from .common import part_of
@@ -30,8 +32,6 @@ from .gpu_predictions import Predictions
 from .gpu_sizes import Sizes
 from .module_loads import measure_loads
 
-#: Of results that differ in the order of their sums alone.
-_MOST_NMSE = 1e-5
 _CLUSTERS = (2, 4, 8)  # blocks
 _FEW_ROWS = (1, 4)  # of activations
 _THREADS = 128  # of a block that waits at barriers
@@ -112,13 +112,11 @@ def _agreeing(gpu: Device, kernels: Sequence[Kernel]) -> float:
     operands = random_operands(kernels[0])
     first, *others = (gpu.run(each, *operands) for each in kernels)
     most = 0.0
-    for other, built in zip(others, kernels[1:], strict=True):
-        for a, b in zip(first, other, strict=True):
-            want, got = a.astype(np.float64), b.astype(np.float64)
-            apart = float(np.sum((got - want) ** 2) / np.sum(want**2))
-            if not apart <= _MOST_NMSE:
-                raise RuntimeError(f"{built.name} computes something else: NMSE {apart:.1e}")
-            most = max(most, apart)
+    for built, other in zip(kernels[1:], others, strict=True):
+        apart = float(np.max([*map(deviation, built.results, first, other)]))
+        if not apart <= MOST_NMSE:
+            raise RuntimeError(f"{built.name} computes something else: NMSE {apart:.1e}")
+        most = max(most, apart)
     return most
 
 

@@ -115,6 +115,22 @@ def test_kernels_that_differ_in_their_results_are_no_answer():
             gpu_questions._agreeing(gpu, [gated("silu"), gated("swiglu_oai")])
 
 
+def test_nan_is_another_result(monkeypatch):
+    """Also in the second of two results: a maximum of floats would not see it."""
+    kernel = KERNELS["quantize_q8_1"](rows=1, columns=64)
+
+    class Spoiled(SimulatedDevice):
+        runs = 0
+
+        def run(self, kernel, *operands):
+            values, scales = super().run(kernel, *operands)
+            self.runs += 1
+            return values, scales if self.runs == 1 else np.full_like(scales, np.nan)
+
+    with Spoiled() as gpu, pytest.raises(RuntimeError, match="something else: NMSE nan"):
+        gpu_questions._agreeing(gpu, [kernel, kernel])
+
+
 def test_each_case_of_loading_has_a_process_with_its_own_cache(monkeypatch):
     asked = []
 

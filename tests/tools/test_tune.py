@@ -223,6 +223,76 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
     assert made["driver"] == "13.0" and made["commit"] and made["versions"]["numpy"]
 
 
+def test_candidates_that_fail_or_compute_something_else_do_not_win(
+    small, monkeypatch, tmp_path, capsys
+):
+    """The rule's choice is first; the fastest does not run, the next is wrong."""
+    monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
+    monkeypatch.setattr(spaces.Space, "of_rule", lambda *_: CONFIGS[0])
+    configs = (*CONFIGS[:2], PRESETS["half_warp_dp4a"], PRESETS["multi_warp_dp4a"])
+    monkeypatch.setattr(spaces, "matvec_configs", lambda m: configs)
+    seconds = dict(zip(configs, (4e-6, 3e-6, 2e-6, 1e-6), strict=True))
+
+    class Failing(SimulatedDevice):
+        def time(self, launches):
+            kernel, addresses = launches[0]
+            config = kernel.arguments["config"]
+            if config == configs[3]:
+                raise DriverError("cuGraphLaunch failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+            super().time(launches)
+            if config == configs[2]:
+                self.cuda.memory[addresses[-1]][3] ^= 0x80  # a sign
+            return Timing(seconds[config], 0.0, 0.0, 30)
+
+    monkeypatch.setattr(tune, "Gpu", Failing)
+    path = tmp_path / "mine.json"
+    arguments = ["--formats", "Q4_K", "--rules", "matvec", "--out", str(path), "--commit", "abc"]
+    assert tune.main(arguments) == 0
+    (row,) = tables.load(path).rows
+    assert (row.config, row.seconds) == (configs[1], 3e-6)
+    assert row.why == "passed over: 1 wrong, 1 not running"
+    printed = capsys.readouterr().out
+    assert "does not run: cuGraphLaunch failed" in printed and "is wrong: NMSE" in printed
+    assert json.loads(path.read_text())["made"]["matvec"]["commit"] == "abc"
+
+
+def test_a_device_on_which_nothing_runs_gives_no_row(small, monkeypatch, tmp_path):
+    class Broken(SimulatedDevice):
+        def time(self, launches):
+            raise DriverError("cuStreamBeginCapture failed: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
+    monkeypatch.setattr(tune, "Gpu", Broken)
+    path = tmp_path / "mine.json"
+    assert tune.main(["--formats", "Q4_K", "--rules", "matvec", "--out", str(path)]) == 0
+    assert tables.load(path).rows == ()
+
+
+def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path):
+    """Two files for an H200, as they come with the package: what was measured wins everywhere."""
+    monkeypatch.setattr(spaces, "SHAPES", ((512, 4096), (64, 4096)))
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    monkeypatch.setattr(SimulatedCuda, "name", "NVIDIA H200")
+    monkeypatch.setattr(tune, "Gpu", Simulated)
+    command = ["--formats", "Q4_K", "--rules", "matvec"]
+    assert tune.main(["--model", *command]) == tune.main(command) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["h200.json", "h200.model.json"]
+    measured, predicted = (tables.load(tmp_path / f"h200{s}.json") for s in ("", ".model"))
+    assert [r.shape for r in measured.rows] == [r.shape for r in predicted.rows] != []
+    tables.packaged.cache_clear()
+    try:
+        # the last one is a neighbour, for which both have the same nearest row
+        for n, device in ((512, "NVIDIA H200"), (64, "H200"), (400, "NVIDIA H200")):
+            with tuning.on_device(tuning.target(device)):
+                choice = decide(matvec_rule, "Q4_K", n, 4096, 1)
+            assert choice.why.startswith("measured for NVIDIA H200 (h200.json)")
+        with tuning.on_device(tuning.target("NVIDIA H100 80GB HBM3")):
+            why = decide(matvec_rule, "Q4_K", 512, 4096, 1).why
+        assert why.startswith("rule matvec")
+    finally:
+        tables.packaged.cache_clear()
+
+
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     """A measured table of all rules decides for its device, for prompts and joined matrices too."""
     monkeypatch.setattr(tune, "Gpu", Simulated)
