@@ -227,6 +227,30 @@ def _ahead(bench: Bench) -> Answer:
     )
 
 
+def _streamed_kernels(sizes: Sizes) -> list[Timed]:
+    found: list[Timed] = []
+    for columns in (sizes.hidden, sizes.inner):
+        config = choose(matvec_rule, "Q4_K", sizes.hidden, columns, 1)
+        for name, streamed in (("as they are", False), ("past L1", True)):
+            changed = replace(config, streamed=streamed)
+            built = KERNELS["matvec"](
+                format="Q4_K", n=sizes.hidden, columns=columns, m=1, config=changed
+            )
+            name = f"{sizes.hidden}x{columns} {name}"
+            found.append((name, built, packed_bytes(built), changed))
+    return found
+
+
+def _streamed(bench: Bench) -> Answer:
+    """L1 also serves what a line holds for a later load: the hints may lose."""
+    timed = _streamed_kernels(bench.sizes)
+    pairs = zip(timed[::2], timed[1::2], strict=True)
+    nmse = max(_agreeing(bench.gpu, [a[1], b[1]]) for a, b in pairs)
+    rows = [bench.measure(each) for each in timed]
+    said = ", ".join(f"{row.name} {_us(row.seconds)}" for row in rows)
+    return Answer(f"Q4_K mat-vec, weights loaded {said}", {"nmse": nmse}, rows)
+
+
 # --- clusters ---
 
 
@@ -310,6 +334,7 @@ QUESTIONS: tuple[Question, ...] = (
     ),
     Question("tiles", "which blocks does a product of 32 rows want?", _tiles, _tiles_kernels),
     Question("ahead", "do weights asked for ahead gain?", _ahead, _ahead_kernels),
+    Question("streamed", "do loads of weights past L1 gain?", _streamed, _streamed_kernels),
     Question("clusters", "do clusters run, and what is their barrier?", _clusters),
     Question("modules", "how long do a program's modules load?", _module_loads),
 )

@@ -66,14 +66,20 @@ class Builder(Text):
     # --- buffers and launch geometry ---
 
     def input(
-        self, name: str, type: Type, shape: tuple[int, ...], *, constant: bool = False
+        self,
+        name: str,
+        type: Type,
+        shape: tuple[int, ...],
+        *,
+        constant: bool = False,
+        streamed: bool = False,
     ) -> Pointer:
         """A buffer that the kernel only reads.
 
         `constant`: neither does any kernel launched shortly before write it (weights), so loads are
-        non-coherent.
+        non-coherent. `streamed`: constant, and read once: loads pass L1 by (sm_80).
         """
-        return self._buffer(name, type, shape, "in", constant)
+        return self._buffer(name, type, shape, "in", constant or streamed, streamed)
 
     def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
         """A result of its own; the kernel must write all of it."""
@@ -84,12 +90,18 @@ class Builder(Text):
         return self._buffer(name, type, shape, "inout")
 
     def _buffer(
-        self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False
+        self,
+        name: str,
+        type: Type,
+        shape: tuple[int, ...],
+        role: Role,
+        constant: bool = False,
+        streamed: bool = False,
     ) -> Pointer:
         self._buffers.append(Buffer(name, type, shape, role))
         address = self.register(u64)
         self._pointers.append((name + ("_out" if role == "inout" else ""), address, self.here()))
-        return Pointer(self, type, address, constant=constant, shape=shape)
+        return Pointer(self, type, address, constant=constant, streamed=streamed, shape=shape)
 
     def shared(
         self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False

@@ -43,7 +43,7 @@ def answer(name: str, gpu) -> gpu_questions.Answer:
 def test_full_sized_kernels_assemble():
     """What the GPU's driver will be given, for the device that the questions are for."""
     kernels = gpu_questions.timed_kernels(FULL)
-    assert len(set(kernels)) == len(kernels) == 10
+    assert len(kernels) == 14
     texts = [built.text for built in kernels] + [
         empty(blocks=132).text,
         *(cluster_ring(blocks=132, cluster=size, turns=3).text for size in (2, 4)),
