@@ -1,36 +1,58 @@
 """Checks and times everything on a GPU in one command: `python -m benchmarks.gpu`.
 
-Device facts, then the GPU tests, the kernels by themselves, and the decode loop of two golden
-models and of a random model of Llama-3.1-8B's shape. Needs JAX with CUDA and cuda-python; pytest
-for the tests. Prints tables and writes one JSON file with device, driver, versions, commit and
-date. Exits with 3 where there is no usable GPU, with 1 where a test failed.
+Device facts, then the GPU tests, the first hour's questions, the kernels by themselves, and the
+decode loop of two golden models and of a random model of Llama-3.1-8B's shape. Needs JAX with CUDA
+and cuda-python; pytest for the tests. Prints tables and writes one JSON file with device, driver,
+versions, commit and date, after each part anew: what is measured is not lost by what comes later.
+Exits with 3 where there is no usable GPU, with 1 where a test or a part failed.
+
+With --dry-run all of it runs on small shapes without a GPU: kernels in the simulator, the model on
+the CPU. Nothing is measured then, and the file says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import faulthandler
 import importlib.util
-import itertools
+import io
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ptx_kernels import tuning
-from ptx_kernels.driver import Device, DriverError
+from ptx_kernels.driver import Device, DeviceFacts, DriverError
 from tools.results import write_results
 
-from . import gpu_kernels
+from . import gpu_kernels, gpu_questions
 from .common import RESULTS
+from .gpu_predictions import Predictions
+from .gpu_sizes import FULL, SMALL, Sizes
+from .simulated_cuda import SimulatedDevice
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_GPU = 3
+_NOTHING_MEASURED = (
+    "DRY RUN: nothing is measured. Kernels run in the simulator, their times are invented, and the"
+    " model runs on the CPU."
+)
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
 _MODELS_SECONDS = 120  # kept back for the models while kernels are timed
+_TESTS_SHARE = 0.4  # of all the time, at most
+_QUESTIONS_SECONDS = 75  # at most
+_OVERTIME = 25  # seconds, until a run that hangs is ended
+#: Makes XLA launch kernels that do not depend on each other at the same time.
+_CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT"
 # bytes a device needs for the 8B model: weights, cache, programs, and their making
 _MODEL_MEMORY = 24 << 30
 
@@ -45,23 +67,19 @@ class Clock:
         return self._end - time.monotonic()
 
 
-def run_tests(seconds: float) -> dict[str, Any]:
+def run_tests(seconds: float, *, collect_only: bool = False) -> dict[str, Any]:
     """Runs tests/gpu in a process of its own; returns its summary line and exit status.
 
-    The status is 0 if the tests passed, None if they ran out of time.
+    The status is 0 if the tests passed, None if they ran out of time. `collect_only`: imports and
+    lists them, which needs no GPU.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests/gpu",
-        "-q",
-        "--maxfail=20",
-        "-p",
-        "no:cacheprovider",
-    ]
-    if importlib.util.find_spec("xdist"):
-        command += ["-n", "4"]  # most of their time is compiling, on the host
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
+    if collect_only:
+        command += ["--collect-only"]
+    else:
+        command += ["--maxfail=20"]
+        if importlib.util.find_spec("xdist"):
+            command += ["-n", "4"]  # most of their time is compiling, on the host
     started = time.monotonic()
     try:
         done = subprocess.run(
@@ -79,27 +97,127 @@ def run_tests(seconds: float) -> dict[str, Any]:
     }
 
 
-def time_kernels(gpu: Device, clock: Clock) -> tuple[float, list[gpu_kernels.Measurement]]:
-    """The copy bandwidth in bytes/s, and every kernel that there is time for."""
-    bandwidth = gpu.copy_bandwidth()
-    print(f"device copy: {bandwidth / 1e9:.0f} GB/s, read plus written")
-    rows = []
-    timed = (gpu_kernels.others, gpu_kernels.products, gpu_kernels.matvecs, gpu_kernels.presets)
-    for name, kernel, nbytes, config in itertools.chain.from_iterable(of() for of in timed):
+@dataclass
+class Run:
+    """One run: what it may use, and its results so far.
+
+    Attributes:
+      results: what the file holds; `errors` says which parts failed, and of what.
+      path: of the file.
+    """
+
+    options: argparse.Namespace
+    sizes: Sizes
+    clock: Clock
+    results: dict[str, Any]
+    path: Path
+
+    def save(self) -> None:
+        write_results(self.path, self.results)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the run: it may fail without the others, and results are written behind it."""
+        try:
+            yield
+        except Exception as error:  # whatever it is, the parts behind it can be measured
+            print(f"{name} FAILED: {type(error).__name__}: {error}")
+            traceback.print_exc()
+            self.results["errors"][name] = f"{type(error).__name__}: {error}"
+        self.save()
+
+    def skips(self, name: str) -> bool:
+        return name in self.options.skip
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether no part failed, and the tests passed where they ran."""
+        tests = self.results.get("tests", {"status": 0})
+        return tests["status"] == 0 and not self.results["errors"]
+
+
+def show_facts(run: Run, gpu: Device) -> None:
+    facts = gpu.facts
+    run.results["device"] = dataclasses.asdict(facts) | {"bandwidth": facts.bandwidth}
+    for name, value in dataclasses.asdict(facts).items():
+        print(f"{name:32} {value}")
+    print(f"{'datasheet bandwidth':32} {facts.bandwidth / 1e9:.0f} GB/s")
+    bandwidth = gpu.copy_bandwidth(run.sizes.copy_bytes)
+    run.results["copy_bandwidth"] = bandwidth
+    print(f"{'copy, read plus written':32} {bandwidth / 1e9:.0f} GB/s")
+
+
+def check_and_predict(run: Run, predictions: Predictions) -> None:
+    """The GPU tests, in other processes, and in this one what the cost model says meanwhile."""
+    kernels = []
+    if not run.skips("questions"):
+        kernels += gpu_questions.timed_kernels(run.sizes)
+    if not run.skips("kernels"):
+        kernels += [built for _, built, *_ in gpu_kernels.all_timed(run.sizes)]
+    seconds = _TESTS_SHARE * run.clock.left()
+    until = Clock(seconds)
+    with ThreadPoolExecutor(1) as pool:
+        tests = None
+        if not run.skips("tests"):
+            tests = pool.submit(run_tests, seconds, collect_only=run.options.dry_run)
+        with run.part("predictions"):
+            left_out = predictions.prepare(kernels, lambda: until.left() > 0)
+            if left_out:
+                print(f"predictions: {left_out}")
+        if tests is not None:
+            run.results["tests"] = tests.result()
+            what = "tests/gpu, only collected:" if run.options.dry_run else "tests/gpu:"
+            print(f"\n{what}", run.results["tests"]["summary"])
+
+
+def ask_questions(run: Run, bench: gpu_questions.Bench) -> None:
+    """Every question that there is time for: a line, and a record in the results."""
+    clock = Clock(min(_QUESTIONS_SECONDS, run.clock.left()))
+    answers = run.results["questions"] = []
+    print("\nthe first hour's questions")
+    for question in gpu_questions.QUESTIONS:
+        record: dict[str, Any] = {"name": question.name, "asks": question.asks}
+        answers.append(record)
         if clock.left() <= 0:
-            print(f"out of time before {name}")
+            record["answer"] = "out of time"
+        else:
+            record["answer"] = "failed"
+            with run.part(f"question {question.name!r}"):
+                record |= question.answer(bench).as_dict()
+        print(f"  {question.asks} {record['answer']}")
+
+
+def time_kernels(run: Run, bench: gpu_questions.Bench) -> list[gpu_kernels.Measurement]:
+    """Every kernel that there is time for; tables of them, and a chart beside the results."""
+    clock = Clock(run.clock.left() - (0 if run.skips("models") else _MODELS_SECONDS))
+    rows: list[gpu_kernels.Measurement] = []
+    records = run.results["kernels"] = []
+    for timed in gpu_kernels.all_timed(run.sizes):
+        if clock.left() <= 0:
+            print(f"out of time before {timed[0]}")
+            run.results["kernels_left_out_from"] = timed[0]
             break
-        rows.append(gpu_kernels.measure(gpu, name, kernel, nbytes, bandwidth, config))
-    return bandwidth, rows
+        with run.part(timed[0]):
+            rows.append(bench.measure(timed))
+            records.append(rows[-1].as_dict())
+    if rows:
+        print("\n" + gpu_kernels.table(rows) + "\n\n" + gpu_kernels.preset_table(rows))
+    return rows
 
 
-def time_models(memory_bytes: int, bandwidth: float, clock: Clock) -> tuple[list[Any], list[str]]:
+def time_models(run: Run) -> None:
     """Decode rates, and why a model was left out."""
     from jax_q4k import models
     from tools.random_model import LLAMA_3_1_8B, random_model
 
     from . import gpu_models
 
+    if run.options.dry_run:
+        model = random_model(gpu_models.SMALL_MODEL)
+        rate = gpu_models.decode_rate("small, on the CPU", model, tokens=4, segments=2)
+        return show_rates(run, [rate], ["all others: a dry run"])
+    clock, bandwidth = run.clock, run.results.get("copy_bandwidth")
+    memory_bytes = run.results["device"]["memory_bytes"]
     rows, skipped = [], []
     for name in _GOLDEN:
         if clock.left() <= 0:
@@ -120,68 +238,151 @@ def time_models(memory_bytes: int, bandwidth: float, clock: Clock) -> tuple[list
         rows.append(
             gpu_models.decode_rate("random Llama-3.1-8B, Q4_K_M", model, copy_bandwidth=bandwidth)
         )
-    return rows, skipped
+    show_rates(run, rows, skipped)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+def show_rates(run: Run, rows: list[Any], skipped: list[str]) -> None:
+    from . import gpu_models
+
+    run.results["models"], run.results["models_skipped"] = [row.as_dict() for row in rows], skipped
+    print("\n" + gpu_models.table(rows), *skipped, sep="\n")
+
+
+def measure_on(run: Run, gpu: Device) -> list[gpu_kernels.Measurement]:
+    """All that needs no JAX, in order: facts, tests, questions, kernels."""
+    rows: list[gpu_kernels.Measurement] = []
+    with run.part("device facts"):
+        show_facts(run, gpu)
+    predictions = Predictions(gpu.facts.name)
+    with run.part("tests"):
+        check_and_predict(run, predictions)
+    bandwidth = run.results.get("copy_bandwidth", gpu.facts.bandwidth)
+    bench = gpu_questions.Bench(gpu, run.sizes, bandwidth, predictions, run.options.dry_run)
+    if not run.skips("questions"):
+        with run.part("questions"):
+            ask_questions(run, bench)
+    if not run.skips("kernels"):
+        with run.part("kernels"):
+            rows = time_kernels(run, bench)
+    return rows
+
+
+def draw(run: Run, rows: list[gpu_kernels.Measurement]) -> None:
+    title = run.results["device"]["name"]
+    if run.options.dry_run:
+        title = f"DRY RUN, nothing was measured: {title}"
+    if drawn := gpu_kernels.chart(rows, run.path.with_suffix(".png"), title):
+        print(f"drawn: {drawn}")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--name", help="of the result file; default: the device's name and the date"
     )
     parser.add_argument(
-        "--out", type=Path, default=RESULTS, help="folder of the result file (default: %(default)s)"
+        "--out",
+        type=Path,
+        help=f"folder of the result file (default: {RESULTS}, of a dry run a new temporary one)",
     )
     parser.add_argument("--commit", help="recorded where git cannot tell")
     parser.add_argument(
         "--seconds", type=float, default=450, help="time for all of it (default: %(default)s)"
     )
-    parser.add_argument("--skip", nargs="*", default=[], choices=("tests", "kernels", "models"))
+    parser.add_argument(
+        "--skip", nargs="*", default=[], choices=("tests", "questions", "kernels", "models")
+    )
+    parser.add_argument(
+        "--concurrent",
+        action="store_true",
+        help=f"models with XLA's {_CONCURRENT}: kernels that do not depend on each other overlap",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run all of it on small shapes without a GPU, in the simulator; nothing is measured",
+    )
     options = parser.parse_args(argv)
-    clock = Clock(options.seconds)
+    if options.dry_run and options.out and options.out.resolve().is_relative_to(RESULTS):
+        parser.error(f"--dry-run measures nothing: its results do not go to {RESULTS}")
+    return options
+
+
+def file_of(options: argparse.Namespace, device: str) -> Path:
+    """The result file that a run writes."""
+    name = options.name
+    if options.dry_run:
+        folder = options.out or Path(tempfile.mkdtemp(prefix="jax-q4k-dry-run-"))
+        return folder / f"{name or 'dry-run'}.json"
+    name = name or f"gpu-{device.replace(' ', '-').lower()}-{time.strftime('%Y%m%d')}"
+    return (options.out or RESULTS) / f"{name}.json"
+
+
+def set_environment(options: argparse.Namespace) -> None:
+    """What JAX reads when it is imported."""
+    # the driver's buffers and JAX's share the GPU
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if options.dry_run:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    if options.concurrent:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_CONCURRENT}".strip()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
     try:
-        gpu = Device()
+        gpu = SimulatedDevice() if options.dry_run else Device()
+        facts = gpu.facts
     except DriverError as error:
         print(f"benchmarks.gpu needs a CUDA GPU: {error}", file=sys.stderr)
         return NO_GPU
-    # the driver's buffers and JAX's share the GPU
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    with gpu, tuning.on_device(tuning.target(gpu.facts.name, gpu.facts.multiprocessors)):
-        facts = gpu.facts
-        for name, value in dataclasses.asdict(facts).items():
-            print(f"{name:32} {value}")
-        print(f"{'datasheet bandwidth':32} {facts.bandwidth / 1e9:.0f} GB/s")
-        results: dict[str, Any] = {
-            "device": dataclasses.asdict(facts) | {"bandwidth": facts.bandwidth}
-        }
+    set_environment(options)
+    with ended_after(options.seconds + _OVERTIME):
+        return measure(options, gpu, facts)
 
-        if "tests" not in options.skip:
-            results["tests"] = run_tests(0.5 * clock.left())
-            print("\ntests/gpu:", results["tests"]["summary"])
-        of_kernels = Clock(clock.left() - (0 if "models" in options.skip else _MODELS_SECONDS))
-        bandwidth, kernels = (
-            time_kernels(gpu, of_kernels) if "kernels" not in options.skip else (0.0, [])
-        )
-        results["copy_bandwidth"] = bandwidth
-        results["kernels"] = [row.as_dict() for row in kernels]
-        if kernels:
-            print("\n" + gpu_kernels.table(kernels) + "\n\n" + gpu_kernels.preset_table(kernels))
-    if "models" not in options.skip:
-        from . import gpu_models
 
-        rates, skipped = time_models(facts.memory_bytes, bandwidth, clock)
-        results["models"], results["models_skipped"] = [row.as_dict() for row in rates], skipped
-        print("\n" + gpu_models.table(rates), *skipped, sep="\n")
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Ends the process, with where it is, if the body takes longer: a kernel that hangs holds it.
 
-    name = options.name or f"gpu-{facts.name.replace(' ', '-').lower()}-{time.strftime('%Y%m%d')}"
-    if options.commit:
-        results["commit"] = options.commit
-    path = write_results(options.out / f"{name}.json", results)
-    if drawn := gpu_kernels.chart(
-        kernels, path.with_suffix(".png"), f"{facts.name}: mat-vec strategies"
-    ):
-        print(f"drawn: {drawn}")
-    print(f"\nwritten: {path}")
-    return 0 if "tests" in options.skip or results["tests"]["status"] == 0 else 1
+    What was measured until then is written.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # standard error
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def measure(options: argparse.Namespace, gpu: Device, facts: DeviceFacts) -> int:
+    """All parts; the exit status."""
+    results: dict[str, Any] = {"dry_run": options.dry_run, "errors": {}}
+    if options.dry_run:
+        results["note"] = _NOTHING_MEASURED
+        print(_NOTHING_MEASURED + "\n")
+    results |= {"xla_flags": os.environ.get("XLA_FLAGS", "")}
+    results |= {"commit": options.commit} if options.commit else {}
+    sizes = SMALL if options.dry_run else FULL
+    run = Run(options, sizes, Clock(options.seconds), results, file_of(options, facts.name))
+    rows: list[gpu_kernels.Measurement] = []
+    with run.part("device"), gpu:
+        with tuning.on_device(tuning.target(facts.name, facts.multiprocessors)):
+            rows = measure_on(run, gpu)
+    if not run.skips("models"):
+        with run.part("models"):
+            time_models(run)
+    with run.part("chart"):
+        draw(run, rows)
+    print(f"\nwritten: {run.path}")
+    if options.dry_run:
+        print(_NOTHING_MEASURED)
+    return 0 if run.succeeded else 1
 
 
 if __name__ == "__main__":

@@ -8,24 +8,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels.devices import find_device
 from ptx_kernels.driver import Device, rotated
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.gemm import gemm_rule
-from ptx_kernels.kernels.matvec import PRESETS, SHAPES, fused_matvec_rule, matvec_rule
+from ptx_kernels.kernels.matvec import PRESETS, fused_matvec_rule, matvec_rule
 from ptx_kernels.kernels.operands import random_operands
-from ptx_kernels.machine_code.ptxas import ToolNotFoundError
-from ptx_kernels.machine_code.report import figures, plain_table
+from ptx_kernels.machine_code.model import Prediction
+from ptx_kernels.machine_code.report import plain_table
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.tuning import choose
-from tools.spaces import FORMATS
 
 from .common import part_of
+from .gpu_sizes import Sizes
 
-ROWS = (1, 2, 4, 8)
-CONTEXTS = (1024, 8192, 32768)
 PRESET = "preset"  # in front of the names of strategies
+
+#: Name, kernel, bytes that must move, and its Config.
+Timed = tuple[str, Kernel, int, object]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Measurement:
       seconds, best, worst: per launch; median, least and most over the replays.
       copy_fraction: bytes / seconds over the bandwidth of a copy (read plus written) in the same
         run.
-      predicted: seconds by the cost model, where ptxas and nvdisasm are at hand and it knows the
-        device.
+      predicted, bound: seconds by the cost model, and what it says binds the launch; None where it
+        says nothing.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Measurement:
     worst: float
     copy_fraction: float
     predicted: float | None = None
+    bound: str | None = None
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -58,20 +59,14 @@ class Measurement:
         return asdict(self) | {"gigabytes_per_second": self.gigabytes_per_second}
 
 
-def _predicted(kernel: Kernel, device_name: str) -> float | None:
-    device = find_device(device_name)
-    if device is None:
-        return None
-    try:
-        return figures(kernel, device.arch, device=device).seconds
-    except ToolNotFoundError:
-        return None
-
-
 def measure(
-    gpu: Device, name: str, kernel: Kernel, nbytes: int, copy_bandwidth: float, config: object = ""
+    gpu: Device,
+    timed: Timed,
+    copy_bandwidth: float,
+    prediction: Prediction | None = None,
 ) -> Measurement:
-    """Times one kernel on random data."""
+    """Times one kernel on random data; `copy_bandwidth` in bytes/s."""
+    name, kernel, nbytes, config = timed
     with gpu.scope():
         timing = gpu.time(rotated(gpu, kernel, random_operands(kernel), gpu.facts.l2_bytes))
     return Measurement(
@@ -82,27 +77,33 @@ def measure(
         best=timing.best,
         worst=timing.worst,
         copy_fraction=nbytes / timing.median / copy_bandwidth,
-        predicted=_predicted(kernel, gpu.facts.name),
+        predicted=prediction.seconds if prediction else None,
+        bound=prediction.bound if prediction else None,
     )
 
 
-def matvecs() -> Iterator[tuple[str, Kernel, int, object]]:
-    """(name, kernel, packed bytes, config) of every mat-vec that is timed: what tuning chooses."""
-    for format in FORMATS:
-        for n, k in SHAPES if format in ("Q4_K", "Q6_K") else SHAPES[:1]:
-            for m in ROWS if format in ("Q4_K", "Q6_K") else ROWS[:1]:
+def matvecs(sizes: Sizes) -> Iterator[Timed]:
+    """(name, kernel, packed bytes, config) of every mat-vec that is timed: what tuning chooses.
+
+    Of the formats that most files are of, all shapes and rows of activations.
+    """
+    for format in sizes.formats:
+        often = format in ("Q4_K", "Q6_K")
+        for n, k in sizes.matrices if often else sizes.matrices[:1]:
+            for m in sizes.rows if often else sizes.rows[:1]:
                 config = choose(matvec_rule, format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 yield f"matvec {format} {n}x{k} m={m}", kernel, packed_bytes(kernel), config
 
 
 def packed_bytes(kernel: Kernel) -> int:
+    """Bytes of the packed weights among a kernel's operands."""
     return sum(b.nbytes for b in kernel.operands if b.type.name == "u8")
 
 
-def presets() -> Iterator[tuple[str, Kernel, int, object]]:
+def presets(sizes: Sizes) -> Iterator[Timed]:
     """The same of every strategy of the mat-vec, Q4_K, one row of activations (`batched`: four)."""
-    for n, k in SHAPES:
+    for n, k in sizes.matrices:
         for preset, config in PRESETS.items():
             kernel = KERNELS["matvec"](
                 format="Q4_K", n=n, columns=k, m=4 if preset == "batched" else 1, config=config
@@ -110,41 +111,38 @@ def presets() -> Iterator[tuple[str, Kernel, int, object]]:
             yield f"{PRESET} {preset} {n}x{k}", kernel, packed_bytes(kernel), config
 
 
-def products() -> Iterator[tuple[str, Kernel, int, object]]:
-    """The same of Llama-3.1-8B's joined projections, gated feed-forward and prompts' products."""
-    qkv: dict[str, Any] = dict(
-        formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096, m=1
-    )
+def products(sizes: Sizes) -> Iterator[Timed]:
+    """The same of a layer's joined projections, gated feed-forward and prompts' products."""
+    inner, hidden = sizes.inner, sizes.hidden
+    rows = (hidden, sizes.kv, sizes.kv)
+    qkv: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=rows, columns=hidden, m=1)
     config = choose(fused_matvec_rule, **qkv)
     kernel = KERNELS["qkv_matvec"](**qkv, config=config)
     yield "qkv_matvec Q4_K Q4_K Q6_K", kernel, packed_bytes(kernel), config
-    pair: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), columns=4096, m=1)
-    config = choose(fused_matvec_rule, rows=(14336,), **pair)
-    kernel = KERNELS["gated_matvec"](n=14336, **pair, config=config)
-    yield "gated_matvec Q4_K 14336x4096", kernel, packed_bytes(kernel), config
-    for m in (16, 64, 512):
-        tile = choose(gemm_rule, "Q4_K", 14336, 4096, m)
-        kernel = KERNELS["gemm"](format="Q4_K", n=14336, columns=4096, m=m, config=tile)
-        yield f"gemm Q4_K 14336x4096 m={m}", kernel, packed_bytes(kernel), tile
+    pair: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), columns=hidden, m=1)
+    config = choose(fused_matvec_rule, rows=(inner,), **pair)
+    kernel = KERNELS["gated_matvec"](n=inner, **pair, config=config)
+    yield f"gated_matvec Q4_K {inner}x{hidden}", kernel, packed_bytes(kernel), config
+    for m in sizes.prompts:
+        tile = choose(gemm_rule, "Q4_K", inner, hidden, m)
+        kernel = KERNELS["gemm"](format="Q4_K", n=inner, columns=hidden, m=m, config=tile)
+        yield f"gemm Q4_K {inner}x{hidden} m={m}", kernel, packed_bytes(kernel), tile
 
 
-def others() -> Iterator[tuple[str, Kernel, int, object]]:
+def others(sizes: Sizes) -> Iterator[Timed]:
     """The same for quantization, decoding to floats, and attention over bf16 pages.
 
     Attention has Llama-3.1-8B's heads.
     """
-    for k in (4096, 14336):
+    inner, hidden = sizes.inner, sizes.hidden
+    for k in (hidden, inner):
         kernel = KERNELS["quantize_q8_1"](rows=1, columns=k)
         yield f"quantize_q8_1 1x{k}", kernel, sum(b.nbytes for b in kernel.buffers), ""
     for format in ("Q4_K", "Q6_K"):
-        kernel = KERNELS["decode"](format=format, n=14336, blocks=16, dtype="bf16")
-        yield (
-            f"decode {format} 14336x4096 to bf16",
-            kernel,
-            sum(b.nbytes for b in kernel.buffers),
-            "",
-        )
-    for context in CONTEXTS:
+        kernel = KERNELS["decode"](format=format, n=inner, blocks=hidden // 256, dtype="bf16")
+        nbytes = sum(b.nbytes for b in kernel.buffers)
+        yield f"decode {format} {inner}x{hidden} to bf16", kernel, nbytes, ""
+    for context in sizes.contexts:
         config = choose(paged_attention_rule, 1, 32, 8, 128, context, "bf16")
         kernel = KERNELS["paged_attention"](
             batch=1,
@@ -160,6 +158,12 @@ def others() -> Iterator[tuple[str, Kernel, int, object]]:
         )
         pages = sum(b.nbytes for b in kernel.operands if b.name in ("k_pages", "v_pages"))
         yield f"paged_attention bf16 32:8x128, {context} tokens", kernel, pages, config
+
+
+def all_timed(sizes: Sizes) -> Iterator[Timed]:
+    """All of these, what matters most first: time may be short."""
+    for of in (others, products, matvecs, presets):
+        yield from of(sizes)
 
 
 def table(rows: list[Measurement]) -> str:
@@ -205,30 +209,50 @@ def preset_table(rows: list[Measurement]) -> str:
 
 
 def chart(rows: list[Measurement], path: Path, title: str) -> Path | None:
-    """Draws the same as bars; None, and no file, without matplotlib or strategies."""
-    found = by_preset(rows)
-    if not found or importlib.util.find_spec("matplotlib") is None:
+    """Draws strategies as bars, and measured beside predicted times; no file without matplotlib.
+
+    None, and no file, too, where nothing was timed.
+    """
+    if not rows or importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(12, 10), layout="constrained")
+    figure.suptitle(title)
+    strategies, times = figure.subplots(2, 1)
+    _draw_strategies(strategies, rows)
+    _draw_predictions(times, rows)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _draw_strategies(axes: Any, rows: list[Measurement]) -> None:
+    """GB/s of packed weights by strategy, a bar for each shape."""
+    found = by_preset(rows)
     shapes = list(dict.fromkeys(shape for of_preset in found.values() for shape in of_preset))
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(shapes)
     for i, shape in enumerate(shapes):
+        width = 0.8 / len(shapes)
         measured = [(x, of[shape]) for x, of in enumerate(found.values()) if shape in of]
         places = [x + (i + 0.5) * width - 0.4 for x, _ in measured]
         axes.bar(places, [m.gigabytes_per_second for _, m in measured], width, label=shape)
-    copy = next(
-        m.gigabytes_per_second / m.copy_fraction for of in found.values() for m in of.values()
-    )
+    copy = rows[0].gigabytes_per_second / rows[0].copy_fraction
     axes.axhline(copy, color="black", linewidth=1, linestyle="--", label="copy")
     axes.set_xticks(range(len(found)), list(found), rotation=30, ha="right")
     axes.set_ylabel("GB/s of packed Q4_K weights")
-    axes.set_title(title)
+    axes.set_title("mat-vec strategies")
     axes.legend()
-    figure.savefig(path, dpi=120)
-    return path
+
+
+def _draw_predictions(axes: Any, rows: list[Measurement]) -> None:
+    """A point for each kernel; on the line the cost model is right."""
+    pairs = [(1e6 * r.predicted, 1e6 * r.seconds) for r in rows if r.predicted]
+    if pairs:
+        ends = [min(map(min, pairs)), max(map(max, pairs))]
+        axes.loglog(ends, ends, color="black", linewidth=1, linestyle="--")
+        axes.loglog(*zip(*pairs, strict=True), "o", markersize=4)
+    axes.set_xlabel("us, predicted")
+    axes.set_ylabel("us")
+    axes.set_title(f"{len(pairs)} kernels beside the cost model")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -16,8 +16,22 @@ from jax_q4k.models.model import Model
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.ways import Parameters
 from ptx_kernels.machine_code.report import plain_table
+from tools.random_model import LLAMA_3_1_8B
 
 from .common import part_of
+
+#: A model that a CPU decodes in seconds.
+SMALL_MODEL = replace(
+    LLAMA_3_1_8B,
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    rope_dim=0,
+)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import functools
 import importlib
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -99,12 +100,15 @@ class Timing:
 class Device:
     """One CUDA device, its primary context (JAX's too) and a stream of our own.
 
+    Args:
+      cuda: what has the driver's functions; None: cuda-python's `cuda.bindings.driver`.
+
     Raises:
       DriverError: no bindings, no driver, no device of that number, or a CUDA call failed.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
-        self._cuda = _bindings()
+    def __init__(self, ordinal: int = 0, *, cuda: Any = None) -> None:
+        self._cuda = _bindings() if cuda is None else cuda
         try:
             self._call("cuInit", 0)
         except DriverError:
@@ -248,9 +252,8 @@ class Device:
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel not in self._functions:
-            image = np.frombuffer(kernel.text.encode() + b"\0", np.uint8)
             try:
-                module = self._call("cuModuleLoadData", image.ctypes.data)
+                module = self._load(kernel.text)
             except DriverError as error:
                 raise DriverError(
                     f"kernel {kernel.name} did not load: {error}; "
@@ -266,6 +269,21 @@ class Device:
                 self._call("cuFuncSetAttribute", function, limit, kernel.dynamic_shared_bytes)
             self._functions[kernel] = function
         return self._functions[kernel]
+
+    def _load(self, text: str) -> Any:
+        image = np.frombuffer(text.encode() + b"\0", np.uint8)
+        return self._call("cuModuleLoadData", image.ctypes.data)
+
+    def time_load(self, text: str) -> float:
+        """Seconds in which the driver makes a module of PTX; it is unloaded again.
+
+        XLA loads each of its launches so: the driver compiles the text, or finds it in its cache.
+        """
+        started = time.perf_counter()
+        module = self._load(text)
+        seconds = time.perf_counter() - started
+        self._call("cuModuleUnload", module)
+        return seconds
 
     def launch(self, kernel: Kernel, addresses: Sequence[int]) -> None:
         """Launches `kernel` on the stream; `addresses` are the operands', then the results'."""

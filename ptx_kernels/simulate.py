@@ -84,7 +84,11 @@ def _values(buffer: Buffer, array: np.ndarray) -> np.ndarray:
     return (bf16_to_f32(array) if buffer.type.name == "bf16" else array).astype(np.float64)
 
 
-def _deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
+def deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
+    """NMSE of `other` to `plain`, two values of one result; 0 for the same bits.
+
+    NaN if one has NaN or infinity where the other has none.
+    """
     if plain.tobytes() == other.tobytes():
         return 0.0
     want, got = _values(buffer, plain), _values(buffer, other)
@@ -111,7 +115,7 @@ def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulati
             perturbed = simulator.run(kernel, *operands)
         found = zip(kernel.results, plain, perturbed, strict=True)
         deviations = [
-            float(np.maximum(d, _deviation(*f))) for d, f in zip(deviations, found, strict=True)
+            float(np.maximum(d, deviation(*f))) for d, f in zip(deviations, found, strict=True)
         ]
     results = tuple(
         Result(buffer, float(np.isfinite(_values(buffer, array)).mean()), deviation)

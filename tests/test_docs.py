@@ -34,6 +34,8 @@ NOT_RUN = {
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
     ("docs/files.md", "jax-q4k generate ORG/NAME"): "needs a network",
     ("docs/kernels.md", "$ python -m tools.tune"): "measures on an NVIDIA GPU",
+    ("docs/performance.md", "$ python -m benchmarks.gpu"): "measures on an NVIDIA GPU",
+    ("docs/performance.md", "$ python -m tools.tune"): "measures on an NVIDIA GPU",
 }
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
 from ptx_kernels.driver import DriverError, rotated
@@ -32,6 +34,7 @@ from ptx_kernels.machine_code.ptxas import TARGETS, ToolNotFoundError, assemble_
 from ptx_kernels.machine_code.report import Code, codes, launch
 from ptx_kernels.machine_code.work import packed_weights, work
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.simulate import deviation
 from ptx_kernels.tuning import tables
 
 from .results import provenance
@@ -39,6 +42,8 @@ from .spaces import FORMATS, SPACES, Shape, Space
 
 #: Predictions that differ by less than this factor are equal: the one with the most slack wins.
 _EQUAL = 1.02
+#: Of results that differ in the order of their sums alone.
+MOST_NMSE = 1e-5
 _AHEAD = 8  # shapes whose machine code is made together
 _BATCH = 24  # kernels that ptxas and nvdisasm are started for
 
@@ -176,15 +181,26 @@ class Model:
 def _why(prediction: Prediction, of_rule: bool, passed_over: Counter[str]) -> str:
     """`latency bound, as the rule; passed over: 2 over 3.5 instructions a byte, 1 spilling`."""
     why = f"{prediction.bound} bound{', as the rule' if of_rule else ''}"
-    counts = ", ".join(f"{count} {against}" for against, count in passed_over.items())
-    return f"{why}; passed over: {counts}" if counts else why
+    return "; ".join(filter(None, (why, _passed_over(passed_over))))
+
+
+def _passed_over(counts: Counter[str]) -> str:
+    """`passed over: 2 wrong, 1 spilling`; empty of none."""
+    text = ", ".join(f"{count} {against}" for against, count in counts.items())
+    return f"passed over: {text}" if text else ""
 
 
 def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
-    """The fastest candidate on a GPU; None if the time is over before all have been timed."""
+    """The fastest candidate on a GPU; None if the time is over before all have been timed.
+
+    Candidates that do not run, or whose results are not those of the rule's choice, the first, are
+    passed over, and `why` counts them.
+    """
     configs = space.candidates(shape, gpu.facts.multiprocessors)
     kernels = {config: kernel for config in configs if (kernel := space.build(shape, config))}
-    seconds = {}
+    seconds: dict[Any, float] = {}
+    against: Counter[str] = Counter()
+    expected: list[np.ndarray] = []
     with gpu.scope():
         first = next(iter(kernels.values()))
         launches = rotated(gpu, first, random_operands(first), gpu.facts.l2_bytes)
@@ -192,9 +208,31 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
         for config, kernel in kernels.items():
             if time.monotonic() >= end:
                 return None
-            seconds[config] = gpu.time([(kernel, addresses) for addresses in places]).median
+            try:
+                median = gpu.time([(kernel, addresses) for addresses in places]).median
+                results = _results(gpu, kernel, places[0])
+            except DriverError as error:
+                print(f"{space.rule}{shape}: {config} does not run: {error}", flush=True)
+                against["not running"] += 1
+                continue
+            expected = expected or results
+            apart = float(np.max([*map(deviation, kernel.results, expected, results)]))
+            if apart <= MOST_NMSE:
+                seconds[config] = median
+            else:
+                print(f"{space.rule}{shape}: {config} is wrong: NMSE {apart:.1e}", flush=True)
+                against["wrong"] += 1
+    if not seconds:
+        return None
     best = min(seconds, key=lambda config: seconds[config])
-    return Pick(best, seconds[best])
+    return Pick(best, seconds[best], _passed_over(against))
+
+
+def _results(gpu: Gpu, kernel: Kernel, addresses: Sequence[int]) -> list[np.ndarray]:
+    """What a kernel left in its results."""
+    own = addresses[len(kernel.operands) :]
+    pairs = zip(own, kernel.results, strict=True)
+    return [gpu.download(address, b.shape, b.type.dtype) for address, b in pairs]
 
 
 def search(
@@ -269,12 +307,16 @@ def measured_table(
     }
 
 
-def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> Path:
+def write_table(
+    path: Path, table: dict[str, Any], searched: Sequence[str], commit: str | None = None
+) -> Path:
     """Writes a table, a line for each row, with provenance for each rule that was searched.
 
-    What the file holds of other rules for the same device, from the same source, stays.
+    What the file holds of other rules for the same device, from the same source, stays. `commit`:
+    of the code, where git cannot tell.
     """
-    made = {rule: provenance() | table["how"] for rule in searched}
+    known = {"commit": commit} if commit else {}
+    made = {rule: provenance() | known | table["how"] for rule in searched}
     rows = list(table["rows"])
     head = {key: table[key] for key in ("device", "multiprocessors", "source")}
     if path.exists():
@@ -313,6 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="the table's file (default: ptx_kernels/tuning/tuned/DEVICE[.model].json)",
     )
+    parser.add_argument("--commit", help="recorded where git cannot tell")
     options = parser.parse_args(argv)
     spaces = [SPACES[rule] for rule in options.rules]
     seconds = options.seconds if options.seconds is not None else math.inf if options.model else 540
@@ -334,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"tools.tune needs a CUDA GPU, or --model: {error}", file=sys.stderr)
             return 3
         name = f"{table['device'].removeprefix('NVIDIA ').replace(' ', '-').lower()}.json"
-    path = write_table(options.out or tables.FOLDER / name, table, options.rules)
+    path = write_table(options.out or tables.FOLDER / name, table, options.rules, options.commit)
     tables.load(path)
     print(f"written: {path}")
     return 0

@@ -56,6 +56,12 @@ def _doctor(options: argparse.Namespace, notes: Console) -> int:
     for name, value in (*_versions(), *_cpu(), *_gpu(), *_defaults()):
         table.add_row(name, escape(value))
     table_console().print(table)
+    if (cache := _jit_cache()) and cache.problem:
+        notes.print(
+            "[bold yellow]warning:[/] the CUDA driver keeps no machine code and makes it again for"
+            f" every launch of every program: {escape(cache.problem)}",
+            soft_wrap=True,
+        )
     broken = _broken()
     if broken:
         notes.print(f"[bold red]broken:[/] {escape(broken)}", soft_wrap=True)
@@ -139,7 +145,19 @@ def _gpu() -> Iterator[tuple[str, str]]:
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
     yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone brings it"
     yield "CUDA driver", environment.cuda_driver()
+    if cache := _jit_cache():
+        yield (
+            "CUDA driver's cache",
+            f"none: {cache.problem}" if cache.problem else f"{cache.folder}",
+        )
     yield "ptxas", environment.ptxas()
+
+
+def _jit_cache() -> environment.JitCache | None:
+    """The CUDA driver's cache; None where neither a GPU nor JAX's plugin for one is there."""
+    if environment.cuda_devices() or any(map(_installed, _CUDA_PLUGINS)):
+        return environment.jit_cache()
+    return None
 
 
 def _installed(package: str) -> str | None:

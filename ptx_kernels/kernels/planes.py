@@ -38,12 +38,14 @@ def input_planes(
     layers: int = 0,
     experts: int = 0,
     expert: Value | None = None,
+    streamed: bool = False,
 ) -> Planes:
     """The planes of packed weights (n, columns) as operands, their names after `prefix`.
 
     With `layers` they are those of so many matrices, and an operand `index`, s32 (), says which of
     them the kernel reads. Below 0 it counts from the end; beyond either end it is the nearest. With
     `experts` they are those of so many, of which the kernel reads `expert` (u32, below `experts`).
+    `streamed`: see `Builder.input`.
     """
     if layers and experts:
         raise KernelError(f"layers={layers}, experts={experts}: a stack is of one of them")
@@ -51,7 +53,7 @@ def input_planes(
     stack = layers or experts
     shape = (*([stack] if stack else []), n, columns // layout.block_size)
     planes = [
-        k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True)
+        k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True, streamed=streamed)
         for p in layout.planes
     ]
     if not layers:

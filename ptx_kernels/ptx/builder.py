@@ -69,14 +69,17 @@ class Builder(Text):
         shape: tuple[int, ...],
         *,
         constant: bool = False,
+        streamed: bool = False,
         ahead: bool = False,
     ) -> Pointer:
         """A buffer that the kernel only reads.
 
         `constant`: neither does any kernel launched shortly before write it (weights), so loads are
-        non-coherent. `ahead`: the kernel only asks for bytes of it, for the next launch.
+        non-coherent. `streamed`: constant, and read once: loads pass L1 by (sm_80). `ahead`: the
+        kernel only asks for bytes of it, for the next launch.
         """
-        return self._buffer(Buffer(name, type, shape, "in", ahead), constant)
+        buffer = Buffer(name, type, shape, "in", ahead)
+        return self._buffer(buffer, constant or streamed, streamed)
 
     def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
         """A result of its own; the kernel must write all of it."""
@@ -86,12 +89,19 @@ class Builder(Text):
         """A buffer updated in place; what the kernel does not write stays."""
         return self._buffer(Buffer(name, type, shape, "inout"))
 
-    def _buffer(self, buffer: Buffer, constant: bool = False) -> Pointer:
+    def _buffer(self, buffer: Buffer, constant: bool = False, streamed: bool = False) -> Pointer:
         self._buffers.append(buffer)
         address = self.register(u64)
         name = buffer.name + ("_out" if buffer.role == "inout" else "")
         self._pointers.append((name, address, self.here()))
-        return Pointer(self, buffer.type, address, constant=constant, shape=buffer.shape)
+        return Pointer(
+            self,
+            buffer.type,
+            address,
+            constant=constant,
+            streamed=streamed,
+            shape=buffer.shape,
+        )
 
     def shared(
         self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False

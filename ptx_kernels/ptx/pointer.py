@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from .errors import KernelError
+from .instructions import STREAMED_LOADS
 from .issue import braced, issue
 from .text import Text
 from .types import Type, bf16, f16, f32, s8, s16, s32, s64, u8, u16, u32, u64
@@ -40,6 +41,8 @@ class Pointer:
       offset: bytes added to it as an immediate.
       constant: no kernel of the same sequence of launches writes the buffer, so loads may be
         non-coherent.
+      streamed: constant, and no lane loads any of it twice: loads leave nothing in L1 and bring
+        256 bytes into L2.
       shape: dimensions of the buffer that `at` indexes, outermost first.
     """
 
@@ -52,6 +55,7 @@ class Pointer:
         space: str = "global",
         offset: int = 0,
         constant: bool = False,
+        streamed: bool = False,
         shape: tuple[int, ...] = (),
     ) -> None:
         self.text = text
@@ -60,6 +64,7 @@ class Pointer:
         self.space = space
         self.offset = offset
         self.constant = constant
+        self.streamed = streamed
         self.shape = shape
 
     def _with(
@@ -78,6 +83,7 @@ class Pointer:
             space=space or self.space,
             offset=self.offset if offset is None else offset,
             constant=self.constant,
+            streamed=self.streamed,
             shape=shape,
         )
 
@@ -186,10 +192,17 @@ class Pointer:
         type, suffix = _MEMORY[self.type]
         names = [operand(variable, type, f"ld of {self.type}") for variable in variables]
         width = self._run_width(len(names))
-        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{_vector(width)}.{suffix}"
+        opcode = f"ld.{self.space}{self._hints()}{_vector(width)}.{suffix}"
         for i in range(0, len(names), width):
             place = self._advanced(index + i, self.type.size)
             issue(self.text, opcode, braced(names[i : i + width]), place, where=where)
+
+    def _hints(self) -> str:
+        """What a load's opcode says of caches."""
+        if not self.streamed:
+            return ".nc" if self.constant else ""
+        self.text.require(STREAMED_LOADS)
+        return ".nc.L1::no_allocate.L2::256B"
 
     def _run_width(self, count: int) -> int:
         """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
@@ -202,7 +215,7 @@ class Pointer:
         if where is not None:
             for value in values:
                 clear(self.text, value)
-        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{_vector(vector)}.{suffix}"
+        opcode = f"ld.{self.space}{self._hints()}{_vector(vector)}.{suffix}"
         issue(self.text, opcode, braced([value.name for value in values]), place, where=where)
         return values
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks.gpu_models import decode_rate, table, weight_bytes_per_token
+from benchmarks.gpu_models import SMALL_MODEL, decode_rate, table, weight_bytes_per_token
 from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_types
-
-SMALL = dataclasses.replace(
-    LLAMA_3_1_8B,
-    vocab_size=512,
-    hidden_size=256,
-    intermediate_size=512,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    rope_dim=0,
-)
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K", "Q5_0", "Q8_0"])
@@ -48,7 +35,7 @@ def test_the_8b_shape_has_the_bytes_of_the_real_file():
 
 
 def test_decode_rate():
-    model = random_model(SMALL)
+    model = random_model(SMALL_MODEL)
     rate = decode_rate("small", model, tokens=8, segments=3, copy_bandwidth=1e10)
     assert 0 < rate.best <= rate.ms_per_token <= rate.worst
     assert rate.tokens == 24 and rate.context == 16

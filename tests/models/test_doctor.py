@@ -9,7 +9,7 @@ import pytest
 from implementations import needs_native
 
 import jax_q4k as jq
-from jax_q4k import native
+from jax_q4k import environment, native
 from jax_q4k.models import cli
 from jax_q4k.models.cli import doctor
 from jax_q4k.native import build
@@ -138,6 +138,65 @@ def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
 def test_no_compiler(run, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
     assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; $CXX names another"
+
+
+@pytest.fixture
+def cuda(monkeypatch, tmp_path):
+    """A machine with a GPU, and a home of its own."""
+    monkeypatch.setattr(environment, "cuda_devices", lambda: 1)
+    for name in ("CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+WARNING = (
+    "warning: the CUDA driver keeps no machine code and makes it again for every launch of every"
+    " program: "
+)
+
+
+def test_the_drivers_cache_is_in_the_home_or_where_the_environment_says(run, cuda, monkeypatch):
+    code, found, err = run()
+    assert (code, err) == (0, "")
+    assert environment.jit_cache() == environment.JitCache(cuda / ".nv" / "ComputeCache")
+    monkeypatch.setenv("CUDA_CACHE_PATH", f"{cuda}/deep/er")
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "0")
+    assert environment.jit_cache() == environment.JitCache(cuda / "deep" / "er")
+    assert "CUDA driver's cache" in run()[1] and not (cuda / "deep").exists()
+
+
+def test_a_cache_that_is_turned_off(run, cuda, monkeypatch):
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
+    code, found, err = run()
+    assert (code, err) == (0, f"{WARNING}$CUDA_CACHE_DISABLE turns it off\n")
+    assert found["CUDA driver's cache"] == "none: $CUDA_CACHE_DISABLE turns it off"
+
+
+def test_a_cache_that_cannot_be_written(run, cuda, monkeypatch):
+    (cuda / "file").touch()
+    monkeypatch.setenv("CUDA_CACHE_PATH", f"{cuda}/file/cache")
+    code, _, err = run()
+    said = f"{cuda}/file/cache, as $CUDA_CACHE_PATH says, cannot be written"
+    assert (code, err) == (0, f"{WARNING}{said}\n")
+
+
+def test_a_home_that_cannot_be_written(run, cuda, monkeypatch):
+    access = environment.os.access
+    monkeypatch.setattr(
+        environment.os, "access", lambda path, mode: str(path) != str(cuda) and access(path, mode)
+    )
+    assert run()[2] == f"{WARNING}{cuda}/.nv/ComputeCache, cannot be written\n"
+
+
+@pytest.mark.parametrize("plugin", [None, "0.10.2"])
+def test_the_cache_is_a_matter_of_gpus(run, cuda, monkeypatch, plugin):
+    """Without a device, of those who have JAX's plugin."""
+    monkeypatch.setattr(environment, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(doctor, "_installed", lambda package: plugin)
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
+    _, found, err = run()
+    assert ("CUDA driver's cache" in found) == err.startswith(WARNING) == (plugin is not None)
 
 
 def test_a_command_without_a_backend_fails_in_one_line(capsys, monkeypatch):

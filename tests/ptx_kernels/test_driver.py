@@ -1,188 +1,49 @@
-"""Driver layer against a stand-in for cuda-python.
-
-It keeps memory on the host and runs kernels in Python.
-"""
+"""Driver layer against simulated functions of the driver, which run kernels in Python."""
 
 from __future__ import annotations
 
-import ctypes
-import enum
-import types
+import itertools
 
 import numpy as np
 import pytest
 
+from benchmarks.simulated_cuda import Result, SimulatedCuda
 from ptx_kernels import driver
 from ptx_kernels.ptx import Buffer, Kernel, f32
 
-Result = enum.IntEnum(
-    "Result", {"CUDA_SUCCESS": 0, "CUDA_ERROR_OUT_OF_MEMORY": 2, "CUDA_ERROR_INVALID_PTX": 218}
-)
-ATTRIBUTES = {
-    "COMPUTE_CAPABILITY_MAJOR": 9,
-    "COMPUTE_CAPABILITY_MINOR": 0,
-    "MULTIPROCESSOR_COUNT": 132,
-    "L2_CACHE_SIZE": 60 << 20,
-    "CLOCK_RATE": 1_980_000,
-    "MEMORY_CLOCK_RATE": 3_201_000,
-    "GLOBAL_MEMORY_BUS_WIDTH": 6144,
-    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10,
-}
 
+class FakeCuda(SimulatedCuda):
+    """The simulated driver, but kernels are Python functions and a graph runs as often as launched.
 
-class FakeCuda(types.ModuleType):
-    """`cuda.bindings.driver` as far as it is used.
-
-    `meanings` maps a kernel's name to its Python form.
-
-    A meaning takes the addresses that the kernel got. Copies are carried out at once; while a
-    stream is captured, launches are recorded and run when the graph is launched.
+    `meanings` maps a kernel's name to its Python form, which takes the addresses that it got. All
+    launches are recorded, and every graph takes 3 ms.
     """
 
-    CUresult = Result
-    CUdeviceptr = int
-    CUstream_flags = types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
-    CUdevice_attribute = types.SimpleNamespace(
-        **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
-    )
-    CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
-    CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
+    name = "NVIDIA H200"
 
-    def __init__(self, meanings, memory_limit: int = 1 << 30) -> None:
-        super().__init__("fake_cuda")
-        self.meanings, self.memory_limit = meanings, memory_limit
-        self.memory: dict[int, np.ndarray] = {}
-        self.calls: list[str] = []
-        self.capture: list | None = None
+    def __init__(self, meanings) -> None:
+        super().__init__()
+        self.meanings = meanings
         self.launches: list[tuple] = []
-        self.limits: dict[str, int] = {}
-
-    def __getattr__(self, name: str):
-        if name not in (
-            "cuDevicePrimaryCtxRetain",
-            "cuCtxSetCurrent",
-            "cuDevicePrimaryCtxRelease",
-            "cuModuleUnload",
-            "cuStreamDestroy",
-            "cuStreamSynchronize",
-            "cuEventDestroy",
-            "cuGraphDestroy",
-            "cuGraphExecDestroy",
-            "cuInit",
-            "cuEventRecord",
-            "cuEventSynchronize",
-        ):
-            raise AttributeError(name)
-        has_value = name == "cuDevicePrimaryCtxRetain"
-        return lambda *_: (
-            self.calls.append(name) or ((Result(0), "context") if has_value else (Result(0),))
-        )
-
-    def cuDeviceGetCount(self):
-        return Result(0), 1
-
-    def cuDeviceGet(self, ordinal):
-        return Result(0), ordinal
-
-    def cuStreamCreate(self, flags):
-        return Result(0), "stream"
-
-    def cuEventCreate(self, flags):
-        return Result(0), object()
-
-    def cuDriverGetVersion(self):
-        return Result(0), 13000
-
-    def cuDeviceGetName(self, length, device):
-        return Result(0), b"NVIDIA H200".ljust(length, b"\0")
-
-    def cuDeviceTotalMem(self, device):
-        return Result(0), 141 << 30
-
-    def cuDeviceGetAttribute(self, name, device):
-        return Result(0), ATTRIBUTES[name]
-
-    def cuGetErrorName(self, error):
-        return Result(0), error.name.encode()
-
-    def cuGetErrorString(self, error):
-        return Result(0), b"told by the driver"
-
-    def cuMemAlloc(self, nbytes):
-        if nbytes > self.memory_limit:
-            return Result.CUDA_ERROR_OUT_OF_MEMORY, None
-        array = np.zeros(nbytes, np.uint8)
-        self.memory[array.ctypes.data] = array
-        return Result(0), array.ctypes.data
-
-    def cuMemFree(self, address):
-        del self.memory[address]
-        return (Result(0),)
-
-    def cuMemsetD8Async(self, address, value, nbytes, stream):
-        self.memory[address][:nbytes] = value
-        return (Result(0),)
-
-    def _copy(self, target, source, nbytes, stream):
-        assert stream == "stream"
-        if self.capture is None:
-            ctypes.memmove(target, source, nbytes)
-        else:
-            self.capture.append(("copy", (), 0, (target, source, nbytes)))
-        return (Result(0),)
-
-    cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy
 
     def cuModuleLoadData(self, image):
-        assert self.capture is None, "loading while capturing"
-        text = ctypes.string_at(image).decode()
-        return (Result.CUDA_ERROR_INVALID_PTX, None) if "bad" in text else (Result(0), text)
+        error, text = super().cuModuleLoadData(image)
+        return (Result.CUDA_ERROR_INVALID_PTX, None) if "bad" in (text or "bad") else (error, text)
 
-    def cuModuleGetFunction(self, module, name):
-        assert f".entry {name.decode()}(" in module
-        return Result(0), name.decode()
+    def parameters(self, function):
+        return self.meanings[function[1]].__code__.co_argcount
 
-    def cuFuncSetAttribute(self, function, attribute, value):
-        self.limits[function] = value
-        return (Result(0),)
+    def run(self, node):
+        name = node.function[1]
+        self.launches.append((name, (*node.grid, *node.block), node.shared, node.arguments))
+        self.meanings[name](*(self.memory[address].view(np.float32) for address in node.arguments))
 
-    def cuLaunchKernel(self, function, *arguments):
-        *geometry, shared, stream, pointers, extra = arguments
-        assert stream == "stream" and extra == 0 and len(geometry) == 6
-        count = self.meanings[function].__code__.co_argcount
-        slots = (ctypes.c_uint64 * count).from_address(pointers)
-        addresses = [ctypes.c_uint64.from_address(slot).value for slot in slots]
-        if self.capture is None:
-            self._run(function, tuple(geometry), shared, addresses)
-        else:
-            self.capture.append((function, tuple(geometry), shared, addresses))
-        return (Result(0),)
-
-    def _run(self, function, geometry, shared, addresses):
-        self.launches.append((function, geometry, shared, tuple(addresses)))
-        if function != "copy":
-            self.meanings[function](
-                *(self.memory[address].view(np.float32) for address in addresses)
-            )
-
-    def cuStreamBeginCapture(self, stream, mode):
-        self.capture = []
-        return (Result(0),)
-
-    def cuStreamEndCapture(self, stream):
-        graph, self.capture = self.capture, None
-        return Result(0), graph
-
-    def cuGraphInstantiate(self, graph, flags):
-        return Result(0), graph
-
-    def cuGraphLaunch(self, graph, stream):
-        for node in graph:
-            self._run(*node)
-        return (Result(0),)
+    def replay(self, graph):
+        for node in graph.nodes:
+            self._carry_out(node)
 
     def cuEventElapsedTime(self, start, end):
-        return Result(0), 3.0  # ms
+        return Result.CUDA_SUCCESS, 3.0  # ms
 
 
 def kernel(name: str, *buffers: Buffer, shared: int = 0, text: str = "") -> Kernel:
@@ -249,7 +110,7 @@ def test_inout_buffer_is_shared_and_the_operand_kept(cuda):
     np.testing.assert_array_equal(total, 1)
     ((_, _, shared, addresses),) = cuda.launches
     assert addresses[0] == addresses[2] != addresses[1]
-    assert shared == cuda.limits["add"] == 100 << 10
+    assert shared == cuda.limits[(ADD.text, "add")] == 100 << 10
 
 
 def test_operands_are_checked(cuda):
@@ -267,7 +128,7 @@ def test_operands_are_checked(cuda):
 def test_errors_name_the_call_and_the_driver_says_why(cuda):
     with driver.Device() as gpu:
         with pytest.raises(
-            driver.DriverError, match="cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: told by"
+            driver.DriverError, match="cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: said the"
         ):
             gpu.empty(2 << 30)
         with pytest.raises(
@@ -293,6 +154,20 @@ def test_time_is_per_launch_over_rotated_inputs(cuda):
 def test_copy_bandwidth_counts_both_ways(cuda):
     with driver.Device() as gpu:
         assert gpu.copy_bandwidth(1 << 20) == pytest.approx(2 * (1 << 20) / 3e-3)
+
+
+def test_loading_is_timed_and_leaves_no_module(cuda, monkeypatch):
+    unloaded = []
+    clock = itertools.count(10.0, 0.25)
+    monkeypatch.setattr(driver.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(
+        FakeCuda, "cuModuleUnload", lambda self, m: unloaded.append(m) or (Result(0),)
+    )
+    with driver.Device() as gpu:
+        assert gpu.time_load(SCALE.text) == 0.25
+        assert unloaded == [SCALE.text]
+        with pytest.raises(driver.DriverError, match="cuModuleLoadData failed: .*INVALID_PTX"):
+            gpu.time_load("bad")
 
 
 def test_rotations_exceed_the_cache():
@@ -323,9 +198,9 @@ def test_without_a_driver_says_so(monkeypatch):
 def test_bindings_have_what_is_called():
     """Names and parameter counts against the real cuda-python, where it is installed."""
     real = pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
-    for name in [name for name in vars(FakeCuda) if name.startswith("cu")]:
+    for name in [name for name in vars(SimulatedCuda) if name.startswith("cu")]:
         signature = getattr(real, name).__doc__.splitlines()[0]
-        ours = getattr(FakeCuda, name)
+        ours = getattr(SimulatedCuda, name)
         if name not in ("cuLaunchKernel",):
             parameters = signature[signature.index("(") + 1 : signature.rindex(")")]
             assert (
@@ -338,7 +213,7 @@ def test_bindings_have_what_is_called():
         "CUstreamCaptureMode",
         "CUstream_flags",
     ):
-        for member in vars(getattr(FakeCuda, holder)):
+        for member in vars(getattr(SimulatedCuda, holder)):
             assert hasattr(getattr(real, holder), member), f"{holder}.{member}"
     launch = real.cuLaunchKernel.__doc__.splitlines()[0]
     assert launch.count(",") == 10, launch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 
 import pytest
-from stand_in_device import StandIn
 
+from benchmarks.simulated_cuda import SimulatedCuda, SimulatedDevice
 from ptx_kernels import tuning
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.driver import DriverError, Timing
@@ -19,6 +20,7 @@ from ptx_kernels.machine_code.work import Work
 from ptx_kernels.tuning import decide, tables, target
 from tools import spaces, tune
 
+DEVICE = SimulatedCuda.name
 MATVEC = spaces.SPACES["matvec"]
 # the last goes with nothing
 CONFIGS = (
@@ -27,6 +29,9 @@ CONFIGS = (
     MatvecConfig(lanes=3),
 )
 RULE = matvec_rule(target(), "Q4_K", 64, 4096, 1)
+
+
+Simulated = functools.partial(SimulatedDevice, executes=False)
 
 
 @pytest.fixture
@@ -198,17 +203,17 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
     monkeypatch.setattr(spaces.Space, "of_rule", lambda *_: CONFIGS[0])
     times = iter((3e-6, 2e-6, 6e-6, 5e-6))
 
-    class Timed(StandIn):
+    class Timed(SimulatedDevice):
         def time(self, launches):
             assert len({kernel for kernel, _ in launches}) == 1 and len(launches) >= 16
             return Timing(next(times), 0.0, 0.0, 30)
 
-    monkeypatch.setattr(tune, "Gpu", Timed)
+    monkeypatch.setattr(tune, "Gpu", functools.partial(Timed, executes=False))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--rules", "matvec", "--out", str(path)]) == 0
     table = tables.load(path)
-    assert (table.device, table.multiprocessors, table.source) == ("Stand-in", 132, "measured")
-    assert table.is_for("Stand-in", 132) and not table.is_for("Stand-in", 66)
+    assert (table.device, table.multiprocessors, table.source) == (DEVICE, 132, "measured")
+    assert table.is_for(DEVICE, 132) and not table.is_for(DEVICE, 66)
     assert [(r.shape[1], r.config, r.seconds) for r in table.rows] == [
         (512, CONFIGS[1], 2e-6),
         (64, CONFIGS[1], 5e-6),
@@ -218,9 +223,79 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
     assert made["driver"] == "13.0" and made["commit"] and made["versions"]["numpy"]
 
 
+def test_candidates_that_fail_or_compute_something_else_do_not_win(
+    small, monkeypatch, tmp_path, capsys
+):
+    """The rule's choice is first; the fastest does not run, the next is wrong."""
+    monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
+    monkeypatch.setattr(spaces.Space, "of_rule", lambda *_: CONFIGS[0])
+    configs = (*CONFIGS[:2], PRESETS["half_warp_dp4a"], PRESETS["multi_warp_dp4a"])
+    monkeypatch.setattr(spaces, "matvec_configs", lambda m: configs)
+    seconds = dict(zip(configs, (4e-6, 3e-6, 2e-6, 1e-6), strict=True))
+
+    class Failing(SimulatedDevice):
+        def time(self, launches):
+            kernel, addresses = launches[0]
+            config = kernel.arguments["config"]
+            if config == configs[3]:
+                raise DriverError("cuGraphLaunch failed: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+            super().time(launches)
+            if config == configs[2]:
+                self.cuda.memory[addresses[-1]][3] ^= 0x80  # a sign
+            return Timing(seconds[config], 0.0, 0.0, 30)
+
+    monkeypatch.setattr(tune, "Gpu", Failing)
+    path = tmp_path / "mine.json"
+    arguments = ["--formats", "Q4_K", "--rules", "matvec", "--out", str(path), "--commit", "abc"]
+    assert tune.main(arguments) == 0
+    (row,) = tables.load(path).rows
+    assert (row.config, row.seconds) == (configs[1], 3e-6)
+    assert row.why == "passed over: 1 wrong, 1 not running"
+    printed = capsys.readouterr().out
+    assert "does not run: cuGraphLaunch failed" in printed and "is wrong: NMSE" in printed
+    assert json.loads(path.read_text())["made"]["matvec"]["commit"] == "abc"
+
+
+def test_a_device_on_which_nothing_runs_gives_no_row(small, monkeypatch, tmp_path):
+    class Broken(SimulatedDevice):
+        def time(self, launches):
+            raise DriverError("cuStreamBeginCapture failed: CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
+    monkeypatch.setattr(tune, "Gpu", Broken)
+    path = tmp_path / "mine.json"
+    assert tune.main(["--formats", "Q4_K", "--rules", "matvec", "--out", str(path)]) == 0
+    assert tables.load(path).rows == ()
+
+
+def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path):
+    """Two files for an H200, as they come with the package: what was measured wins everywhere."""
+    monkeypatch.setattr(spaces, "SHAPES", ((512, 4096), (64, 4096)))
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    monkeypatch.setattr(SimulatedCuda, "name", "NVIDIA H200")
+    monkeypatch.setattr(tune, "Gpu", Simulated)
+    command = ["--formats", "Q4_K", "--rules", "matvec"]
+    assert tune.main(["--model", *command]) == tune.main(command) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["h200.json", "h200.model.json"]
+    measured, predicted = (tables.load(tmp_path / f"h200{s}.json") for s in ("", ".model"))
+    assert [r.shape for r in measured.rows] == [r.shape for r in predicted.rows] != []
+    tables.packaged.cache_clear()
+    try:
+        # the last one is a neighbour, for which both have the same nearest row
+        for n, device in ((512, "NVIDIA H200"), (64, "H200"), (400, "NVIDIA H200")):
+            with tuning.on_device(tuning.target(device)):
+                choice = decide(matvec_rule, "Q4_K", n, 4096, 1)
+            assert choice.why.startswith("measured for NVIDIA H200 (h200.json)")
+        with tuning.on_device(tuning.target("NVIDIA H100 80GB HBM3")):
+            why = decide(matvec_rule, "Q4_K", 512, 4096, 1).why
+        assert why.startswith("rule matvec")
+    finally:
+        tables.packaged.cache_clear()
+
+
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     """A measured table of all rules decides for its device, for prompts and joined matrices too."""
-    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
     monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(512, 64, 1024, 1024))
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
@@ -228,16 +303,16 @@ def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     assert tune.main(["--formats", "Q4_K", "--out", str(path)]) == 0
     assert {r.kernel for r in tables.load(path).rows} == {"matvec", "fused_matvec", "gemm"}
     monkeypatch.setenv(tuning.VARIABLE, str(path))
-    with tuning.on_device(tuning.target("Stand-in", 132)):
+    with tuning.on_device(tuning.target(DEVICE, 132)):
         for choice in (
             decide(gemm_rule, "Q4_K", 64, 512, 60),
             decide(fused_matvec_rule, ("Q4_K", "Q4_K"), (512,), 256, 1, True, "q8_1"),
         ):
-            assert choice.why.startswith("measured for Stand-in (mine.json)")
+            assert choice.why.startswith(f"measured for {DEVICE} (mine.json)")
 
 
 def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "1e-9"]) == 0
@@ -247,7 +322,7 @@ def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
 
 def test_formats_of_most_files_come_first(small, monkeypatch, tmp_path, capsys):
     """Time may end before the last of them."""
-    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "Gpu", Simulated)
     path = tmp_path / "mine.json"
     assert tune.main(["--out", str(path), "--rules", "matvec", "--seconds", "1e-9"]) == 0
     assert "out of time at matvec('Q4_K', 14336, 4096, 1)" in capsys.readouterr().out

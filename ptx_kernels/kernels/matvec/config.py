@@ -37,6 +37,8 @@ class MatvecConfig:
       ahead: a trip's weights are loaded during the trip before it, where these were in registers;
         those of a warp's first trip before activations are staged, and of its next rows before it
         stores these.
+      streamed: weights leave nothing in L1, and come into L2 by 256 bytes (sm_80). The cost model
+        sees no difference.
       broadcast_header: a super-block's header is loaded once a warp and spread by shuffles
         (formats whose blocks have one, 32 lanes).
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
@@ -54,6 +56,7 @@ class MatvecConfig:
     lanes: int = 4
     unroll: int = 2
     ahead: bool = False
+    streamed: bool = False
     broadcast_header: bool = False
     resident_blocks: int = 4
     persistent: int = 0

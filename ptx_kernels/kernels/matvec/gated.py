@@ -55,7 +55,7 @@ def gated_matvec(
     kind = "routed_" if routing else "expert_" if choice else ""
     k.name = f"{kind}gated_matvec_{names}_m{m}"
     pair = [
-        matrix(k, f, n, columns, prefix=p, layers=layers, own=choice)
+        matrix(k, f, n, columns, prefix=p, layers=layers, own=choice, streamed=config.streamed)
         for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
     prologue = Prologue(

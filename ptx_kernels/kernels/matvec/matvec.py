@@ -121,7 +121,7 @@ def matvec(
     choice = chosen(k, m, experts, top)
     config.check(format, n, columns, 1 if choice else m)
     k.name = f"{'expert_' if choice else ''}matvec_{format.lower()}_m{m}"
-    weights = matrix(k, format, n, columns, layers=layers, own=choice)
+    weights = matrix(k, format, n, columns, layers=layers, own=choice, streamed=config.streamed)
     prologue = Prologue(
         k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
     )

@@ -58,7 +58,7 @@ def mixture_matvec(
     token = k.block_id("y")
     own = BlockRow(token, token, experts)
     ids, weights = k.input("ids", s32, (m, top)), k.input("weights", f32, (m, top))
-    planes = input_planes(k, format, n, columns, experts=experts)
+    planes = input_planes(k, format, n, columns, experts=experts, streamed=config.streamed)
     h = _activations(k, config, m * top, columns)
     terms = _Terms(
         token,

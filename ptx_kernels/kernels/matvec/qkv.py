@@ -43,7 +43,7 @@ def qkv_matvec(
         config.check(format, n, columns, m)
     k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
     parts = [
-        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
+        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers, streamed=config.streamed)
         for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
     ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)

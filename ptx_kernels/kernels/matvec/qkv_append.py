@@ -65,7 +65,7 @@ def qkv_append_matvec(
     k.name = f"qkv_append_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
     stored = declare_pages(k.inout, pages, (num_pages, num_kv_heads, page_size, head_dim))
     parts = [
-        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
+        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers, streamed=config.streamed)
         for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
     ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)

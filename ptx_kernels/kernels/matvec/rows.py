@@ -60,9 +60,10 @@ def matrix(
     prefix: str = "",
     own: BlockRow | None = None,
     layers: int = 0,
+    streamed: bool = False,
 ) -> Matrix:
     """The planes of packed weights as operands (see `input_planes`)."""
-    stack: dict[str, Any] = {"layers": layers}
+    stack: dict[str, Any] = {"layers": layers, "streamed": streamed}
     if own is not None:
         stack |= {"experts": own.experts, "expert": own.expert}
     return Matrix(format, n, columns, input_planes(k, format, n, columns, prefix=prefix, **stack))

@@ -38,6 +38,7 @@ from .machine_row import (
     machine_row,
     named_type,
 )
+from .memory import STREAMED_LOADS
 from .rounding import bf16_to_f32, f32_to_bf16
 from .row import BASELINE, INSTRUCTIONS, Error, Instruction, Version
 
@@ -52,6 +53,7 @@ __all__ = [
     "From",
     "Instruction",
     "Number",
+    "STREAMED_LOADS",
     "Spelled",
     "To",
     "Version",

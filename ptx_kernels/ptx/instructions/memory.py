@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from .machine_row import At, From, Operands, To, Words, define_machine
-from .row import BASELINE
+from .row import BASELINE, Version
+
+#: Of loads that leave L1 alone and prefetch into L2.
+STREAMED_LOADS: Version = ((7, 4), 80)
 
 _SCOPE = "cta|cluster|gpu|sys"
 _ORDER = rf"weak|volatile|(?:mmio\.)?(?:relaxed|acquire|release)\.(?:{_SCOPE})"

@@ -1,0 +1,53 @@
+"""What the cost model says of the kernels that `benchmarks.gpu` times, made before they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ptx_kernels.devices import find_device
+from ptx_kernels.machine_code.model import Prediction, predict
+from ptx_kernels.machine_code.ptxas import ToolNotFoundError
+from ptx_kernels.machine_code.report import codes, launch
+from ptx_kernels.ptx import Kernel
+
+from .common import part_of
+
+_BATCH = 8  # kernels that ptxas and nvdisasm are started for
+
+
+class Predictions:
+    """Predictions for one device, by its name; none for a device that the model does not know."""
+
+    def __init__(self, device: str) -> None:
+        self._device = find_device(device)
+        self._found: dict[Kernel, Prediction] = {}
+
+    def prepare(self, kernels: Iterable[Kernel], goes_on: Callable[[], bool]) -> str:
+        """Predicts kernels while `goes_on()`; returns why some were left out, or nothing.
+
+        Raises AssemblyError for a kernel that ptxas refuses.
+        """
+        if self._device is None:
+            return "the cost model does not know the device"
+        device, left = self._device, [k for k in dict.fromkeys(kernels) if k not in self._found]
+        while left:
+            if not goes_on():
+                return f"out of time: {len(left)} kernels are not predicted"
+            batch, left = left[:_BATCH], left[_BATCH:]
+            try:
+                machines = codes(batch, device.arch)
+            except ToolNotFoundError as error:
+                return str(error)
+            for kernel, machine in zip(batch, machines, strict=True):
+                asked = launch(kernel, machine)
+                if asked and asked.resident_blocks:
+                    self._found[kernel] = predict(asked, device)
+        return ""
+
+    def of(self, kernel: Kernel) -> Prediction | None:
+        """What was predicted of a kernel; None of one that was not prepared or is not known."""
+        return self._found.get(kernel)
+
+
+if __name__ == "__main__":
+    part_of("gpu", __doc__)

@@ -1,0 +1,349 @@
+"""The questions that the first hour on a GPU is for: each a small measurement and one line.
+
+They are about what the cost model (`ptx_kernels.machine_code.model`) assumes and nobody has
+measured, and about choices made by these assumptions. `QUESTIONS` is the list: a new question is a
+function `Bench -> Answer` and an entry there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ptx_kernels.driver import Device
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.matvec import fused_matvec_rule, matvec_rule
+from ptx_kernels.kernels.matvec.rules import even_blocks
+from ptx_kernels.kernels.operands import random_operands
+from ptx_kernels.machine_code.model import CLUSTER_BARRIER, LAUNCH
+from ptx_kernels.ptx import Builder, Kernel, kernel, u32
+from ptx_kernels.simulate import deviation
+from ptx_kernels.tuning import choose, current_device
+from tools.tune import MOST_NMSE
+
+from . import gpu_kernels
+from .common import part_of
+from .gpu_kernels import Measurement, Timed, packed_bytes
+from .gpu_predictions import Predictions
+from .gpu_sizes import Sizes
+from .module_loads import measure_loads
+
+_CLUSTERS = (2, 4, 8)  # blocks
+_FEW_ROWS = (1, 4)  # of activations
+_THREADS = 128  # of a block that waits at barriers
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a question has at hand.
+
+    Attributes:
+      copy_bandwidth: bytes/s of a copy, read plus written.
+      dry_run: whether the device is a simulated one.
+    """
+
+    gpu: Device
+    sizes: Sizes
+    copy_bandwidth: float
+    predictions: Predictions
+    dry_run: bool = False
+
+    def measure(self, timed: Timed) -> Measurement:
+        return gpu_kernels.measure(
+            self.gpu, timed, self.copy_bandwidth, self.predictions.of(timed[1])
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question's answer.
+
+    Attributes:
+      line: for people.
+      measured: numbers by name, times in seconds.
+      kernels: that were timed for it.
+    """
+
+    line: str
+    measured: dict[str, Any] = field(default_factory=dict)
+    kernels: Sequence[Measurement] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        kernels = [row.as_dict() for row in self.kernels]
+        return {"answer": self.line, "measured": self.measured, "kernels": kernels}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+      name: unique.
+      asks: what, in a line.
+      answer: measures it. Whatever it raises is the question's failure alone.
+      kernels: those that it times and has predictions of.
+    """
+
+    name: str
+    asks: str
+    answer: Callable[[Bench], Answer]
+    kernels: Callable[[Sizes], Sequence[Timed]] = lambda sizes: ()
+
+
+def _us(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"{1e6 * seconds:.2f} us"
+
+
+def _beside(row: Measurement) -> str:
+    """`7.52 us (predicted 4.90 us, l1)`."""
+    bound = f", {row.bound}" if row.bound else ""
+    return f"{_us(row.seconds)} (predicted {_us(row.predicted)}{bound})"
+
+
+def _agreeing(gpu: Device, kernels: Sequence[Kernel]) -> float:
+    """Largest NMSE of kernels' results to the first one's, on the same operands.
+
+    Raises RuntimeError where it is more than other orders of sums make.
+    """
+    operands = random_operands(kernels[0])
+    first, *others = (gpu.run(each, *operands) for each in kernels)
+    most = 0.0
+    for built, other in zip(kernels[1:], others, strict=True):
+        apart = float(np.max([*map(deviation, built.results, first, other)]))
+        if not apart <= MOST_NMSE:
+            raise RuntimeError(f"{built.name} computes something else: NMSE {apart:.1e}")
+        most = max(most, apart)
+    return most
+
+
+# --- the launch ---
+
+
+@kernel
+def empty(k: Builder, *, blocks: int) -> None:
+    """Does nothing, in blocks of a warp."""
+    k.launch((blocks,), 32)
+
+
+def _chain(bench: Bench) -> Answer:
+    """A node's time is what a long chain takes beyond a short one, over the nodes between."""
+    long, short = bench.sizes.chain, bench.sizes.chain // 10
+    found = {}
+    for blocks in (1, current_device().multiprocessors):
+        launch = (empty(blocks=blocks), ())
+        times = {count: count * bench.gpu.time([launch] * count).median for count in (long, short)}
+        found[blocks] = (times[long] - times[short]) / (long - short)
+    said = ", ".join(f"{_us(seconds)} with a grid of {n}" for n, seconds in found.items())
+    return Answer(
+        f"a node of a graph: {said} (model: {_us(LAUNCH)})",
+        {"nodes": long, "seconds_per_node": {str(b): s for b, s in found.items()}},
+    )
+
+
+# --- products ---
+
+
+def _few_rows_kernels(sizes: Sizes) -> list[Timed]:
+    found: list[Timed] = []
+    for n in (sizes.hidden, sizes.inner):
+        for m in _FEW_ROWS:
+            config = choose(matvec_rule, "Q4_K", n, sizes.hidden, m)
+            built = KERNELS["matvec"](format="Q4_K", n=n, columns=sizes.hidden, m=m, config=config)
+            found.append((f"{n}x{sizes.hidden} m={m}", built, packed_bytes(built), config))
+    return found
+
+
+def _few_rows(bench: Bench) -> Answer:
+    """Bank conflicts of activations would show as time beyond the prediction for four rows."""
+    rows = [bench.measure(timed) for timed in _few_rows_kernels(bench.sizes)]
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    said = "; ".join(f"{four.name}: {_beside(four)}, m=1 {_beside(one)}" for one, four in pairs)
+    return Answer(f"Q4_K mat-vec {said}", kernels=rows)
+
+
+def _tiles_kernels(sizes: Sizes) -> list[Timed]:
+    tilings = {
+        16: GemmConfig(row_warps=1, column_warps=4, tiles=1, m_tile=32, stages=3),
+        64: GemmConfig(row_warps=4, column_warps=1, tiles=1, m_tile=32, stages=3),
+        128: GemmConfig(row_warps=4, column_warps=1, tiles=2, m_tile=32, stages=3),
+    }
+    found: list[Timed] = []
+    for rows, config in tilings.items():
+        built = KERNELS["gemm"](
+            format="Q4_K", n=sizes.inner, columns=sizes.hidden, m=32, config=config
+        )
+        found.append((f"{rows} rows", built, packed_bytes(built), config))
+    return found
+
+
+def _tiles(bench: Bench) -> Answer:
+    """Small blocks read the activations more often, through the L2."""
+    timed = _tiles_kernels(bench.sizes)
+    nmse = _agreeing(bench.gpu, [built for _, built, *_ in timed])
+    rows = [bench.measure(each) for each in timed]
+    best = min(rows, key=lambda row: row.seconds)
+    said = ", ".join(f"{row.name} {_beside(row)}" for row in rows)
+    return Answer(f"gemm m=32 with blocks of {said}: {best.name} are fastest", {"nmse": nmse}, rows)
+
+
+def _ahead_kernels(sizes: Sizes) -> list[Timed]:
+    shape = ("Q4_K", "Q4_K"), (sizes.inner,), sizes.hidden, 1, True, "q8_1"
+    ahead = replace(choose(fused_matvec_rule, *shape), ahead=True)
+    other = replace(ahead, ahead=False, warps=16, rows_per_warp=2, resident_blocks=1)
+    blocks = even_blocks((sizes.inner,), other.block_rows, 1, current_device().multiprocessors)
+    configs = {
+        "ahead": ahead,
+        "not ahead": replace(ahead, ahead=False),
+        "not ahead, 16 warps of 2 rows": replace(other, persistent=blocks),
+    }
+    found: list[Timed] = []
+    for name, config in configs.items():
+        built = KERNELS["gated_matvec"](
+            formats=shape[0],
+            n=sizes.inner,
+            columns=sizes.hidden,
+            m=1,
+            norm=True,
+            eps=1e-5,
+            output="q8_1",
+            config=config,
+        )
+        found.append((name, built, packed_bytes(built), config))
+    return found
+
+
+def _ahead(bench: Bench) -> Answer:
+    timed = _ahead_kernels(bench.sizes)
+    nmse = _agreeing(bench.gpu, [built for _, built, *_ in timed])
+    rows = [bench.measure(each) for each in timed]
+    best = min(rows, key=lambda row: row.seconds)
+    said = "; ".join(f"{row.name} {_beside(row)}" for row in rows)
+    return Answer(
+        f"gated mat-vec, weights asked for {said}: {best.name} is fastest", {"nmse": nmse}, rows
+    )
+
+
+def _streamed_kernels(sizes: Sizes) -> list[Timed]:
+    found: list[Timed] = []
+    for columns in (sizes.hidden, sizes.inner):
+        config = choose(matvec_rule, "Q4_K", sizes.hidden, columns, 1)
+        for name, streamed in (("as they are", False), ("past L1", True)):
+            changed = replace(config, streamed=streamed)
+            built = KERNELS["matvec"](
+                format="Q4_K", n=sizes.hidden, columns=columns, m=1, config=changed
+            )
+            name = f"{sizes.hidden}x{columns} {name}"
+            found.append((name, built, packed_bytes(built), changed))
+    return found
+
+
+def _streamed(bench: Bench) -> Answer:
+    """L1 also serves what a line holds for a later load: the hints may lose."""
+    timed = _streamed_kernels(bench.sizes)
+    pairs = zip(timed[::2], timed[1::2], strict=True)
+    nmse = max(_agreeing(bench.gpu, [a[1], b[1]]) for a, b in pairs)
+    rows = [bench.measure(each) for each in timed]
+    said = ", ".join(f"{row.name} {_us(row.seconds)}" for row in rows)
+    return Answer(f"Q4_K mat-vec, weights loaded {said}", {"nmse": nmse}, rows)
+
+
+# --- clusters ---
+
+
+@kernel
+def cluster_ring(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
+    """Each turn a block takes the number of the next one of its cluster, plus 1.
+
+    y u32 (blocks, 32): the numbers at last; at first a block's are its own and the lane's.
+    """
+    k.launch((blocks,), 32, cluster=(cluster, 1, 1))
+    y, mine = k.output("y", u32, (blocks, 32)), k.shared("mine", u32, (32,))
+    mine.store(k.lane_id, k.block_id() * 32 + k.lane_id)
+    theirs = k.peer(mine, (k.cluster_rank + 1) % cluster)
+    with k.loop(0, turns):
+        k.cluster_barrier()
+        taken = theirs.load(k.lane_id)
+        k.cluster_barrier()
+        mine.store(k.lane_id, taken + 1)
+    y.at(k.block_id()).store(k.lane_id, mine.load(k.lane_id))
+
+
+@kernel
+def cluster_barriers(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
+    """Waits so many times at the barrier of its cluster; then y (blocks,) u32 is their numbers."""
+    k.launch((blocks,), _THREADS, cluster=(cluster, 1, 1))
+    y = k.output("y", u32, (blocks,))
+    with k.loop(0, turns, unroll=False):
+        k.cluster_barrier()
+    y.store(k.block_id(), k.block_id(), where=k.thread_id == 0)
+
+
+def _ring_result(blocks: int, cluster: int, turns: int) -> np.ndarray:
+    """The numbers that `cluster_ring` leaves."""
+    start = np.arange(blocks * 32, dtype=np.uint32).reshape(-1, cluster, 32)
+    return (np.roll(start, -turns, axis=1) + np.uint32(turns)).reshape(blocks, 32)
+
+
+def _clusters(bench: Bench) -> Answer:
+    """A barrier's time is what many take beyond few, in kernels that are otherwise the same."""
+    gpu, many = bench.gpu, bench.sizes.barriers
+    few, found = many // 10, {}
+    for cluster in _CLUSTERS:
+        blocks = current_device().multiprocessors // cluster * cluster
+        shape = dict(blocks=blocks, cluster=cluster)
+        (got,) = gpu.run(cluster_ring(**shape, turns=3))
+        if not np.array_equal(got, _ring_result(**shape, turns=3)):
+            raise RuntimeError(f"blocks of a cluster of {cluster} read wrong numbers")
+        times = {}
+        for turns in (many, few):
+            waiting = cluster_barriers(**shape, turns=turns)
+            with gpu.scope():
+                places = gpu.place(waiting, ())
+                times[turns] = gpu.time([(waiting, places)] * 4).median
+        found[cluster] = (times[many] - times[few]) / (many - few)
+    said = ", ".join(f"{_us(seconds)} of {cluster} blocks" for cluster, seconds in found.items())
+    return Answer(
+        f"clusters launch and give right results; their barrier takes {said}"
+        f" (model: {_us(CLUSTER_BARRIER)})",
+        {"seconds_per_barrier": {str(cluster): s for cluster, s in found.items()}},
+    )
+
+
+# --- modules ---
+
+
+def _module_loads(bench: Bench) -> Answer:
+    found = measure_loads(bench.gpu.facts.name, simulated=bench.dry_run)
+    whole = {name: found.of_program(getattr(found, name)) for name in ("warm", "without")}
+    return Answer(
+        f"{found.texts} kernels of a decode step load in {found.cold:.2f} s with an empty cache,"
+        f" {found.warm:.2f} s with a full one, {found.without:.2f} s without; its"
+        f" {found.launches} launches in {whole['warm']:.1f} s, without in {whole['without']:.1f} s",
+        asdict(found),
+    )
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question("launch", "how long is a node of a graph?", _chain),
+    Question(
+        "few rows", "does a mat-vec of 4 rows take as predicted?", _few_rows, _few_rows_kernels
+    ),
+    Question("tiles", "which blocks does a product of 32 rows want?", _tiles, _tiles_kernels),
+    Question("ahead", "do weights asked for ahead gain?", _ahead, _ahead_kernels),
+    Question("streamed", "do loads of weights past L1 gain?", _streamed, _streamed_kernels),
+    Question("clusters", "do clusters run, and what is their barrier?", _clusters),
+    Question("modules", "how long do a program's modules load?", _module_loads),
+)
+
+
+def timed_kernels(sizes: Sizes) -> list[Kernel]:
+    """Those of all questions, to be predicted."""
+    return [built for question in QUESTIONS for _, built, *_ in question.kernels(sizes)]
+
+
+if __name__ == "__main__":
+    part_of("gpu", __doc__)
