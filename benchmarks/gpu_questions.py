@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ptx_kernels.driver import Device
-from ptx_kernels.kernels import KERNELS
+from ptx_kernels.driver import Device, rotated
+from ptx_kernels.kernels import KERNELS, prefetch_rule
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import fused_matvec_rule, matvec_rule
 from ptx_kernels.kernels.matvec.rules import even_blocks
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.model import CLUSTER_BARRIER, LAUNCH
-from ptx_kernels.ptx import Builder, Kernel, kernel, u32
+from ptx_kernels.ptx import Builder, Kernel, Prefetch, kernel, u8, u32
 from ptx_kernels.simulate import deviation
 from ptx_kernels.tuning import choose, current_device
 from tools.tune import MOST_NMSE
@@ -251,6 +251,67 @@ def _streamed(bench: Bench) -> Answer:
     return Answer(f"Q4_K mat-vec, weights loaded {said}", {"nmse": nmse}, rows)
 
 
+# --- bytes asked for ahead ---
+
+
+def _prefetch_kernels(sizes: Sizes) -> list[Timed]:
+    """A product, the same that asks for the first rows of the next one, and that next one."""
+    plain, reader = (
+        KERNELS["matvec"](**shape, config=choose(matvec_rule, **shape))
+        for shape in (
+            dict(format="Q4_K", n=sizes.hidden, columns=columns, m=1)
+            for columns in (sizes.hidden, sizes.inner)
+        )
+    )
+    planes = [b for b in reader.operands if b.type is u8]
+    rows = planes[0].shape[0]
+    whole = sum(plane.nbytes for plane in planes)
+    last = min(rows, rows * choose(prefetch_rule) // whole)
+    wanted = Prefetch(tuple((p.shape[1], p.shape[2]) for p in planes), rows, 0, last)
+    asking = KERNELS["matvec"](**plain.arguments, prefetch=(wanted,))
+    nbytes = packed_bytes(plain)
+    return [
+        ("alone", plain, nbytes, plain.arguments["config"]),
+        ("asking", asking, nbytes, asking.arguments["config"]),
+        ("next", reader, packed_bytes(reader), reader.arguments["config"]),
+    ]
+
+
+def _prefetch(bench: Bench) -> Answer:
+    """The same pairs of launches, whose first ones ask for bytes of the second ones or do not."""
+    (_, plain, *_), (_, asking, *_), (_, reader, *_) = _prefetch_kernels(bench.sizes)
+    gpu, l2 = bench.gpu, bench.gpu.facts.l2_bytes
+    count = len(plain.operands)
+    planes = [i for i, b in enumerate(reader.operands) if b.type is u8]
+    with gpu.scope():
+        firsts, seconds = (rotated(gpu, k, random_operands(k), l2) for k in (plain, reader))
+        turns = range(max(len(firsts), len(seconds)))
+        pairs = [(firsts[i % len(firsts)][1], seconds[i % len(seconds)][1]) for i in turns]
+        with_planes = [
+            [*first[:count], *(second[i] for i in planes), *first[count:]]
+            for first, second in pairs
+        ]
+        chains: dict[str, list[Any]] = {
+            "pair": [each for a, b in pairs for each in ((plain, a), (reader, b))],
+            "asking pair": [
+                each
+                for a, (_, b) in zip(with_planes, pairs, strict=True)
+                for each in ((asking, a), (reader, b))
+            ],
+            "alone": [(plain, a) for a, _ in pairs],
+            "asking alone": [(asking, a) for a in with_planes],
+        }
+        found = {name: gpu.time(chain).median for name, chain in chains.items()}
+    found |= {name: 2 * found[name] for name in ("pair", "asking pair")}
+    return Answer(
+        f"a product and the next one take {_us(found['pair'])}, and"
+        f" {_us(found['asking pair'])} where the first asks for {asking.ahead_bytes / 1e6:.1f} MB"
+        f" of the second; the first alone {_us(found['alone'])}, and asking"
+        f" {_us(found['asking alone'])}",
+        {"seconds": found, "ahead_bytes": asking.ahead_bytes},
+    )
+
+
 # --- clusters ---
 
 
@@ -335,6 +396,12 @@ QUESTIONS: tuple[Question, ...] = (
     Question("tiles", "which blocks does a product of 32 rows want?", _tiles, _tiles_kernels),
     Question("ahead", "do weights asked for ahead gain?", _ahead, _ahead_kernels),
     Question("streamed", "do loads of weights past L1 gain?", _streamed, _streamed_kernels),
+    Question(
+        "prefetch",
+        "do bytes come that a launch asks for at its end, and does the next one gain?",
+        _prefetch,
+        _prefetch_kernels,
+    ),
     Question("clusters", "do clusters run, and what is their barrier?", _clusters),
     Question("modules", "how long do a program's modules load?", _module_loads),
 )

@@ -43,7 +43,7 @@ def answer(name: str, gpu) -> gpu_questions.Answer:
 def test_full_sized_kernels_assemble():
     """What the GPU's driver will be given, for the device that the questions are for."""
     kernels = gpu_questions.timed_kernels(FULL)
-    assert len(kernels) == 14
+    assert len(kernels) == 17
     texts = [built.text for built in kernels] + [
         empty(blocks=132).text,
         *(cluster_ring(blocks=132, cluster=size, turns=3).text for size in (2, 4)),
@@ -161,3 +161,27 @@ def test_loads_are_those_of_the_texts(tmp_path, capsys):
     assert module_loads.main(["load", str(file), "--simulated"]) == 0
     seconds = json.loads(capsys.readouterr().out)
     assert len(seconds) == 2 and all(0 <= each < 1 for each in seconds)
+
+
+def test_pairs_of_launches_ask_for_the_next_ones_planes():
+    """A device on which asking costs 0.1 us and saves the next launch a microsecond."""
+    launched = []
+
+    class Asked(Clocked):
+        def time(self, launches, *, replays=30):
+            launched.append(launches)
+            return super().time(launches, replays=replays)
+
+    def seconds(kernel):
+        return 5.1e-6 if kernel.ahead_bytes else 5e-6
+
+    with Asked(overhead=0.0, seconds=seconds) as gpu:
+        found = answer("prefetch", gpu)
+        asking, reader = launched[1][:2]
+        assert [asking[0].operands[-1].name, reader[0].operands[0].name] == ["ahead0_0", "block"]
+        # the plane that the first asks for is the second's
+        assert asking[1][len(asking[0].operands) - 1] == reader[1][0]
+        assert not any(kernel.ahead_bytes for kernel, _ in (*launched[0], *launched[2]))
+    times = found.measured["seconds"]
+    assert [times[name] for name in ("pair", "asking pair")] == pytest.approx([10e-6, 10.1e-6])
+    assert "take 10.00 us, and 10.10 us where the first asks for" in found.line
