@@ -88,8 +88,10 @@ def _fused_gemm(
     shape = Shape(device, formats, rows, columns, m)
     tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 3 if output == "f32" else 2]
     tunings = [block_format(name).tuning for name in formats]
-    # two tiles of a pair take too many registers
+    # of more than eight rows, two tiles of a pair take too many registers, as of some formats,
+    # whose blocks beside those of others are best small
     two = shape.together == 1 and min(t.gemm_tiles for t in tunings) > 1
+    two |= m <= TILE_COLUMNS and len(rows) == 1
     if products == "f16":
         m_tiles = [min(-(-m // 16) * 16, *(t.gemm_f16_rows for t in tunings))]
         two = shape.together == 1
