@@ -48,7 +48,7 @@ class Turn:
       pipes, wavefronts: clocks of the multiprocessor that it takes from others.
       memory_bytes, l2_bytes: that it asks for, the former also through L2.
       ahead: turns by which it asks before it needs them: stages of copies.
-      barrier: whether its block's warps meet at its end.
+      barrier: turns after which its block's warps meet each time; 0: they do not.
     """
 
     alone: float
@@ -58,7 +58,7 @@ class Turn:
     memory_bytes: float
     l2_bytes: float
     ahead: int
-    barrier: bool
+    barrier: int
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class _Run:
         warp.half = False
         warp.turn += 1
         done = self._compute(warp, turn, 1.0 - share, now)
-        if turn.barrier:
+        if turn.barrier and warp.turn % turn.barrier == 0:
             self._meet(warp, done)
         else:
             self._at(done, warp)
@@ -276,13 +276,13 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
             memory_bytes=what.get("memory", 0.0),
             l2_bytes=what.get("l2", 0.0),
             ahead=ahead,
-            barrier=bool(what.get("barrier", 0.0)),
+            barrier=round(what.get("barrier", 0.0)),
         )
 
     prologue = [(part, times) for part, times in launch.prologue.straight()]
     l2_turns = (found if staged else found + other) / turns
     overlap = 0.0 if copies else _overlap(inner, launch.cold)
-    barrier = any(i.name == "BAR" for i in around) and per_turn == 1.0
+    barrier = round(1 / per_turn) if any(i.name == "BAR" for i in around) else 0
     return Program(
         launch.blocks,
         launch.warps,

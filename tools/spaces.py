@@ -14,7 +14,7 @@ from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.family import Rule
 from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, fused_matvec_rule, matvec_rule
-from ptx_kernels.kernels.matvec.rules import INLINE_VALUES, even_blocks
+from ptx_kernels.kernels.matvec.rules import INLINE_VALUES, even_blocks, slim
 from ptx_kernels.kernels.quantize_q8_1 import GROUP
 from ptx_kernels.ptx import Kernel, KernelError
 
@@ -191,12 +191,12 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
     Blocks stay even where the rule has them so, and a multiprocessor keeps as many warps. Who
     quantizes stays the rule's, which weighs a launch of its own against it.
     """
-    _, rows, _, m, _, output = shape
+    formats, rows, columns, m, _, output = shape
     changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []
     # more activations, more registers
     widths = (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)
     for warps, per_warp in itertools.product(widths, (1, 2, 4)):
-        config = replace(rule, warps=warps, rows_per_warp=per_warp)
+        config = slim(replace(rule, warps=warps, rows_per_warp=per_warp), formats, columns)
         if (
             output == "q8_1"
             and config.block_rows % GROUP == 0

@@ -31,8 +31,8 @@ from ptx_kernels.kernels.matvec.rules import ROWS_TO_FILL
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.model import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.machine_code.ptxas import TARGETS, ToolNotFoundError, assemble_all, tool_version
-from ptx_kernels.machine_code.report import Code, codes, launch
-from ptx_kernels.machine_code.work import packed_weights, work
+from ptx_kernels.machine_code.report import Code, codes, launch, work_of_loops
+from ptx_kernels.machine_code.work import packed_weights
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.simulate import deviation
 from ptx_kernels.tuning import tables
@@ -80,7 +80,7 @@ def over_budget(kernel: Kernel, machine: Code, multiprocessors: int) -> str:
     if packed.count < ROWS_TO_FILL * multiprocessors * columns or None in limits:
         return ""
     limit = max(each for each in limits if each)
-    quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes
+    quant_bytes = next(work_of_loops(kernel, machine)).quant_bytes
     if quant_bytes is not None and machine.body.issued() <= limit * quant_bytes:
         return ""
     return f"over {limit} instructions a byte"

@@ -104,7 +104,7 @@ class BlockFormat:
     f16_tile: F16Tile | None = None
     e8m0_fields: tuple[str, ...] = ()  # scales of a byte: 2^(e - 127), and NaN at 255
     spread_fields: tuple[str, ...] = ()  # the top nibbles of their u16 are an f16, lowest first
-    broadcast_header: bool = False  # `row` can load a block's 16-byte header once per warp
+    broadcast_header: bool = False  # `row` can spread a block's 16-byte header by shuffles
     tuning: FormatTuning = FormatTuning()
     planes: tuple[Plane, ...] = dataclasses.field(init=False)
 

@@ -68,8 +68,8 @@ class Share:
     """A lane's share of packed rows: part `part` of `lanes` of each block.
 
     It begins at `row` and `block` (u32). `floats`: quants become f32, else they stay bytes.
-    `broadcast`: a header is loaded once a warp and spread by shuffles, where the format has one and
-    a warp one block. `activations`: rows of them that quants are multiplied by.
+    `broadcast`: a header is loaded a word a lane and spread by shuffles, where the format has one;
+    all lanes of a warp unpack then. `activations`: rows of them that quants are multiplied by.
     """
 
     row: Value

@@ -66,7 +66,7 @@ class PackedRow:
         k = self._k
         header, *packed = loaded
         if self._broadcast:
-            header = [k.shuffle(header[0], i) for i in range(4)]
+            header = [k.shuffle(header[0], i, lanes=4) for i in range(4)]
         d, dmin = f16_of(header[0], 0), f16_of(header[0], 1)
         scales, minimums = self._scales.read(header[1:])
         numbers = (scales & 0xFF, scales >> 8)

@@ -52,8 +52,8 @@ def softplus(k: Builder, x: Value) -> Value:
 
 
 def silu(k: Builder, x: Value) -> Value:
-    """x / (1 + exp(-x)); large negative x, whose exponential overflows, give -0."""
-    return x / (k.exp2(x * -LOG2_E) + 1.0)
+    """x / (1 + exp(-x)), within a few ulp; -0 of large negative x, whose exponential overflows."""
+    return x * sigmoid(k, x)
 
 
 def gelu(k: Builder, x: Value) -> Value:
@@ -64,7 +64,7 @@ def gelu(k: Builder, x: Value) -> Value:
     """
     scale = 2 * math.sqrt(2 / math.pi)
     z2 = x * k.fma(x * x, 0.044715 * scale, scale)
-    return x / (k.exp2(z2 * -LOG2_E) + 1.0)
+    return x * sigmoid(k, z2)
 
 
 def swiglu_oai(k: Builder, gate: Value, up: Value) -> Value:
@@ -76,7 +76,7 @@ def swiglu_oai(k: Builder, gate: Value, up: Value) -> Value:
     g = k.select(gate > SWIGLU_OAI_LIMIT, limit, gate)
     u = k.select(up > SWIGLU_OAI_LIMIT, limit, up)
     u = k.select(u < -SWIGLU_OAI_LIMIT, -limit, u)
-    return g / (k.exp2(g * (-SWIGLU_OAI_SLOPE * LOG2_E)) + 1.0) * (u + 1.0)
+    return g * sigmoid(k, g * SWIGLU_OAI_SLOPE) * (u + 1.0)
 
 
 #: Name -> gate(k, gate, up), of the products with the two matrices.

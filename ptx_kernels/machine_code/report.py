@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
@@ -127,7 +127,22 @@ def launch(kernel: Kernel, machine: Code) -> Launch | None:
 
 
 def _work(kernel: Kernel, machine: Code) -> Work:
-    return work(kernel, machine.body, whole=not machine.looped)
+    return next(work_of_loops(kernel, machine))
+
+
+def work_of_loops(kernel: Kernel, machine: Code) -> Iterator[Work]:
+    """Work as each of `Stretches.peers` does it, or all behind the prologue without a loop.
+
+    Where they are as many as matrices, each has the format of its own.
+    """
+    loops, packed = machine.stretches.peers, packed_weights(kernel)
+    formats: Sequence[str | None] = packed.formats if packed else ()
+    if len(formats) != len(loops):
+        formats = [None] * len(loops)
+    for loop, format in zip(loops, formats, strict=True):
+        yield work(kernel, loop, format=format)
+    if not machine.looped:
+        yield work(kernel, machine.body, whole=True)
 
 
 def _fit(kernel: Kernel, machine: Code) -> Occupancy:

@@ -199,6 +199,24 @@ class Loop:
                 most = Outstanding(*map(max, most, now))
         return most
 
+    def load_to_use(
+        self, wanted: Callable[[SassInstruction], bool] = lambda instruction: True
+    ) -> float | None:
+        """Least part of a turn from a global load that is `wanted` to the first use of its value.
+
+        In address order, round the loop where the use is in the next turn. None: no such load.
+        """
+        code = [i for i in self.instructions if i.name != "NOP"]
+        named = [registers(i.operands) for i in code]
+        parts = []
+        for at, load in enumerate(code):
+            if load.category.startswith("load global") and wanted(load):
+                place = set(filled(load))
+                behind = (*named[at + 1 :], *named[:at])
+                first = (n for n, operands in enumerate(behind) if place & operands)
+                parts.append(next(first, len(code)) / len(code))
+        return min(parts, default=None)
+
     def loads_in_flight(self) -> int:
         """Most 16-byte global loads outstanding at once per lane."""
         return self.outstanding().wide

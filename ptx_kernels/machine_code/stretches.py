@@ -18,7 +18,9 @@ class Stretches:
     """Machine code, each instruction in one stretch.
 
     Attributes:
-      body: the hot loop, or what is behind the prologue where there is none (`looped` False).
+      body: the hot loop, or what is behind the prologue where there is none (`looped` False). Of
+        several with as many dot products, each for a matrix, the first.
+      peers: these loops, `body` among them.
       before, before_loops: the prologue's code that runs once, and its loops.
       outer, behind: code of the loop around the hot one, before and behind it there; both empty
         where there is none.
@@ -32,6 +34,7 @@ class Stretches:
     outer: tuple[SassInstruction, ...] = ()
     behind: tuple[SassInstruction, ...] = ()
     once: tuple[SassInstruction, ...] = ()
+    peers: tuple[Loop, ...] = ()
 
 
 def stretches(code: Sequence[SassInstruction]) -> Stretches:
@@ -47,6 +50,8 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         end = _last_barrier(code)
         before, inner = _split(code[:end], loops)
         return Stretches(Loop(tuple(code[end:])), False, before, inner)
+    peers = tuple(loop for loop in loops if _dots(loop.instructions) == _dots(hot.instructions) > 0)
+    hot = peers[0] if peers else hot
     code = ways_through(code, hot)
     loops = innermost_loops(code)
     wider = enclosing_loop(code, hot)
@@ -67,6 +72,7 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         tuple(i for i in rest if i.address in around and i.address < start),
         tuple(i for i in rest if i.address in around and i.address > start),
         tuple(i for i in rest if i.address not in around),
+        peers or (hot,),
     )
 
 

@@ -108,12 +108,15 @@ def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float
     return loads * weights_per_load(packed.formats, config)
 
 
-def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
+def work(kernel: Kernel, loop: Loop, *, whole: bool = False, format: str | None = None) -> Work:
     """Work of `kernel`, whose machine code's hot loop is `loop`.
 
-    `whole`: there is no hot loop, and `loop` is all of the code.
+    `whole`: there is no hot loop, and `loop` is all of the code. `format`: of the matrix that the
+    loop is for; None: it stands for all of them.
     """
     nbytes, packed = traffic(kernel), packed_weights(kernel)
+    if packed and format is not None:
+        packed = PackedWeights((format,), packed.count)
     passes = _family(kernel).passes
     weights = quant_bytes = 0.0
     if packed:

@@ -237,14 +237,22 @@ class Pointer:
             self.store(index + i, tuple(values[i : i + width]), where=where)
 
     def atomic_add(
-        self, index: Value | int, value: Operand, *, where: Value | None = None
+        self,
+        index: Value | int,
+        value: Operand,
+        *,
+        where: Value | None = None,
+        ordered: bool = False,
     ) -> Value:
         """Adds to one element (u32, s32, u64, f32) in one step; returns what was there.
 
-        The result is 0 where `where` is false.
+        The result is 0 where `where` is false. `ordered`, in shared memory: who finds what another
+        thread of the block has left sees what that wrote before (`.acq_rel.cta`).
         """
         self._require_atomic("add", u32, s32, u64, f32)
-        return self._atomic(f"add.{self.type}", index, (value,), where)
+        if ordered and self.space != "shared":
+            raise KernelError(f"ordered=True is for shared memory, not {self.space}")
+        return self._atomic(f"add.{self.type}", index, (value,), where, ".acq_rel.cta" * ordered)
 
     def atomic_max(
         self, index: Value | int, value: Operand, *, where: Value | None = None
@@ -266,13 +274,18 @@ class Pointer:
             raise KernelError(f"atomic {operation} takes {names}, not {self.type}")
 
     def _atomic(
-        self, operation: str, index: Value | int, values: tuple[Operand, ...], where: Value | None
+        self,
+        operation: str,
+        index: Value | int,
+        values: tuple[Operand, ...],
+        where: Value | None,
+        order: str = "",
     ) -> Value:
         place = self._advanced(index, self.type.size)
         result = register(self.text, self.type)
         if where is not None:
             clear(self.text, result)
-        opcode = f"atom.{self.space}.{operation}"
+        opcode = f"atom{order}.{self.space}.{operation}"
         names = [operand(v, self.type, opcode) for v in values]
         issue(self.text, opcode, result.name, place, *names, where=where)
         return result

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 
 import pytest
-from program_budgets import BUDGETS, Limits
+from program_budgets import BUDGETS, KILOBYTES_AHEAD, LOAD_TO_USE, Limits
 
+from ptx_kernels.devices import REFERENCE
 from ptx_kernels.machine_code.accesses import accesses
-from ptx_kernels.machine_code.report import Code, code
-from ptx_kernels.machine_code.sass import disassemble, load_bits
-from ptx_kernels.machine_code.work import packed_weights, work
+from ptx_kernels.machine_code.model import predict
+from ptx_kernels.machine_code.report import Code, code, launch, work_of_loops
+from ptx_kernels.machine_code.sass import SassInstruction, disassemble, load_bits
+from ptx_kernels.machine_code.work import packed_weights
 from ptx_kernels.ptx import Kernel
 from tools import aot
 from tools.program_kernels import Asked, program_kernels
@@ -35,14 +37,18 @@ def found(kernel: Kernel, machine: Code) -> Limits:
     conflicts = accesses(kernel).shared_excess
     if packed_weights(kernel) is None:
         return Limits(None, None, conflicts)
-    quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes
-    assert quant_bytes
-    loads = [
-        load_bits(i.opcode)
-        for i in machine.body.instructions
-        if i.category.startswith("load global") and ".CONSTANT" in i.opcode
-    ]
-    return Limits(machine.body.issued() / quant_bytes, max(loads, default=None), conflicts)
+    loops = machine.stretches.peers or (machine.body,)
+    most = 0.0
+    for loop, done in zip(loops, work_of_loops(kernel, machine), strict=True):
+        assert done.quant_bytes
+        most = max(most, loop.issued() / done.quant_bytes)
+    loads = [load_bits(i.opcode) for i in machine.body.instructions if of_weights(i)]
+    return Limits(most, max(loads, default=None), conflicts)
+
+
+def of_weights(i: SassInstruction) -> bool:
+    """Whether it loads packed weights, in a loop of products."""
+    return i.category.startswith("load global") and ".CONSTANT" in i.opcode
 
 
 @pytest.mark.parametrize("program", BUDGETS, ids=str)
@@ -84,6 +90,26 @@ def test_launches_of_a_step_ask_for_the_next_weights(batch):
         found = [i for i in disassemble(machine.cubin) if i.name.startswith("UBLKPF")]
         planes = sum(len(each.planes) for each in kernel.arguments["prefetch"])
         assert len(found) == planes, kernel.name
+
+
+def test_weights_are_under_way_while_warps_compute():
+    """Of a step of one sequence; nothing in its loops over rows waits for other warps."""
+    kilobytes = {}
+    for kernel in program_kernels(Asked("llama-3.1-8b", batch=1)).kernels:
+        if packed_weights(kernel) is None:
+            continue
+        name, machine = label(kernel), assembled(kernel)
+        asked, parts = launch(kernel, machine), machine.stretches
+        around = (*parts.outer, *parts.behind)
+        assert machine.looped and asked is not None, name
+        kilobytes[name] = predict(asked, REFERENCE).bytes_in_flight / 1024
+        for loop in parts.peers:
+            distance = loop.load_to_use(of_weights)
+            assert distance is not None and distance >= LOAD_TO_USE, (name, distance)
+            assert not any(i.name == "BAR" for i in (*loop.instructions, *around)), name
+    assert kilobytes.keys() == KILOBYTES_AHEAD.keys()
+    for name, least in KILOBYTES_AHEAD.items():
+        assert kilobytes[name] >= least, (name, kilobytes[name])
 
 
 def test_no_budget_is_looser_than_the_code_that_it_bounds():

@@ -84,6 +84,19 @@ def test_pipes_and_wavefronts_are_shared():
     assert served == pytest.approx(200e-6, rel=0.05)
 
 
+@pytest.mark.parametrize("inner", [1, 5])
+def test_warps_meet_behind_their_loop(inner):
+    """Each time that the loop around the turns comes to its barrier, all wait for the last one."""
+    barrier = (SassInstruction(0, "", "BAR.SYNC", "0x0"),)
+
+    def taken(behind):
+        rounds = Section(((), Section(((LOAD, USE, *WORK),), inner), behind), 20)
+        made = launch(warps=16, nbytes=10**7, l2_bytes=10**5, body=Section((rounds, ())))
+        return seconds(made, DEVICE)
+
+    assert taken(barrier) > 1.01 * taken(WORK[:1])
+
+
 def test_blocks_follow_each_other():
     """Three blocks for each multiprocessor, of which it holds one."""
     one, three = (seconds(launch(blocks=n, nbytes=1000 * n), DEVICE) for n in (100, 300))

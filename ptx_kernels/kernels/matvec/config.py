@@ -13,7 +13,6 @@ STAGES = ("none", "whole", "chunks")
 
 LANES = (4, 8, 16, 32)
 LANE_WEIGHTS = 256  # that so many lanes share
-_HEADERS = [name for name in formats.names() if formats.get(name).broadcast_header]
 _RESIDENT_WARPS = 64  # that a multiprocessor holds at most; ptxas would drop what asks for more
 
 
@@ -39,8 +38,9 @@ class MatvecConfig:
         stores these.
       streamed: weights leave nothing in L1, and come into L2 by 256 bytes (sm_80). The cost model
         sees no difference.
-      broadcast_header: a super-block's header is loaded once a warp and spread by shuffles
-        (formats whose blocks have one, 32 lanes).
+      broadcast_header: a super-block's header is loaded a word a lane and spread by shuffles, of
+        formats whose blocks have one: a quarter of the registers. Of fewer lanes than 32, rows must
+        be whole steps of their streams, since all lanes of a warp take part.
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
         registers for loads in flight. Their warps are 64 at most; so many leave 32 registers, in
         which only slim Configs do not spill.
@@ -103,12 +103,18 @@ class MatvecConfig:
             raise KernelError(
                 f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}"
             )
-        if self.broadcast_header and (
-            self.lanes != WARP or not formats.get(format).broadcast_header
-        ):
+        if self.broadcast_header:
+            self._check_header(format, columns)
+
+    def _check_header(self, format: str, columns: int) -> None:
+        """Shuffles are for warps whose lanes all have a block, or none."""
+        layout = formats.get(format)
+        step = self.streams(format) * layout.block_size
+        whole = columns % step == 0 and self.stage != "chunks"
+        if layout.broadcast_header and self.lanes != WARP and not whole:
             raise KernelError(
-                f"broadcast_header needs lanes={WARP} and {' or '.join(_HEADERS)}, "
-                f"not lanes={self.lanes}, {format}"
+                f"broadcast_header needs lanes={WARP}, or columns={columns} to be a multiple of "
+                f"{step} and whole in a block, not stage={self.stage!r}"
             )
 
     @property

@@ -13,6 +13,8 @@ from .config import MatvecConfig
 from .heads import HeadRows
 from .rows import BlockRow, Place, RowTotals, Team, one_row
 
+_RESULTS_BYTES = 2048  # of the results of several rounds that a block has in shared memory
+
 
 class Epilogue:
     """Results of n weight rows and m rows of activations: declares them, finishes teams' totals.
@@ -79,12 +81,26 @@ class Epilogue:
         self._values = one_row(k.output(f"values{suffix}_out", s8, (m, n)), row)
         self._scale_sum = one_row(k.output(f"scale_sum{suffix}_out", f32, groups), row)
         self._results = [self._values, self._scale_sum]
-        self._staged = k.shared(f"results{suffix}", f32, (self.m, rows))
+        blocks = -(-n // rows)
+        self._blocks = min(config.persistent or blocks, blocks)
+        self._rounds = -(-blocks // self._blocks)
+        self._slots = min(self._rounds, max(1, _RESULTS_BYTES // (4 * self.m * rows)))
+        self._staged = k.shared(f"results{suffix}", f32, (self._slots, self.m, rows))
+        self._arrived = k.shared(f"arrived{suffix}", u32, (self._slots,))
 
     @property
     def apart(self) -> int:
         """How teams take the matrix's rows (see `Team`)."""
         return 0 if self._heads is None else self._heads.apart
+
+    def begin(self) -> None:
+        """Counts of warps begin at zero; all threads of the block come here, once."""
+        k, config = self._k, self.config
+        if self._staged is None:
+            return
+        self._arrived.store(k.thread_id, 0, where=k.thread_id < self._slots)
+        if config.activations != "inline_q8" and config.stage != "whole":
+            k.barrier()  # else there is one behind the activations' staging
 
     def load(self, team: Team) -> list[Value]:
         """Starts the loads of this lane's terms; they arrive while the dot products run."""
@@ -108,8 +124,7 @@ class Epilogue:
         """
         k, rows = self._k, self.config.rows_per_warp
         totals = self._sums(team, parts)
-        if self._staged is not None and self.config.persistent:
-            k.barrier()  # the previous rows have been quantized
+        slot = 0 if self._staged is None else self._slot(team)
         waiting = iter(terms)
         for place in self._places(team):
             products = [
@@ -126,10 +141,32 @@ class Epilogue:
                 self._of(self._y, team, place).store(0, value, where=place.mine)
             else:
                 column = team.row + place.r - self._first_row(team)
-                self._staged.at(place.j, column).store(0, value, where=place.mine)
-        if self._staged is not None:
+                self._staged.at(slot, place.j, column).store(0, value, where=place.mine)
+        if self._staged is None:
+            return
+        k.warp_barrier()
+        count = self._arrived.atomic_add(slot, 1, where=k.lane_id == 0, ordered=True)
+        with k.when(k.shuffle(count, 0) == self.config.warps - 1):
+            k.warp_barrier()  # what lane 0 has met, the others have
+            if self._rounds > self._slots:
+                self._arrived.store(slot, 0, where=k.lane_id == 0)
+            self._quantize(self._staged, slot, self._first_row(team))
+
+    def _slot(self, team: Team) -> Value | int:
+        """The place of a round's results, by turns; warps go on without each other until the last.
+
+        Then the block waits: all rounds before are quantized.
+        """
+        if self._rounds == 1:
+            return 0
+        k, slots = self._k, self._slots
+        number = self._first_row(team) // (self.config.block_rows * self._blocks)
+        if self._rounds == slots:
+            return number
+        slot = number % slots
+        with k.when((slot == 0) & (number > 0)):
             k.barrier()
-            self._quantize(self._staged, self._first_row(team))
+        return slot
 
     def clear(self, blocks: int) -> None:
         """Zeros in all results of the block's rows, by so many blocks along x."""
@@ -178,16 +215,15 @@ class Epilogue:
         first = team.row if team.first is None else team.first
         return first - team.number * self.config.rows_per_warp
 
-    def _quantize(self, staged: Pointer, first_row: Value) -> None:
-        """A warp for each group of 32 rows and row of activations in turn, a value a lane."""
+    def _quantize(self, staged: Pointer, slot: Value | int, first_row: Value) -> None:
+        """By one warp, each group of 32 rows and row of activations in turn, a value a lane."""
         k = self._k
         groups = self.config.block_rows // GROUP
-        for base in range(0, self.m * groups, self.config.warps):
-            item = k.warp_id + base
-            column = item % groups * GROUP + k.lane_id
-            j, row = item // groups, first_row + column
-            there = (row < self._n) & (j < self.m)
-            share = staged.at(j, column).load(where=there)
+        for j, group in itertools.product(range(self.m), range(groups)):
+            column = k.lane_id + group * GROUP
+            row = first_row + column
+            there = row < self._n
+            share = staged.at(slot, j, column).load(where=there)
             store_group(
                 k,
                 [share],

@@ -40,6 +40,7 @@ def product(
         group = k.block_id() if block is None else block
         if early[0] is not None:
             early[0].load(team_of(k, weights[0].rows, config, group, epilogue.apart))
+        epilogue.begin()
         prologue.stage()
     with teams(k, weights[0].rows, config, count, block=block, apart=epilogue.apart) as team:
         terms = epilogue.load(team)
@@ -78,6 +79,7 @@ def whole_product(
     (blocks,) = launch(k, epilogue.config, weights[0].rows, times=times)
     with where_named(k, choice, epilogue, blocks):
         if not epilogue.config.ahead:
+            epilogue.begin()
             prologue.stage()
         product(k, weights, prologue, epilogue, blocks)
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from ...devices import Target
 from ...formats import get as block_format
+from ...ptx import WARP
 from ..family import Key, Match, Rule, TableRows
 from ..quantize_q8_1 import GROUP
-from .config import PRESETS, MatvecConfig
+from .config import LANE_WEIGHTS, PRESETS, MatvecConfig
 from .prologue import MOST_BYTES, int8_bytes
 
 #: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per
@@ -77,6 +78,9 @@ def _fused_matvec(
     without the prologue's shared memory more rows take more registers. For q8_1 output a block has
     the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue
     least.
+
+    Weights that are loaded ahead are used half a trip later, so they go to as few lanes as can be,
+    which unpack scales least often: each reads 32 neighbouring bytes by two loads.
     """
     # four rows of many activations fill the registers
     eight = output == "q8_1" and m > 4
@@ -84,14 +88,20 @@ def _fused_matvec(
         eight = any(block_format(each).tuning.gemv_lanes > 4 for each in formats)
     lanes = max(8 if eight else 4, *map(_fewest_lanes, formats))
     inline = floats and m * columns <= INLINE_VALUES
-    ahead = inline and m == 1 and all(block_format(each).tuning.gemv_ahead for each in formats)
+    ahead = m == 1 and all(block_format(each).tuning.gemv_ahead for each in formats)
+    if ahead and columns % (LANE_WEIGHTS * WARP // 4) == 0:
+        lanes = max(4, *map(_fewest_lanes, formats))
+    elif not inline:  # what is left of a row is not loaded ahead, and nothing hides it
+        ahead = False
     warps, per_warp = 8 if inline else 4, min(_rows_that_fill(device, 2, sum(rows)), *rows)
     if output == "q8_1":
         warps, per_warp = (8, 4) if ahead or (m > 2 and not inline) else (16, 2)
+    elif ahead and lanes == 4 and _joins_wide(device, rows):
+        warps, per_warp = 16, 4
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
-    return MatvecConfig(
+    config = MatvecConfig(
         activations="inline_q8" if inline else "q8_1",
         warps=warps,
         rows_per_warp=per_warp,
@@ -109,6 +119,28 @@ def _fused_matvec(
         if inline
         else 0,
     )
+    return slim(config, formats, columns)
+
+
+def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> MatvecConfig:
+    """The Config with its headers spread, where four rows ahead fill the registers.
+
+    Without, where no format has a header or a warp's lanes do not all have blocks.
+    """
+    whole = columns % (config.streams(formats[0]) * block_format(formats[0]).block_size) == 0
+    headers = any(block_format(each).broadcast_header for each in formats)
+    fills = config.ahead and config.lanes == 4 and config.rows_per_warp >= 4
+    return replace(config, broadcast_header=fills and headers and whole)
+
+
+def _joins_wide(device: Target, rows: tuple[int, ...]) -> bool:
+    """Whether joined matrices are two thirds of a device's blocks, of 64 rows each.
+
+    Fewer blocks bring the activations into fewer multiprocessors, and the rest is idle: L2 is the
+    limit of these.
+    """
+    busy = 3 * sum(n // 64 for n in rows) >= 2 * device.multiprocessors
+    return busy and len(rows) > 1 and not any(n % 64 for n in rows)
 
 
 def _qkv_append(

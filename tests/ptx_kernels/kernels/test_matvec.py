@@ -167,7 +167,16 @@ def test_nan_stays_in_its_row() -> None:
             "stage='whole' must be one of none, whole, chunks, the latter two for f32 activations",
         ),
         ({}, dict(warps=4, warps_per_row=3), "warps=4 must be a multiple of warps_per_row=3"),
-        ({}, dict(lanes=8, broadcast_header=True), "broadcast_header needs lanes=32"),
+        (
+            {},
+            dict(lanes=8, broadcast_header=True),
+            "broadcast_header needs lanes=32, or columns=256 to be a multiple of 1024",
+        ),
+        (
+            dict(columns=1024),
+            dict(activations="f32", stage="chunks", lanes=8, broadcast_header=True),
+            "whole in a block, not stage='chunks'",
+        ),
     ],
 )
 def test_what_it_refuses(changes: dict, config: dict, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Weights that are loaded ahead of their turn: results are those without, to the last bit."""
+"""Weights that are loaded ahead of their turn, or spread: results are those without, bit by bit."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ HEADS = dict(
 )
 
 
-def both(family: str, config: MatvecConfig, **arguments):
-    """The results with and without loads ahead, of the same operands."""
-    kernels = [KERNELS[family](**arguments, config=replace(config, ahead=a)) for a in (True, False)]
+def both(family: str, configs: list[MatvecConfig], **arguments):
+    """The results with each Config, of the same operands."""
+    kernels = [KERNELS[family](**arguments, config=config) for config in configs]
     operands = random_operands(kernels[0], seed=3)
     return [[np.asarray(y) for y in run(kernel, *operands)] for kernel in kernels]
 
 
 def check(family: str, config: MatvecConfig, **arguments) -> None:
-    for ahead, plain in zip(*both(family, config, **arguments), strict=True):
+    """With loads ahead as without, whose headers no lane has from another."""
+    configs = [replace(config, ahead=True), replace(config, broadcast_header=False)]
+    for ahead, plain in zip(*both(family, configs, **arguments), strict=True):
         np.testing.assert_array_equal(ahead, plain)
         assert np.any(plain)
 
@@ -84,9 +86,20 @@ def test_a_pair(formats):
     check("gated_matvec", config, formats=formats, n=96, columns=2048, m=1, output="q8_1", **NORM)
 
 
+@pytest.mark.parametrize("format", ["Q4_K", "Q5_K"])
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_headers_that_lanes_share(format, lanes):
+    """Each lane loads a word of its block's header, and has the others from its neighbours."""
+    columns = 256 * 32 // lanes * 2
+    config = replace(INLINE, lanes=lanes, unroll=1, broadcast_header=True, persistent=1)
+    check("matvec", config, format=format, n=7, columns=columns, m=1, **NORM)
+
+
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_joined_products(interleaved):
-    config = replace(INLINE, persistent=3)
+@pytest.mark.parametrize("changes", [{}, dict(lanes=4, unroll=1, broadcast_header=True)], ids=str)
+def test_joined_products(interleaved, changes):
+    """A format without a header loads what it has as ever."""
+    config = replace(INLINE, persistent=3, **changes)
     formats = ("Q4_K", "Q4_K", "Q6_K")
     check("qkv_append_matvec", config, formats=formats, interleaved=interleaved, **HEADS, **NORM)
 

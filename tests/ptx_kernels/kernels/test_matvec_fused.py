@@ -146,6 +146,9 @@ def test_norm_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, columns: 
             2,
             64,
         ),
+        # more rounds than a block has results of at once: of 16, of one
+        (replace(INLINE, rows_per_warp=4, unroll=1, resident_blocks=2, persistent=1), 1, 576),
+        (replace(INLINE, warps=32, rows_per_warp=2, resident_blocks=1, persistent=1), 8, 192),
     ],
 )
 def test_quantized_output_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, n: int) -> None:

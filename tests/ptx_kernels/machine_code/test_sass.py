@@ -136,6 +136,30 @@ def test_counts_loads_in_flight_across_turns():
     assert loop is not None and loop.loads_in_flight() == 2
 
 
+def test_way_from_a_load_to_its_use():
+    """Of six instructions, round the loop's end: nobody uses R20, and no load fills R32."""
+    code = parse(
+        listing("""
+        .L_x_0:
+        IDP.4A.U8.S8 R0, R14, R5, R0
+        IDP.4A.U8.S8 R0, R4, R8, R0
+        LDG.E.128.CONSTANT R12, desc[UR6][R28.64]
+        LDG.E R20, desc[UR6][R28.64+0x20]
+        LDG.E.64.CONSTANT R4, desc[UR6][R28.64+0x10]
+        @P0 BRA `(.L_x_0)
+        EXIT
+    """)
+    )
+    loop = hot_loop(code)
+    assert loop is not None
+
+    def of(register: str) -> float | None:
+        return loop.load_to_use(lambda i: i.operands.startswith(f"{register},"))
+
+    assert of("R12") == 3 / 6 and of("R4") == 1 / 6 and of("R20") == 1 and of("R32") is None
+    assert loop.load_to_use() == 1 / 6
+
+
 @pytest.mark.parametrize(
     "opcode, operands, category",
     [

@@ -13,7 +13,7 @@ from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig
 from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
 from ptx_kernels.machine_code import work
 from ptx_kernels.machine_code.ptxas import assemble
-from ptx_kernels.machine_code.report import figures
+from ptx_kernels.machine_code.report import code, figures, work_of_loops
 from ptx_kernels.machine_code.sass import Loop, disassemble, hot_loop, load_bits
 from ptx_kernels.ptx import Builder, Kernel, f32, kernel
 from ptx_kernels.tuning import choose
@@ -90,6 +90,20 @@ def test_work_of_a_matvec():
     assert found.nbytes == 64 * 16 * 144 + 2 * 4096 * 4 + 2 * 64 * 4
 
 
+def test_loops_of_joined_matrices():
+    """Each matrix has a loop, of its own format; the first, of the largest, stands for all."""
+    formats = ("Q4_K", "Q4_K", "Q6_K")
+    kernel = KERNELS["qkv_matvec"](
+        formats=formats, rows=(64, 32, 32), columns=8192, m=1, config=PRESETS["quarter_warp_dp4a"]
+    )
+    machine = code(kernel, "sm_90")
+    loops, found = machine.stretches.peers, [*work_of_loops(kernel, machine)]
+    assert [loop.count("dp4a") for loop in loops] == [loops[0].count("dp4a")] * 3
+    assert loops[0] == machine.body and len(loops[2]) > len(loops[0])
+    low, _, high = (each.quant_bytes for each in found)
+    assert low * 6 == high * 4 and {each.trips for each in found} == {found[0].trips}
+
+
 def test_work_without_a_loop():
     kernel = KERNELS["quantize_q8_1"](rows=3, columns=4096)
     found = work.work(kernel, Loop(()), whole=True)
@@ -103,9 +117,9 @@ def test_a_loop_that_ptxas_unrolled_away():
     kernel = KERNELS["matvec"](
         format="Q6_K", n=4096, columns=4096, m=1, config=choose(matvec_rule, "Q6_K", 4096, 4096, 1)
     )
-    code = disassemble(assemble(kernel.text, "sm_90").cubin)
-    assert hot_loop(code) is None
-    found = work.work(kernel, Loop(code), whole=True)
+    all_of_it = disassemble(assemble(kernel.text, "sm_90").cubin)
+    assert hot_loop(all_of_it) is None
+    found = work.work(kernel, Loop(all_of_it), whole=True)
     assert found.trips == kernel.grid[0] * 4
     assert found.trips * found.quant_bytes * 32 == 4096 * 4096 * 6 / 8
 

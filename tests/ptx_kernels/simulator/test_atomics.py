@@ -215,3 +215,36 @@ def test_types_that_atomics_lack() -> None:
 
     with pytest.raises(KernelError, match="atomic cas takes u32, s32, u64, s64, f32, not u16"):
         wrong()
+
+
+@kernel
+def last_warp(k: Builder, *, ordered: bool) -> None:
+    """The sum of 128 lanes' numbers, by the warp that counts last."""
+    y = k.output("y", u32, (32,))
+    numbers, count = k.shared("numbers", u32, (128,)), k.shared("count", u32, (1,))
+    k.launch((1,), 128)
+    count.store(0, 0, where=k.thread_id == 0)
+    k.barrier()
+    numbers.store(k.thread_id, k.thread_id)
+    k.warp_barrier()
+    before = count.atomic_add(0, 1, where=k.lane_id == 0, ordered=ordered)
+    with k.when(k.shuffle(before, 0) == 3):
+        k.warp_barrier()
+        share = sum(numbers.load(k.lane_id + 32 * i) for i in range(1, 4))
+        y.store(k.lane_id, share + numbers.load(k.lane_id))
+
+
+def test_an_ordered_count_shows_what_others_wrote() -> None:
+    (y,) = simulator.run(last_warp(ordered=True))
+    np.testing.assert_array_equal(y, 4 * np.arange(32) + 192)
+    with pytest.raises(SharedRace):
+        simulator.run(last_warp(ordered=False))
+
+
+def test_ordered_counts_are_of_a_block() -> None:
+    @kernel
+    def wrong(k: Builder) -> None:
+        k.output("y", u32, (4,)).atomic_add(0, 1, ordered=True)
+
+    with pytest.raises(KernelError, match="ordered=True is for shared memory, not global"):
+        wrong()

@@ -91,7 +91,7 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 1024, 1024), (12800, 16, 16)]
+    "rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 2048, 2048), (12800, 16, 16)]
 )
 def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -> None:
     """No matrix keeps a block busy for longer than if all rows were those of one matrix.
