@@ -14,6 +14,7 @@ from helpers import nmse
 from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
+from ptx_kernels.kernels.attention import rules
 
 from .random_weights import random_weights
 
@@ -232,3 +233,18 @@ def test_pieces_that_fill_the_device_are_quantized_for_the_projection() -> None:
     flat = q.reshape(-1, heads, DIM), held, held, np.repeat(tables, 2, axis=0), seen
     out = oracles.attention(*flat, DIM**-0.5).reshape(batch, 2, -1)
     assert nmse(got, out @ np.asarray(w.dequantize()).T) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+@pytest.mark.parametrize("window", [1, 8, 20])  # 8: a page that only the first tokens see
+def test_windows_of_pieces_on_tensor_cores(
+    window: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it for reading alone, so few tokens would not take them."""
+    monkeypatch.setattr(rules, "_MOST_READ_AGAIN", 0)
+    q, pages, k, v = operands(dtype)
+    assert "causal_attention" in launched(dtype, TABLES, window=window)
+    call = functools.partial(jq.paged_attention, **pages, window=window)
+    with jq.implementation("sim"):
+        got = jax.jit(call)(q, block_tables=TABLES, context_lens=LENS, lengths=LENGTHS)
+    assert nmse(got, wanted(q, k, v, window=window)) <= 1e-10
