@@ -17,6 +17,9 @@ MAX_PROMPT_DIMS = {1: 256, 2: 256, 3: 192}
 #: Pages that pieces of prompts attend to by tensor cores, and the parts of their queries.
 PIECE_DTYPES, PIECE_PARTS = ("bf16", "f16"), 2
 
+#: Other pages: how many parts of bf16 they become for it.
+PIECE_KEY_PARTS = {"f32": 2, "int8": 2, "fp8": 1}
+
 #: Values of quantized activations that share a scale.
 GROUP = 32
 

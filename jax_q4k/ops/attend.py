@@ -213,7 +213,7 @@ def launches(
     dtype = ptx_name(given.k.dtype)
     if given.lengths is not None:
         pieces = *given.q.shape[:2], num_kv_heads, head_dim, capacity, dtype, value_dim
-        if choose(piece_attention_rule, *pieces):
+        if choose(piece_attention_rule, *pieces, per_sequence * page_size):
             options = {"scale": scale, "window": window, "soft_cap": soft_cap}
             return _of_pieces(launch, given, capacity, options, output)
         given = given.by_token()
@@ -263,34 +263,48 @@ def _of_pieces(
 
     capacity: tokens that a window or a sequence's pages have room for.
     """
-    from ptx_kernels.kernels.attention import causal_attention, causal_attention_rule
-    from ptx_kernels.limits import PIECE_PARTS
+    from ptx_kernels.kernels.attention import causal_attention, causal_attention_rule, split_keys
+    from ptx_kernels.limits import PIECE_KEY_PARTS, PIECE_PARTS
     from ptx_kernels.tuning import choose
 
     assert given.block_tables is not None
     batch, time, num_heads, head_dim = given.q.shape
     num_pages, num_kv_heads, page_size, _ = given.k.shape
-    dims, dtype = (head_dim, head_dim), ptx_name(given.k.dtype)
+    per_sequence = given.block_tables.shape[1]
+    sizes: dict[str, Any] = {
+        "batch": batch,
+        "time": time,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "value_dim": head_dim,
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "pages_per_sequence": per_sequence,
+    }
+    dtype, parts = ptx_name(given.k.dtype), 1
+    pages = [x for x in (given.k, given.v, given.k_scales, given.v_scales) if x is not None]
+    tables, window = (given.block_tables, given.context_lens), options["window"]
+    if dtype in PIECE_KEY_PARTS:
+        parts = PIECE_KEY_PARTS[dtype]
+        seen = None if window is None else window + time - 1
+        splitting = split_keys(**sizes, parts=parts, dtype=dtype, seen=seen)
+        pages, dtype = launch(splitting, *pages, *tables), "bf16"
+        sizes |= {"num_pages": batch * per_sequence, "named_pages": num_pages}
     rows = batch * num_kv_heads, time * num_heads // num_kv_heads
-    config = choose(causal_attention_rule, *rows, *dims, PIECE_PARTS, 1, dtype, capacity)
+    dims = head_dim, head_dim, PIECE_PARTS, parts
+    config = choose(causal_attention_rule, *rows, *dims, dtype, capacity)
     kernel = causal_attention(
-        batch=batch,
-        time=time,
+        **sizes,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        value_dim=head_dim,
         sinks=given.sinks is not None,
         parts=PIECE_PARTS,
-        key_parts=1,
+        key_parts=parts,
         dtype=dtype,
-        num_pages=num_pages,
-        page_size=page_size,
-        pages_per_sequence=given.block_tables.shape[1],
         config=config,
         **options,
     )
-    results = launch(kernel, *given.given())
+    others = [x for x in (given.lengths, given.sinks) if x is not None]
+    results = launch(kernel, given.q, *pages, *tables, *others)
     if config.splits > 1:
         return _merged(launch, results, output)
     (out,) = results

@@ -34,8 +34,8 @@ from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, two_flo
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside
 #: them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
-#: Names of the buffers that hold pages.
-PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales")
+#: Names of the buffers that hold pages, or what the parts of keys and values behind the first are.
+PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales", "k_pages1", "v_pages1")
 
 Place = tuple[Value, Value, Value]  # page, head, slot in the page
 

@@ -221,13 +221,15 @@ def piece_subject(
     missing: bool = False,
     q_size: float = 1.0,
     parts: int = 2,
+    key_parts: int = 1,
     tolerance: float = 1e-10,
     **options: Any,
 ) -> Subject:
     """Pieces of `PIECES` over pages; two KV heads. The last one goes past what its pages hold.
 
-    What no token sees is NaN, tables name pages beyond the last there, and so does an entry within
-    the last context, and one of the first if `missing`. Results of padding are zeros.
+    Of f32 pages the kernel gets `key_parts` of bf16, in the order of the tables. What no token sees
+    is NaN, tables name pages beyond the last there, and so does an entry within the last context,
+    and one of the first if `missing`. Results of padding are zeros.
     """
     rng, width = rng_of(16, head_dim), -(-48 // page_size)
     lengths = np.array([time if n is None else n for _, n in PIECES], np.int32)
@@ -257,21 +259,27 @@ def piece_subject(
     want = attention(*flat, 0.3, sinks=logits, **options).reshape(q.shape)
     q[lens == 0] = np.nan
     sizes = dict(num_heads=heads, num_kv_heads=2, head_dim=head_dim, value_dim=head_dim)
-    of_pages = dict(num_pages=num_pages, page_size=page_size, pages_per_sequence=width)
+    of_pages: dict[str, Any] = dict(page_size=page_size, pages_per_sequence=width)
+    of_pages |= dict(num_pages=num_pages, dtype=dtype)
+    given_pages = pages
+    if dtype == "f32":
+        ordered = [np.where(np.isnan(x := rows[tables % num_pages]), 0, x) for rows in pages]
+        parts_of = [bf16_parts(x.reshape(-1, *shape[1:]), key_parts) for x in ordered]
+        given_pages = [part for each in parts_of for part in each]
+        of_pages |= dict(num_pages=tables.size, dtype="bf16", named_pages=num_pages)
     kernel = causal_attention(
         batch=batch,
         time=time,
         scale=0.3,
         sinks=sinks,
         parts=parts,
-        key_parts=1,
-        dtype=dtype,
+        key_parts=key_parts,
         config=config,
         **sizes,
         **of_pages,
         **options,
     )
-    given = q, *pages, tables, before + lengths, lengths, logits
+    given = q, *given_pages, tables, before + lengths, lengths, logits
     operands = tuple(x for x in given if x is not None)
     if config.splits == 1:
         return Subject(kernel, operands, (want,), tolerance)

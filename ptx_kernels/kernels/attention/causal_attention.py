@@ -71,6 +71,7 @@ def causal_attention(
     num_pages: int = 0,
     page_size: int = 0,
     pages_per_sequence: int = 0,
+    named_pages: int | None = None,
     config: CausalAttentionConfig = CausalAttentionConfig(),
 ) -> None:
     """out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
@@ -83,9 +84,11 @@ def causal_attention(
 
     With a `dtype`, the tokens are pieces of sequences in a cache: token t of sequence b is its
     number context_lens[b] - lengths[b] + t, and sees all tokens up to itself, which lie in pages;
-    those of a page id outside the pages do not count. Operands: q; the pages (see `declare_pages`);
-    block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,); lengths; sinks. Tokens
-    at or beyond lengths[b] get zeros. Several splits leave `Parts` of batch * time tokens.
+    those of a page id outside the pages do not count. Operands: q; the parts of pages of keys and
+    then of values (num_pages, num_kv_heads, page_size, head_dim), of which f16 has one, and bf16
+    also more, as `split_keys` makes them; block_tables s32 (batch, pages_per_sequence);
+    context_lens s32 (batch,); lengths; sinks. Tokens at or beyond lengths[b] get zeros. Several
+    splits leave `Parts` of batch * time tokens.
 
     Args:
       window: a token sees the last `window` tokens, itself included.
@@ -93,6 +96,8 @@ def causal_attention(
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       parts: of queries and of the softmax's weights. key_parts: of keys and values.
       dtype: of pages, `bf16` or `f16`, which is that of the parts then; None: there are no pages.
+      named_pages: pages lie in the order of block_tables, which name so many others; None: they
+        lie where these say.
     """
     shape = num_pages, num_kv_heads, page_size, head_dim
     _check(num_heads, num_kv_heads, head_dim, value_dim, soft_cap, (parts, key_parts), config)
@@ -102,7 +107,9 @@ def causal_attention(
     if dtype is None:
         tokens = Fresh.declare(k, (batch, time, num_kv_heads), (head_dim, value_dim), key_parts)
     else:
-        tokens = Cached.declare(k, dtype, shape, (batch, pages_per_sequence))
+        tokens = Cached.declare(
+            k, dtype, shape, (batch, pages_per_sequence), key_parts, named_pages
+        )
     lengths = k.input("lengths", s32, (batch,))
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
     result: Pointer | Parts
@@ -332,10 +339,11 @@ def _check_pages(
             raise KernelError(f"splits={config.splits} must be 1 where there are no pages")
         return
     *_, page_size, head_dim = shape
-    if dtype not in PIECE_DTYPES or key_parts != 1 or value_dim != head_dim:
+    whole = dtype != "f16" or key_parts == 1
+    if dtype not in PIECE_DTYPES or not whole or value_dim != head_dim:
         raise KernelError(
             f"dtype={dtype!r} of pages must be one of {', '.join(PIECE_DTYPES)}, "
-            f"key_parts={key_parts} 1, and value_dim={value_dim} head_dim={head_dim}"
+            f"key_parts={key_parts} of f16 1, and value_dim={value_dim} head_dim={head_dim}"
         )
     if page_size < STEP or page_size % STEP or pages_per_sequence < 1 or config.splits < 1:
         raise KernelError(

@@ -112,13 +112,14 @@ def _piece(
     time: int = 256,
     num_kv_heads: int = 8,
     dtype: str = "bf16",
+    key_parts: int = 1,
     capacity: int = 4096,
     **options: Any,
 ) -> Case:
     """Pieces of prompts over pages of 16 tokens; where these are split, their parts."""
     rows, dims = (batch * num_kv_heads, time * group), (head_dim, head_dim)
     seen = min(capacity, options.get("window", capacity))
-    chosen = causal_attention_rule(target(), *rows, *dims, 2, 1, dtype, seen)
+    chosen = causal_attention_rule(target(), *rows, *dims, 2, key_parts, dtype, seen)
     per_sequence = capacity // 16
     arguments = dict(
         batch=batch,
@@ -128,8 +129,9 @@ def _piece(
         head_dim=head_dim,
         value_dim=head_dim,
         scale=head_dim**-0.5,
-        key_parts=1,
+        key_parts=key_parts,
         dtype=dtype,
+        named_pages=None if key_parts == 1 else batch * per_sequence,
         num_pages=batch * per_sequence,
         page_size=16,
         pages_per_sequence=per_sequence,
@@ -192,6 +194,7 @@ _CAUSAL = (
     _causal("window-sinks", 64, 8, window=128, sinks=True),
     _piece("bf16"),
     _piece("f16", dtype="f16"),
+    _piece("f32", key_parts=2),
     _piece("1024", time=1024),
     _piece("16", time=16),
     _piece("d256-window-soft_cap", 256, 2, window=1024, soft_cap=50.0),
@@ -205,10 +208,14 @@ def _split(label: str, *, num_kv_heads: int = 8, **options: Any) -> Case:
     return Case(f"split_keys-{label}", "split_keys", sizes | options)
 
 
+_SPLIT_PAGES = dict(num_pages=256, page_size=16, pages_per_sequence=256)
 _SPLITS = (
     _split("512"),
     _split("exact", parts=3),
     _split("latent", num_kv_heads=16, head_dim=192),
+    _split("pages-f32", dtype="f32", **_SPLIT_PAGES),
+    _split("pages-int8", dtype="int8", **_SPLIT_PAGES),
+    _split("pages-fp8", dtype="fp8", parts=1, **_SPLIT_PAGES),
 )
 
 
@@ -220,7 +227,7 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
     if not arguments.get("contiguous"):
         held = arguments["batch"] * arguments["pages_per_sequence"] / buffer.shape[0]
     tokens = arguments["pages_per_sequence"] * arguments["page_size"]
-    seen = (arguments["window"] or tokens) + arguments.get("time", 1) - 1
+    seen = (arguments.get("window") or tokens) + arguments.get("time", 1) - 1
     return held * min(1, seen / tokens)
 
 
@@ -351,4 +358,15 @@ CAUSAL_ATTENTION = Family(
         "context_lens": _context_lens,
     },
 )
-SPLIT_KEYS = Family("split_keys", split_keys, _SPLITS, passes=once)
+SPLIT_KEYS = Family(
+    "split_keys",
+    split_keys,
+    _SPLITS,
+    touched=_touched,
+    passes=once,
+    operands={
+        **PAGE_OPERANDS,
+        "block_tables": _block_tables,
+        "context_lens": _context_lens,
+    },
+)

@@ -21,17 +21,30 @@ class HeadPages:
     """The keys and values of one sequence and KV head.
 
     Attributes:
-      rows: bf16 or f16 (num_pages, num_kv_heads, page_size, head_dim), of keys and of values.
+      rows: parts of keys, then of values, bf16 or f16 (num_pages, num_kv_heads, page_size,
+        head_dim).
+      named: pages lie in the order of the tables, which name so many others; None: they lie where
+        the tables say.
     """
 
     k: Builder
     rows: Sequence[Pointer]
     table: PageTable
     head: Value
+    named: int | None = None
 
     @property
     def num_pages(self) -> int:
         return self.rows[0].shape[0]
+
+    def id(self, number: Value, where: Value | None = None) -> Value:
+        """Where the sequence's page with this number lies, u32; beyond the pages: nowhere."""
+        found = self.table.entry(number, where).bits(u32)
+        if self.named is None:
+            return found
+        assert self.table.entries is not None
+        place = self.table.sequence * self.table.entries.shape[1] + number
+        return self.k.select(found < self.named, place, self.num_pages)
 
     def are_known(self, keys: Keys, warps: int) -> Value:
         """Whether all of the tokens' pages are there, in all threads; there is a barrier in it."""
@@ -40,8 +53,7 @@ class HeadPages:
         missing = k.var(u32, 0)
         pages = keys.first // size, (keys.stop + (size - 1)) // size
         with k.loop(pages[0] + k.thread_id, pages[1], WARP * warps) as page:
-            entry = self.table.entry(page).bits(u32)
-            missing.set(k.select(entry < self.num_pages, missing, 1))
+            missing.set(k.select(self.id(page) < self.num_pages, missing, 1))
         found = k.warp_any(missing != 0)
         flags.at(k.warp_id).store(0, k.select(found, k.const(u32, 1), 0), where=k.lane_id == 0)
         k.barrier()
@@ -49,7 +61,8 @@ class HeadPages:
 
     def known(self, first: Value, count: int, stop: Value) -> list[Value]:
         """Of each 16 of `count` tokens from `first` on, whether they lie in a page."""
-        ids = [self.table.page_of(first + at, first + at < stop) for at in range(0, count, STEP)]
+        tokens = [first + at for at in range(0, count, STEP)]
+        ids = [self.id(token // self.table.page_size, token < stop) for token in tokens]
         return [page < self.num_pages for page in ids]
 
 
@@ -62,7 +75,7 @@ class _Columns:
       row: the thread's first one.
       block: the first of its rows' 16 that lie in one page.
       target: bytes.
-      starts: of keys and values, the place in page 0.
+      starts: of each of the rows, the place in page 0.
       pages: ids of the pages of the next step, of `each` rows.
     """
 
@@ -76,7 +89,7 @@ class _Columns:
 
 
 class PageRows:
-    """Copies of the next rows of a head's keys and, below them, values: as `TokenRows`, of pages.
+    """Copies of the next rows of a head's keys and, below, values: as `TokenRows`, of pages.
 
     Tokens that are not in `keys`, or in no page, become zeros. The ids of a step's pages are loaded
     a step ahead.
@@ -120,7 +133,8 @@ class PageRows:
         for columns in self._columns:
             for i, page in enumerate(columns.pages):
                 token = self._at + columns.block + i * columns.each
-                page.set(self._pages.table.page_of(token, token < self._keys.stop))
+                number = token // self._pages.table.page_size
+                page.set(self._pages.id(number, token < self._keys.stop))
 
     def start(self, place: Pointer) -> None:
         """Starts the copies of the next step to `place`."""

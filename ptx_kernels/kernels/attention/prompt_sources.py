@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ...ptx import WARP, Builder, Pointer, Value, bf16, s32, u32
 from ...ptx.types import Type
-from ..pages import declare_pages
+from ..vectors import FLOATS
 from .context import PageTable
 from .prompt_pages import HeadPages, PageRows
 from .prompt_tiles import Before, Keys, TokenRows
@@ -69,11 +69,16 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Cached:
-    """Pages of keys and of values, s32 (batch, pages_per_sequence) ids, s32 (batch,) lengths."""
+    """The parts of pages of keys, then of values.
+
+    tables: s32 (batch, pages_per_sequence). context_lens: s32 (batch,). named: see `HeadPages`.
+    """
 
     rows: Sequence[Pointer]
     tables: Pointer
     context_lens: Pointer
+    parts: int
+    named: int | None
 
     @property
     def type(self) -> Type:
@@ -81,12 +86,22 @@ class Cached:
 
     @classmethod
     def declare(
-        cls, k: Builder, dtype: str, shape: tuple[int, int, int, int], tables: tuple[int, int]
+        cls,
+        k: Builder,
+        dtype: str,
+        shape: tuple[int, int, int, int],
+        tables: tuple[int, int],
+        parts: int,
+        named: int | None,
     ) -> Cached:
         """The kernel's operands; `shape`: of pages, `tables`: of their ids."""
-        rows = [pages.rows for pages in declare_pages(k.input, dtype, shape)]
+        rows = [
+            k.input(f"{kind}_pages{part or ''}", FLOATS[dtype], shape)
+            for kind in "kv"
+            for part in range(parts)
+        ]
         ids = k.input("block_tables", s32, tables)
-        return cls(rows, ids, k.input("context_lens", s32, tables[:1]))
+        return cls(rows, ids, k.input("context_lens", s32, tables[:1]), parts, named)
 
     def before(self, k: Builder, sequence: Value, length: Value) -> Before:
         """What the sequence has in front of its last `length` tokens."""
@@ -97,6 +112,6 @@ class Cached:
     def source(self, k: Builder, sequence: Value, head: Value, seen: Keys, warps: int) -> Source:
         """The tokens of one sequence and KV head; all of the block's threads meet in it."""
         table = PageTable(self.tables, sequence, self.rows[0].shape[2])
-        pages = HeadPages(k, self.rows, table, head)
+        pages = HeadPages(k, self.rows, table, head, self.named)
         complete = pages.are_known(seen, warps)
-        return Source([PageRows(pages, seen, WARP * warps)], 1, complete, pages)
+        return Source([PageRows(pages, seen, WARP * warps)], self.parts, complete, pages)

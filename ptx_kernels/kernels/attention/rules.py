@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
-from ...limits import PIECE_DTYPES, PIECE_PARTS, causal_attention_takes
-from ...ptx import WARP
+from ...limits import PIECE_KEY_PARTS, PIECE_PARTS, causal_attention_takes
+from ...ptx import WARP, bf16
 from ..family import Rule
 from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_TYPES
@@ -205,7 +205,7 @@ def _causal_attention(
     return replace(chosen, splits=splits)
 
 
-_MOST_READ_AGAIN = 64 << 20  # bytes
+_MOST_READ_AGAIN, _MOST_MADE = 64 << 20, 1 << 30  # bytes
 
 
 def _piece_attention(
@@ -216,20 +216,24 @@ def _piece_attention(
     capacity: int,
     dtype: str,
     value_dim: int | None = None,
+    room: int = 0,
 ) -> bool:
     """Whether pieces of `time` tokens attend to pages as prompts do, by `causal_attention`.
 
     `capacity`: tokens that a sequence's pages, or a window, have room for. `value_dim`: of latent
     pages. Otherwise every token is a sequence by itself to `paged_attention`, which reads its
-    context once for each: so are single tokens, pages of other floats and wider heads than that
-    kernel takes, and pieces that read less than 64 MB so. There, predicted for an H200, one launch
-    whose splits are a cluster is faster than two.
+    context once for each: so are single tokens, latent pages and wider heads than that kernel
+    takes, and pieces that read less than 64 MB so. There, predicted for an H200, one launch whose
+    splits are a cluster is faster than two. Pages that are neither bf16 nor f16 become bf16, and
+    do so where these have at most 1 GB, of `room` for tokens that a sequence has.
     """
-    taken = dtype in PIECE_DTYPES and value_dim is None
-    if time < 2 or not taken or not causal_attention_takes(head_dim, head_dim, PIECE_PARTS):
+    takes = causal_attention_takes(head_dim, head_dim, PIECE_PARTS)
+    if time < 2 or value_dim is not None or not takes:
         return False
-    token = 2 * num_kv_heads * head_dim * PAGE_TYPES[dtype].size
-    return batch * time * capacity * token >= _MOST_READ_AGAIN
+    token = 2 * num_kv_heads * head_dim  # elements
+    made = PIECE_KEY_PARTS.get(dtype, 0) * batch * room * token * bf16.size
+    read = batch * time * capacity * token * PAGE_TYPES[dtype].size
+    return read >= _MOST_READ_AGAIN and made <= _MOST_MADE
 
 
 piece_attention_rule: Rule[bool] = Rule("piece_attention", _piece_attention)

@@ -1,11 +1,13 @@
-"""Keys and values of a prompt as sums of bf16, as its attention multiplies them."""
+"""Keys and values of prompts, or of pages, as sums of bf16, as their attention multiplies them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, bf16, f32, kernel, u32
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, bf16, f32, kernel, s32, u32
+from ..pages import Spread, declare_pages
 from .bf16_parts import split
 
 RUN = 8  # elements of a thread: 16 bytes of each part
@@ -26,17 +28,33 @@ def split_keys(
     head_dim: int,
     value_dim: int,
     parts: int = 2,
+    dtype: str | None = None,
+    num_pages: int = 0,
+    page_size: int = 0,
+    pages_per_sequence: int = 0,
+    seen: int | None = None,
     config: SplitKeysConfig = SplitKeysConfig(),
 ) -> None:
     """The bf16 parts of keys and values f32 (batch, time, num_kv_heads, head_dim or value_dim).
 
     Results: the keys' parts, then the values', of the same shapes; see `bf16_parts`.
+
+    With a `dtype`, keys and values are pages of it (see `declare_pages`), behind which come
+    block_tables s32 (batch, pages_per_sequence) and context_lens s32 (batch,). Results are pages of
+    parts, bf16 (batch * pages_per_sequence, num_kv_heads, page_size, head_dim), in the order of the
+    tables. Zeros are those that the first context_lens[b] tokens don't reach, and, of these tokens,
+    those in front of the last `seen`, None: all are seen.
     """
     if head_dim % RUN or value_dim % RUN or not 1 <= parts <= 3:
         raise KernelError(
             f"head_dim={head_dim} and value_dim={value_dim} must be multiples of {RUN}, "
             f"parts={parts} 1 to 3"
         )
+    threads = WARP * config.warps
+    if dtype is not None:
+        shape = num_pages, num_kv_heads, page_size, head_dim
+        _split_pages(k, dtype, shape, (batch, pages_per_sequence), seen, parts, threads)
+        return
     shapes = {
         name: (batch, time, num_kv_heads, d) for name, d in (("k", head_dim), ("v", value_dim))
     }
@@ -45,7 +63,6 @@ def split_keys(
         [k.output(f"{name}{part}", bf16, shape) for part in range(parts)]
         for name, shape in shapes.items()
     ]
-    threads = WARP * config.warps
     runs = [math.prod(shape) // RUN for shape in shapes.values()]
     blocks = [-(-count // threads) for count in runs]
     k.launch((sum(blocks),), threads)
@@ -56,9 +73,53 @@ def split_keys(
         _split_run(k, sources[1], results[1], run, runs[1])
 
 
+def _split_pages(
+    k: Builder,
+    dtype: str,
+    shape: tuple[int, int, int, int],
+    tables: tuple[int, int],
+    seen: int | None,
+    parts: int,
+    threads: int,
+) -> None:
+    """A block has runs of one page; `tables`: sequences, and pages of each."""
+    num_pages, heads, size, head_dim = shape
+    pages = declare_pages(k.input, dtype, shape)
+    entries = k.input("block_tables", s32, tables)
+    context_lens = k.input("context_lens", s32, tables[:1])
+    made = math.prod(tables), heads, size, head_dim
+    results = [[k.output(f"{name}{part}", bf16, made) for part in range(parts)] for name in "kv"]
+    runs = heads * size * head_dim // RUN
+    k.launch((-(-runs // threads), tables[1], tables[0]), threads)
+    number, sequence = k.block_id("y"), k.block_id("z")
+    page = entries.at(sequence, number).load().bits(u32)
+    first_token, length = (number * size).bits(s32), context_lens.at(sequence).load()
+    used = first_token < length
+    if seen is not None:
+        used = used & (first_token + size > length - seen)
+    run = k.block_id() * threads + k.thread_id
+    used = used & (page < num_pages)
+    with k.when(run < runs):
+        row, first = run // (head_dim // RUN), run % (head_dim // RUN) * RUN
+        spread = Spread(WARP, ((first, RUN, None),))
+        slot = row // size, row % size
+        loaded = [each.load(spread, (page, *slot), used) for each in pages]
+        for each, words, targets in zip(pages, loaded, results, strict=True):
+            values, factor = each.values(k, spread, words)
+            if factor is not None:
+                values = [x * factor for x in values]
+            number_of_all = sequence * tables[1] + number
+            _store(k, values, [target.at(number_of_all, *slot, first) for target in targets])
+
+
 def _split_run(k: Builder, source: Pointer, results: list[Pointer], run: Value, count: int) -> None:
     with k.when(run < count):
         values = source.reshape(count, RUN).at(run).load_run(0, RUN)
-        pairs = [split(k, values[i : i + 2], len(results)) for i in range(0, RUN, 2)]
-        for result, words in zip(results, zip(*pairs, strict=True), strict=True):
-            result.reshape(count, RUN).at(run).cast(u32).store_run(0, words)
+        _store(k, values, [result.reshape(count, RUN).at(run) for result in results])
+
+
+def _store(k: Builder, values: Sequence[Value], places: Sequence[Pointer]) -> None:
+    """A run's parts, each at its place."""
+    pairs = [split(k, values[i : i + 2], len(places)) for i in range(0, RUN, 2)]
+    for place, words in zip(places, zip(*pairs, strict=True), strict=True):
+        place.cast(u32).store_run(0, words)

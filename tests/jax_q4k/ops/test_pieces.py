@@ -14,6 +14,7 @@ from helpers import nmse
 from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
+from ptx_kernels.kernels.attention import rules
 
 from .random_weights import random_weights
 
@@ -22,7 +23,9 @@ LENGTHS, LENS = np.array([5, 0, 2]), np.array([40, 17, 2])
 TABLES = np.array([[4, 0, 7], [2, 6, 5], [1, 8, 3]])
 #: Tables so long that reading so many tokens' contexts one by one would be 64 MB: they name no page
 #: beyond the contexts.
-LONG = np.concatenate([TABLES, np.full((BATCH, 1200), -1)], axis=1)
+LONG, LONGER = (
+    np.concatenate([TABLES, np.full((BATCH, n), -1)], axis=1) for n in (1200, 4400)
+)  # of elements of two bytes or four, and of one
 
 normal = np.random.default_rng(0).standard_normal
 
@@ -60,10 +63,16 @@ def wanted(q: Any, k: Any, v: Any, lengths: Any = LENGTHS, **options: Any) -> np
     return out.reshape(batch, time, *out.shape[1:])
 
 
+def room(dtype: Any) -> np.ndarray:
+    """Tables for which the kernel of prompts attends to pages of the dtype."""
+    return LONG if jnp.dtype(dtype).itemsize > 1 else LONGER
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
-@pytest.mark.parametrize("tables", [TABLES, LONG], ids=["short", "long"])
-def test_equals_the_definition(tables: Any, dtype: Any, implementation: str) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
+def test_equals_the_definition(long: bool, dtype: Any, implementation: str) -> None:
+    tables = room(dtype) if long else TABLES
     q, pages, k, v = operands(dtype)
     attend = jax.jit(functools.partial(jq.paged_attention, **pages))
     with jq.implementation(implementation):
@@ -74,7 +83,7 @@ def test_equals_the_definition(tables: Any, dtype: Any, implementation: str) -> 
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int8])
 @pytest.mark.parametrize("window", [None, 3, 20])
 def test_options(window: int | None, dtype: Any, implementation: str) -> None:
     q, pages, k, v = operands(dtype)
@@ -83,7 +92,7 @@ def test_options(window: int | None, dtype: Any, implementation: str) -> None:
     half = jnp.asarray(q, jnp.bfloat16)
     attend = jax.jit(functools.partial(jq.paged_attention, **pages, **options))
     with jq.implementation(implementation):
-        got = attend(half, block_tables=LONG, context_lens=LENS, lengths=LENGTHS)
+        got = attend(half, block_tables=room(dtype), context_lens=LENS, lengths=LENGTHS)
     assert got.dtype == jnp.bfloat16
     assert nmse(got, wanted(np.asarray(half, np.float32), k, v, **options)) <= 1e-5
 
@@ -104,7 +113,8 @@ def test_kernels_that_attend() -> None:
         assert "causal_attention" not in launched(dtype, LONG, time=1)
         assert "causal_attention" not in launched(dtype, LONG, window=64)
     for dtype in (jnp.float32, jnp.float8_e4m3fn, jnp.int8):
-        assert "causal_attention" not in launched(dtype, LONG)
+        assert launched(dtype, room(dtype)) == ["split_keys", "causal_attention", "merge_attention"]
+        assert "causal_attention" not in launched(dtype, TABLES)
 
 
 def test_lengths_are_those_of_time_if_not_given() -> None:
@@ -223,3 +233,18 @@ def test_pieces_that_fill_the_device_are_quantized_for_the_projection() -> None:
     flat = q.reshape(-1, heads, DIM), held, held, np.repeat(tables, 2, axis=0), seen
     out = oracles.attention(*flat, DIM**-0.5).reshape(batch, 2, -1)
     assert nmse(got, out @ np.asarray(w.dequantize()).T) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+@pytest.mark.parametrize("window", [1, 8, 20])  # 8: a page that only the first tokens see
+def test_windows_of_pieces_on_tensor_cores(
+    window: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it for reading alone, so few tokens would not take them."""
+    monkeypatch.setattr(rules, "_MOST_READ_AGAIN", 0)
+    q, pages, k, v = operands(dtype)
+    assert "causal_attention" in launched(dtype, TABLES, window=window)
+    call = functools.partial(jq.paged_attention, **pages, window=window)
+    with jq.implementation("sim"):
+        got = jax.jit(call)(q, block_tables=TABLES, context_lens=LENS, lengths=LENGTHS)
+    assert nmse(got, wanted(q, k, v, window=window)) <= 1e-10

@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracles import bf16_parts, loaded
 from subjects import piece_subject
+from subjects.pages import cached, page_operands
 
 from ptx_kernels import simulator
 from ptx_kernels.devices import DEVICES, REFERENCE, target
 from ptx_kernels.kernels.attention import (
     CausalAttentionConfig,
+    SplitKeysConfig,
     causal_attention,
     causal_attention_rule,
     piece_attention_rule,
+    split_keys,
 )
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code import ptxas, sass
@@ -116,11 +120,43 @@ def test_pages_are_read_once_by_a_tile_of_queries() -> None:
     assert 1.9 * pages < read(32) < 2.2 * pages
 
 
+@pytest.mark.parametrize("dtype, parts", [("f32", 2), ("f32", 3), ("int8", 2), ("fp8", 1)])
+@pytest.mark.parametrize("seen", [None, 17])
+def test_pages_as_sums_of_bf16(dtype: str, parts: int, seen: int | None) -> None:
+    """In the order of the tables; zeros where a page is not there or no token is seen."""
+    rng, shape = np.random.default_rng(0), (5, 2, 16, 48)
+    pages = [cached(rng.standard_normal(shape, np.float32), dtype) for _ in range(2)]
+    tables = np.array([[3, 0, 1], [4, -1, 2]], np.int32)
+    lens = np.array([33, 48], np.int32)
+    kernel = split_keys(
+        **dict(batch=2, time=1, num_kv_heads=2, head_dim=48, value_dim=48, parts=parts),
+        **dict(dtype=dtype, num_pages=5, page_size=16, pages_per_sequence=3, seen=seen),
+        config=SplitKeysConfig(warps=1),
+    )
+    got = simulator.run(kernel, *page_operands(pages), tables, lens)
+    used = (tables >= 0) & (16 * np.arange(3) < lens[:, None])
+    if seen is not None:  # 33 tokens, of which 17 to 33 are: two pages; 48 of which 32 on: one
+        used &= np.array([[False, True, True], [False, True, True]])
+    for i, page in enumerate(pages):
+        floats = page[0] * page[1][..., None] if dtype == "int8" else loaded(page[0], dtype)
+        want = np.where(used[..., None, None, None], floats[tables], 0).reshape(6, 2, 16, 48)
+        for part, bits in enumerate(bf16_parts(want.astype(np.float32), parts)):
+            np.testing.assert_array_equal(got[i * parts + part].view(np.uint16), bits)
+
+
+@pytest.mark.parametrize("key_parts", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"window": 18, "missing": True, "sinks": True}])
+def test_pages_of_several_parts(key_parts: int, options: dict[str, Any]) -> None:
+    """Of f32, in the order of the tables, which name others."""
+    subject = piece_subject(CausalAttentionConfig(2, 32), "f32", key_parts=key_parts, **options)
+    assert subject.passes()
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"dtype": "int8"}, "dtype='int8' of pages must be one of bf16, f16, key_parts=1 1"),
-        ({"key_parts": 2}, "key_parts=2 1, and value_dim=128 head_dim=128"),
+        ({"dtype": "int8"}, "dtype='int8' of pages must be one of bf16, f16, key_parts=1 of"),
+        ({"dtype": "f16", "key_parts": 2}, "key_parts=2 of f16 1, and value_dim=128 head_dim=128"),
         ({"value_dim": 64}, "value_dim=64 head_dim=128"),
         ({"page_size": 24}, "page_size=24 must be a multiple of 16"),
         ({"pages_per_sequence": 0}, "pages_per_sequence=0 and splits=1 at least 1"),
@@ -169,15 +205,19 @@ def test_the_rule_s_blocks_have_room(device: str, dtype: str) -> None:
         (1, 8, "bf16", 1024, False),  # 9.1 and 12.3
         (8, 4, "f16", 1024, True),  # 27.9 and 16.4
         (64, 1, "bf16", 4096, False),  # a step of decoding, which reads every page once
-        (1, 256, "f32", 4096, False),
-        (1, 256, "int8", 4096, False),
-        (1, 256, "fp8", 4096, False),
+        (1, 256, "f32", 4096, True),
+        (1, 256, "int8", 4096, True),
+        (1, 4, "fp8", 4096, False),
+        (32, 16, "int8", 32768, False),  # whose parts would be 8.6 GB
     ],
 )
 def test_which_pieces_take_tensor_cores(
     batch: int, time: int, dtype: str, capacity: int, wanted: bool
 ) -> None:
-    assert piece_attention_rule(target(), batch, time, 8, 128, capacity, dtype) is wanted
+    assert (
+        piece_attention_rule(target(), batch, time, 8, 128, capacity, dtype, None, capacity)
+        is wanted
+    )
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 272}, {"value_dim": 128}])
@@ -187,12 +227,13 @@ def test_heads_and_latent_pages_that_do_not(changes: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("arch", ptxas.TARGETS)
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_instructions_per_mma(dtype: str, arch: str) -> None:
+@pytest.mark.parametrize("dtype, parts", [("bf16", 1), ("f16", 1), ("bf16", 2)])
+def test_instructions_per_mma(dtype: str, parts: int, arch: str) -> None:
     """Of the loop over tokens that all rows see, with its copies."""
-    config = causal_attention_rule(target(), 8, 1024, 128, 128, 2, 1, dtype, 4096)
+    config = causal_attention_rule(target(), 8, 1024, 128, 128, 2, parts, dtype, 4096)
     of_pages = dict(dtype=dtype, num_pages=256, pages_per_sequence=256, config=config)
-    kernel = causal_attention(**SHAPE, **PAGES, **of_pages, time=256)
+    named = dict(key_parts=parts, named_pages=256 if parts > 1 else None)
+    kernel = causal_attention(**SHAPE | PAGES | named, **of_pages, time=256)
     code = sass.disassemble(ptxas.assemble(kernel.text, arch).cubin)
     loops = [
         (loop.issued(), sum(i.name == "HMMA" for i in loop.instructions))
