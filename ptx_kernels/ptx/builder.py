@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 
 from . import mbarrier, values, warp
@@ -59,6 +59,8 @@ class Builder(Text):
         self._cluster = (1, 1, 1)
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
+        #: what to write where the kernel has no loads left to start, once
+        self.behind_loads: Callable[[], None] | None = None
 
     # --- buffers and launch geometry ---
 
@@ -391,6 +393,15 @@ class Builder(Text):
     prefetch_l2 = mbarrier.prefetch_l2
 
     # --- the end ---
+
+    def loads_end(self) -> None:
+        """Says that a block's last loads from memory have been started; else the kernel's end is.
+
+        Behind it comes what it asks for on behalf of the next launch. All threads come here, once.
+        """
+        if self.behind_loads is not None:
+            write, self.behind_loads = self.behind_loads, None
+            write()
 
     @property
     def geometry(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

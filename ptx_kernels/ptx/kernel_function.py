@@ -23,11 +23,12 @@ def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
     @functools.cache
     def build(arguments: tuple[tuple[str, Any], ...], prefetch: tuple[Prefetch, ...]) -> Kernel:
         builder = Builder(function.__name__, function.__code__)
-        function(builder, **dict(arguments))
-        given = (function.__kwdefaults__ or {}) | dict(arguments)
         if prefetch:
-            ask_ahead(builder, prefetch)
-            given |= {"prefetch": prefetch}
+            builder.behind_loads = functools.partial(ask_ahead, builder, prefetch)
+        function(builder, **dict(arguments))
+        builder.loads_end()
+        given = (function.__kwdefaults__ or {}) | dict(arguments)
+        given |= {"prefetch": prefetch} if prefetch else {}
         return replace(builder.finish(), family=function.__name__, arguments=given)
 
     @functools.wraps(function)

@@ -21,11 +21,14 @@ def product(
     epilogue: Epilogue,
     count: int,
     block: Value | None = None,
+    *,
+    alone: bool = False,
 ) -> None:
     """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`).
 
     With `config.ahead` the first rows' weights are on their way while activations are staged;
-    without, others have staged them.
+    without, others have staged them. `alone`: nothing else is in the kernel, nor is this in a
+    branch.
     """
     config = epilogue.config
     # not before: other products' addresses would take registers
@@ -53,6 +56,8 @@ def product(
                 with team.active(k):
                     part.add(x, width // each.block_size)
                 _load_next(k, early, i, team)
+        if alone and not config.persistent:
+            k.loads_end()  # before the sums, whose registers are free yet
         epilogue.store(team, [row for part in dots for row in part.totals], terms)
 
 
@@ -81,7 +86,7 @@ def whole_product(
         if not epilogue.config.ahead:
             epilogue.begin()
             prologue.stage()
-        product(k, weights, prologue, epilogue, blocks)
+        product(k, weights, prologue, epilogue, blocks, alone=choice is None)
 
 
 @kernel
