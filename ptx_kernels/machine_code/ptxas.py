@@ -21,6 +21,9 @@ from pathlib import Path
 #: The architectures every kernel is assembled for: A100, H100 and H200, B200, RTX 50 series.
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
 
+#: Names a ptxas other than the one that is found, such as that of an older driver.
+VARIABLE = "JAX_Q4K_PTXAS"
+
 _PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 
 
@@ -36,12 +39,16 @@ class AssemblyError(ValueError):
 def find_tool(name: str) -> Path:
     """Path of `ptxas` or `nvdisasm`.
 
-    Looks in the NVIDIA packages of this Python first, so that a project's pinned version decides
-    its figures, then on PATH, then in $CUDA_HOME/bin.
+    $JAX_Q4K_PTXAS names another ptxas. Otherwise looks in the NVIDIA packages of this Python first,
+    so that a project's pinned version decides its figures, then on PATH, then in $CUDA_HOME/bin.
 
     Raises:
-      ToolNotFoundError: in none of them.
+      ToolNotFoundError: in none of them, or what the variable names cannot be run.
     """
+    if named := os.environ.get(VARIABLE) if name == "ptxas" else None:
+        if not os.access(named, os.X_OK) or os.path.isdir(named):
+            raise ToolNotFoundError(f"${VARIABLE}={named!r} must name a ptxas that can be run")
+        return Path(named)
     spec = importlib.util.find_spec("nvidia")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     candidates = [
