@@ -33,17 +33,17 @@ MEASURES = {
     "decode_2048": "decoding after 2048 tokens",
     "prefill_512": "prompt of 512 tokens",
 }
-#: A layer's launches of llama-3.1-8b: kernel -> (what it does, label in static.json's kernels).
-#: Times of attention are of another context than this one's, so that it has no label.
+#: A layer's launches of a step of Llama 3.1 8B: kernel -> (what it does, its products in
+#: step_times.json, of which a layer has one).
 LLAMA_LAYER = {
-    "qkv_matvec": ("norm, queries, keys, values", "qkv_matvec-norm-m1"),
-    "rope_append": ("rotate, append to the pages", "rope_append-llama-f32"),
-    "paged_attention": ("attention, in splits", ""),
-    "merge_attention": ("the splits' results", "merge_attention-q8_1"),
-    "matvec": ("output, residual", "matvec-residual-m1"),
-    "gated_matvec": ("norm, gate, up", "gated_matvec-norm-q8_1-output-m1"),
-    "matvec ": ("down (Q6_K in half of the layers)", "matvec-Q6_K-4096x14336-m1"),
+    "qkv_append_matvec": ("norm, queries, keys, values; rotation; pages", r"qkv_append_matvec_.*"),
+    "paged_attention": ("attention to 512 tokens", r"paged_attention"),
+    "matvec": ("output, residual", r"matvec_\S+ 4096x4096"),
+    "gated_matvec": ("norm, gate, up", r"gated_matvec_.*"),
+    "matvec ": ("down, residual", r"matvec_\S+ 4096x14336"),
 }
+
+_LLAMA_LAYERS = 32
 
 Figures = dict[str, Any]
 
@@ -72,20 +72,18 @@ def launches() -> Figures:
 
 
 def llama_step() -> Figures:
-    """The launches of a layer of Llama 3.1 8B in order: kernel -> (text, predicted us or None)."""
-    static = _read("static")
-    step = static["llama-3.1-8b generate"]
-    seconds = {kernel["label"]: kernel["seconds"] for kernel in static["kernels"]}
-    if step["per_layer"] != len(LLAMA_LAYER):
-        raise ValueError(f"a layer has {step['per_layer']} launches: LLAMA_LAYER is out of date")
-    built = " ".join(step["ours"])
-    for kernel in LLAMA_LAYER:
-        if not re.search(rf"\b{kernel.strip()}", built):
-            raise ValueError(f"the step has no {kernel.strip()}: LLAMA_LAYER is out of date")
-    return {
-        kernel: [text, round(seconds[label] * 1e6, 1) if label else None]
-        for kernel, (text, label) in LLAMA_LAYER.items()
-    }
+    """The launches of a layer of Llama 3.1 8B in order: kernel -> (text, predicted us)."""
+    programs = _read("step_times")["programs"]
+    step = next(p for p in programs if p["shape"] == "llama-3.1-8b" and not p["prompt"])
+    found: Figures = {}
+    for kernel, (text, pattern) in LLAMA_LAYER.items():
+        own = [k for k in step["kernels"] if re.fullmatch(pattern, k["name"])]
+        layers = sum(k["count"] for k in own)
+        if layers != _LLAMA_LAYERS:
+            raise ValueError(f"{layers} launches are {pattern}: LLAMA_LAYER is out of date")
+        mean = sum(k["count"] * k["seconds"] for k in own) / layers
+        found[kernel] = [text, round(mean * 1e6, 1)]
+    return found
 
 
 def predicted() -> Figures:
@@ -163,14 +161,21 @@ def draw_predicted(figures: Figures) -> Any:
 
 def draw_llama_step(figures: Figures) -> Any:
     """Boxes from above to below, in the order of the launches."""
-    figure = _new(2.0 * len(figures) + 0.8, "A layer of Llama 3.1 8B: 7 launches")
+    figure = _new(2.0 * len(figures) + 0.8, f"A layer of Llama 3.1 8B: {len(figures)} launches")
     axes = figure.subplots()
     for row, (kernel, (text, time)) in enumerate(figures.items()):
         axes.barh(row, 1, 0.66, color="#e0f2f1", edgecolor=OURS)
         axes.text(0.03, row - 0.12, kernel.strip(), va="center", fontsize=11, family="monospace")
         axes.text(0.03, row + 0.17, text, va="center", fontsize=10, color="#37474f")
-        shown = "grows with\nthe context" if time is None else f"{time:.1f} us,\npredicted"
-        axes.text(0.97, row, shown, va="center", ha="right", fontsize=9.5, color="#37474f")
+        axes.text(
+            0.97,
+            row,
+            f"{time:.1f} us,\npredicted",
+            va="center",
+            ha="right",
+            fontsize=9.5,
+            color="#37474f",
+        )
         if row:
             place = {"xytext": (0.5, row - 0.67), "arrowprops": {"arrowstyle": "->"}}
             axes.annotate("", (0.5, row - 0.33), **place)

@@ -20,6 +20,7 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config import Config
 from ptx_kernels.devices import REFERENCE
+from ptx_kernels.machine_code.work import packed_weights
 from ptx_kernels.ptx import Kernel
 
 from . import aot
@@ -139,6 +140,16 @@ def program_kernels(asked: Asked) -> ProgramKernels:
         kernel = of_text[program.ptx_text(launch)] if id(launch) in ours else launch
         sequence.append((kernel, times))
     return ProgramKernels(asked, tuple(sequence), program.hlo)
+
+
+def label(kernel: Kernel) -> str:
+    """`gemm_q4_k_m32 14336x4096`; the name alone of what is no product."""
+    packed = packed_weights(kernel)
+    if packed is None:
+        return kernel.name
+    columns = kernel.arguments["columns"]
+    rows = kernel.arguments.get("n") or packed.count // columns
+    return f"{kernel.name} {rows}x{columns}"
 
 
 def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:

@@ -37,6 +37,7 @@ from .program_kernels import (
     SHAPES,
     Asked,
     ProgramKernels,
+    label,
     program_kernels,
 )
 from .results import write_results
@@ -135,7 +136,7 @@ def _kernel_time(kernel: Kernel, runs: list[tuple[int, str, float, float]]) -> K
     count = sum(times for times, *_ in runs)
     seconds = sum(times * each for times, _, each, _ in runs) / max(count, 1)
     event_seconds = sum(times * each for times, _, _, each in runs) / max(count, 1)
-    return KernelTime(kernel.name, kernel.grid, count, runs[-1][1], seconds, event_seconds)
+    return KernelTime(label(kernel), kernel.grid, count, runs[-1][1], seconds, event_seconds)
 
 
 _Predicted = tuple[float, str, float]  # bytes that the launch moves, what binds it, seconds

@@ -15,21 +15,11 @@ from ptx_kernels.machine_code.sass import SassInstruction, disassemble, load_bit
 from ptx_kernels.machine_code.work import packed_weights
 from ptx_kernels.ptx import Kernel
 from tools import aot
-from tools.program_kernels import Asked, program_kernels
+from tools.program_kernels import Asked, label, program_kernels
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
 assembled = functools.cache(functools.partial(code, arch="sm_90"))
-
-
-def label(kernel: Kernel) -> str:
-    """`gemm_q4_k_m32 14336x4096`; the name alone of what is no product."""
-    packed = packed_weights(kernel)
-    if packed is None:
-        return kernel.name
-    columns = kernel.arguments["columns"]
-    rows = kernel.arguments.get("n") or packed.count // columns
-    return f"{kernel.name} {rows}x{columns}"
 
 
 def found(kernel: Kernel, machine: Code) -> Limits:
