@@ -164,7 +164,9 @@ def _lengths(lengths: Any, q: jax.Array) -> jax.Array | None:
         return None
     batch, time = q.shape[:2]
     if lengths is None:
-        return jnp.full(batch, time, jnp.int32)
+        # no constant, which would be moved to the device
+        counted = jax.lax.broadcasted_iota(jnp.int32, (batch, time + 1), 1)
+        return jax.lax.slice_in_dim(counted, time, time + 1, axis=1).reshape(batch)
     lengths = checks.int32_array("lengths", lengths)
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
     return lengths

@@ -130,9 +130,8 @@ def linear(
     if any(type(projection) is AdaptedLinear for projection in projections):
         h = x if norm is None else norm(x)
         bases = (p.base if type(p) is AdaptedLinear else p for p in projections)
-        ys = linear(
-            h, *bases, residual=residual, prefetch=prefetch
-        )  # in one launch, as without adapters
+        # in one launch, as without adapters
+        ys = linear(h, *bases, residual=residual, prefetch=prefetch)
         both = zip(projections, ys, strict=True)
         return [p.added(h, y) if type(p) is AdaptedLinear else y for p, y in both]
     if not all(type(projection) is Linear for projection in projections):
@@ -150,8 +149,14 @@ def linear(
 
 
 def weights_of(projections: Ahead) -> list[Any]:
-    """The weights that their products read."""
-    return [p.weight if isinstance(p, Linear) else weights_of([p.base])[0] for p in projections]
+    """The weights that their products read; of other modules in a Linear's place nobody knows."""
+    found: list[Any] = []
+    for projection in projections:
+        while isinstance(projection, AdaptedLinear):
+            projection = projection.base
+        if isinstance(projection, Linear):
+            found.append(projection.weight)
+    return found
 
 
 def fusible(*projections: Any) -> bool:

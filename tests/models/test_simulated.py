@@ -190,16 +190,16 @@ def check_simulated(
     differing, total = 0, 0
     bind = Op.bind
 
-    def simulating(op: Op, *arrays: Any, **params: Any) -> Any:
+    def simulating(op: Op, *arrays: Any, prefetch: Any = (), **params: Any) -> Any:
         with jq.implementation("sim"):
-            got = bind(op, *arrays, **params)
+            got = bind(op, *arrays, prefetch=prefetch, **params)
         want, quantized = reference(op, tuple(sorted(params.items())))(arrays, None)
         for result, expected in zip(*map(jax.tree.leaves, (got, want)), strict=True):
             assert nmse(result, expected) <= 1e-6, op.name
         taken.append(quantized)
         return got
 
-    def replaying(op: Op, *arrays: Any, **params: Any) -> Any:
+    def replaying(op: Op, *arrays: Any, prefetch: Any = (), **params: Any) -> Any:
         nonlocal differing, total
         given = taken.pop(0)
         results, quantized = reference(op, tuple(sorted(params.items())))(arrays, given)

@@ -35,7 +35,8 @@ def launch(loop=(LOAD, USE, *WORK), turns=10, **changes) -> Launch:
         body=Section((Section(((), Section((loop,), turns), ())), ())),
         l2_bytes=1000,
     )
-    return dataclasses.replace(made, **changes)
+    made = dataclasses.replace(made, **changes)
+    return dataclasses.replace(made, memory_bytes=made.l2_bytes)  # all of it comes from memory
 
 
 def test_a_queue_serves_in_order():
