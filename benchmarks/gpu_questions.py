@@ -180,14 +180,18 @@ def _tiles_kernels(sizes: Sizes) -> list[Timed]:
     return found
 
 
-def _tiles(bench: Bench) -> Answer:
-    """Small blocks read the activations more often, through the L2."""
-    timed = _tiles_kernels(bench.sizes)
+def _compared(bench: Bench, timed: Sequence[Timed]) -> tuple[float, list[Measurement], str]:
+    """Kernels that compute the same: how far they agree, their times, and the fastest's name."""
     nmse = _agreeing(bench.gpu, [built for _, built, *_ in timed])
     rows = [bench.measure(each) for each in timed]
-    best = min(rows, key=lambda row: row.seconds)
+    return nmse, rows, min(rows, key=lambda row: row.seconds).name
+
+
+def _tiles(bench: Bench) -> Answer:
+    """Small blocks read the activations more often, through the L2."""
+    nmse, rows, best = _compared(bench, _tiles_kernels(bench.sizes))
     said = ", ".join(f"{row.name} {_beside(row)}" for row in rows)
-    return Answer(f"gemm m=32 with blocks of {said}: {best.name} are fastest", {"nmse": nmse}, rows)
+    return Answer(f"gemm m=32 with blocks of {said}: {best} are fastest", {"nmse": nmse}, rows)
 
 
 def _ahead_kernels(sizes: Sizes) -> list[Timed]:
@@ -217,13 +221,10 @@ def _ahead_kernels(sizes: Sizes) -> list[Timed]:
 
 
 def _ahead(bench: Bench) -> Answer:
-    timed = _ahead_kernels(bench.sizes)
-    nmse = _agreeing(bench.gpu, [built for _, built, *_ in timed])
-    rows = [bench.measure(each) for each in timed]
-    best = min(rows, key=lambda row: row.seconds)
+    nmse, rows, best = _compared(bench, _ahead_kernels(bench.sizes))
     said = "; ".join(f"{row.name} {_beside(row)}" for row in rows)
     return Answer(
-        f"gated mat-vec, weights asked for {said}: {best.name} is fastest", {"nmse": nmse}, rows
+        f"gated mat-vec, weights asked for {said}: {best} is fastest", {"nmse": nmse}, rows
     )
 
 

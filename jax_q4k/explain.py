@@ -22,6 +22,7 @@ from .gathers import Gather, of_call, recorded
 from .ops.backends import BACKENDS, decide
 from .ops.op import OPS, Op
 from .ops.op import device as device_here
+from .ops.prefetch import own
 from .sharding import axes_of
 
 if TYPE_CHECKING:
@@ -223,14 +224,13 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     op: Op = OPS[equation.primitive]
     params = dict(equation.params)
     tree, asked = params.pop("tree"), params.pop("implementation")
-    function = functools.partial(op.inspected, tree=tree, params=params.copy())
-    params.pop("prefetch", None)
     platform = "cuda" if gpu else "cpu"
     decision = decide(op, asked, platform)
     avals = [v.aval for v in equation.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     with tuning.recorded() as made:
-        inner = jax.make_jaxpr(function(decision.implementation))(*shapes)
+        inner = jax.make_jaxpr(op.inspected(decision.implementation, tree, params))(*shapes)
+    operands, params = own(avals, tree, params)
     kernels, handlers, xla = [], [], Counter[str]()
     for part, times in _equations(inner.jaxpr):
         if part.primitive is simulate_p:
@@ -242,7 +242,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     return Call(
         name=op.name,
         count=count,
-        operands=tuple(_operands(jax.tree.unflatten(tree, avals[: tree.num_leaves]))),
+        operands=tuple(_operands(jax.tree.unflatten(tree, operands))),
         results=tuple(v.aval.str_short(short_dtypes=True) for v in equation.outvars),
         params=params,
         implementation=decision.implementation,

@@ -130,9 +130,9 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, PagedCache]:
         """A pass over tokens that continue the sequences of a cache, such as pieces of a prompt.
 
-        On a GPU a piece reads bfloat16 and float16 pages as `jq.paged_attention` says: once for
-        many of its tokens. Otherwise every token reads its sequence's pages by itself: then pieces
-        of up to some hundred tokens are best.
+        On a GPU a piece reads pages as `jq.paged_attention` says: once for many of its tokens.
+        Otherwise every token reads its sequence's pages by itself: then pieces of up to some
+        hundred tokens are best.
 
         Args:
           tokens: (batch, time) int32, padded on the right. Windowed layers take as many as the

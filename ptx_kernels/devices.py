@@ -54,12 +54,17 @@ class Device:
     @property
     def clusters(self) -> bool:
         """Whether blocks can be clusters, which reach each other's shared memory: from sm_90 on."""
-        return int(self.arch.removeprefix("sm_")) >= 90
+        return self._generation >= 90
 
     @property
     def bulk_copies(self) -> bool:
         """Whether one instruction moves many bytes, to shared memory or the L2: from sm_90 on."""
-        return int(self.arch.removeprefix("sm_")) >= 90
+        return self._generation >= 90
+
+    @property
+    def _generation(self) -> int:
+        """The number in `arch`."""
+        return int(self.arch.removeprefix("sm_"))
 
     @property
     def slug(self) -> str:

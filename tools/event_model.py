@@ -22,7 +22,12 @@ from dataclasses import dataclass, field, replace
 
 from ptx_kernels.devices import Device
 from ptx_kernels.machine_code.model import Launch, unit_clocks
-from ptx_kernels.machine_code.sass import SassInstruction, filled, registers
+from ptx_kernels.machine_code.sass import (
+    SassInstruction,
+    filled,
+    instructions_to_use,
+    registers,
+)
 from ptx_kernels.machine_code.timeline import CLUSTER_WAIT, Section
 
 LAUNCH = 1.3e-6  # seconds: a node of a CUDA graph
@@ -356,13 +361,5 @@ def _ahead(code: tuple[SassInstruction, ...]) -> tuple[int, bool]:
 
 def _overlap(code: tuple[SassInstruction, ...], cold: bool) -> float:
     """Fewest instructions from a load from memory to its first use, round the loop if need be."""
-    least = float(len(code))
-    for at, load in enumerate(code):
-        if load.category.startswith("load global") and (cold or ".CONSTANT" in load.opcode):
-            wanted = set(filled(load))
-            behind = (*code[at + 1 :], *code[:at])
-            use = next(
-                (n for n, i in enumerate(behind) if wanted & registers(i.operands)), len(code)
-            )
-            least = min(least, float(use))
-    return 0.0 if least == len(code) else least
+    least = instructions_to_use(code, lambda load: cold or ".CONSTANT" in load.opcode)
+    return 0.0 if least in (None, len(code)) else float(least or 0)

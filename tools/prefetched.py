@@ -59,7 +59,7 @@ class Prefetched:
     def begin(self, kernel: Kernel) -> Found:
         """What a launch finds; it takes its own from the account."""
         own = [asked for asked in self._asked if asked.is_for(kernel)]
-        self._asked = [asked for asked in self._asked if not asked.is_for(kernel)]
+        self._asked = [asked for asked in self._asked if asked not in own]
         sums = (
             sum(asked.resident for asked in own),
             sum(asked.coming for asked in own),

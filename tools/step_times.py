@@ -142,45 +142,41 @@ def _kernel_time(kernel: Kernel, runs: list[tuple[int, str, float, float]]) -> K
 _Predicted = tuple[float, str, float]  # bytes that the launch moves, what binds it, seconds
 
 
-def _in_turn(
-    account: Prefetched, kernel: Kernel, model: Callable[[Kernel, Found], _Predicted]
-) -> _Predicted:
+#: What binds a launch, and its seconds.
+_Model = Callable[[Launch], tuple[str, float]]
+
+
+def _in_turn(account: Prefetched, kernel: Kernel, model: _Model) -> _Predicted:
     """A launch by a model, and its part in the account."""
-    predicted = model(kernel, account.begin(kernel))
+    predicted = _predicted(kernel, account.begin(kernel), model)
     nbytes, _, seconds = predicted
     account.pass_time(seconds, nbytes)
     account.end(kernel)
     return predicted
 
 
-@functools.lru_cache(maxsize=4096)
-def _by_cost(kernel: Kernel, found: Found) -> _Predicted:
-    """A launch by the cost model; of one whose trips are not known, a wait and its bytes."""
-    asked = _launch(kernel)
-    if asked is None:
-        return _unknown(kernel)
-    predicted = predict(found.by(asked), REFERENCE)
-    return asked.nbytes - found.resident, predicted.bound, predicted.seconds
+def _by_cost(asked: Launch) -> tuple[str, float]:
+    predicted = predict(asked, REFERENCE)
+    return predicted.bound, predicted.seconds
 
 
-@functools.lru_cache(maxsize=4096)
-def _by_events(kernel: Kernel, found: Found) -> _Predicted:
-    """The same by the event model."""
+def _by_events(asked: Launch) -> tuple[str, float]:
+    return "", event_model.seconds(asked, REFERENCE)
+
+
+@functools.lru_cache(maxsize=8192)
+def _predicted(kernel: Kernel, found: Found, model: _Model) -> _Predicted:
+    """A launch by a model; of one whose trips are not known, a wait and its bytes."""
     asked = _launch(kernel)
     if asked is None:
-        return _unknown(kernel)
-    seconds = event_model.seconds(found.by(asked), REFERENCE)
-    return asked.nbytes - found.resident, "", seconds
+        nbytes = traffic(kernel)
+        return nbytes, "bandwidth", LAUNCH + MEMORY_LATENCY + nbytes / REFERENCE.bandwidth
+    return asked.nbytes - found.resident, *model(found.by(asked))
 
 
 @functools.lru_cache(maxsize=1024)
 def _launch(kernel: Kernel) -> Launch | None:
     return report.launch(kernel, report.code(kernel, REFERENCE.arch))
-
-
-def _unknown(kernel: Kernel) -> _Predicted:
-    nbytes = traffic(kernel)
-    return nbytes, "bandwidth", LAUNCH + MEMORY_LATENCY + nbytes / REFERENCE.bandwidth
 
 
 def xla_launches(found: ProgramKernels) -> list[float]:

@@ -329,23 +329,29 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
     A `count` of None allows any. `axis` names the first axis in messages.
     """
     q = float_array("q", q)
-    if q.ndim != 3 or q.shape[-1] != head_dim or count not in (None, q.shape[0]):
-        first = axis if count is None else f"{axis}={count}"
-        raise ValueError(
-            f"q has shape {q.shape}; it must be ({first}, num_heads, head_dim={head_dim})"
-        )
-    if q.shape[1] < 1:
-        raise ValueError(f"q has shape {q.shape}; num_heads=0 must be positive")
+    _heads_of_queries(q, q.shape, axis, count, head_dim)
     return q
 
 
 def queries(q: Any, head_dim: int) -> jax.Array:
     """Queries, floats (batch, num_heads, head_dim) or (batch, time, num_heads, head_dim)."""
     q = float_array("q", q)
-    if q.ndim != 4:
-        return query(q, "batch", None, head_dim)
-    query(q[:, 0] if q.shape[1] else q.reshape(-1, *q.shape[2:]), "batch", None, head_dim)
+    of_tokens = q.shape if q.ndim != 4 else (q.shape[0], *q.shape[2:])
+    _heads_of_queries(q, of_tokens, "batch", None, head_dim)
     return q
+
+
+def _heads_of_queries(
+    q: jax.Array, shape: tuple[int, ...], axis: str, count: int | None, head_dim: int
+) -> None:
+    """Raises ValueError unless `shape`, q's but for an axis of time, is that of `query`."""
+    if len(shape) != 3 or shape[-1] != head_dim or count not in (None, shape[0]):
+        first = axis if count is None else f"{axis}={count}"
+        raise ValueError(
+            f"q has shape {q.shape}; it must be ({first}, num_heads, head_dim={head_dim})"
+        )
+    if shape[1] < 1:
+        raise ValueError(f"q has shape {q.shape}; num_heads=0 must be positive")
 
 
 def v_heads(num_v_heads: int, num_k_heads: int) -> int:

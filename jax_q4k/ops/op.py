@@ -167,14 +167,13 @@ class Op:
             given, params = own(ctx.avals_in, tree, params)  # type: ignore[attr-defined]
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
             operands = jax.tree.unflatten(tree, shapes)
-            whole = partitioned(
+            function = partitioned(
                 self.name,
                 self.on_parts(functools.partial(_run, decision.implementation), tree, params),
                 self.layout(*operands, **params),
                 operands,
                 self._shapes(*operands, **params),
             )
-            function = lambda *leaves: whole(*leaves[: len(given)])  # noqa: E731
         lower = mlir.lower_fun(function, multiple_results=True)
         if backends.BACKENDS[decision.implementation].launch is None:
             return lower(ctx, *leaves)

@@ -51,9 +51,10 @@ def paged_attention(
     groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups,
     and their pages, may be split over devices.
 
-    `ptx` and `sim` read the pages of a piece once for many of its queries, where these are bfloat16
-    or float16, heads are at most 256 wide and reading them for every token would be 64 MB or more.
-    Otherwise, and on a CPU, every token is a sequence by itself.
+    `ptx` and `sim` read the pages of a piece once for many of its queries, where heads are at most
+    256 wide and reading them for every token would be 64 MB or more; pages that are neither
+    bfloat16 nor float16 become bfloat16 first, if that takes at most 1 GB. Otherwise, and on a CPU,
+    every token is a sequence by itself.
 
     Args:
       q: (batch, num_heads, head_dim), or (batch, time, num_heads, head_dim), float32, bfloat16 or

@@ -23,7 +23,8 @@ def partitioned(
 ) -> Callable[..., list[Any]]:
     """`function` of leaves, which XLA's partitioner splits over devices as `layout` allows.
 
-    operands, results: trees with the arrays' shapes and dtypes.
+    operands, results: trees with the arrays' shapes and dtypes. Leaves behind the operands', of
+    weights to prefetch, are left out.
     """
     record = gathers.record()  # here, as the partitioner runs in a thread of its own
     called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
@@ -46,7 +47,8 @@ def partitioned(
 
     rule, options = sharding_rule(layout, operands, results)
     called.def_partition(partition=place, sharding_rule=rule, decode_shardings=False, **options)
-    return lambda *leaves: called(*leaves)
+    count = len(jax.tree.leaves(operands))
+    return lambda *leaves: called(*leaves[:count])
 
 
 def _on_parts(function: OnParts, found: Plan) -> Callable[..., list[Any]]:

@@ -79,12 +79,11 @@ class Attention(nnx.Module):
         }
         if self.sinks is not None:
             seen["sinks"] = self.sinks.get_value()
+        added_to = None if self._adds_apart else residual
         if gate is not None:
             y = kv.attention(q, **seen).reshape(gate.shape) * jax.nn.sigmoid(gate)
-            added_to = None if self._adds_apart else residual
             y = linear(y, self.output, residual=added_to, prefetch=prefetch)[0]
         else:
-            added_to = None if self._adds_apart else residual
             y = kv.attend(q, self.output, added_to, prefetch, **seen)
         if self._adds_apart:
             y = added(residual, y, self.post_norm, self.residual_scale)

@@ -45,7 +45,8 @@ def find_tool(name: str) -> Path:
     Raises:
       ToolNotFoundError: in none of them, or what the variable names cannot be run.
     """
-    if named := os.environ.get(VARIABLE) if name == "ptxas" else None:
+    named = os.environ.get(VARIABLE)
+    if named and name == "ptxas":
         if not os.access(named, os.X_OK) or os.path.isdir(named):
             raise ToolNotFoundError(f"${VARIABLE}={named!r} must name a ptxas that can be run")
         return Path(named)

@@ -207,19 +207,30 @@ class Loop:
         In address order, round the loop where the use is in the next turn. None: no such load.
         """
         code = [i for i in self.instructions if i.name != "NOP"]
-        named = [registers(i.operands) for i in code]
-        parts = []
-        for at, load in enumerate(code):
-            if load.category.startswith("load global") and wanted(load):
-                place = set(filled(load))
-                behind = (*named[at + 1 :], *named[:at])
-                first = (n for n, operands in enumerate(behind) if place & operands)
-                parts.append(next(first, len(code)) / len(code))
-        return min(parts, default=None)
+        least = instructions_to_use(code, wanted)
+        return None if least is None else least / len(code)
 
     def loads_in_flight(self) -> int:
         """Most 16-byte global loads outstanding at once per lane."""
         return self.outstanding().wide
+
+
+def instructions_to_use(
+    code: Sequence[SassInstruction], wanted: Callable[[SassInstruction], bool]
+) -> int | None:
+    """Fewest instructions of a loop from a global load that is `wanted` to its value's first use.
+
+    In address order, and round the loop; all of them where nothing uses it. None: no such load.
+    """
+    named = [registers(i.operands) for i in code]
+    found = []
+    for at, load in enumerate(code):
+        if load.category.startswith("load global") and wanted(load):
+            place = set(filled(load))
+            behind = (*named[at + 1 :], *named[:at])
+            first = (n for n, operands in enumerate(behind) if place & operands)
+            found.append(next(first, len(code)))
+    return min(found, default=None)
 
 
 class Outstanding(NamedTuple):

@@ -97,7 +97,7 @@ class PageRows:
 
     def __init__(self, pages: HeadPages, keys: Keys, threads: int) -> None:
         k = pages.k
-        row_bytes = pages.rows[0].shape[3] * ELEMENT
+        self._row_bytes = row_bytes = pages.rows[0].shape[3] * ELEMENT
         self._k, self._keys, self._pages = k, keys, pages
         self._at = k.var(u32, keys.first)
         self.pitch = odd_pitch(row_bytes)
@@ -166,7 +166,3 @@ class PageRows:
                         k.cp_async(to, origin, 16, size=size, where=inside)
         self._at += keys.step
         self._ask()
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._pages.rows[0].shape[3] * ELEMENT
