@@ -56,7 +56,10 @@ def main(path: str) -> None:
         table.add_column(heading, justify="left" if heading == "kernel" else "right")
     for (name, grid, block, ptx), count in launches.items():
         table.add_row(name, str(count), _axes(grid), _axes(block), str(len(ptx.splitlines())))
-    table.caption = "Equal launches are merged when XLA compiles."
+    table.caption = (
+        "Rows that look alike ask for other weights ahead. Equal launches are merged when XLA"
+        " compiles."
+    )
     Console().print(table)
 
 
