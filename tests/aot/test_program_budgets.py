@@ -102,6 +102,23 @@ def test_weights_are_under_way_while_warps_compute():
         assert kilobytes[name] >= least, (name, kilobytes[name])
 
 
+def test_weights_are_asked_for_before_warps_wait():
+    """Of a step of one sequence: before the first barrier, and before activations are normalized.
+
+    Where nothing is staged there is no barrier.
+    """
+    staged = 0
+    for kernel in program_kernels(Asked("llama-3.1-8b", batch=1)).kernels:
+        if packed_weights(kernel) is None:
+            continue
+        code = disassemble(assembled(kernel).assembly.cubin)
+        first = next(at for at, i in enumerate(code) if of_weights(i))
+        waits = [at for at, i in enumerate(code) if i.name == "BAR" or i.opcode == "MUFU.RSQ"]
+        assert all(first < at for at in waits), label(kernel)
+        staged += bool(waits)
+    assert staged >= 5  # Q, K and V of two types, attention's output, gate and up, the head
+
+
 def test_no_budget_is_looser_than_the_code_that_it_bounds():
     """Every row is of a target's kind, and none asks for less than a clock allows."""
     for budgets in BUDGETS.values():

@@ -149,11 +149,10 @@ class Dots:
         def step(ahead: range) -> None:
             loaded = [[row.load(r, a * self._streams) for r in self._offsets] for a in ahead]
             for a, rows in zip(ahead, loaded, strict=True):
-                tiles = [row.unpack(each) for each in rows]
-                for j, totals in enumerate(zip(*self.totals, strict=True)):
-                    self._dot(k, tiles, cursor.load(j, a * self._streams), totals)
+                self._block(cursor, a, rows)
 
         whole, rest = divmod(blocks, self._streams * unroll)
+        steps, part = divmod(rest, self._streams)  # of the last trip
         if whole:
             # a copy of the last trip, which loads nothing, would be as long as the loop
             with k.loop(0, whole, unroll=self._early is None) as trip:
@@ -162,32 +161,48 @@ class Dots:
                     row.advance(self._streams * unroll)
                 else:
                     row.advance(self._streams * unroll)
-                    self._trip(self._early, cursor, trip + 1 < whole if whole > 1 else None)
+                    trips = [whole + (a < steps) for a in range(unroll)]
+                    self._trip(
+                        self._early,
+                        cursor,
+                        [trip + 1 < count if count > 1 else None for count in trips],
+                    )
                 cursor.advance(self._streams * unroll)
-        step(range(rest // self._streams))
-        if rest % self._streams:
-            with k.when(self._stream < rest % self._streams):
-                step(range(rest // self._streams, rest // self._streams + 1))
+        if whole and self._early is not None:
+            for a in range(steps):  # which the last whole trip has loaded
+                self._block(cursor, a, self._early.loaded[a])
+        else:
+            step(range(steps))
+        if part:
+            with k.when(self._stream < part):
+                step(range(steps, steps + 1))
         if rest:
             row.advance(rest)
 
-    def _trip(self, early: Early, cursor: Any, goes_on: Value | None) -> None:
+    def _block(self, cursor: Any, a: int, rows: Sequence[Any]) -> None:
+        """Adds the rows' loaded blocks, `a` of the cursor's trip."""
+        tiles = [self._row.unpack(each) for each in rows]
+        for j, totals in enumerate(zip(*self.totals, strict=True)):
+            self._dot(self._k, tiles, cursor.load(j, a * self._streams), totals)
+
+    def _trip(self, early: Early, cursor: Any, goes_on: Sequence[Value | None]) -> None:
         """A trip with weights that are there; each block's make room for the next trip's.
 
         Of a single block each row's do, so that a load's first use is half a trip away or more.
+        `goes_on`: of each block, whether there is one in the next trip; None: there is none.
         """
         k, row, unroll, rows = self._k, self._row, self._config.unroll, len(self._offsets)
         apart = unroll == 1 and rows > 1
-        for a in range(unroll):
+        for a, following in enumerate(goes_on):
             x = [cursor.load(j, a * self._streams) for j in range(self._m)] if apart else []
             for unit in [[r] for r in range(rows)] if apart else [[*range(rows)]]:
                 tiles = [row.unpack(early.loaded[a][r]) for r in unit]
                 for j in range(self._m):
                     own = x[j] if apart else cursor.load(j, a * self._streams)
                     self._dot(k, tiles, own, [self.totals[r][j] for r in unit])
-                if goes_on is None:
+                if following is None:
                     continue
-                with k.when(goes_on):
+                with k.when(following):
                     for r in unit:
                         early.set(row.load(self._offsets[r], a * self._streams), a, r)
 

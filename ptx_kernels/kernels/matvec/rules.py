@@ -24,6 +24,11 @@ INLINE_VALUES = 16384
 STAGED_BYTES = 64 << 10
 
 
+#: Bytes of weights under way to a multiprocessor, where registers allow it: what memory brings in
+#: its latency under load, nearly twice that of an idle one.
+BYTES_AHEAD = 48 << 10
+
+
 def _fewest_lanes(format: str) -> int:
     """Lanes that share 256 weights, each with a whole block of 32 or a quarter of a larger one."""
     layout = block_format(format)
@@ -101,25 +106,34 @@ def _fused_matvec(
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
+    # four rows ahead fill the registers
+    two = m == 1 and lanes > 4 and not (ahead and per_warp == 4)
+    unroll = 2 if two and columns * lanes >= 2 * LANE_WEIGHTS * WARP else 1
+    # four lanes' blocks are as wide as two of eight; of two of them ptxas would move loads to where
+    # the weights are used
+    if ahead and lanes == 4 and not inline and columns * lanes >= 3 * LANE_WEIGHTS * WARP:
+        unroll = 3 if _trip_bytes(formats, per_warp) < BYTES_AHEAD else 1
     config = MatvecConfig(
         activations="inline_q8" if inline else "q8_1",
         warps=warps,
         rows_per_warp=per_warp,
         lanes=lanes,
         ahead=ahead,
-        # four lanes' blocks are as wide as two of eight; four rows ahead fill the registers
-        unroll=2
-        if m == 1
-        and lanes > 4
-        and not (ahead and per_warp == 4)
-        and columns * lanes >= 2 * 256 * 32
-        else 1,
+        unroll=unroll,
         resident_blocks=resident,
         persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
         if inline
         else 0,
     )
     return slim(config, formats, columns)
+
+
+def _trip_bytes(formats: tuple[str, ...], rows: int) -> int:
+    """Bytes of a trip of sixteen warps with so many rows each; 4 lanes share 256 weights."""
+    largest = max(
+        block_format(f).block_bytes * LANE_WEIGHTS // block_format(f).block_size for f in formats
+    )
+    return 16 * rows * WARP // 4 * largest
 
 
 def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> MatvecConfig:
