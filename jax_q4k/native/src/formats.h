@@ -51,6 +51,7 @@ template <Type kType, int kColumns, int kMin = 0, bool kSignedQuants = false>
 struct Packed {
   static constexpr int kGroup = kColumns, kOffset = kMin, kPlanes = kLayouts[kType].planes;
   static constexpr const int (&kBytes)[4] = kLayouts[kType].bytes;
+  static constexpr int kMost = 128;  // no unsigned quant is larger
   static constexpr bool kSigned = kSignedQuants, kMins = false, kFew = false;
   static constexpr bool kCut = kLayouts[kType].block < kSpan;  // a row's last span may be
 };
@@ -89,12 +90,14 @@ JAX_Q4K_INLINE Bytes pairs(const uint8_t* p) {
 }
 
 struct Q4_K : Packed<kQ4_K, 32> {
+  static constexpr int kMost = 15;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return scales_of_k(p[0]); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return nibbles<i>(p[0] + 16); }
 };
 
 struct Q5_K : Packed<kQ5_K, 32> {
+  static constexpr int kMost = 31;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return scales_of_k(p[0]); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
@@ -105,6 +108,7 @@ struct Q5_K : Packed<kQ5_K, 32> {
 };
 
 struct Q6_K : Packed<kQ6_K, 16, 32> {
+  static constexpr int kMost = 63;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
     return to_float(Vector<int8_t, 16>::load(p[2])) * Floats::all(half(loaded<uint16_t>(p[3])));
   }
@@ -116,6 +120,7 @@ struct Q6_K : Packed<kQ6_K, 16, 32> {
 };
 
 struct Q2_K : Packed<kQ2_K, 16> {
+  static constexpr int kMost = 3;
   static constexpr bool kMins = true;
   // Low or high nibbles of the groups' bytes, times the f16 that lies at `factor`.
   template <int kShift>
@@ -131,6 +136,7 @@ struct Q2_K : Packed<kQ2_K, 16> {
 };
 
 struct Q3_K : Packed<kQ3_K, 16, 4> {
+  static constexpr int kMost = 7;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
     using Fours = Vector<uint32_t, 16>;  // each of four scales; their four low bits, and two high ones
     static constexpr uint32_t kLow[4] = {0, 0, 4, 4}, kHigh[4] = {0, 2, 4, 6};
@@ -162,6 +168,7 @@ struct Q8_0 : Packed<kQ8_0, 32, 0, true> {
 };
 
 struct Q4_0 : Packed<kQ4_0, 32> {
+  static constexpr int kMost = 15;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[1]) * alternating(1, 8); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
@@ -171,6 +178,7 @@ struct Q4_0 : Packed<kQ4_0, 32> {
 };
 
 struct Q4_1 : Packed<kQ4_1, 32> {
+  static constexpr int kMost = 15;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return to_float(Halves::load(p[1])) * alternating(1, -1); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q4_0::quants<i>(p); }
@@ -221,6 +229,7 @@ struct MXFP4 : Codes<kMXFP4> {
 };
 
 struct Q5_0 : Packed<kQ5_0, 32> {
+  static constexpr int kMost = 31;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[2]) * alternating(1, 16); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
@@ -229,6 +238,7 @@ struct Q5_0 : Packed<kQ5_0, 32> {
 };
 
 struct Q5_1 : Packed<kQ5_1, 32> {
+  static constexpr int kMost = 31;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return to_float(Halves::load(p[2])) * alternating(1, -1); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q5_0::quants<i>(p); }

@@ -17,6 +17,14 @@ JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const
   return Format::kSigned ? dot_signed(quants, values, acc) : dot(quants, values, acc);
 }
 
+// Words of a group whose products are added up as Narrow, or 1.
+template <class Format>
+constexpr int run_of() {
+  for (int run = Format::kGroup / 4; run > 1 && !Format::kSigned; run /= 2)
+    if (run * Format::kMost <= kNarrow) return run;
+  return 1;
+}
+
 // A row of the matrix times M rows of activations; where there are fewer, the last one is taken again.
 template <class Format, int M>
 void gemv_row(const Matrix& w, int64_t row, const RowSpan* x, int m, float* y, int64_t stride) {
@@ -71,8 +79,8 @@ void gemv_row(const Matrix& w, int64_t row, const RowSpan* x, int m, float* y, i
           const RowSpan& span = values[j][s];
           const SignedBytes x = SignedBytes::load(span.values[kStep]), next = SignedBytes::load(span.values[kStep + k32]);
           Ints products = start_of<Format>(span.zero_point[kStep / 2]);
-          if (k32 && !Format::kSigned) {
-            products = dot_twice(quants, x, more, next, products);
+          if constexpr (k32 && run_of<Format>() > 1) {
+            products = widened(dot(more, next, dot(quants, x, Narrow::all(0))), products);
           } else {
             products = dot_of<Format>(quants, x, products);
             if (k32) products = dot_of<Format>(more, next, products);
@@ -144,16 +152,30 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
     for (int r = 0; r < R; ++r)
       for (int b = 0; b < B; ++b) products[r][b] = start_of<Format>(x[b * spans].zero_point[g]);
     const int first = k32 ? g % 2 * 32 + g / 2 * 4 : g % 4 * 16 + g / 4 * 4;  // of the group's words, in the order of steps
+    constexpr int kRun = run_of<Format>();
 #pragma GCC unroll 8
-    for (int i = 0; i < Format::kGroup / 4; ++i)
-      for (int r = 0; r < R; ++r) {
-        const int word = first + i / 4 * 16 + i % 4;
-        uint32_t four;
-        std::memcpy(&four, w.quants[row + r] + word * 4, 4);
-        const Bytes quants = Words::all(four).template as<uint8_t>();
-        for (int b = 0; b < B; ++b)
-          products[r][b] = dot_of<Format>(quants, SignedBytes::load(x[b * spans].values[word]), products[r][b]);
-      }
+    for (int start = 0; start < Format::kGroup / 4; start += kRun) {
+      Narrow sums[R][B];
+      for (int r = 0; r < R; ++r)
+        for (int b = 0; b < B; ++b) sums[r][b] = Narrow::all(0);
+#pragma GCC unroll 8
+      for (int i = start; i < start + kRun; ++i)
+        for (int r = 0; r < R; ++r) {
+          const int word = first + i / 4 * 16 + i % 4;
+          uint32_t four;
+          std::memcpy(&four, w.quants[row + r] + word * 4, 4);
+          const Bytes quants = Words::all(four).template as<uint8_t>();
+          for (int b = 0; b < B; ++b) {
+            const SignedBytes values = SignedBytes::load(x[b * spans].values[word]);
+            if constexpr (kRun > 1)
+              sums[r][b] = dot(quants, values, sums[r][b]);
+            else
+              products[r][b] = dot_of<Format>(quants, values, products[r][b]);
+          }
+        }
+      for (int r = 0; r < R && kRun > 1; ++r)
+        for (int b = 0; b < B; ++b) products[r][b] = widened(sums[r][b], products[r][b]);
+    }
     for (int b = 0; b < B; ++b) {
       const BlockSpan& span = x[b * spans];
       const Floats scale = Floats::load(span.scale32[g * Format::kGroup / 32]);
@@ -170,7 +192,8 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 
 template <class Format>
 void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
-  constexpr int R = kWidth / 16, B = kWidth == 64 ? 2 : 1;  // as many sums as registers hold
+  // as many sums as registers hold; of a run's, the floats wait in memory
+  constexpr int R = run_of<Format>() > 1 ? 4 : kWidth / 16, B = kWidth == 64 ? 2 : 1;
   static_assert(kTile % (R * B) == 0);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, pitch = blocks * kLanes;
   std::memset(total, 0, sizeof(float) * kTile * pitch);

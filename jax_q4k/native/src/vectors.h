@@ -331,20 +331,28 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
   return acc;
 }
 
-// acc + `dot(a, b)` + `dot(c, d)`, where a and c are at most 63.
-JAX_Q4K_INLINE Ints dot_twice(const Bytes& a, const SignedBytes& b, const Bytes& c, const SignedBytes& d, Ints acc) {
+// Sums of `dot`s on their way to Ints. Plain AVX2 adds pairs of products up in 16 bits, which hold kNarrow times the largest
+// quant; of other instruction sets they are Ints.
 #if defined(__AVX2__) && !defined(JAX_Q4K_AVX512) && !defined(__AVXVNNI__)
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int i = 0; i < 2; ++i) {  // four products fit 16 bits
-    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]),
-                                           _mm256_maddubs_epi16((__m256i)c.part[i], (__m256i)d.part[i]));
-    acc.part[i] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
+constexpr int kNarrow = 32767 / (2 * 127);
+using Narrow = Vector<int16_t, 64>;
+JAX_Q4K_INLINE Narrow dot(const Bytes& a, const SignedBytes& b, Narrow acc) {
+  for (int i = 0; i < 2; ++i) {
+    acc.part[i] += (Narrow::Part)_mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
+    asm("" : "+x"(acc.part[i]));  // in this order: GCC would keep the products of a whole run, in memory
   }
   return acc;
-#else
-  return dot(c, d, dot(a, b, acc));
-#endif
 }
+JAX_Q4K_INLINE Ints widened(const Narrow& sums, Ints acc) {
+  for (int i = 0; i < 2; ++i)
+    acc.part[i] += (Ints::Part)_mm256_madd_epi16((__m256i)sums.part[i], _mm256_set1_epi16(1));
+  return acc;
+}
+#else
+constexpr int kNarrow = 0;
+using Narrow = Ints;
+JAX_Q4K_INLINE Ints widened(const Narrow& sums, const Ints& acc) { return sums + acc; }
+#endif
 
 // What is added to signed bytes for `dot_signed`: with VNNI they become unsigned.
 #if defined(JAX_Q4K_AVX512) || defined(__AVXVNNI__)
