@@ -130,7 +130,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_f16_m32 6144x4096": Budget(6.66, None, 1.01, TENSOR_ROWS),
         "paged_attention": Budget(None, None, 1.0, SHARED),
-        "gemm_q4_k_m32 4096x4096": Budget(8.72, None, 1.06, TENSOR_ROWS),
+        "gemm_q4_k_f16_m32 4096x4096": Budget(6.66, None, 1.01, TENSOR_ROWS),
         "gated_gemm_q4_k_f16_m32 14336x4096": Budget(6.6, None, 1.01, TENSOR_ROWS),
         "gemm_q4_k_f16_m32 4096x14336": Budget(6.66, None, 1.01, TENSOR_ROWS),
         "qkv_gemm_q4_k_q6_k_f16_m32 6144x4096": Budget(6.66, None, 1.01, TENSOR_ROWS),
