@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ..custom_call import ptx_name
 from ..native import calls
 from ..sharding import Layout
-from . import checks, quantize_q8_1
+from . import checks, quantize_f16, quantize_q8_1
 from .groups import ungrouped
 from .op import KernelCall, Op
 
@@ -196,10 +196,12 @@ def launches(
 
     The tokens of pieces are rows: (batch * time, num_heads, width of values).
 
-    output: `q8_1`, where head_dim is a multiple of 32: `quantize_q8_1` of (rows, num_heads *
-    head_dim).
+    output: of (rows, num_heads * head_dim), where head_dim is a multiple of 32: `q8_1`, what
+    `quantize_q8_1` makes of it, or `f16`, what `quantize_f16` does, where a block of the last
+    kernel has whole super-blocks; elsewhere that is q8_1, too.
     """
     from ptx_kernels.kernels.attention import (
+        leaves_f16,
         paged_attention,
         paged_attention_rule,
         piece_attention_rule,
@@ -221,6 +223,9 @@ def launches(
     heads = num_heads, num_kv_heads, head_dim
     config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim, page_size)
     whole = config.splits == 1 or config.cluster
+    if whole and output == "f16":
+        together = config.whole_heads(num_heads // num_kv_heads)
+        output = output if leaves_f16(value_dim or head_dim, together) else "q8_1"
     kernel = paged_attention(
         batch=batch,
         num_heads=num_heads,
@@ -247,10 +252,12 @@ def launches(
 
 def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list[jax.Array]:
     """The splits of rows, (rows, num_heads, splits, width of values), put together."""
-    from ptx_kernels.kernels.attention import merge_attention, merge_attention_rule
+    from ptx_kernels.kernels.attention import leaves_f16, merge_attention, merge_attention_rule
     from ptx_kernels.tuning import choose
 
     rows, num_heads, splits, width = parts[0].shape
+    if output == "f16" and not leaves_f16(width, 1):
+        output = "q8_1"
     config = choose(merge_attention_rule, width, splits)
     sizes = {"batch": rows, "num_heads": num_heads, "head_dim": width, "splits": splits}
     return launch(merge_attention(**sizes, output=output, config=config), *parts)
@@ -308,8 +315,9 @@ def _of_pieces(
     if config.splits > 1:
         return _merged(launch, results, output)
     (out,) = results
-    if output == "q8_1":
-        return list(quantize_q8_1.ptx(launch, out.reshape(batch * time, -1)))
+    if output != "f32":
+        to = quantize_f16 if output == "f16" else quantize_q8_1
+        return list(to.ptx(launch, out.reshape(batch * time, -1)))
     return [out.reshape(batch * time, num_heads, head_dim)]
 
 

@@ -42,8 +42,8 @@ def paged_attention_matmul(
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads side by side, in float32.
 
-    Where the product takes int8 activations that a kernel of its own would make, attention leaves
-    them.
+    Where the product takes int8 or f16 activations that a kernel of its own would make, attention
+    leaves them.
 
     Args:
       q, k_pages, v_pages, block_tables, context_lens: as `paged_attention` takes them.
@@ -154,7 +154,8 @@ def _ptx(
     launch = asking(launch, prefetch, m)
     options: dict[str, Any] = {"biases": [bias], "residual": _flat(residual)}
     if head_dim % GROUP == 0 and gemm.takes_q8_1(w, m, activations):
-        rows = attend.launches(launch, given, **params, output="q8_1")
+        output = gemm.quantized_to([w], m, activations)
+        rows = attend.launches(launch, given, **params, output=output)
         return _as_queries(given, gemm.gemm(launch, rows, [w], **options)[0])
     if head_dim % GROUP == 0 and gemv.quantized_ahead(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")

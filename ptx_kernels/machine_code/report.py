@@ -127,7 +127,10 @@ def launch(kernel: Kernel, machine: Code) -> Launch | None:
 
 
 def _work(kernel: Kernel, machine: Code) -> Work:
-    return next(work_of_loops(kernel, machine))
+    """Of the hot loop, or all behind the prologue without one."""
+    parts = machine.stretches
+    done = list(work_of_loops(kernel, machine))
+    return done[parts.peers.index(parts.body) if machine.looped else 0]
 
 
 def work_of_loops(kernel: Kernel, machine: Code) -> Iterator[Work]:

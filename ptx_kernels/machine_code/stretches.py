@@ -20,7 +20,8 @@ class Stretches:
     Attributes:
       body: the hot loop, or what is behind the prologue where there is none (`looped` False). Of
         several with as many dot products, each for a matrix, the first.
-      peers: these loops, `body` among them.
+      peers: these loops, `body` among them, and those of matrices whose formats need fewer dot
+        products, though more than half as many.
       before, before_loops: the prologue's code that runs once, and its loops.
       outer, behind: code of the loop around the hot one, before and behind it there; both empty
         where there is none.
@@ -50,13 +51,15 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         end = _last_barrier(code)
         before, inner = _split(code[:end], loops)
         return Stretches(Loop(tuple(code[end:])), False, before, inner)
-    peers = tuple(loop for loop in loops if _dots(loop.instructions) == _dots(hot.instructions) > 0)
-    hot = peers[0] if peers else hot
+    most = _dots(hot.instructions)
+    # gate and up, or the parts of a joined product, of which formats may need fewer than others
+    peers = tuple(loop for loop in loops if 2 * _dots(loop.instructions) > most > 0)
+    hot = next((loop for loop in peers if _dots(loop.instructions) == most), hot)
     code = ways_through(code, hot)
     loops = innermost_loops(code)
     wider = enclosing_loop(code, hot)
-    # gate and up, or the parts of a joined product: one's trips stand for the others'
-    alike = [loop for loop in loops if 2 * _dots(loop.instructions) > _dots(hot.instructions) > 0]
+    # one's trips stand for the others'
+    alike = [loop for loop in loops if 2 * _dots(loop.instructions) > most > 0]
     around_each = [enclosing_loop(code, loop) or loop for loop in (hot, *alike)]
     first = min(loop.instructions[0].address for loop in around_each)
     before, inner = _split([i for i in code if i.address < first], loops)

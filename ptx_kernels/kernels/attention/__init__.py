@@ -5,6 +5,7 @@ from __future__ import annotations
 from .causal_attention import CausalAttentionConfig, causal_attention
 from .config import PagedAttentionConfig
 from .family import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
+from .head_output import leaves_f16
 from .merge_attention import MergeConfig, merge_attention
 from .paged_attention import paged_attention
 from .rules import (
@@ -26,6 +27,7 @@ __all__ = [
     "SplitKeysConfig",
     "causal_attention",
     "causal_attention_rule",
+    "leaves_f16",
     "merge_attention",
     "merge_attention_rule",
     "paged_attention",

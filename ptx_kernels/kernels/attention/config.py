@@ -36,3 +36,8 @@ class PagedAttentionConfig:
     teams: int = 1
     tensor_cores: bool = False
     cluster: bool = False
+
+    def whole_heads(self, group: int) -> int:
+        """Query heads that all blocks of a group have; 1 where the last one has fewer."""
+        heads = min(self.queries, group) * self.teams
+        return 1 if group % heads else heads

@@ -164,6 +164,9 @@ _ATTENTIONS = (
     _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),
     _attention("bf16", 64, 8, label="-window-sinks", window=128, sinks=True),
     _attention("bf16", 128, 4, label="-q8_1", output="q8_1"),
+    _attention("bf16", 128, 4, label="-f16", output="f16"),
+    _attention("bf16", 256, 2, label="-f16", output="f16"),
+    _attention("int8", 64, 8, label="-cluster-f16", splits=8, cluster=True, output="f16"),
     *(_attention(dtype, 512, 8, num_kv_heads=4) for dtype in ("bf16", "f32", "int8", "fp8")),
     *(_latent(dtype, 16) for dtype in ("bf16", "f32", "f16", "int8", "fp8")),
     _latent("bf16", 20, splits=33),
@@ -175,6 +178,7 @@ _ATTENTIONS = (
 _MERGES = (
     _merge("f32", 128),
     _merge("q8_1", 128, output="q8_1"),
+    _merge("f16", 256, output="f16"),
     _merge("d80", 80),
     _merge("d512", 512),
 )

@@ -1,12 +1,14 @@
-"""Attention's results: query heads' vectors, f32 or quantized for a mat-vec, or a split's share."""
+"""Attention's results: query heads' vectors, f32 or as a product takes them, or a split's share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
-from ..quantize_q8_1 import GROUP, store_group
-from .online_softmax import Merged
+from ..quantize_f16 import LANE, SUPER_BLOCK, F16Rows, f16_scale
+from ..quantize_q8_1 import GROUP, largest_magnitude, store_group
+from .online_softmax import Merged, Piece
 
 
 @dataclass(frozen=True)
@@ -14,44 +16,66 @@ class Result:
     """Query heads' vectors.
 
     Attributes:
-      values: f32 (batch, num_heads, head_dim), or s8 (batch, num_heads * head_dim).
+      values: f32 (batch, num_heads, head_dim), s8 (batch, num_heads * head_dim), or f16 as
+        `F16Rows` has them.
       scale_sum: of s8, f32 (batch, num_heads * head_dim / 32, 2); else None.
     """
 
     k: Builder
     head_dim: int
-    values: Pointer
-    scale_sum: Pointer | None
+    values: Pointer | F16Rows
+    scale_sum: Pointer | None = None
 
-    def store(self, sequence: Value, head: Value, group: Value, share: Value) -> None:
-        """One warp writes 32 dimensions of a head, number `group` of them, a lane's each."""
-        k, head_dim = self.k, self.head_dim
+    @property
+    def run(self) -> int:
+        """Dimensions of a lane that are stored together."""
+        return LANE if isinstance(self.values, F16Rows) else 1
+
+    def store(self, sequence: Value, head: Value, piece: Piece, share: Sequence[Value]) -> None:
+        """One warp writes a piece; the lane's head and its dimensions of it."""
+        k, head_dim, group = self.k, self.head_dim, piece.group
+        if isinstance(self.values, F16Rows):
+            column = (head * (head_dim // GROUP) + group) * GROUP + piece.first
+            factors = f16_scale(k, largest_magnitude(k, share, WARP))
+            self.values.store(sequence, column, share, factors)
+            return
+        (value,) = share
         if self.scale_sum is not None:
             number = head * (head_dim // GROUP) + group
             place = self.values.at(sequence, number * GROUP + k.lane_id)
-            store_group(k, [share], place, self.scale_sum.at(sequence, number))
+            store_group(k, [value], place, self.scale_sum.at(sequence, number))
             return
         dimension = group * WARP + k.lane_id
         inside = dimension < head_dim if head_dim % WARP else None
-        self.values.at(sequence, head, dimension).store(0, share, where=inside)
+        self.values.at(sequence, head, dimension).store(0, value, where=inside)
 
 
-def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output: str) -> Result:
-    """Results of the kernel.
+def leaves_f16(head_dim: int, heads: int) -> bool:
+    """True if so many heads, which a block has, side by side are whole super-blocks of f16."""
+    return head_dim % GROUP == 0 and head_dim * heads % SUPER_BLOCK == 0
+
+
+def declare_result(
+    k: Builder, batch: int, num_heads: int, head_dim: int, output: str, heads: int = 1
+) -> Result:
+    """Results of the kernel, whose blocks have so many `heads` each.
 
     `f32`: out (batch, num_heads, head_dim). `q8_1`, where head_dim is a multiple of 32: values s8
     (batch, num_heads * head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as
-    `quantize_q8_1` makes them of out.
+    `quantize_q8_1` makes them of out. `f16`, where a block `leaves_f16`: values, means and scale,
+    as `quantize_f16` makes them.
 
-    Raises KernelError for another output, and for q8_1 of another head_dim.
+    Raises KernelError for another output, and for q8_1 or f16 elsewhere.
     """
+    if output == "f16" and leaves_f16(head_dim, heads):
+        return Result(k, head_dim, F16Rows.outputs(k, batch, num_heads * head_dim))
     if output != "f32" and (output != "q8_1" or head_dim % GROUP):
         raise KernelError(
-            f"output={output!r} must be f32, or q8_1 where head_dim={head_dim} is a multiple of "
-            f"{GROUP}"
+            f"output={output!r} must be f32, q8_1 where head_dim={head_dim} is a multiple of "
+            f"{GROUP}, or f16 where {heads} of a block's heads also fill multiples of {SUPER_BLOCK}"
         )
     if output == "f32":
-        return Result(k, head_dim, k.output("out", f32, (batch, num_heads, head_dim)), None)
+        return Result(k, head_dim, k.output("out", f32, (batch, num_heads, head_dim)))
     values = k.output("values", s8, (batch, num_heads * head_dim))
     groups = batch, num_heads * head_dim // GROUP, 2
     return Result(k, head_dim, values, k.output("scale_sum", f32, groups))
@@ -70,17 +94,18 @@ class Parts:
     head_dim: int
     parts: Pointer
     marks: Pointer
+    run = 1  # dimension of a lane that is stored at once
 
     def store(
-        self, sequence: Value, head: Value, split: Value, group: Value, merged: Merged
+        self, sequence: Value, head: Value, split: Value, piece: Piece, merged: Merged
     ) -> None:
-        """One warp writes 32 dimensions of a split's share of a head, as `Result.store`."""
-        k, place = self.k, (sequence, head, split)
+        """One warp writes a piece of a split's share of a head, as `Result.store`."""
+        k, place, group = self.k, (sequence, head, split), piece.group
         first = (group == 0) & (k.lane_id == 0)
         self.marks.at(*place).store(0, (merged.m, merged.l), where=first)
         dimension = group * WARP + k.lane_id
         inside = dimension < self.head_dim if self.head_dim % WARP else None
-        self.parts.at(*place, dimension).store(0, merged.o, where=inside)
+        self.parts.at(*place, dimension).store_run(0, merged.o, where=inside)
 
 
 def declare_parts(

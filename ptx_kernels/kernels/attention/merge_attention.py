@@ -51,7 +51,7 @@ def merge_attention(
         values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
         scores, totals = zip(*both, strict=True)
         softmax.add([[score] for score in scores], seen, values, totals)
-    for some in merge_lanes(softmax, head_dim, Team(k, config.warps)).merged():
+    for some in merge_lanes(softmax, head_dim, Team(k, config.warps)).merged(result.run):
         for piece, merged in some:
             with contextlib.nullcontext() if piece.known is None else k.when(piece.known):
-                result.store(sequence, head, piece.group, merged.normalized(k))
+                result.store(sequence, head, piece, merged.normalized(k))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32, u32
 from ..pages import Spread
-from ..vectors import dot, store_floats
+from ..vectors import dot, load_floats, store_floats
 
 _MOST_STATIC = 46 << 10  # bytes of static shared memory, of 48 KB, that leave room for the marks
-_PIECES = 4  # merged at once by a warp
+_PIECES = 4  # merged at once by a warp, of one dimension a lane
 _GROUP_PITCH = WARP + 4  # floats from 32 dimensions to the next
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
@@ -98,50 +98,62 @@ class OnlineSoftmax:
 
 @dataclass(frozen=True)
 class Merged:
-    """Softmax of a query, merged: in the lanes of one warp, each with one dimension of o.
+    """Softmax of a query, merged: in the lanes of one warp, each with some dimensions of o.
 
     o is zero beyond head_dim.
     """
 
     m: Value
     l: Value  # noqa: E741, as the papers call it
-    o: Value
+    o: list[Value]
 
     @classmethod
-    def of(cls, k: Builder, marks: Sequence[tuple[Value, ...]], shares: Sequence[Value]) -> Merged:
-        """Of several with these m and l."""
+    def of(
+        cls, k: Builder, marks: Sequence[tuple[Value, ...]], shares: Sequence[Sequence[Value]]
+    ) -> Merged:
+        """Of several with these m and l, of each the lane's dimensions of o."""
         highest = functools.reduce(k.maximum, [m for m, _ in marks])
         factors = [k.exp2(m - highest) for m, _ in marks]
-        return cls(highest, dot(k, factors, [total for _, total in marks]), dot(k, factors, shares))
+        total = dot(k, factors, [total for _, total in marks])
+        return cls(highest, total, [dot(k, factors, each) for each in zip(*shares, strict=True)])
 
-    def normalized(self, k: Builder) -> Value:
+    def normalized(self, k: Builder) -> list[Value]:
         """o / l; zeros where no token was seen, so that l is 0."""
         scale = k.select(self.l == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / self.l)
-        return self.o * scale
+        return [value * scale for value in self.o]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """32 dimensions, number `group` of them, of a query of the block, which one warp merges.
+    """Neighbouring dimensions of the block's queries, side by side, which one warp merges.
 
-    `known`: whether the block has it; None: it does.
+    Attributes:
+      query, group, first: the lane has dimensions from `first` on of 32 of a query, which are
+        number `group` of them.
+      run: how many it has: 1, which makes 32 of one query, or more of them.
+      known: whether the block has it; None: it does.
     """
 
     query: Value
     group: Value
+    first: Value
+    run: int
     known: Value | None
 
     @classmethod
     def of_warp(
-        cls, k: Builder, count: int, groups: int, worker: Value, workers: int
+        cls, k: Builder, count: int, groups: int, worker: Value, workers: int, run: int
     ) -> Iterator[Piece]:
         """The pieces of one of the warps that share those of `count` queries."""
-        for first in range(0, count * groups, workers):
-            number, known = worker + first, None
-            if first + workers > count * groups:
-                known = number < count * groups
-                number = k.minimum(number, count * groups - 1)
-            yield cls(number // groups, number % groups, known)
+        pieces, lanes = count * groups // run, WARP // run
+        for start in range(0, pieces, workers):
+            number, known, first = worker + start, None, k.lane_id
+            if start + workers > pieces:
+                known = number < pieces
+                number = k.minimum(number, pieces - 1)
+            if run > 1:
+                number, first = number * run + k.lane_id // lanes, k.lane_id % lanes * run
+            yield cls(number // groups, number % groups, first, run, known)
 
 
 @dataclass(frozen=True)
@@ -206,11 +218,11 @@ class BlockState:
         return self._places[first.name].at(i * self.parts.shape[-1])
 
     def share(self, piece: Piece, warp: int = 0) -> Pointer:
-        """Where a warp keeps the lane's dimension of a piece."""
+        """Where a warp keeps the lane's dimensions of a piece."""
         place = self.parts.at(warp, piece.query)
-        return place.at(piece.group * _GROUP_PITCH + self._k.lane_id)
+        return place.at(piece.group * _GROUP_PITCH + piece.first)
 
-    def merged(self) -> Iterator[list[tuple[Piece, Merged]]]:
+    def merged(self, run: int = 1) -> Iterator[list[tuple[Piece, Merged]]]:
         """This warp's pieces, some at a time, merged over the warps that have them.
 
         All threads must come here, once they have stored their warp's.
@@ -218,8 +230,9 @@ class BlockState:
         k, team = self._k, self._team
         k.barrier()
         workers = team.warps * team.count
-        pieces, done = Piece.of_warp(k, self.queries, self.groups, k.warp_id, workers), False
-        while some := list(itertools.islice(pieces, _PIECES)):
+        shape = self.queries, self.groups
+        pieces, done = Piece.of_warp(k, *shape, k.warp_id, workers, run), False
+        while some := list(itertools.islice(pieces, max(1, _PIECES // run))):
             if done:
                 k.warp_barrier()  # keeps ptxas from loading all pieces at once, and spilling
             done = True
@@ -233,9 +246,10 @@ class BlockState:
         k, warps = self._k, range(self._team.warps)
         inside = piece.known  # another warp's piece may become its block's under way
         if self._head_dim % WARP:
-            inside = all_of(inside, piece.group * WARP + k.lane_id < self._head_dim)
+            inside = all_of(inside, piece.group * WARP + piece.first < self._head_dim)
         marks = [self.marks.at(w, piece.query).load(vector=2) for w in warps]
-        return Merged.of(k, marks, [self.share(piece, w).load(where=inside) for w in warps])
+        shares = [load_floats(self.share(piece, w), piece.run, where=inside) for w in warps]
+        return Merged.of(k, marks, shares)
 
 
 def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState:

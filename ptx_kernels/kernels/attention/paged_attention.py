@@ -138,8 +138,8 @@ def paged_attention(
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       value_dim: the pages are latent: values are the first `value_dim` elements of the keys' rows,
         which are read once. None: they have pages of their own, as wide as the keys'.
-      output: `f32`, or with one split or a cluster `q8_1`; see `declare_result`. Several splits
-        that are no cluster leave `Parts`.
+      output: `f32`, or with one split or a cluster `q8_1` or `f16`; see `declare_result`. Several
+        splits that are no cluster leave `Parts`.
     """
     pages = batch, num_pages, pages_per_sequence
     _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
@@ -157,7 +157,8 @@ def paged_attention(
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
     result: Result | Parts
     if config.cluster or splits == 1:
-        result = declare_result(k, batch, num_heads, out_dim, output)
+        whole = config.whole_heads(group)
+        result = declare_result(k, batch, num_heads, out_dim, output, whole)
     else:
         result = declare_parts(k, batch, num_heads, out_dim, output, splits)
 
@@ -196,17 +197,17 @@ def paged_attention(
         state = _attend_by_lanes(k, task, mine, config)
     if config.cluster:
         assert isinstance(result, Result)
-        cluster = ClusterState(k, state, splits)
+        cluster = ClusterState(k, state, splits, result.run)
         cluster.leave()
         cluster.merge(heads, sequence, result, config.warps)
         return
-    for some in state.merged():
+    for some in state.merged(result.run):
         for piece, share in some:
             with heads.owned(piece) as head:
                 if isinstance(result, Parts):
-                    result.store(sequence, head, split, piece.group, share)
+                    result.store(sequence, head, split, piece, share)
                 else:
-                    result.store(sequence, head, piece.group, share.normalized(k))
+                    result.store(sequence, head, piece, share.normalized(k))
 
 
 def _attend_by_lanes(

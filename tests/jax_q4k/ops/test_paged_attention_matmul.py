@@ -120,6 +120,56 @@ def test_eight_rows_are_quantized_by_attention(per_sequence):
         np.testing.assert_array_equal(got, jq.paged_attention_matmul(*given, **addends))
 
 
+def products(*args, **kwargs):
+    """How the products of these operands multiply: int8 or f16."""
+    (call,) = jq.explain(jq.paged_attention_matmul, *args, platform="cuda", **kwargs).calls
+    return [k.arguments["config"].products for k in call.kernels if k.family == "gemm"]
+
+
+@pytest.mark.parametrize(
+    "batch, sizes",
+    [
+        (32, dict(num_heads=8, num_kv_heads=2, head_dim=128)),
+        (33, dict(num_heads=8, num_kv_heads=2, head_dim=64, format="Q6_K")),
+        (17, dict(num_heads=8, num_kv_heads=1, per_sequence=16)),  # a cluster
+        (32, dict(num_heads=2, num_kv_heads=2, head_dim=256)),
+    ],
+)
+def test_attention_leaves_f16_for_products_of_it(batch, sizes):
+    """Bit for bit what the chain gives, which has a launch for it."""
+    given, addends = operands(batch, n=16, **sizes)
+    assert launched(jq.paged_attention_matmul, *given, **addends) == ["paged_attention", "gemm"]
+    assert products(*given, **addends) == ["f16"]
+    apart = launched(jq.paged_attention_matmul, *given, fused=("matmul",), **addends)
+    assert apart == ["paged_attention", "quantize_f16", "gemm"]
+    with jq.implementation("sim"):
+        got = jq.paged_attention_matmul(*given, **addends)
+        np.testing.assert_array_equal(got, chain(*given, **addends))
+    *pages, w = given
+    heads = oracles.attention(*map(np.asarray, pages), scale=pages[0].shape[-1] ** -0.5)
+    want = heads.reshape(batch, -1) @ np.asarray(w.dequantize(), np.float64).T
+    assert nmse(got, want + addends["bias"] + addends["residual"]) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(num_heads=12, num_kv_heads=4, head_dim=64),  # three heads of a block
+        # a merge has one head
+        dict(num_heads=2, num_kv_heads=1, head_dim=128, per_sequence=2048, batch=17),
+    ],
+)
+def test_attention_leaves_q8_1_where_blocks_have_no_super_blocks(sizes):
+    given, addends = operands(**{"batch": 32, "n": 16} | sizes)
+    *attending, last = launched(jq.paged_attention_matmul, *given, **addends)
+    assert "quantize_q8_1" not in attending and last == "gemm"
+    assert products(*given, **addends) == ["int8"]
+    with jq.implementation("sim"):
+        got = jq.paged_attention_matmul(*given, **addends)
+        want = chain(*given, **addends, activations="q8_1")
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize(
     "sizes, activations",
     [

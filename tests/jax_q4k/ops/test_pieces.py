@@ -213,26 +213,32 @@ def test_arguments_that_do_not_fit(
         jq.paged_attention(**(given | pages | change))
 
 
-def test_pieces_that_fill_the_device_are_quantized_for_the_projection() -> None:
+@pytest.mark.parametrize(
+    "batch, format, quantizes, tolerance",
+    [(34, "Q8_0", "quantize_q8_1", 1e-4), (32, "Q4_K", "quantize_f16", 1e-6)],
+)
+def test_pieces_that_fill_the_device_are_quantized_for_the_projection(
+    batch: int, format: str, quantizes: str, tolerance: float
+) -> None:
     """They have no splits, whose merge would do it."""
-    batch, heads, rng = 34, 8, np.random.default_rng(1)
+    heads, rng = 8, np.random.default_rng(1)
     q = rng.standard_normal((batch, 2, heads, DIM), np.float32)
     pages = jnp.asarray(rng.standard_normal((batch, heads, 16, DIM)), jnp.bfloat16)
     tables = np.concatenate([np.arange(batch)[:, None], np.full((batch, 64), -1)], axis=1)
-    w = random_weights("Q8_0", 64, heads * DIM)
+    w = random_weights(format, 64, heads * DIM)
     call = functools.partial(jq.paged_attention_matmul, block_tables=tables, w=w)
     given = q, pages, pages
     lens = rng.integers(2, 17, batch)
     found = jq.explain(call, *given, context_lens=lens, platform="cuda").calls[0]
     names = [kernel.name for kernel in found.kernels]
-    assert names[:2] == ["causal_attention", "quantize_q8_1"] and len(names) == 3
+    assert names[:2] == ["causal_attention", quantizes] and len(names) == 3
     with jq.implementation("sim"):
         got = jax.jit(call)(*given, context_lens=lens)
     held = np.asarray(pages.astype(jnp.float32))
     seen = np.stack([lens - 1, lens], axis=1).reshape(-1)
     flat = q.reshape(-1, heads, DIM), held, held, np.repeat(tables, 2, axis=0), seen
     out = oracles.attention(*flat, DIM**-0.5).reshape(batch, 2, -1)
-    assert nmse(got, out @ np.asarray(w.dequantize()).T) <= 1e-4
+    assert nmse(got, out @ np.asarray(w.dequantize()).T) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])

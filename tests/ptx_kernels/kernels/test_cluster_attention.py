@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,12 @@ from helpers import nmse
 from oracles import stored
 
 from ptx_kernels import simulator
-from ptx_kernels.kernels.attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.attention import PagedAttentionConfig, leaves_f16, paged_attention
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.pages import PAGE_TYPES
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
+from ptx_kernels.ptx import Kernel
 from ptx_kernels.simulator import Traffic
 from ptx_kernels.simulator.traffic import total
 
@@ -102,30 +105,58 @@ def operands() -> tuple[np.ndarray, ...]:
     return q, *pages, rng.permutation(8).reshape(2, 4).astype(np.int32), np.array([61, 9], np.int32)
 
 
-@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
-def test_output_for_a_mat_vec(config: PagedAttentionConfig) -> None:
-    """Bit for bit what quantize_q8_1 makes of the f32 output."""
+#: A block of four heads is a super-block of f16.
+WHOLE = replace(LANES, queries=4)
+
+
+@pytest.mark.parametrize(
+    "config, output, quantize",
+    [
+        (LANES, "q8_1", quantize_q8_1),
+        (CORES, "q8_1", quantize_q8_1),
+        (WHOLE, "f16", quantize_f16),
+        (CORES, "f16", quantize_f16),
+    ],
+)
+def test_output_for_a_product(
+    config: PagedAttentionConfig, output: str, quantize: Callable[..., Kernel]
+) -> None:
+    """Bit for bit what quantize_q8_1 or quantize_f16 makes of the f32 output."""
     arguments = SMALL | dict(config=replace(config, splits=3))
     (out,) = simulate(arguments, *operands())
-    want = simulator.run(quantize_q8_1(rows=2, columns=512), out.reshape(2, 512))
-    for got, expected in zip(simulate(arguments, *operands(), output="q8_1"), want, strict=True):
+    want = simulator.run(quantize(rows=2, columns=512), out.reshape(2, 512))
+    for got, expected in zip(simulate(arguments, *operands(), output=output), want, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
-def test_blocks_and_warps_in_any_order(config: PagedAttentionConfig, seed: int) -> None:
+@pytest.mark.parametrize(
+    "config, output", [(LANES, "f32"), (CORES, "f32"), (WHOLE, "f16"), (CORES, "f16")]
+)
+def test_blocks_and_warps_in_any_order(
+    config: PagedAttentionConfig, output: str, seed: int
+) -> None:
     arguments = SMALL | dict(config=replace(config, splits=4))
-    (want,) = simulate(arguments, *operands())
+    want = simulate(arguments, *operands(), output=output)
     with simulator.perturbation(seed):
-        (got,) = simulate(arguments, *operands())
-    assert nmse(got, want) <= TOLERANCE
+        got = simulate(arguments, *operands(), output=output)
+    if output == "f32":
+        assert nmse(got[0], want[0]) <= TOLERANCE
+        return
+    values, means, scale = (
+        [np.asarray(each, np.float64) for each in pair] for pair in zip(got, want, strict=True)
+    )
+    np.testing.assert_array_equal(*scale)
+    # whose last bits may differ
+    assert nmse(*values) <= 1e-8 and nmse(*(pair.sum(-1) for pair in means)) <= 1e-8
 
 
-@pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
+@pytest.mark.parametrize(
+    "config, output", [(LANES, "f32"), (CORES, "f32"), (WHOLE, "f16"), (CORES, "f16")]
+)
 @pytest.mark.parametrize("which", [0, 1])
-def test_both_barriers_are_needed(config: PagedAttentionConfig, which: int) -> None:
-    kernel = paged_attention(**SMALL, config=replace(config, splits=3))
+def test_both_barriers_are_needed(config: PagedAttentionConfig, output: str, which: int) -> None:
+    kernel = paged_attention(**SMALL, output=output, config=replace(config, splits=3))
     barrier = "barrier.cluster.arrive.release.aligned;\n  barrier.cluster.wait.acquire.aligned;"
     parts = kernel.text.split(barrier)
     assert len(parts) == 3
@@ -146,7 +177,8 @@ def test_no_bank_conflicts(cluster: bool, head_dim: int, dtype: str) -> None:
     if dtype != "f32":
         configs.append(replace(configs[0], tensor_cores=True))
     for config in configs:
-        arguments = SMALL | dict(head_dim=head_dim, dtype=dtype, config=config)
-        kernel, traffic = paged_attention(**arguments), Traffic()
-        simulator.run(kernel, *random_operands(kernel), traffic=traffic)
-        assert total(traffic.shared).excess <= 1.1
+        for output in ("f32", "f16")[: 1 + leaves_f16(head_dim, 4)]:
+            arguments = SMALL | dict(head_dim=head_dim, dtype=dtype, output=output, config=config)
+            kernel, traffic = paged_attention(**arguments), Traffic()
+            simulator.run(kernel, *random_operands(kernel), traffic=traffic)
+            assert total(traffic.shared).excess <= 1.1

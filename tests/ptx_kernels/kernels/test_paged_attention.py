@@ -20,6 +20,7 @@ from ptx_kernels.kernels.attention import (
     paged_attention_rule,
 )
 from ptx_kernels.kernels.pages import HEAD_DIMS, PAGE_TYPES
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.tuning import choose
@@ -258,6 +259,53 @@ def test_output_for_a_mat_vec(splits: int) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize(
+    "dtype, heads, kv_heads, head_dim, config",
+    [
+        ("bf16", 16, 4, 128, PagedAttentionConfig(warps=2, tensor_cores=True)),
+        ("bf16", 16, 2, 96, PagedAttentionConfig(warps=3, tensor_cores=True)),
+        ("f32", 8, 2, 64, PagedAttentionConfig(warps=3)),
+        ("f32", 2, 1, 128, PagedAttentionConfig(warps=3)),  # warps with no super-block
+        ("f32", 3, 1, 256, PagedAttentionConfig(warps=2, queries=2)),  # a block of fewer heads
+        ("f32", 8, 1, 128, PagedAttentionConfig(warps=4, queries=4, teams=2)),
+        ("f32", 4, 1, 256, PagedAttentionConfig(splits=2)),  # a merge by itself
+        ("bf16", 8, 1, 64, PagedAttentionConfig(2, splits=3, tensor_cores=True, cluster=True)),
+        ("f32", 4, 1, 192, PagedAttentionConfig(warps=1, splits=2, cluster=True)),
+    ],
+)
+def test_output_for_products_of_f16(
+    dtype: str, heads: int, kv_heads: int, head_dim: int, config: PagedAttentionConfig
+) -> None:
+    """Bit for bit what quantize_f16 makes of the f32 output."""
+    arguments = dict(
+        batch=3,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        num_pages=3,
+        page_size=32,
+        pages_per_sequence=1,
+        scale=0.1,
+        dtype=dtype,
+        contiguous=not config.tensor_cores,
+        config=config,
+    )
+    rng = np.random.default_rng(0)
+    shape = (3, kv_heads, 32, head_dim)
+    k, v = (stored(rng.standard_normal(shape, np.float32), dtype) for _ in range(2))
+    q = rng.standard_normal((3, heads, head_dim), np.float32)
+    lengths = np.array([29, 0, 7], np.int32)
+    tables = [np.arange(3, dtype=np.int32)[:, None]] * config.tensor_cores
+    operands = (q, k, v, *tables, lengths)
+    (out,) = simulate(arguments, *operands)
+    columns = heads * head_dim
+    want = simulator.run(quantize_f16(rows=3, columns=columns), out.reshape(3, columns))
+    found = simulate(arguments, *operands, output="f16")
+    for got, expected in zip(found, want, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert out[[0, 2]].any() and not out[1].any()
+
+
 def test_sequences_may_share_pages() -> None:
     tables = np.array([[3, 1, 0], [3, 1, 2]])
     got, want = run([40, 48], tables=tables, num_pages=4)
@@ -382,6 +430,20 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         (dict(config=PagedAttentionConfig(cluster=True)), "cluster: splits=1 must be 2 to 8"),
         (dict(output="bf16"), "output='bf16' must be f32"),
         (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),
+        (
+            dict(output="f16", num_heads=3, num_kv_heads=1, head_dim=64),
+            "f16 where 3 of a block's heads also fill multiples of 256",
+        ),
+        (
+            dict(
+                output="f16",
+                num_heads=6,
+                num_kv_heads=1,
+                head_dim=64,
+                config=PagedAttentionConfig(queries=4),
+            ),
+            "f16 where 1 of a block's heads also fill multiples of 256",
+        ),
         (
             dict(output="q8_1", config=PagedAttentionConfig(splits=2)),
             "output='q8_1' must be f32 of splits=2 that are no cluster",

@@ -104,6 +104,26 @@ def test_loops_of_joined_matrices():
     assert low * 6 == high * 4 and {each.trips for each in found} == {found[0].trips}
 
 
+def test_loops_of_joined_matrices_on_tensor_cores():
+    """As many instructions as each format's alone, though one needs fewer products than another."""
+    (case,) = (case for case in CASES if case.label == "qkv_gemm-Q4_K-Q6_K-m8")
+    kernels = [
+        KERNELS["qkv_gemm"](**case.arguments | {"formats": formats})
+        for formats in (case.arguments["formats"], ("Q4_K",) * 3, ("Q6_K",) * 3)
+    ]
+    machines = [code(kernel, "sm_90") for kernel in kernels]
+    both, low, high = (machine.stretches.peers for machine in machines)
+    assert [loop.count("mma") for loop in both] == [
+        loop.count("mma") for loop in (*low[:2], high[2])
+    ]
+    assert machines[0].body == both[2]  # of the most products, which all blocks wait for
+    for loop, alone in zip(both, (*low[:2], high[2]), strict=True):
+        assert loop.issued() == pytest.approx(alone.issued(), rel=0.03)
+    found = [each.quant_bytes for each in work_of_loops(kernels[0], machines[0])]
+    assert found == [64, 64, 96]  # of 16 rows of 256 weights
+    assert figures(kernels[0], "sm_90").instructions_per_quant_byte == both[2].issued() / 96
+
+
 def test_work_without_a_loop():
     kernel = KERNELS["quantize_q8_1"](rows=3, columns=4096)
     found = work.work(kernel, Loop(()), whole=True)
