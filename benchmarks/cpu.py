@@ -1,25 +1,26 @@
-"""Speed on a CPU, ours and llama.cpp's: `python -m benchmarks.cpu`.
+"""Speed on a CPU, ours, llama.cpp's and ik_llama.cpp's: `python -m benchmarks.cpu`.
 
-Options: `--model FILE`, `--shape NAME`, `--llama-bench PATH`.
+Options: `--model FILE`, `--shape NAME`, `--llama-cpp FOLDER`, `--ik-llama-cpp FOLDER`,
+`--contexts`, `--rounds N`.
 
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
 from loading to the first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens;
-32 tokens decoded after none and after 2048; and the largest resident memory: loaded, at the first
-token, in all, and of a process that runs but a prompt of 512. The cache is f16, as llama.cpp has
-it. With the path of a `llama-bench` the same file is measured by it in turn, with as many threads
-on the same cores; its time to the first token is that of its whole process, which has nothing to
-import or to compile. Rates are medians of some runs after one that compiles; beside decoding stands
-the rate at which packed weights are read, and what these cores can read at all.
+32 tokens decoded after none and after 2048, and for 2 to 16 sequences together; and the largest
+resident memory: loaded, at the first token, in all, and of a process that runs but a prompt of 512.
+The cache is f16, as llama.cpp has it. With the folders of peers' programs the same file is measured
+by them in turn, with as many threads on the same cores, with and without their fused attention and
+repacking, whichever is faster; their time to the first token is that of a whole process, which has
+nothing to import or to compile. A round measures all of them; figures are medians of the rounds,
+and ratios are printed with the least and the greatest of them. Beside decoding stands the rate at
+which packed weights are read, and what these cores can read at all.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,18 +32,23 @@ from typing import Any
 from tools.results import write_results
 
 from .common import RESULTS, core_sets, on_cores
+from .cpu_peers import Peer
 
 #: Names of `random_file.SHAPES`.
 SHAPES = ("llama-1b", "gemma3-1b", "moe-3b", "qwen35-800m")
 
+IK = "ik_llama.cpp"
+PEERS = {"llama.cpp": "llama-cpp", IK: "ik-llama-cpp"}  # name -> option
+
 FIRST_PROMPT = (1, 300, 301, 302)
 PROMPTS = (128, 512)
 CONTEXTS = (0, 2048)
+BATCHES = (2, 4, 8, 16)
 NEW_TOKENS = 32
 REPEATS = 3
 
 
-def measure(path: str, started: float) -> dict[str, Any]:
+def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
     """Figures of this process, on the cores that it may use; `started`: the time of its start."""
     import jax.numpy as jnp
 
@@ -65,8 +71,10 @@ def measure(path: str, started: float) -> dict[str, Any]:
         }
         for tokens in PROMPTS:
             figures[f"prefill_{tokens}"] = tokens / _prefill_seconds(model, tokens)
-        for context in CONTEXTS:
+        for context in contexts:
             figures[f"decode_{context}"] = NEW_TOKENS / _decode_seconds(model, context)
+        for batch in BATCHES:
+            figures[f"batch_{batch}"] = batch * NEW_TOKENS / _decode_seconds(model, 0, batch)
         size = sum(leaf.nbytes for leaf in model.weights)
         figures["peak_megabytes"] = _peak_megabytes()
         figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
@@ -87,45 +95,45 @@ def peak_of_prompt(path: str, tokens: int) -> float:
     return _peak_megabytes()
 
 
-def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
-    """The state after a random prompt, with a cache for `room` tokens more."""
+def _prefill(model: Any, tokens: int, room: int = 16, batch: int = 1) -> Any:
+    """The state after random prompts, with a cache for `room` tokens more of each."""
     import jax.numpy as jnp
     import numpy as np
 
     from jax_q4k.models.kv_cache import PagedCache
 
-    cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
+    cache = PagedCache.create(model.config, batch, tokens + room, dtype=jnp.float16)
     ids = (
         np.random.default_rng(0)
-        .integers(300, model.config.vocab_size, (1, tokens))
+        .integers(300, model.config.vocab_size, (batch, tokens))
         .astype(np.int32)
     )
-    lengths = np.array([tokens], np.int32)
-    return model.programs().start(model.weights, ids, lengths, cache, _parameters(room))
+    lengths = np.full(batch, tokens, np.int32)
+    return model.programs().start(model.weights, ids, lengths, cache, _parameters(room, batch))
 
 
-def _parameters(tokens: int) -> Any:
-    """Of one row that takes the likeliest tokens."""
+def _parameters(tokens: int, batch: int = 1) -> Any:
+    """Of rows that take the likeliest tokens."""
     from jax_q4k.models.sampling import Sampling
     from jax_q4k.models.ways import Parameters
 
-    return Parameters.of([Sampling(max_new_tokens=tokens)])
+    return Parameters.of([Sampling(max_new_tokens=tokens)] * batch)
 
 
 def _prefill_seconds(model: Any, tokens: int) -> float:
     return _median(lambda _: _prefill(model, tokens))
 
 
-def _decode_seconds(model: Any, context: int) -> float:
-    """Seconds for NEW_TOKENS after a prompt of `context` tokens, at least 1.
+def _decode_seconds(model: Any, context: int, batch: int = 1) -> float:
+    """Seconds for NEW_TOKENS after prompts of `context` tokens, at least 1.
 
     Each run starts from where the prompt left the cache.
     """
     import jax
     import jax.numpy as jnp
 
-    before = _prefill(model, max(context, 1), NEW_TOKENS + 1)
-    parameters = _parameters(NEW_TOKENS + 1)
+    before = _prefill(model, max(context, 1), NEW_TOKENS + 1, batch)
+    parameters = _parameters(NEW_TOKENS + 1, batch)
     until = before.step + NEW_TOKENS
     return _median(
         lambda state: model.programs().loop(model.weights, state, parameters, until),
@@ -168,39 +176,50 @@ def read_bandwidth(cores: int) -> float:
     return best
 
 
-def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
-    """The same figures by llama.cpp, with a thread on each of these cores."""
+def their_figures(peer: Peer, path: str, cores: set[int], contexts: list[int]) -> dict[str, Any]:
+    """The figures of `measure` that a peer's programs have, and memory."""
+    figures = peer.measure(
+        path,
+        cores,
+        prompts=PROMPTS,
+        contexts=contexts,
+        batches=BATCHES,
+        tokens=NEW_TOKENS,
+        repeats=REPEATS,
+    )
+    first = peer.first_token(path, cores, len(FIRST_PROMPT), REPEATS)
+    for name in ("load_to_first_token_seconds", "process_to_first_token_seconds"):
+        figures[name] = first["seconds"]
+    figures["peak_megabytes_first_token"] = first["megabytes"]
+    whole = peer.first_token(path, cores, max(PROMPTS))
+    return figures | {f"peak_megabytes_{max(PROMPTS)}": whole["megabytes"]}
 
-    def run(*arguments: str) -> tuple[Any, float, float]:
-        """llama-bench's output, its seconds and its largest resident memory."""
-        command = [program, "-m", path, "-t", str(len(cores)), "-o", "json", *arguments]
-        ours = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)  # a process inherits them
-        begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        os.sched_setaffinity(0, ours)
-        assert process.stdout is not None
-        printed = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
-        return json.loads(printed), time.perf_counter() - begin, usage.ru_maxrss / 1024
 
-    once = ["-n", "0", "-r", "1", "--no-warmup"]
-    first = [run("-p", str(len(FIRST_PROMPT)), *once) for _ in range(REPEATS)]
-    seconds = statistics.median(seconds for _, seconds, _ in first)
-    figures = {"load_to_first_token_seconds": seconds, "process_to_first_token_seconds": seconds}
-    figures["peak_megabytes_first_token"] = max(peak for _, _, peak in first)
-    figures[f"peak_megabytes_{max(PROMPTS)}"] = run("-p", str(max(PROMPTS)), *once)[2]
-    prompts, depths = ",".join(map(str, PROMPTS)), ",".join(map(str, CONTEXTS))
-    # Without and with its fused attention: the faster one counts.
-    ways = ["-r", str(REPEATS), "-fa", "0,1"]
-    for arguments in (["-p", prompts, "-n", "0"], ["-p", "0", "-n", str(NEW_TOKENS), "-d", depths]):
-        for row in run(*ways, *arguments)[0]:
-            figures["build"] = row["build_commit"]
-            name = f"prefill_{row['n_prompt']}" if row["n_prompt"] else f"decode_{row['n_depth']}"
-            figures[name] = max(row["avg_ts"], figures.get(name, 0))
-    return figures
+def our_figures(path: str, cores: set[int], contexts: list[int]) -> dict[str, Any]:
+    """The figures of `measure` and `peak_of_prompt`, each of a process on these cores."""
+    figures: dict[str, Any] = on_cores(cores, "cpu", "measure", path, time.time(), contexts)
+    peak = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))
+    return figures | {f"peak_megabytes_{max(PROMPTS)}": peak}
+
+
+def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure the median; what is no number is alike in all."""
+    return {
+        name: value
+        if isinstance(value, str)
+        else statistics.median(figures[name] for figures in rounds)
+        for name, value in rounds[0].items()
+    }
+
+
+def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """Of each figure that both have, ours over theirs: (least, median, greatest) of the rounds."""
+    found = {}
+    for name, value in theirs[0].items():
+        if name in ours[0] and not isinstance(value, str):
+            each = sorted(a[name] / b[name] for a, b in zip(ours, theirs, strict=True))
+            found[name] = [round(r, 3) for r in (each[0], statistics.median(each), each[-1])]
+    return found
 
 
 def main(arguments: list[str]) -> int:
@@ -209,10 +228,17 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--model", help="a GGUF file; one of random weights is written otherwise")
     parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0], help="of the random weights")
-    parser.add_argument("--llama-bench", help="llama.cpp's benchmark, to measure in turn")
+    for name, option in PEERS.items():
+        parser.add_argument(
+            f"--{option}", type=Path, metavar="FOLDER", help=f"of {name}'s programs, to measure"
+        )
     parser.add_argument(
         "--cores", type=int, nargs="+", default=[1, 2], help="how many, each measured by itself"
     )
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=CONTEXTS, help="tokens before those decoded"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="how often all are measured in turn")
     parser.add_argument(
         "--json", type=Path, help="where the results go; benchmarks/results/cpu.json, or cpu_SHAPE"
     )
@@ -225,28 +251,25 @@ def main(arguments: list[str]) -> int:
 
             print(f"writing {path} ...")
             random_file.write(path, random_file.SHAPES[options.shape])
+    folders = {name: getattr(options, option.replace("-", "_")) for name, option in PEERS.items()}
+    peers = [Peer(name, at, repacks=name == IK) for name, at in folders.items() if at]
     results = []
     for cores in core_sets(options.cores):
-        count = len(cores)
-        ours = on_cores(cores, "cpu", "measure", path, time.time())
-        ours[f"peak_megabytes_{max(PROMPTS)}"] = on_cores(
-            cores, "cpu", "peak_of_prompt", path, max(PROMPTS)
-        )
-        theirs = llama_bench(options.llama_bench, cores, path) if options.llama_bench else {}
-        results.append({"threads": count, "ours": ours, "llama.cpp": theirs})
-        print(f"{count} thread{'s' * (count > 1)}")
-        for name, value in ours.items():
-            if isinstance(value, str):
-                print(f"  {name:32}{value:>10}")
-                continue
-            peer = (
-                f"{theirs[name]:10.2f} llama.cpp, ratio {value / theirs[name]:.2f}"
-                if name in theirs
-                else ""
-            )
-            print(f"  {name:32}{value:10.2f}{peer}")
+        rounds: dict[str, list[dict[str, Any]]] = {}
+        for _ in range(options.rounds):
+            ours = our_figures(path, cores, list(options.contexts))
+            rounds.setdefault("ours", []).append(ours)
+            for peer in peers:
+                figures = their_figures(peer, path, cores, list(options.contexts))
+                rounds.setdefault(peer.name, []).append(figures)
+        row: dict[str, Any] = {"threads": len(cores)}
+        row |= {who: medians(each) for who, each in rounds.items()}
+        row["ratios"] = {peer.name: ratios(rounds["ours"], rounds[peer.name]) for peer in peers}
+        results.append(row)
+        _print(row)
     settings = {
         "model": Path(path).name,
+        "rounds": options.rounds,
         "repeats": REPEATS,
         "load_before": round(os.getloadavg()[0], 1),
     }
@@ -257,6 +280,22 @@ def main(arguments: list[str]) -> int:
         )
     )
     return 0
+
+
+def _print(row: dict[str, Any]) -> None:
+    """Figures of one number of threads, with those of peers and ratios beside them."""
+    print(f"{row['threads']} thread{'s' * (row['threads'] > 1)}")
+    for name, value in row["ours"].items():
+        if isinstance(value, str):
+            print(f"  {name:32}{value:>10}")
+            continue
+        beside = ""
+        for peer, found in row["ratios"].items():
+            if name in found:
+                least, middle, most = found[name]
+                beside += f"{row[peer][name]:10.2f} {peer}, "
+                beside += f"ratio {middle:.2f} ({least:.2f} to {most:.2f})"
+        print(f"  {name:32}{value:10.2f}{beside}")
 
 
 if __name__ == "__main__":

@@ -24,13 +24,26 @@ SMALL = dataclasses.replace(
     num_kv_heads=2,
 )
 
-PEER = """#!{python}
+#: Both programs of a peer: rates of prompts, depths and batches that nobody measured.
+BENCH = """#!{python}
 import json, sys
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-prompts, depths = given.get("-p", "0").split(","), given.get("-d", "0").split(",")
-rows = [(int(p), int(d)) for p in prompts for d in depths]
-made = [dict(n_prompt=p, n_depth=d, avg_ts=1000.0 + p + d) for p, d in rows]
-print(json.dumps([row | dict(build_commit="abc") for row in made]))
+rows, slower = [], 100.0 * (given.get("-rtr") == "0")
+for prompt in map(int, given["-p"].split(",")):
+    rows.append(dict(n_prompt=prompt, n_depth=int(given.get("-d", 0)), n_gen=int(given["-n"])))
+if "-gp" in given:
+    rows = [dict(n_prompt=2048, n_depth=0, n_gen=32)]
+for row in rows:
+    row.update(avg_ts=1000.0 + row["n_prompt"] + row["n_depth"] - slower, build_commit="abc")
+print("said before")
+print(json.dumps(rows, indent=2))
+"""
+BATCHED = """#!{python}
+import sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("|  PP |  TG |  B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s |", file=sys.stderr)
+for batch in given["-npl"].split(","):
+    print(f"|  16 |  32 | {{batch}} |  48 | 0.728 | 43.96 | 0.778 | {{batch}}0.56 | 1.5 |")
 """
 
 
@@ -53,23 +66,25 @@ def test_a_file_of_random_weights(file):
 
 
 @needs_native
-def test_both_are_measured_and_compared(file, tmp_path, capsys):
-    peer, results = tmp_path / "llama-bench", tmp_path / "cpu.json"
-    peer.write_text(PEER.format(python=sys.executable))
-    peer.chmod(peer.stat().st_mode | stat.S_IXUSR)
+def test_all_are_measured_and_compared(file, tmp_path, capsys):
+    folder, results = tmp_path / "bin", tmp_path / "cpu.json"
+    folder.mkdir()
+    for name, text in (("llama-bench", BENCH), ("llama-batched-bench", BATCHED)):
+        program = folder / name
+        program.write_text(text.format(python=sys.executable))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
     mine = os.sched_getaffinity(0)
-    assert (
-        cpu.main(
-            ["--model", file, "--llama-bench", str(peer), "--cores", "1", "--json", str(results)]
-        )
-        == 0
-    )
+    peers = ["--llama-cpp", str(folder), "--ik-llama-cpp", str(folder)]
+    given = ["--model", file, *peers, "--cores", "1", "--json", str(results)]
+    assert cpu.main(given) == 0
     assert os.sched_getaffinity(0) == mine
     written = json.loads(results.read_text())
     (row,) = written["results"]
     ours, theirs = row["ours"], row["llama.cpp"]
     assert row["threads"] == 1 and ours["kernels"] == native.kernels() and theirs["build"] == "abc"
     assert theirs["prefill_512"] == 1512 and theirs["decode_2048"] == 3048
+    assert row["ik_llama.cpp"]["decode_2048"] == 3048  # repacked
+    assert theirs["batch_4"] == 40.56
     assert set(theirs) - {"build"} <= set(ours) and all(
         value > 0 for value in ours.values() if value != ours["kernels"]
     )
@@ -83,4 +98,13 @@ def test_both_are_measured_and_compared(file, tmp_path, capsys):
         <= ours["peak_megabytes_first_token"]
         <= ours["peak_megabytes"]
     )
-    assert f"llama.cpp, ratio {ours['decode_0'] / 1000:.2f}" in capsys.readouterr().out
+    ratio = ours["decode_0"] / 1000
+    assert row["ratios"]["llama.cpp"]["decode_0"][1] == pytest.approx(ratio, abs=1e-3)
+    assert f"llama.cpp, ratio {ratio:.2f} (" in capsys.readouterr().out
+
+
+def test_rounds_are_put_together_by_medians_and_ratios_with_their_spread():
+    ours = [{"kernels": "avx2", "decode_0": speed} for speed in (30.0, 10.0, 20.0)]
+    theirs = [{"build": "a", "decode_0": speed} for speed in (10.0, 10.0, 10.0)]
+    assert cpu.medians(ours) == {"kernels": "avx2", "decode_0": 20.0}
+    assert cpu.ratios(ours, theirs) == {"decode_0": [1.0, 2.0, 3.0]}

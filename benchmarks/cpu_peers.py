@@ -1,0 +1,131 @@
+"""Speed of llama.cpp and of ik_llama.cpp on a CPU, each in its fastest way, by their benchmarks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .common import part_of
+
+#: A row of `llama-batched-bench`: tokens of prompts, tokens decoded, sequences, ..., speeds.
+_BATCH_ROW = re.compile(r"^\|\s*\d+ \|\s*\d+ \|\s*(\d+) \|" + r"[^|]*\|" * 4 + r"\s*([\d.]+) \|")
+_BATCH_PROMPT = 16  # tokens of each sequence of a batch before the first that is decoded
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A build of llama.cpp, or of ik_llama.cpp, which can repack weights as it loads them.
+
+    Attributes:
+      name: as results call it.
+      folder: that holds `llama-bench` and, for batches, `llama-batched-bench`.
+      repacks: whether its programs know `-rtr`; each figure is then the better with it or without.
+    """
+
+    name: str
+    folder: Path
+    repacks: bool = False
+
+    def measure(
+        self,
+        path: str,
+        cores: set[int],
+        *,
+        prompts: Sequence[int],
+        contexts: Sequence[int],
+        batches: Sequence[int],
+        tokens: int,
+        repeats: int,
+    ) -> dict[str, Any]:
+        """Tokens per second, by names as `benchmarks.cpu.measure` gives them.
+
+        Of prompts, of `tokens` decoded behind contexts, and of batches of sequences together.
+        """
+        rows = self._bench(path, cores, repeats, "-p", _joined(prompts), "-n", "0")
+        found = [(f"prefill_{row['n_prompt']}", row["avg_ts"]) for row in rows]
+        for context in contexts:
+            behind = ["-n", "0", "-gp", f"{context},{tokens}"] if self.repacks else None
+            if not context or not behind:
+                behind = ["-n", str(tokens)] + (["-d", str(context)] if context else [])
+            made = self._bench(path, cores, repeats, "-p", "0", *behind)
+            found += [(f"decode_{context}", row["avg_ts"]) for row in made]
+        found += self._batches(path, cores, batches, tokens)
+        return _best(found) | {"build": rows[0]["build_commit"]}
+
+    def first_token(
+        self, path: str, cores: set[int], prompt: int, repeats: int = 1
+    ) -> dict[str, float]:
+        """A process that reads a prompt: seconds from start to end, and MiB of memory."""
+        given = ["-p", str(prompt), "-n", "0", "-r", "1", "-o", "json"]
+        given += ["-w", "0"] if self.repacks else ["--no-warmup"]
+        runs = [self._run("llama-bench", path, cores, *given) for _ in range(repeats)]
+        return {
+            "seconds": statistics.median(seconds for _, seconds, _ in runs),
+            "megabytes": max(peak for _, _, peak in runs),
+        }
+
+    def _batches(
+        self, path: str, cores: set[int], batches: Sequence[int], tokens: int
+    ) -> list[tuple[str, float]]:
+        if not batches or not (self.folder / "llama-batched-bench").exists():
+            return []
+        room = max(batches) * (tokens + _BATCH_PROMPT)
+        given = ["-c", str(room), "-npp", str(_BATCH_PROMPT), "-ntg", str(tokens)]
+        found = []
+        for way in [[], ["-rtr"]] if self.repacks else [[]]:
+            arguments = [*given, "-npl", _joined(batches), *way]
+            printed, _, _ = self._run("llama-batched-bench", path, cores, *arguments)
+            rows = filter(None, map(_BATCH_ROW.match, printed.splitlines()))
+            found += [(f"batch_{row[1]}", float(row[2])) for row in rows]
+        return found
+
+    def _bench(self, path: str, cores: set[int], repeats: int, *arguments: str) -> list[Any]:
+        """Rows of llama-bench, without and with fused attention, and without and with repacking."""
+        rows = []
+        for way in [["-rtr", "0"], ["-rtr", "1"]] if self.repacks else [[]]:
+            given = ["-r", str(repeats), "-fa", "0,1", "-o", "json", *arguments, *way]
+            printed, _, _ = self._run("llama-bench", path, cores, *given)
+            rows += json.loads(printed[printed.index("[\n") :])
+        return rows
+
+    def _run(
+        self, program: str, path: str, cores: set[int], *arguments: str
+    ) -> tuple[str, float, float]:
+        """What a program prints, its seconds and its largest resident memory, MiB."""
+        command = [str(self.folder / program), "-m", path, "-t", str(len(cores)), *arguments]
+        rows_go = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
+        ours = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # a process inherits them
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=rows_go, text=True)
+        os.sched_setaffinity(0, ours)
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
+        return printed, time.perf_counter() - begin, usage.ru_maxrss / 1024
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _best(figures: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """The highest figure of each name."""
+    best: dict[str, Any] = {}
+    for name, figure in figures:
+        best[name] = max(figure, best.get(name, 0.0))
+    return best
+
+
+if __name__ == "__main__":
+    part_of("cpu", __doc__)
