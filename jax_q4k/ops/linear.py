@@ -60,7 +60,8 @@ def matmul(
         eight rows (under `vmap`, of all examples together), and more where k is a multiple of 64.
         None takes what `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native,
         and for ptx and sim what is fastest: `q8_1`, or, of many rows on some GPUs, x rounded to
-        float16, 256 columns of a row by a common power of two.
+        float16, 256 columns of a row by a common power of two. Of so many rows that XLA's product
+        is faster, x and the decoded weights are rounded to float16, rows by a power of two.
 
     Returns:
       (..., n) of x's dtype.
