@@ -15,7 +15,7 @@ from ptx_kernels.machine_code import ptxas
 from tools import aot
 from tools.launches import layer_launches
 from tools.random_model import LLAMA_3_1_8B, random_model
-from tools.thunks import Thunk
+from tools.thunks import Array, Thunk
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -96,6 +96,29 @@ def test_a_short_prompt_stays_packed():
     assert not any(t.name.startswith("decode") for t in program.launches)
     results = {str(r) for t in program.launches if t.instruction for r in t.instruction.results}
     assert "f32[512,14336]" not in results
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_loop_decodes_again_in_every_turn(stacked):
+    """What a loop does not change is not decoded in front of it, to stay in memory meanwhile."""
+    blocks = jax.ShapeDtypeStruct((*(4,) * stacked, 4096, 16, 144), jnp.uint8)
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+
+    @jax.jit
+    def loop(x, blocks):
+        w = jq.QuantizedArray("Q4_K", (*blocks.shape[:-2], 4096), (blocks,))
+
+        def turn(i, x):
+            return jq.matmul(x, w, index=i if stacked else None, residual=x)
+
+        return jax.lax.fori_loop(0, 4, turn, x)
+
+    program = aot.compile_program(loop, x, blocks, options=models.CUDA_COMPILER_OPTIONS)
+    inside = [t.name for t in program.launches if t.is_in("kWhile")]
+    outside = [t.name for t in program.launches if not t.is_in("kWhile")]
+    assert inside.count("decode_q4_k") == inside.count("kCublasLtMatmul") == 1
+    assert not any(name.startswith("decode") for name in outside)
+    assert not program.rewrites(Array("u8", blocks.shape))
 
 
 def test_by_itself_xla_takes_a_kernel_of_its_own():
