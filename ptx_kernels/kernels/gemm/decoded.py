@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...devices import Device, Target
 from ...formats import get as block_format
+from ...formats.base import BlockFormat
 from ...limits import MAX_F16_ROW, MAX_MATRICES, gemm_takes
 from ...ptx import KernelError
 from ..family import Key, Match, Rule, TableRows
-from .rules import f16_products_rule, fused_gemm_rule
+from .rules import FEW_ROWS, f16_products_rule, fused_gemm_rule
 from .tilings import Shape
 
-#: Factors by which decoded products have to win over packed ones of each kind. cuBLAS may reach 600
+#: Factors by which decoded products have to win over others of each kind. cuBLAS may reach 600
 #: TFLOP/s where 700 are taken, and `Shape.seconds` is above the cost model's: up to 1.2 times for
 #: f16 products, 1.4 to 1.6 times for int8 ones.
-_GAIN = {"f16": 1.25, "int8": 1.8}
+_GAIN = {"f16": 1.25, "int8": 1.8, "f32": 1.25}
 
 #: Seconds of a launch, and of what its first bytes wait.
 _LAUNCH_SECONDS = 2.1e-6
@@ -34,7 +36,7 @@ class DecodedProducts:
 
     Attributes:
       decoded: weights become f16 in memory, then XLA multiplies them; False: tensor-core kernels
-        multiply packed weights.
+        multiply packed weights, or XLA float32 ones of formats that these do not take.
     """
 
     decoded: bool = False
@@ -52,18 +54,41 @@ def _decoded(
     """Whether matrices of `rows` are decoded for m rows of activations; two may gate each other.
 
     Decoding takes the same time for any m, so it pays above a length: there the rate of products
-    decides, `wgmma`'s in cuBLAS against that of `mma.sync` with the unpacking around it.
+    decides, `wgmma`'s in cuBLAS against that of `mma.sync` with the unpacking around it. Formats
+    without tiles are decoded to float32 otherwise.
     """
     facts, matrices = device.facts, len(formats)
-    if facts is None or facts.dot_float_ops is None or not decodable(rows, columns, matrices):
+    if m <= FEW_ROWS or facts is None or facts.dot_float_ops is None:
         return DecodedProducts()
-    if not all(gemm_takes(name, columns) for name in formats):
+    if not decodable(rows, columns, matrices):
         return DecodedProducts()
-    products = "f16" if f16_products_rule(device, formats, m) else "int8"
-    tiling = fused_gemm_rule(device, formats, rows, columns, m, "f32", products)
-    packed = Shape(device, formats, rows, columns, m).seconds(tiling)
+    if all(gemm_takes(name, columns) for name in formats):
+        products = "f16" if f16_products_rule(device, formats, m) else "int8"
+        tiling = fused_gemm_rule(device, formats, rows, columns, m, "f32", products)
+        otherwise = Shape(device, formats, rows, columns, m).seconds(tiling)
+    else:
+        products = "f32"
+        otherwise = _float_seconds(facts, formats, rows, columns, m)
     seconds = _decoded_seconds(facts, formats, rows, columns, m)
-    return DecodedProducts(seconds * _GAIN[products] < packed)
+    return DecodedProducts(seconds * _GAIN[products] < otherwise)
+
+
+def _each(formats: tuple[str, ...], rows: tuple[int, ...]) -> Iterable[tuple[BlockFormat, int]]:
+    """Format and rows of each matrix."""
+    pair = len(formats) > len(rows)
+    return zip(map(block_format, formats), rows * 2 if pair else rows, strict=True)
+
+
+def _float_seconds(
+    facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
+) -> float:
+    """Seconds of float32 products of decoded weights, which formats without tiles have else."""
+    rate = 2 * facts.fp32_lanes * facts.multiprocessors * facts.clock_hz
+    seconds = 0.0
+    for block, n in _each(formats, rows):
+        moved = n * columns * (4 + block.block_bytes / block.block_size)
+        seconds += moved / facts.bandwidth + 2 * m * n * columns / rate + 2 * _LAUNCH_SECONDS
+    return seconds
 
 
 def _decoded_seconds(
@@ -75,8 +100,7 @@ def _decoded_seconds(
     """
     pair = len(formats) > len(rows)
     seconds = 0.0
-    for name, n in zip(formats, rows * 2 if pair else rows, strict=True):
-        block = block_format(name)
+    for block, n in _each(formats, rows):
         decoded = n * columns * (2 + block.block_bytes / block.block_size)
         passed = m * n * (3 if pair else 8)
         seconds += (decoded + passed) / facts.bandwidth + dot_seconds(facts, n, columns, m)

@@ -58,8 +58,11 @@ def test_what_has_no_kernels_is_not_decoded(rows, columns):
     assert not decoded(("Q4_K",), rows, columns, 8192)
 
 
-def test_what_tensor_cores_do_not_take_is_not_decoded():
-    assert not decoded(("IQ2_XXS",), (4096,), 4096, 8192)
+@pytest.mark.parametrize("formats", [("IQ2_XXS",), ("IQ2_XXS", "Q4_K")], ids=str)
+def test_what_tensor_cores_do_not_take_is_decoded_early(formats):
+    """It would be decoded to float32."""
+    assert not decoded(formats, (4096,), 4096, 64)
+    assert all(decoded(formats, (4096,), 4096, m) for m in (256, 512, 4096))
 
 
 def _table(tmp_path, monkeypatch, **changes):
