@@ -114,7 +114,7 @@ def implementation(
       activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the
         CUDA path has a kernel that takes them so; `f32`: never quantized; None: `f32` for xla,
         `q8_1` for native, what is fastest for ptx and sim: `q8_1`, or float16 for many rows on some
-        GPUs (`jq.explain` says which).
+        GPUs, of long prompts together with decoded weights (`jq.explain` says which).
       fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their
         steps; the others are chains of simpler ones. False: none. None: all, each wherever it pays.
       prefetch: whether launches ask for weights of later ones, those that operations are told by

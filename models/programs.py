@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from .decoder import Decoder
 
 #: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
-#: by itself.
+#: by itself. Products of decoded weights are cuBLAS's: where XLA cannot measure, ahead of time, it
+#: would take kernels of its own with tiles far too small for long prompts.
 CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
     "xla_gpu_graph_min_graph_size": "1",
+    "xla_gpu_enable_triton_gemm": "False",
 }
 
 #: Of a model; with a draft model, a tuple of both models'.

@@ -25,6 +25,8 @@ class Device:
         `mma.sync`.
       mma_float_ops: the same of f16 and bf16, added up in f32.
       tensor_clock_hz: of the multiprocessors while tensor cores work; None: the boost clock.
+      dot_float_ops: f16 operations/s of XLA's product of large matrices, by cuBLAS; None: not
+        known.
       block_shared_bytes: shared memory that a block can have (CUDA programming guide).
     """
 
@@ -40,6 +42,7 @@ class Device:
     mma_int8_ops: int = 4096
     mma_float_ops: int = 2048
     tensor_clock_hz: float | None = None
+    dot_float_ops: float | None = None
     block_shared_bytes: int = 227 << 10
 
     @property
@@ -83,6 +86,10 @@ _geforce = functools.partial(
     Device, mma_int8_ops=2048, mma_float_ops=512, block_shared_bytes=LEAST_BLOCK_SHARED_BYTES
 )
 
+#: f16 operations/s of a product by cuBLAS on an H100 or H200 of 700 W. Others measured 788e12 on an
+#: H200 for 8192 x 8192 x 8192, with a clock that sinks with the power; layers' shapes have less.
+_HOPPER_DOT = 700e12
+
 #: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of
 #: each model; the H200's L2 as it reports it. The H200's 4.3 TB/s was measured; the clock under
 #: tensor load follows from what its products of large matrices reach. Hopper's `mma.sync` reaches
@@ -101,6 +108,7 @@ DEVICES: dict[str, Device] = {
             mma_int8_ops=5080,
             mma_float_ops=2540,
             tensor_clock_hz=1.7e9,
+            dot_float_ops=_HOPPER_DOT,
         ),
         Device(
             "H100",
@@ -113,6 +121,7 @@ DEVICES: dict[str, Device] = {
             mma_int8_ops=5080,
             mma_float_ops=2540,
             tensor_clock_hz=1.7e9,
+            dot_float_ops=_HOPPER_DOT,
         ),
         Device(
             "H100 PCIe",

@@ -26,6 +26,9 @@ GROUP = 32
 #: f16 activations: values that share a scale.
 SUPER_BLOCK = 256
 
+#: f16 rows that share a scale: the longest one, of which a block of threads holds 32 values each.
+MAX_F16_ROW = 32768
+
 #: Rows of activations that a mat-vec takes; above, tensor cores are the better way.
 MAX_ROWS = 8
 

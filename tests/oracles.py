@@ -71,6 +71,21 @@ def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rounded.reshape(x.shape), scale
 
 
+def half_rows(x: np.ndarray, below: int = 1 << 15) -> tuple[np.ndarray, np.ndarray]:
+    """float32 (m, k) -> float16 (m, k) and what each row is over, float32 (m,).
+
+    A power of two brings the row's largest magnitude into [below / 2, below); not less than 2^-126.
+    """
+    largest = np.abs(x).max(-1)
+    _, exponent = np.frexp(np.where(np.isfinite(largest), largest, 0))
+    exponent = np.clip(exponent - (below.bit_length() - 1), -126, 126)
+    exponent = np.where(largest == 0, -126, exponent)
+    scale = np.where(np.isfinite(largest), np.exp2(exponent.astype(np.float64)), np.nan)
+    with np.errstate(invalid="ignore"):
+        values = (x / scale[:, None]).astype(np.float32).astype(np.float16)
+    return values, scale.astype(np.float32)
+
+
 def half_operands(x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Operands by which f16 products take float32 x (m, k), and the float64 numbers they mean."""
     values, scale = halves(x)

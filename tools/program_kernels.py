@@ -130,14 +130,18 @@ def program_kernels(asked: Asked) -> ProgramKernels:
     calls = jq.explain(
         function, *arguments, platform="cuda", device=f"NVIDIA {REFERENCE.name}"
     ).calls
-    of_text = {kernel.text: kernel for call in calls for kernel in call.kernels}
+    # the text alone does not tell how many rows a kernel is launched for
+    explained: dict[tuple[str, tuple[int, ...] | None], Kernel] = {
+        (kernel.text, kernel.grid): kernel for call in calls for kernel in call.kernels
+    }
     ours = set(map(id, program.ptx_launches))
     sequence: list[tuple[Kernel | Thunk, int]] = []
     of_layer, loops = Counter(like), _loops(program.hlo)
     for launch in program.launches:
         layer, times = _place(launch, loops)
         times *= 1 if layer is None else of_layer[layer]
-        kernel = of_text[program.ptx_text(launch)] if id(launch) in ours else launch
+        known = id(launch) in ours
+        kernel = explained[program.ptx_text(launch), launch.grid] if known else launch
         sequence.append((kernel, times))
     return ProgramKernels(asked, tuple(sequence), program.hlo)
 

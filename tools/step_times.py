@@ -4,13 +4,16 @@ python -m tools.step_times [--shapes SHAPE ...] [--out FILE]
 
 Our kernels have the times of the cost model (`ptx_kernels.machine_code.model`) and of an event
 model (`tools.event_model`) that shares no formula with it. XLA's have the same in both: a launch,
-a wait, and the larger of their bytes and, of float32 products, their multiply-adds.
+a wait, and the larger of their bytes and, of products, their multiply-adds: float32 ones at the
+rate of the multiprocessors' lanes, float16 ones, which are cuBLAS's, at `dot_float_ops` of the
+device, 700 TFLOP/s (`ptx_kernels.kernels.gemm.dot_seconds`): a prediction, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import math
 import re
 import sys
 from collections import defaultdict
@@ -22,6 +25,7 @@ from typing import Any
 import jax
 
 from ptx_kernels.devices import REFERENCE
+from ptx_kernels.kernels.gemm import dot_seconds
 from ptx_kernels.machine_code import report
 from ptx_kernels.machine_code.model import LAUNCH, MEMORY_LATENCY, Launch, predict
 from ptx_kernels.machine_code.report import plain_table
@@ -48,6 +52,8 @@ AGREE = 0.15  # part of the cost model's time by which the event model's may dif
 _FLOAT_RATE = 2 * REFERENCE.fp32_lanes * REFERENCE.multiprocessors * REFERENCE.clock_hz
 _BITS = re.compile(r"(\d+)")
 _CALLS = re.compile(r"calls=%?([\w.-]+)")
+_CUBLAS = "__cublas"  # the targets of its products begin so
+_CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\["([\d",]*)"\]')
 _DOT = re.compile(
     r"%?[\w.-]+ = (\w+\[[\d,]*\]).* dot\(%?([\w.-]+),.*lhs_contracting_dims=\{([\d,]*)\}"
 )
@@ -199,16 +205,42 @@ def xla_launches(found: ProgramKernels) -> list[float]:
             called = _CALLS.search(line)
             adds = products[called[1]] if called else 0
             busy = max(nbytes / REFERENCE.bandwidth, 2 * adds / _FLOAT_RATE)
+            if (launch.instruction.target or "").startswith(_CUBLAS):
+                busy = max(busy, _cublas_seconds(launch.instruction, line, instructions))
         seconds.append(LAUNCH + MEMORY_LATENCY + busy)
     return seconds
 
 
+def _cublas_seconds(
+    instruction: Instruction, line: str, instructions: dict[str, Instruction]
+) -> float:
+    """Seconds of a product by cuBLAS of matrices of 16-bit floats, or of float32 ones.
+
+    Raises:
+      ValueError: the line does not tell the axes that are summed over.
+    """
+    operands = _operands(instruction, line)
+    contracted = _CONTRACTED.search(line)
+    if contracted is None:
+        raise ValueError(f"cannot read the product {line.strip()[:200]!r}")
+    left = instructions[operands[0]].results[0]
+    summed = math.prod(left.dims[int(axis.strip('"'))] for axis in contracted[1].split(","))
+    *batch, m, n = instruction.results[0].dims
+    if left.dtype in ("f16", "bf16"):
+        return math.prod(batch) * dot_seconds(REFERENCE, n, summed, m)
+    return 2 * instruction.results[0].elements * summed / _FLOAT_RATE
+
+
+def _operands(instruction: Instruction, line: str) -> list[str]:
+    """Names of the operands that an instruction's line holds."""
+    _, _, rest = line.partition(f" {instruction.opcode}(")
+    return re.findall(r"%?([\w.-]+)", rest.partition(")")[0])
+
+
 def _bytes(instruction: Instruction, line: str, instructions: dict[str, Instruction]) -> int:
     """Bytes of an instruction's results and of the operands that its line names."""
-    _, _, rest = line.partition(f" {instruction.opcode}(")
-    operands = re.findall(r"%?([\w.-]+)", rest.partition(")")[0])
     arrays = list(instruction.results)
-    for name in operands:
+    for name in _operands(instruction, line):
         if name in instructions:
             arrays += instructions[name].results
     return sum(map(_nbytes, arrays))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -47,13 +48,27 @@ def reference(w: QuantizedArray, *, dtype: Any) -> jax.Array:
 
 def ptx(launch: KernelCall, w: Packed, *, dtype: Any) -> jax.Array:
     """`dequantize` by a PTX kernel."""
+    (out,) = _launch(launch, w, dtype=ptx_name(dtype))
+    return out
+
+
+def scaled(launch: KernelCall, w: Packed, below: int) -> tuple[jax.Array, jax.Array]:
+    """Weights as float16 (n, k) over scales, and the scales, bfloat16 (n,), by a PTX kernel.
+
+    A scale is the power of two that brings its row's largest magnitude below `below`, and not below
+    half of it.
+    """
+    values, scale = _launch(launch, w, dtype="f16", below=below)
+    return values, scale
+
+
+def _launch(launch: KernelCall, w: Packed, **arguments: Any) -> Sequence[jax.Array]:
     from ptx_kernels.kernels.decode import decode
 
     n, columns = w.shape
     blocks = columns // formats.get(w.format).block_size
-    kernel = decode(format=w.format, n=n, blocks=blocks, layers=layers(w), dtype=ptx_name(dtype))
-    (out,) = launch(kernel, *jax.tree.leaves(w))
-    return out
+    kernel = decode(format=w.format, n=n, blocks=blocks, layers=layers(w), **arguments)
+    return launch(kernel, *jax.tree.leaves(w))
 
 
 _op = Op(

@@ -19,7 +19,7 @@ from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
-from . import checks, float_matmul, gemm, gemv, packed_matmul, rms_norm
+from . import checks, decoded, float_matmul, gemm, gemv, packed_matmul, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
@@ -60,7 +60,8 @@ def matmul(
         eight rows (under `vmap`, of all examples together), and more where k is a multiple of 64.
         None takes what `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native,
         and for ptx and sim what is fastest: `q8_1`, or, of many rows on some GPUs, x rounded to
-        float16, 256 columns of a row by a common power of two.
+        float16, 256 columns of a row by a common power of two. Of so many rows that XLA's product
+        is faster, x and the decoded weights are rounded to float16, rows by a power of two.
 
     Returns:
       (..., n) of x's dtype.
@@ -457,22 +458,12 @@ def ptx(
     launch = asking(launch, prefetch, x.shape[0])
     if _is_router(given):
         return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
-    packed = isinstance(weights[0], Packed)
-    if packed and gemm.takes(weights, x.shape[0], activations):
-        return gemm.gemm(
-            launch,
-            x,
-            weights,
-            norm_weight=norm_weight,
-            eps=eps,
-            biases=biases,
-            residual=residual,
-            activation=activation,
-            activations=activations,
-        )
-    if not packed or not gemv.takes(weights, x.shape[0]):
+    product = None
+    if isinstance(weights[0], Packed):
+        product = one_product(weights, x.shape[0], activations, gated=activation is not None)
+    if product is None:
         return chain(given, eps, activation, ptx_steps(launch, activations))
-    return gemv.gemv(
+    return product(
         launch,
         x,
         weights,
@@ -481,8 +472,23 @@ def ptx(
         biases=biases,
         residual=residual,
         activation=activation,
-        activations=activations,
     )
+
+
+def one_product(
+    weights: Sequence[Packed], m: int, activations: str | None, *, gated: bool
+) -> Callable[..., list[Any]] | None:
+    """What multiplies m rows by all of these, with what stands around it; None: nothing does.
+
+    That is XLA with decoded weights, tensor cores' kernels or a mat-vec. The answer is launched.
+    """
+    if decoded.takes(weights, m, activations, gated=gated, launched=True):
+        return decoded.products
+    if gemm.takes(weights, m, activations):
+        return functools.partial(gemm.gemm, activations=activations)
+    if gemv.takes(weights, m):
+        return functools.partial(gemv.gemv, activations=activations)
+    return None
 
 
 def native(

@@ -6,7 +6,7 @@ It has gate and up projections, their product, and the way down.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from ..implementation import activations_of, current_selection
 from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
-from . import checks, gemm, gemv, linear, packed_matmul
+from . import checks, decoded, gemm, linear, packed_matmul
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
 from .vmaps import by_rows
@@ -141,32 +141,26 @@ def ptx(
     """
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
-    of_pair, last = (_kernel(w, m, activations) for w in ([gate, up], [down]))
+    of_pair = linear.one_product([gate, up], m, activations, gated=True)
+    last = linear.one_product([down], m, activations, gated=False)
     if of_pair is None:
         return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
     output = "f32"
-    if activations != "f32" and last is not None:
+    if decoded.products in (of_pair, last):
+        output = "rows" if of_pair is last else "f32"
+    elif activations != "f32" and last is not None:
         output = gemm.quantized_to([down], m, activations)
         output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
     around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
     h = of_pair(asking(launch, prefetch[:1], m), x, [gate, up], output=output, **around)
-    if output != "f32" and last is not None:
+    if output == "rows":
+        (y,) = decoded.products(launch, h[0], [down], residual=residual)
+    elif output != "f32" and last is not None:
         (y,) = last(asking(launch, prefetch[1:], m), h, [down], residual=residual)
     else:
         options: dict[str, Any] = {"activations": activations, "prefetch": prefetch[1:]}
         (y,) = linear.ptx(launch, *given.last(h[0]), **options)
     return y
-
-
-def _kernel(
-    weights: list[Packed], m: int, activations: str | None
-) -> Callable[..., list[jax.Array]] | None:
-    """The launch of a product with what stands around it: tensor cores' or a mat-vec's, or None."""
-    if gemm.takes(weights, m, activations):
-        return functools.partial(gemm.gemm, activations=activations)
-    if gemv.takes(weights, m):
-        return functools.partial(gemv.gemv, activations=activations)
-    return None
 
 
 def native(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:

@@ -14,7 +14,7 @@ from ..arrays import QuantizedArray
 from ..indexed import Packed, axes, layers
 from ..native import calls
 from ..sharding import Layout, Parts
-from . import dequantize, gemm, gemv, quantize_q8_1
+from . import decoded, dequantize, gemm, gemv, quantize_q8_1
 from .derivatives import Linear
 from .float_matmul import dot
 from .op import KernelCall, Op
@@ -70,7 +70,8 @@ def ptx(
     """`packed_matmul` by PTX kernels, or its transpose; `activations` None: whichever is fastest.
 
     Few rows are a mat-vec, more of q8_1 or float16 activations are tensor cores' (int8 or f16
-    `mma`); XLA multiplies the rest by decoded weights.
+    `mma`); XLA multiplies the rest by decoded weights: so many rows that it is faster, in float16
+    (see `decoded`), and what has no kernel or shall be precise, in float32.
     """
     if transposed:
         # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and
@@ -78,6 +79,9 @@ def ptx(
         x, w = jax.lax.optimization_barrier((x, w))
     elif gemv.takes([w], x.shape[0]) and not gemm.takes([w], x.shape[0], activations):
         (y,) = gemv.gemv(launch, x, [w], activations=activations)
+        return y.astype(x.dtype)
+    elif decoded.takes([w], x.shape[0], activations, launched=True):
+        (y,) = decoded.products(launch, x, [w])
         return y.astype(x.dtype)
     elif quantizes([w], x.shape[0], x.shape[1], activations):
         return _gemm(launch, x, w, activations).astype(x.dtype)

@@ -14,7 +14,7 @@ from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
 from ..indexed import Packed
 from ..sharding import Layout, Parts
-from . import attend, checks, gemm, gemv, linear
+from . import attend, checks, decoded, gemm, gemv, linear
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
 from .prefetch import asking, prefetched
@@ -153,11 +153,12 @@ def _ptx(
     m, head_dim = math.prod(given.q.shape[:-2]), given.q.shape[-1]
     launch = asking(launch, prefetch, m)
     options: dict[str, Any] = {"biases": [bias], "residual": _flat(residual)}
-    if head_dim % GROUP == 0 and gemm.takes_q8_1(w, m, activations):
+    quantized = head_dim % GROUP == 0 and not decoded.takes([w], m, activations)
+    if quantized and gemm.takes_q8_1(w, m, activations):
         output = gemm.quantized_to([w], m, activations)
         rows = attend.launches(launch, given, **params, output=output)
         return _as_queries(given, gemm.gemm(launch, rows, [w], **options)[0])
-    if head_dim % GROUP == 0 and gemv.quantized_ahead(w, m, activations):
+    if quantized and gemv.quantized_ahead(w, m, activations):
         rows = attend.launches(launch, given, **params, output="q8_1")
         return _as_queries(given, gemv.gemv(launch, rows, [w], **options)[0])
     product = _product(attend.ptx(launch, *given, **params), w, bias, residual)

@@ -9,6 +9,7 @@ from .append_kv import APPEND_KV
 from .argmax import ARGMAX
 from .attention import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
 from .decode import DECODE
+from .f16_rows import F16_ROWS
 from .family import Case, Family
 from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
 from .gemm import GATED_GEMM, GEMM, QKV_GEMM
@@ -27,6 +28,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         QUANTIZE_Q8_1,
         QUANTIZE_F16,
+        F16_ROWS,
         RMS_NORM,
         MATVEC,
         GATED_MATVEC,

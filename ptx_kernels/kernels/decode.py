@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import formats
-from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
+from ..formats.base import BlockFormat
+from ..limits import MAX_F16_ROW
+from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, bf16, f32, kernel, s32, u8, u32
 from .family import Arguments, Case, Family, ids_of_rows, once, one_layer
 from .planes import input_planes
+from .quantize_f16 import MOST, f16_scale
+from .quantize_q8_1 import largest_magnitude
+from .reduce import across_warps
 from .vectors import float_type, store_floats
 
 
@@ -26,6 +33,7 @@ def decode(
     layers: int = 0,
     dtype: str = "f32",
     lookups: int = 0,
+    below: int = 0,
     config: DecodeConfig = DecodeConfig(),
 ) -> None:
     """y[r] = dequantize(w[r]); with `lookups`, y[t] = dequantize(w[ids[t]]) for as many ids.
@@ -33,8 +41,11 @@ def decode(
     One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id
     outside the n rows gives NaN, as `jax.numpy.take` fills.
 
+    With `below`, y[r] = dequantize(w[r]) / scale[r], with the power of two that `f16_scale` makes
+    of that and the row's largest magnitude; a block has a whole row, of at most MAX_F16_ROW.
+
     Operands: the planes, with `layers` a stack's and an index (see `input_planes`); ids s32
-    (lookups,). Result: y of `dtype` (n or lookups, columns).
+    (lookups,). Results: y of `dtype` (n or lookups, columns); with `below`, scale bf16 (n,).
     """
     layout = formats.get(format)
     parts = layout.dequantize_threads
@@ -44,6 +55,14 @@ def decode(
     ids = k.input("ids", s32, (lookups,)) if lookups else None
     count = lookups or n
     y = k.output("y", float_type(dtype), (count, columns))
+    if below:
+        if lookups or columns > MAX_F16_ROW:
+            raise KernelError(
+                f"columns={columns} and lookups={lookups} must be at most {MAX_F16_ROW} and 0 for"
+                f" scaled rows"
+            )
+        _scaled_rows(k, layout, planes, y, below)
+        return
     threads = 32 * config.warps
     units = -(-blocks * parts // threads)  # blocks of threads that one row takes
     k.launch((count * units,), threads)
@@ -63,11 +82,41 @@ def decode(
                 store_floats(y.at(out, block * layout.block_size + part * weights), [nan] * weights)
 
 
-def _case(format: str, dtype: str, lookups: int) -> Case:
+def _scaled_rows(
+    k: Builder, layout: BlockFormat, planes: Sequence[Pointer], y: Pointer, below: int
+) -> None:
+    """A block decodes a row, whose largest magnitude is known before any of it is stored."""
+    n, columns = y.shape
+    parts = columns // layout.block_size * layout.dequantize_threads
+    warps = min(-(-parts // WARP), 32)
+    threads = WARP * warps
+    scales = k.output("scale", bf16, (n,))  # exact: powers of two
+    k.launch((n,), threads)
+    row = k.block_id()
+    largest = k.shared("largest", f32, (warps,))
+    runs = []
+    for base in range(0, parts, threads):
+        unit = k.thread_id + base
+        inside = None if base + threads <= parts else unit < parts
+        # threads that have no part decode the last one again
+        unit = unit if inside is None else k.minimum(unit, parts - 1)
+        block, part = unit // layout.dequantize_threads, unit % layout.dequantize_threads
+        for run in layout.dequantize(k, [plane.at(row, block) for plane in planes], part):
+            runs.append((block * layout.block_size + run.first, run.values, inside))
+    mine = largest_magnitude(k, [value for _, values, _ in runs for value in values], WARP)
+    most = functools.partial(k.maximum, keep_nan=True)
+    inverse, scale = f16_scale(k, across_warps(k, largest, mine, most, warps=warps), below)
+    for first, values, inside in runs:
+        store_floats(y.at(row, first), [value * inverse for value in values], where=inside)
+    scales.at(row).store(0, scale.to(bf16), where=k.thread_id == 0)
+
+
+def _case(format: str, dtype: str, lookups: int, below: int = 0) -> Case:
     blocks = 4096 // formats.get(format).block_size
-    label = f"{'embedding' if lookups else 'decode'}-{format}-{dtype}"
+    scaled = "-scaled" if below else ""
+    label = f"{'embedding' if lookups else 'decode'}-{format}-{dtype}{scaled}"
     arguments = dict(format=format, n=4096, blocks=blocks, dtype=dtype, lookups=lookups)
-    return Case(label, "decode", arguments)
+    return Case(label, "decode", arguments | ({"below": below} if below else {}))
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
@@ -87,6 +136,11 @@ DECODE = Family(
         for lookups in (0, 8)
         # formats of which files have few tensors: one case each
         if formats.get(format).int8_tile or (dtype, lookups) == ("bf16", 0)
+    )
+    + tuple(
+        _case(format, "f16", 0, MOST)
+        for format in sorted(formats.names())
+        if formats.get(format).int8_tile
     ),
     touched=_touched,
     passes=once,

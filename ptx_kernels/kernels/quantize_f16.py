@@ -13,17 +13,24 @@ from .vectors import float_type, load_floats, pack_floats
 
 LANE = SUPER_BLOCK // WARP  # values
 NAMES = ("values", "means", "scale")  # of the results
+MOST = 1 << 15  # power of two that scaled f16 are below, at most
 _WARPS = 4  # per block
 
 
-def f16_scale(k: Builder, largest: Value) -> tuple[Value, Value]:
+def f16_scale(k: Builder, largest: Value, below: int = MOST) -> tuple[Value, Value]:
     """(1 / scale, scale) of values up to `largest`, f32: a power of two.
 
-    Over the scale the largest lies in [2^14, 2^15), one below 2^-112 to 2^126 times as much. NaN or
-    infinity makes the scale NaN.
+    Over the scale the largest lies in [below / 2, below), one less than 2^-126 * below to 2^126
+    times as much; where `below` is 1, one of 2^126 and more above. NaN or infinity makes the scale
+    NaN. KernelError: `below` is no power of two from 1 to MOST.
     """
+    if below & (below - 1) or not 0 < below <= MOST:
+        raise KernelError(f"below={below} must be a power of two from 1 to {MOST}")
+    top = below.bit_length() - 2
     exponent = largest.bits(u32) & 0x7F800000
-    inverse = k.minimum((127 + 127 + 14 << 23) - exponent, 253 << 23)
+    # an inverse is no less than the least normal number
+    finite = exponent if top > 0 else k.minimum(exponent, (253 + top) << 23)
+    inverse = k.minimum((127 + 127 + top << 23) - finite, 253 << 23)
     scale = k.select(exponent == 0x7F800000, k.const(u32, 0x7FC00000), (254 << 23) - inverse)
     return inverse.bits(f32), scale.bits(f32)
 

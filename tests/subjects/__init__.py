@@ -58,9 +58,11 @@ from .products import (
 from .rows import (
     decode_subject,
     embedding_subject,
+    f16_rows_subject,
     quantize_f16_subject,
     quantize_subject,
     rms_norm_subject,
+    scaled_decode_subject,
 )
 from .search import (
     argmax_of_candidates_subject,
@@ -78,6 +80,11 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         f"quantize_f16-{t}": functools.partial(quantize_f16_subject, t)
         for t in ("f32", "f16", "bf16")
     },
+    **{
+        f"f16_rows-{source}": functools.partial(f16_rows_subject, source)
+        for source in ("f32", "norm", "silu")
+    },
+    "decode-scaled": functools.partial(scaled_decode_subject, "Q4_K"),
     **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
     **{
         f"matvec-{name}": functools.partial(preset_subject, config)

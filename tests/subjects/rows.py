@@ -7,6 +7,7 @@ import functools
 import numpy as np
 from oracles import (
     half_operands,
+    half_rows,
     loaded,
     quantized,
     random_planes,
@@ -16,6 +17,7 @@ from oracles import (
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.decode import decode
+from ptx_kernels.kernels.f16_rows import F16RowsConfig, f16_rows
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
@@ -57,6 +59,40 @@ def quantize_f16_subject(dtype: str) -> Subject:
     x = np.round(x * 64) / 64  # sums are exact
     operands, _ = half_operands(x)
     return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (stored(x, dtype),), operands, 0)
+
+
+def f16_rows_subject(source: str) -> Subject:
+    """Three rows, one of them all 0; with a norm, or a gate, by what values over scales mean."""
+    rng, rows, columns = rng_of(6), 3, 432  # a thread of two warps has one or two runs, or none
+    build = functools.partial(f16_rows, rows=rows, columns=columns, config=F16RowsConfig(2))
+    x = rng.standard_normal((rows, columns), np.float32)
+    if source == "f32":
+        x[1] = 0
+        return Subject(build(), (x,), half_rows(x), 0)
+
+    def meant(values: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (values.astype(np.float64) * scale[:, None],)
+
+    if source == "norm":
+        weight = rng.standard_normal(columns, np.float32)
+        want = rms_norm_oracle(x + 1, weight, 1e-2)
+        return Subject(build(eps=1e-2), (x + 1, weight), (want,), 1e-7, meant)
+    gate, up = (rng.standard_normal((rows, columns)).astype(np.float16) for _ in range(2))
+    scales = [np.exp2(rng.integers(-2, 3, n)).astype(np.float32) for n in (rows, columns, columns)]
+    g, u = (
+        each.astype(np.float64) * scales[0][:, None] * scale
+        for each, scale in zip((gate, up), scales[1:], strict=True)
+    )
+    operands = gate, up, scales[0], *(stored(scale, "bf16") for scale in scales[1:])
+    want = g / (1 + np.exp(-g)) * u
+    return Subject(build(activation=source), operands, (want,), 1e-7, meant)
+
+
+def scaled_decode_subject(format: str) -> Subject:
+    planes = random_planes(rng_of(7), format, 3, 5)
+    values, scale = half_rows(formats.get(format).decode(planes))
+    kernel = decode(format=format, n=3, blocks=5, dtype="f16", below=1 << 15)
+    return Subject(kernel, planes, (values, stored(scale, "bf16")), 0)
 
 
 def decode_subject(format: str, dtype: str = "f32") -> Subject:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 
 import pytest
 
 from tools import aot, step_times
 from tools.program_kernels import Asked, ProgramKernels, program_kernels
 from tools.step_times import AGREE, LAUNCH, MEMORY_LATENCY, differences, step_time
+from tools.thunks import Thunk
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -33,6 +35,48 @@ def test_multiply_adds_and_bytes_of_what_xla_launches():
     instructions = step_times.parse_hlo(HLO)
     line = next(line for line in HLO.splitlines() if "%product" in line)
     assert step_times._bytes(instructions["product"], line, instructions) == 4 * (32 + 128 + 64)
+
+
+CUBLAS = """
+ENTRY %main (x: f16[4096,4096], w: f16[14336,4096]) -> f16[4096,14336] {
+  %x = f16[4096,4096]{1,0} parameter(0)
+  %w = f16[14336,4096]{1,0} parameter(1)
+  %y = (f16[4096,14336]{1,0}, s8[4194304]{0}) custom-call(%x, %w), \
+custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":\
+{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["1"]}}}
+}
+"""
+
+
+@pytest.mark.parametrize(("dtype", "rate"), [("f16", 680e12), ("f32", 67e12)])
+def test_products_by_cublas_take_their_multiply_adds(dtype, rate):
+    """float16 ones at the device's stated rate, less what tiles leave idle; others by FMAs."""
+    text = CUBLAS.replace("f16", dtype)
+    instructions = step_times.parse_hlo(text)
+    (line,) = (line for line in text.splitlines() if "%y = " in line)
+    seconds = step_times._cublas_seconds(instructions["y"], line, instructions)
+    assert seconds == pytest.approx(2 * 4096 * 4096 * 14336 / rate, rel=0.02)
+    with pytest.raises(ValueError, match="cannot read the product"):
+        unread = line.replace("lhs_contracting", "contracting")
+        step_times._cublas_seconds(instructions["y"], unread, instructions)
+
+
+def test_a_long_prompt_is_predicted_with_its_decoded_products():
+    """A matrix is decoded for every product, and each has its time."""
+    found = program_kernels(Asked("llama-3.1-8b", prompt=4096))
+    of_xla = [(each, n) for each, n in found.sequence if isinstance(each, Thunk)]
+    seconds = step_times.xla_launches(found)
+    products = [
+        (times, each)
+        for (launch, times), each in zip(of_xla, seconds, strict=True)
+        if launch.kind == "kCublasLtMatmul"
+    ]
+    count = sum(times for times, _ in products)
+    assert count == 7 * 32 and sum(t * s for t, s in products) > 57e12 / 700e12
+    decoded: Counter[int] = Counter()
+    for kernel, times in found.kernels.items():
+        decoded[kernel.grid[0]] += times * kernel.name.startswith("decode")
+    assert +decoded == {4096: 3 * 32, 1024: 2 * 32, 14336: 2 * 32}
 
 
 def test_xla_launches_take_a_launch_and_a_wait_each():

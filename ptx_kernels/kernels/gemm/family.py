@@ -11,6 +11,7 @@ import numpy as np
 from ...ptx import Buffer, u8
 from ..family import Arguments, Case, Family, PackedWeights, joined, one_layer, pair
 from .config import GemmConfig
+from .decoded import decoded_products_rule
 from .gated import gated_gemm
 from .gemm import gemm
 from .qkv import qkv_gemm
@@ -140,7 +141,10 @@ GEMM = Family(
     "gemm",
     gemm,
     _examples("gemm"),
-    rules=(gemm_rule, f16_products_rule, fused_gemm_rule, expert_gemm_rule),
+    rules=(
+        *(gemm_rule, f16_products_rule, fused_gemm_rule, expert_gemm_rule),
+        decoded_products_rule,
+    ),
     weights=_weights,
     touched=_touched,
     passes=_passes,

@@ -1,0 +1,133 @@
+"""Products of decoded weights: kernels make float16 of weights and activations, XLA multiplies.
+
+What `gemm` is for many rows of activations, where XLA's own product (cuBLAS) is faster than kernels
+that unpack weights as they go, by more than the decoding takes.
+
+Nothing overflows: each row of weights and of activations is over a power of two of its own, and
+results are multiplied by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..custom_call import ptx_name
+from ..indexed import Packed
+from . import dequantize, rms_norm
+from .gates import ACTIVATION_FUNCTIONS
+from .op import KernelCall
+
+#: float16 that are summed up in float32 use all of its range; in products that are float16
+#: themselves, sums of up to 32768 columns of values below 1 do not overflow.
+_BELOW = {jnp.float32: 1 << 15, jnp.float16: 1}
+
+
+class Rows(NamedTuple):
+    """Activations: float16 values (m, k), and what each row is over, float32 (m,)."""
+
+    values: jax.Array
+    scale: jax.Array
+
+
+def takes(
+    weights: Sequence[Packed],
+    m: int,
+    activations: str | None,
+    *,
+    gated: bool = False,
+    launched: bool = False,
+) -> bool:
+    """True if XLA multiplies m rows of activations by these, decoded.
+
+    `gated`: the product of the first gates that of the second. `launched`: the answer decides on
+    launches, and is recorded with them.
+    """
+    from ptx_kernels.kernels.gemm import FEW_ROWS, decoded_products_rule
+    from ptx_kernels.tuning import choose, decide
+
+    if activations is not None or m <= FEW_ROWS:
+        return False
+    rows = tuple(w.shape[0] for w in weights[: 1 if gated else None])
+    asked = decoded_products_rule, tuple(w.format for w in weights), rows, weights[0].shape[1], m
+    return (choose(*asked) if launched else decide(*asked).config).decoded
+
+
+def products(
+    launch: KernelCall,
+    x: jax.Array | Rows,
+    weights: Sequence[Packed],
+    *,
+    norm_weight: jax.Array | None = None,
+    eps: float = 0.0,
+    biases: Sequence[jax.Array | None] | None = None,
+    residual: jax.Array | None = None,
+    activation: str | None = None,
+    output: Literal["f32", "rows"] = "f32",
+) -> list[Any]:
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, float32.
+
+    With `activation`: that of the first product, times the second; `output` rows: as Rows.
+    """
+    # A gate's products are float16: half the memory, and no less precise than what is made of them.
+    dtype = jnp.float16 if activation else jnp.float32
+    if not isinstance(x, Rows):
+        x = _rows(launch, x, norm_weight, eps, _BELOW[dtype])
+    factors = []
+    for w in weights:
+        # Or XLA joins products of the same activations, for which it copies the weights.
+        values, w = jax.lax.optimization_barrier((x.values, w))
+        decoded, scale = dequantize.scaled(launch, w, _BELOW[dtype])
+        factors.append((_dot(values, decoded, dtype), scale))
+    if activation and output == "rows":
+        return [_gated_rows(launch, x.scale, factors, activation)]
+    row = x.scale[:, None]
+    ys = [y.astype(jnp.float32) * row * scale.astype(jnp.float32) for y, scale in factors]
+    if activation:
+        return [ACTIVATION_FUNCTIONS[activation](*ys)]
+    given = biases or [None] * len(weights)
+    ys = [y if bias is None else y + bias for y, bias in zip(ys, given, strict=True)]
+    return ys if residual is None else [residual + ys[0]]
+
+
+def _dot(x: jax.Array, w: jax.Array, dtype: Any) -> jax.Array:
+    """Product of float16 x (m, k) and w (n, k) transposed, summed up in float32."""
+    return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+
+
+def _rows(
+    launch: KernelCall, x: jax.Array, norm_weight: jax.Array | None, eps: float, below: int
+) -> Rows:
+    """[rms_norm](x) over a power of two for each row that brings it below `below`."""
+    from ptx_kernels.kernels.f16_rows import MAX_NORMALIZED, f16_rows, f16_rows_rule
+    from ptx_kernels.tuning import choose
+
+    rows, columns = x.shape
+    if norm_weight is not None and columns > MAX_NORMALIZED:
+        x, norm_weight = rms_norm.ptx(launch, x, norm_weight, eps=eps), None
+    sizes: dict[str, Any] = {"rows": rows, "columns": columns, "below": below}
+    config = choose(f16_rows_rule, columns)
+    if norm_weight is not None:
+        kernel = f16_rows(**sizes, eps=eps, config=config)
+        return Rows(*launch(kernel, x.astype(jnp.float32), norm_weight))
+    return Rows(*launch(f16_rows(**sizes, dtype=ptx_name(x.dtype), config=config), x))
+
+
+def _gated_rows(
+    launch: KernelCall,
+    row_scale: jax.Array,
+    factors: Sequence[tuple[jax.Array, jax.Array]],
+    activation: str,
+) -> Rows:
+    """The gate of two products (m, n), each with its scales (n,)."""
+    from ptx_kernels.kernels.f16_rows import f16_rows, f16_rows_rule
+    from ptx_kernels.tuning import choose
+
+    (gate, gate_scale), (up, up_scale) = factors
+    rows, columns = gate.shape
+    config = choose(f16_rows_rule, columns)
+    kernel = f16_rows(rows=rows, columns=columns, activation=activation, config=config)
+    return Rows(*launch(kernel, gate, up, row_scale, gate_scale, up_scale))

@@ -1,0 +1,138 @@
+"""Activations to f16 in rows that share a power of two: what XLA's product of f16 matrices takes.
+
+`quantize_f16` has a scale for 256 columns, which kernels of this package apply as they add up; a
+product that knows nothing of scales needs one that is the same for the whole sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..limits import MAX_F16_ROW
+from ..ptx import WARP, Builder, KernelError, Value, bf16, f16, f32, kernel
+from .activation import GATES
+from .family import Case, Family, Rule, once
+from .quantize_f16 import MOST, f16_scale
+from .quantize_q8_1 import largest_magnitude
+from .reduce import across_warps
+from .rms_norm import normalize
+from .vectors import RUN, Run, float_type, load_floats, load_runs, store_floats
+
+#: Columns of rows that are normalized, at most: a thread has the weight's, too.
+MAX_NORMALIZED = MAX_F16_ROW // 2
+_GATED_RUN = 8  # f16 of a load of 16 bytes
+
+
+@dataclass(frozen=True)
+class F16RowsConfig:
+    warps: int = 8  # per block, which has one row
+
+
+@kernel
+def f16_rows(
+    k: Builder,
+    *,
+    rows: int,
+    columns: int,
+    dtype: str = "f32",
+    eps: float | None = None,
+    activation: str | None = None,
+    below: int = MOST,
+    config: F16RowsConfig = F16RowsConfig(),
+) -> None:
+    """values = x / scale rounded to f16, with a power of two for each row, which a block has.
+
+    It is that of `f16_scale` of the row's largest magnitude and `below`. With `eps`, x is
+    normalized first, as `rms_norm` does it. With `activation`, x is that gate's of two products,
+    f16 over scales: those of the rows, and of the columns of each.
+
+    Operands: x of `dtype` (rows, columns) and, with `eps`, f32 then, weight f32 (columns,); or gate
+    and up f16 (rows, columns), row_scale f32 (rows,), gate_scale and up_scale bf16 (columns,).
+    Results: values f16 (rows, columns), scale f32 (rows,). columns: a multiple of 4, of 8 with
+    `activation`, and at most MAX_F16_ROW, with `eps` MAX_NORMALIZED.
+    """
+    multiple = _GATED_RUN if activation else RUN
+    most = MAX_F16_ROW if eps is None else MAX_NORMALIZED
+    if columns % multiple or columns > most:
+        raise KernelError(f"columns={columns} must be a multiple of {multiple}, and at most {most}")
+    if eps is not None and (activation or dtype != "f32"):
+        raise KernelError(f"dtype={dtype!r} must be f32, without an activation, for eps={eps}")
+    parts = k.shared("parts", f32, (config.warps,))
+    k.launch((rows,), WARP * config.warps)
+    row = k.block_id()
+    if activation:
+        mine = _gated(k, row, (rows, columns), activation, config.warps)
+    elif eps is None:
+        x = k.input("x", float_type(dtype), (rows, columns)).at(row)
+        mine = load_runs(k, x, columns, WARP * config.warps)
+    else:
+        x = k.input("x", f32, (rows, columns)).at(row)
+        weight = k.input("weight", f32, (columns,), constant=True)
+        squares = k.shared("squares", f32, (config.warps,))
+        around: dict[str, int] = {"columns": columns, "warps": config.warps}
+        mine = normalize(k, x, weight, squares, eps=eps, **around)
+    values = k.output("values", f16, (rows, columns))
+    scales = k.output("scale", f32, (rows,))
+    larger = functools.partial(k.maximum, keep_nan=True)
+    largest = largest_magnitude(k, [value for run in mine for value in run.values], WARP)
+    largest = across_warps(k, parts, largest, larger, warps=config.warps)
+    inverse, scale = f16_scale(k, largest, below)
+    for run in mine:
+        scaled = [value * inverse for value in run.values]
+        store_floats(values.at(row, run.first), scaled, where=run.inside)
+    scales.at(row).store(0, scale, where=k.thread_id == 0)
+
+
+def _gated(
+    k: Builder, row: Value, shape: tuple[int, int], activation: str, warps: int
+) -> Sequence[Run]:
+    """This thread's share of a row of the gate."""
+    gate, up = (k.input(name, f16, shape) for name in ("gate", "up"))
+    row_scale = k.input("row_scale", f32, shape[:1]).at(row).load()
+    of_columns = [k.input(name, bf16, shape[1:]) for name in ("gate_scale", "up_scale")]
+    loaded = [
+        load_runs(k, product.at(row), shape[1], WARP * warps, run=_GATED_RUN)
+        for product in (gate, up)
+    ]
+    runs = []
+    for pair in zip(*loaded, strict=True):
+        first, inside = pair[0].first, pair[0].inside
+        products = []
+        for run, scale in zip(pair, of_columns, strict=True):
+            factors = load_floats(scale.at(first), _GATED_RUN, where=inside)
+            own = zip(run.values, factors, strict=True)
+            products.append([value * row_scale * factor for value, factor in own])
+        values = [GATES[activation](k, g, u) for g, u in zip(*products, strict=True)]
+        runs.append(Run(first, values, inside))
+    return runs
+
+
+def _rule(columns: int) -> F16RowsConfig:
+    """Config for rows of so many columns: 16 values a thread, in 32 warps at most."""
+    return F16RowsConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
+
+
+f16_rows_rule: Rule[F16RowsConfig] = Rule("f16_rows", _rule)
+
+
+def _case(label: str, columns: int, warps: int, **arguments: object) -> Case:
+    sizes = dict(rows=512, columns=columns, config=F16RowsConfig(warps))
+    return Case(f"f16_rows-{label}", "f16_rows", sizes | arguments)
+
+
+F16_ROWS = Family(
+    "f16_rows",
+    f16_rows,
+    (
+        _case("f32", 4096, 8),
+        _case("bf16", 4096, 8, dtype="bf16"),
+        _case("norm", 4096, 8, eps=1e-5, below=1),
+        _case("longest-norm", MAX_NORMALIZED, 32, eps=1e-5),
+        *(_case(name, 14336, 32, activation=name) for name in GATES),
+        _case("longest-gate", MAX_F16_ROW, 32, activation="silu"),
+    ),
+    rules=(f16_rows_rule,),
+    passes=once,
+)

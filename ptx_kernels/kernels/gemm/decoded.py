@@ -1,0 +1,155 @@
+"""Whether a product's weights are decoded for XLA's product of f16 matrices, or read packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...devices import Device, Target
+from ...formats import get as block_format
+from ...formats.base import BlockFormat
+from ...limits import MAX_F16_ROW, MAX_MATRICES, gemm_takes
+from ...ptx import KernelError
+from ..family import Key, Match, Rule, TableRows
+from .rules import FEW_ROWS, f16_products_rule, fused_gemm_rule
+from .tilings import Shape
+
+#: Factors by which decoded products have to win over others of each kind. cuBLAS may reach 600
+#: TFLOP/s where 700 are taken, and `Shape.seconds` is above the cost model's: up to 1.2 times for
+#: f16 products, 1.4 to 1.6 times for int8 ones.
+_GAIN = {"f16": 1.25, "int8": 1.8, "f32": 1.25}
+
+#: Seconds of a launch, and of what its first bytes wait.
+_LAUNCH_SECONDS = 2.1e-6
+
+#: Tile of cuBLAS, rows of activations and of weights, by which multiprocessors without a tile are
+#: counted. Larger ones are faster where they fill the device.
+_TILE = (128, 128)
+
+#: f16 rows begin at a multiple of 16 bytes.
+_ALIGNED = 8
+
+
+@dataclass(frozen=True)
+class DecodedProducts:
+    """Way of a product.
+
+    Attributes:
+      decoded: weights become f16 in memory, then XLA multiplies them; False: tensor-core kernels
+        multiply packed weights, or XLA float32 ones of formats that these do not take.
+    """
+
+    decoded: bool = False
+
+
+def decodable(rows: tuple[int, ...], columns: int, matrices: int) -> bool:
+    """True if kernels make the f16 of so many matrices of these rows, and of their activations."""
+    aligned = all(size % _ALIGNED == 0 for size in (*rows, columns))
+    return aligned and matrices <= MAX_MATRICES and max(*rows, columns) <= MAX_F16_ROW
+
+
+def _decoded(
+    device: Target, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
+) -> DecodedProducts:
+    """Whether matrices of `rows` are decoded for m rows of activations; two may gate each other.
+
+    Decoding takes the same time for any m, so it pays above a length: there the rate of products
+    decides, `wgmma`'s in cuBLAS against that of `mma.sync` with the unpacking around it. Formats
+    without tiles are decoded to float32 otherwise.
+    """
+    facts, matrices = device.facts, len(formats)
+    if m <= FEW_ROWS or facts is None or facts.dot_float_ops is None:
+        return DecodedProducts()
+    if not decodable(rows, columns, matrices):
+        return DecodedProducts()
+    if all(gemm_takes(name, columns) for name in formats):
+        products = "f16" if f16_products_rule(device, formats, m) else "int8"
+        tiling = fused_gemm_rule(device, formats, rows, columns, m, "f32", products)
+        otherwise = Shape(device, formats, rows, columns, m).seconds(tiling)
+    else:
+        products = "f32"
+        otherwise = _float_seconds(facts, formats, rows, columns, m)
+    seconds = _decoded_seconds(facts, formats, rows, columns, m)
+    return DecodedProducts(seconds * _GAIN[products] < otherwise)
+
+
+def _each(formats: tuple[str, ...], rows: tuple[int, ...]) -> Iterable[tuple[BlockFormat, int]]:
+    """Format and rows of each matrix."""
+    pair = len(formats) > len(rows)
+    return zip(map(block_format, formats), rows * 2 if pair else rows, strict=True)
+
+
+def _float_seconds(
+    facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
+) -> float:
+    """Seconds of float32 products of decoded weights, which formats without tiles have else."""
+    rate = 2 * facts.fp32_lanes * facts.multiprocessors * facts.clock_hz
+    seconds = 0.0
+    for block, n in _each(formats, rows):
+        moved = n * columns * (4 + block.block_bytes / block.block_size)
+        seconds += moved / facts.bandwidth + 2 * m * n * columns / rate + 2 * _LAUNCH_SECONDS
+    return seconds
+
+
+def _decoded_seconds(
+    facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
+) -> float:
+    """Seconds to decode, to multiply, and to apply scales, in a pass over the results.
+
+    Those of a pair that gates are f16, and the pass leaves f16 too; others are f32.
+    """
+    pair = len(formats) > len(rows)
+    seconds = 0.0
+    for block, n in _each(formats, rows):
+        decoded = n * columns * (2 + block.block_bytes / block.block_size)
+        passed = m * n * (3 if pair else 8)
+        seconds += (decoded + passed) / facts.bandwidth + dot_seconds(facts, n, columns, m)
+        seconds += 2 * _LAUNCH_SECONDS
+    return seconds
+
+
+def dot_seconds(facts: Device, n: int, columns: int, m: int) -> float:
+    """Seconds that cuBLAS is taken to need for m rows by n, f16 and added up in f32.
+
+    A prediction by `dot_float_ops`, less what multiprocessors idle in the last round of tiles.
+
+    Raises:
+      ValueError: the device's rate is not known.
+    """
+    if facts.dot_float_ops is None:
+        raise ValueError(f"{facts.name}: dot_float_ops is not known")
+    tiles = -(-m // _TILE[0]) * -(-n // _TILE[1])
+    rounds = -(-tiles // facts.multiprocessors)
+    of_tile = 2 * _TILE[0] * _TILE[1] * columns * facts.multiprocessors / facts.dot_float_ops
+    return rounds * of_tile
+
+
+def _check_decoded(
+    config: DecodedProducts,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+) -> None:
+    if config.decoded and not decodable(rows, columns, len(formats)):
+        raise KernelError(
+            f"rows={rows} and columns={columns} must be multiples of {_ALIGNED} and at most"
+            f" {MAX_F16_ROW} for decoded products, and matrices at most {MAX_MATRICES}"
+        )
+
+
+#: A table's row serves lengths within an octave of its own: the nearest decides.
+decoded_products_rule: Rule[DecodedProducts] = Rule(
+    "decoded_products",
+    _decoded,
+    TableRows(
+        DecodedProducts,
+        dict(
+            formats=Key(tuple[str, ...], Match.EQUAL),
+            rows=Key(tuple[int, ...], Match.NEAR),
+            columns=Key(int, Match.NEAR),
+            m=Key(int, Match.NEAR),
+        ),
+        _check_decoded,
+    ),
+)

@@ -1,0 +1,229 @@
+"""Products of decoded weights in float16, kernels in the simulator, against float64.
+
+A tuning table makes products of a few rows what they are of thousands.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import nmse
+
+import jax_q4k as jq
+from ptx_kernels import formats, tuning
+
+from .random_weights import random_weights
+
+M, K, N = 72, 256, 64
+EPS = 1e-5
+FORMATS = formats.names()  # tensor cores take some of them packed, too
+rng = np.random.default_rng(0)
+
+
+def row(names: list[str], rows: list[int]) -> dict[str, Any]:
+    shape = {"formats": names, "rows": rows, "columns": K, "m": M}
+    return {"kernel": "decoded_products", **shape, "config": {"decoded": True}, "seconds": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _all_are_decoded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    rows = [row([name], [n]) for name in FORMATS for n in (N, K)]
+    rows += [row(["Q4_K", "Q6_K"], [K]), row(["Q4_K", "Q4_K", "Q6_K"], [N, N, 24])]
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"device": "NVIDIA H200", "source": "measured", "rows": rows}))
+    monkeypatch.setenv(tuning.VARIABLE, str(path))
+    jax.clear_caches()  # programs of other tables
+    yield
+    jax.clear_caches()
+
+
+def simulated(function: Any) -> Any:
+    """The function, by kernels in the simulator."""
+    return jq.implementation("sim")(function)
+
+
+def normal(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def exact(x: Any, w: jq.QuantizedArray) -> np.ndarray:
+    return np.asarray(x, np.float64) @ np.asarray(w.dequantize(), np.float64).T
+
+
+def launches(function: Any, *arguments: Any) -> list[str]:
+    with jq.implementation("sim"):
+        calls = jq.explain(function, *arguments).calls
+    return [kernel.name for call in calls for kernel in call.kernels]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("format", FORMATS)
+def test_equals_float64(format: str, dtype: Any) -> None:
+    x, w = normal(M, K, dtype=dtype), random_weights(format, N, K)
+    assert launches(jq.matmul, x, w) == ["f16_rows", f"decode_{format.lower()}"]
+    y = simulated(jq.matmul)(x.astype(jnp.float32), w)
+    assert y.dtype == jnp.float32 and nmse(y, exact(x, w)) <= 2e-7
+    assert simulated(jq.matmul)(x, w).dtype == dtype
+
+
+NORM = jnp.asarray(rng.uniform(0.5, 2, K), jnp.float32)
+QKV = tuple(
+    random_weights(f, n, K, n) for f, n in zip(("Q4_K", "Q4_K", "Q6_K"), (N, N, 24), strict=True)
+)
+GATE, UP, DOWN = (
+    random_weights(name, n, K, seed)
+    for seed, (name, n) in enumerate((("Q4_K", K), ("Q6_K", K), ("Q5_K", N)))
+)
+BIASES = jnp.arange(64.0), None, jnp.ones(24)
+
+#: f(x, residual (m, N), **options) -> results; x is normalized by NORM in all of them.
+CALLS = {
+    "rms_norm_matmul": lambda x, r, **o: (
+        jq.rms_norm_matmul(x, NORM, DOWN, eps=EPS, residual=r, bias=jnp.ones(N), **o),
+    ),
+    "qkv_matmul": lambda x, r, **o: jq.qkv_matmul(
+        x, QKV, norm_weight=NORM, eps=EPS, biases=BIASES, **o
+    ),
+    "gated_matmul": lambda x, r, **o: (
+        jq.gated_matmul(x, GATE, UP, norm_weight=NORM / 64, eps=EPS, **o),
+    ),
+    "mlp": lambda x, r, **o: (
+        jq.mlp(x, GATE, UP, DOWN, norm_weight=NORM / 64, eps=EPS, residual=r, **o),
+    ),
+}
+LAUNCHES = {
+    "rms_norm_matmul": ["f16_rows", "decode_q5_k"],
+    "qkv_matmul": ["f16_rows", "decode_q4_k", "decode_q4_k", "decode_q6_k"],
+    "gated_matmul": ["f16_rows", "decode_q4_k", "decode_q6_k"],
+    "mlp": ["f16_rows", "decode_q4_k", "decode_q6_k", "f16_rows", "decode_q5_k"],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_stands_around_them(name: str) -> None:
+    operands = normal(M, K), normal(M, N)
+    assert launches(CALLS[name], *operands) == LAUNCHES[name]
+    with jq.implementation("xla"):
+        precise = CALLS[name](*operands, activations="f32")
+    for got, want in zip(simulated(CALLS[name])(*operands), precise, strict=True):
+        assert got.dtype == jnp.float32 and nmse(got, want) <= 1e-6
+
+
+@pytest.mark.parametrize("activation", jq.ACTIVATION_FUNCTIONS)
+def test_gates(activation: str) -> None:
+    x = normal(M, K) / 64
+    call = functools.partial(jq.mlp, activation=activation)
+    with jq.implementation("xla"):
+        want = call(x, GATE, UP, DOWN, activations="f32")
+    assert nmse(simulated(call)(x, GATE, UP, DOWN), want) <= 1e-6
+
+
+def blocks(format: str, scales: np.ndarray, rows: int = N) -> jq.QuantizedArray:
+    """Random quants, with these scales for the blocks of each row."""
+    block = formats.get(format)
+    raw = np.random.default_rng(1).integers(0, 256, (rows, 1, block.block_bytes), np.uint8)
+    for field in block.scale_fields:
+        block.store_scale(raw, field, np.broadcast_to(scales[:, None], (rows, 1)))
+    return jq.QuantizedArray.from_gguf_bytes(raw, format, (rows, K))
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_no_magnitude_overflows(format: str) -> None:
+    """Weights beyond float16 and below its normal numbers, rows of activations of 2^-60 to 2^60."""
+    w = blocks(format, np.resize([60000.0, 1.0, 6e-8, 1e-4], N))
+    x = np.asarray(normal(M, K)) * np.exp2(np.linspace(-60, 60, M))[:, None]
+    y = np.asarray(simulated(jq.matmul)(jnp.asarray(x, jnp.float32), w))
+    want = exact(x.astype(np.float32), w)
+    assert np.abs(np.asarray(w.dequantize())).max() > 65504 and np.isfinite(y).all()
+    errors = [nmse(y[i, j::4], want[i, j::4]) for i in range(M) for j in range(4)]
+    assert max(errors) <= 1e-6
+
+
+def test_gated_products_of_many_magnitudes() -> None:
+    """They are float16 in between."""
+    scales = np.resize([300.0, 1.0, 6e-8, 1e-4], K)
+    gate, up = blocks("Q4_K", scales[::-1] * 1e-3, K), blocks("Q6_K", scales, K)
+    x = rng.uniform(0.5, 1.5, (M, K)) * np.exp2(np.linspace(-30, 0, M))[:, None]  # large sums
+    with jq.implementation("xla"):
+        want = jq.gated_matmul(jnp.asarray(x), gate, up, activations="f32")
+    y = np.asarray(simulated(jq.gated_matmul)(jnp.asarray(x), gate, up))
+    assert np.isfinite(y).all()
+    assert max(nmse(y[i], w) for i, w in enumerate(np.asarray(want))) <= 1e-6
+
+
+def test_an_outlier_leaves_the_rest_precise() -> None:
+    x = normal(M, K).at[:, 7].set(30000.0)
+    w = random_weights("Q8_0", N, K)
+    weights = np.asarray(w.dequantize(), np.float64)
+    rest = np.asarray(simulated(jq.matmul)(x, w), np.float64) - 30000 * weights[:, 7]
+    want = np.asarray(x, np.float64) @ weights.T - 30000 * weights[:, 7]
+    # float32 itself leaves 2^-24 of what the outlier gives; of that, weights keep 11 bits
+    assert np.abs(rest - want).max() <= 2.0**-11 * np.abs(30000 * weights[:, 7]).max()
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_spoils_its_row_alone(name: str, bad: float) -> None:
+    x, residual = normal(M, K), normal(M, N)
+    clean = simulated(CALLS[name])(x, residual)
+    spoiled = simulated(CALLS[name])(x.at[5, 77].set(bad), residual)
+    others = np.arange(M) != 5
+    for got, want in zip(spoiled, clean, strict=True):
+        assert not jnp.isfinite(got[5]).any()
+        np.testing.assert_array_equal(got[others], want[others])
+
+
+def test_a_weight_that_is_not_finite_spoils_its_column_alone() -> None:
+    scales = np.full(N, 0.01)
+    scales[3] = np.inf
+    y = np.asarray(simulated(jq.matmul)(normal(M, K), blocks("Q4_K", scales)))
+    assert not np.isfinite(y[:, 3]).any()
+    assert np.isfinite(np.delete(y, 3, 1)).all()
+
+
+def test_a_matrix_of_a_stack() -> None:
+    matrices = [random_weights("Q4_K", N, K, seed) for seed in range(3)]
+    stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *matrices)
+    x = normal(M, K)
+    y = simulated(lambda x, stack, i: jq.matmul(x, stack, index=i))(x, stack, jnp.int32(1))
+    np.testing.assert_array_equal(y, simulated(jq.matmul)(x, matrices[1]))
+
+
+@pytest.mark.parametrize("activations", ["f32", "q8_1"])
+def test_activations_that_are_asked_for_stay(activations: str) -> None:
+    call = functools.partial(jq.matmul, activations=activations)
+    names = launches(call, normal(M, K), DOWN)
+    assert "f16_rows" not in names
+    assert names == (["decode_q5_k"] if activations == "f32" else ["quantize_q8_1", names[1]])
+
+
+def test_derivatives_are_precise() -> None:
+    x, dy = normal(M, K), normal(M, N)
+    with jq.implementation("sim"):
+        y, back = jax.vjp(lambda x: jq.matmul(x, DOWN), x)
+        (dx,) = back(dy)
+        _, tangent = jax.jvp(lambda x: jq.matmul(x, DOWN), (x,), (x,))
+    weights = np.asarray(DOWN.dequantize(), np.float64)
+    assert nmse(dx, np.asarray(dy, np.float64) @ weights) <= 1e-10
+    assert nmse(tangent, exact(x, DOWN)) <= 1e-10
+    assert nmse(y, exact(x, DOWN)) <= 2e-7
+
+
+def test_examples_of_a_vmap_are_rows() -> None:
+    x = normal(3, M // 3, K)
+    y = simulated(jax.vmap(lambda x: jq.matmul(x, DOWN)))(x)
+    np.testing.assert_array_equal(y.reshape(M, N), simulated(jq.matmul)(x.reshape(M, K), DOWN))
+
+
+def test_explain_says_who_decided() -> None:
+    with jq.implementation("sim"):
+        (call,) = jq.explain(jq.matmul, normal(M, K), DOWN).calls
+    (choice,) = [choice for choice in call.chosen if choice.rule == "decoded_products"]
+    assert choice.config.decoded and choice.why.startswith("measured for NVIDIA H200 (table.json)")
