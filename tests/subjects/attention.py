@@ -54,7 +54,7 @@ def attention_subject(
     sinks: bool = False,
     output: str = "f32",
     q_size: float = 1.0,
-    tolerance: float = 1e-11,
+    tolerance: float = 1e-13,
     value_dim: int | None = None,
     **options: Any,
 ) -> Subject:
@@ -160,7 +160,7 @@ def causal_subject(
     sinks: bool = False,
     parts: int = 2,
     key_parts: int = 2,
-    tolerance: float = 1e-10,
+    tolerance: float = 3e-11,
     **options: Any,
 ) -> Subject:
     """Prompts of all, 0 and 5 of their tokens; two KV heads of three query heads each.
@@ -222,7 +222,7 @@ def piece_subject(
     q_size: float = 1.0,
     parts: int = 2,
     key_parts: int = 1,
-    tolerance: float = 1e-10,
+    tolerance: float = 3e-11,
     **options: Any,
 ) -> Subject:
     """Pieces of `PIECES` over pages; two KV heads. The last one goes past what its pages hold.

@@ -39,7 +39,7 @@ def matvec_subject(
     n: int = 6,
     columns: int = 2304,
     m: int = 2,
-    tolerance: float = 1e-11,
+    tolerance: float = 1e-13,
 ) -> Subject:
     rng = rng_of(n, columns, m)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
@@ -191,6 +191,8 @@ def gemm_subject(
 ) -> Subject:
     rng = rng_of(n, columns, m, 1)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
+    if format == "MXFP4":
+        planes = planes[0], planes[1] + np.uint8(9)  # exponents below and above 128
     x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
     kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
     if config.products == "f16":
@@ -215,8 +217,8 @@ def gemm_epilogue_subject(config: GemmConfig) -> Subject:
 
 def gated_gemm_subject(config: GemmConfig) -> Subject:
     """Two formats, int8 out of a last block that overlaps its neighbour."""
-    pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 512, 7
-    planes = [random_planes(rng_of(17, i), format, n, 2) for i, format in enumerate(pair)]
+    pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 1536, 7  # three steps of two stages
+    planes = [random_planes(rng_of(17, i), format, n, 6) for i, format in enumerate(pair)]
     operands = quantized(rng_of(18).standard_normal((m, columns), np.float32) * np.float32(0.1))
     operands = (*planes[0], *planes[1], *operands)
     build = functools.partial(gated_gemm, formats=pair, n=n, columns=columns, m=m, config=config)
@@ -230,8 +232,8 @@ def gated_gemm_subject(config: GemmConfig) -> Subject:
 
 
 def qkv_gemm_subject(config: GemmConfig) -> Subject:
-    types, rows, columns, m = ("Q4_K", "Q6_K"), (33, 5), 512, 7
-    matrices = [random_planes(rng_of(19, n), f, n, 2) for f, n in zip(types, rows, strict=True)]
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (33, 21), 768, 7  # three steps of two stages
+    matrices = [random_planes(rng_of(19, n), f, n, 3) for f, n in zip(types, rows, strict=True)]
     operands = quantized(rng_of(20).standard_normal((m, columns), np.float32))
     biases = [rng_of(21, n).standard_normal(n, np.float32) for n in rows]
     kernel = qkv_gemm(formats=types, rows=rows, columns=columns, m=m, biases=True, config=config)

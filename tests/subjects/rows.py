@@ -54,9 +54,9 @@ def quantize_f16_subject(dtype: str) -> Subject:
     """
     x = rng_of(2).standard_normal((5, 256), np.float32)
     x[0], x[1], x[2, 70] = 0, np.linspace(-0.9, 1, 256), -9
-    x = np.round(x * 64) / 64  # sums are exact
-    operands, _ = half_operands(x)
-    return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (stored(x, dtype),), operands, 0)
+    x = stored(np.round(x * 2**16) / 2**16, dtype)  # sums are exact, and too long for one f16
+    operands, _ = half_operands(loaded(x, dtype))
+    return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (x,), operands, 0)
 
 
 def decode_subject(format: str, dtype: str = "f32") -> Subject:
