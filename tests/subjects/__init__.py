@@ -149,7 +149,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         gemm_subject, "MXFP4", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
     ),
     "gemm-Q6_K": functools.partial(
-        gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17, columns=1280
+        gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17, columns=2304
     ),
     "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
     "gemm-f16-Q5_K": functools.partial(

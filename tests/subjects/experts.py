@@ -56,7 +56,7 @@ def expert_matvec_subject(config: MatvecConfig, format: str = "Q4_K") -> Subject
     n, columns = 5, 1280
     planes, w = stack(format, n, columns)
     operands, x = activation_operands(
-        config, rng_of(1).standard_normal((2, columns), np.float32) + np.float32(0.5)
+        config, (rng_of(1).standard_normal((2, columns), np.float32) + np.float32(0.5)) / 4
     )
     kernel = matvec(format=format, n=n, columns=columns, m=2, experts=EXPERTS, top=3, config=config)
     want = expert_products(x, w).reshape(-1, n)

@@ -44,7 +44,7 @@ def matvec_subject(
     rng = rng_of(n, columns, m)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
     operands, x = activation_operands(
-        config, rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
+        config, (rng.standard_normal((m, columns), np.float32) + np.float32(0.5)) / 4
     )
     kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
     return Subject(kernel, (*planes, *operands), (x @ weights(format, planes).T,), tolerance)
@@ -57,16 +57,16 @@ def preset_subject(config: MatvecConfig) -> Subject:
 
 
 def normed_operands(
-    config: MatvecConfig, m: int, columns: int
+    config: MatvecConfig, m: int, columns: int, size: float = 0.125
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5.
+    """Operands x and norm_weight (of about `size`) of a mat-vec with `norm` and eps = 0.5.
 
-    With them come the numbers that its products see.
+    With them come the numbers that its products see: below 1, as nothing may start from there.
     """
     rng = rng_of(m, columns, 2)
     x, weight = (
         rng.standard_normal((m, columns), np.float32) + 1,
-        rng.standard_normal(columns, np.float32),
+        rng.standard_normal(columns, np.float32) * np.float32(size),
     )
     norm = rms_norm(rows=m, columns=columns, eps=0.5, config=RmsNormConfig(config.warps))
     return (x, weight), activation_operands(config, simulator.run(norm, x, weight)[0])[1]
@@ -75,9 +75,10 @@ def normed_operands(
 def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
     """Normalized rows in, bias and residual added, int8 out where asked for."""
     rng, n, columns, m = rng_of(9), 64 if output == "q8_1" else 13, 1280, 2
+    size = np.float32(2**-8)  # results are below 1, too
     planes = random_planes(rng, "Q4_K", n, 5)
-    operands, x = normed_operands(config, m, columns)
-    bias, residual = rng.standard_normal(n, np.float32), rng.standard_normal((m, n), np.float32)
+    operands, x = normed_operands(config, m, columns, size)
+    bias, residual = (size * rng.standard_normal(s, np.float32) for s in ((n,), (m, n)))
     build = functools.partial(
         matvec,
         format="Q4_K",
