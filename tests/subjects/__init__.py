@@ -151,7 +151,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "gemm-Q6_K": functools.partial(
         gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17, columns=2304
     ),
-    "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
+    "gemm-f16-Q4_K": functools.partial(
+        gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16"), n=29
+    ),
     "gemm-f16-Q5_K": functools.partial(
         gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2, "f16"), n=33
     ),
@@ -182,8 +184,14 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
             dtype,
             PagedAttentionConfig(warps=2, queries=3, tensor_cores=True),
             tolerance=5e-12,
+            context=context,  # whose last token is another one of a lane's four
         )
-        for dtype, head_dim in {"bf16": 64, "f16": 32, "int8": 48, "fp8": 32}.items()
+        for dtype, head_dim, context in (
+            ("bf16", 64, 43),
+            ("f16", 32, 42),
+            ("int8", 48, 40),
+            ("fp8", 32, 37),
+        )
     },
     "attention-tensor_cores-steep": functools.partial(
         attention_subject,

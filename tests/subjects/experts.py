@@ -99,7 +99,9 @@ def routed_gated_subject(
     operands, x = activation_operands(
         config, rng_of(16).standard_normal((2, columns), np.float32) * np.float32(0.1)
     )
-    routing, logits, ids, weights = routes(gating, rows=2, experts=EXPERTS, top=3, normalize=True)
+    routing, logits, ids, weights = routes(
+        gating, rows=2, experts=EXPERTS, top=3, normalize=gating == "softmax"
+    )
     arguments = dict(
         formats=pair, n=n, columns=columns, m=2, experts=EXPERTS, top=3, routing=routing
     )

@@ -145,7 +145,7 @@ def qkv_subject(config: MatvecConfig) -> Subject:
 
 
 def append_heads_subject(interleaved: bool) -> Subject:
-    """Two tokens, the second without a slot; heads of 32, of which neighbours rotate in part."""
+    """Two tokens; heads of 32. Neighbours rotate in part, and the second token has no slot then."""
     types, heads, columns, m = ("Q4_K", "Q4_K", "Q6_K"), (2, 1, 1), 512, 2
     rope_dim, config = 24 if interleaved else 32, replace(PRESETS["tiled"], warps=2)
     rng = rng_of(14)
@@ -157,7 +157,7 @@ def append_heads_subject(interleaved: bool) -> Subject:
     radians = rng.uniform(0, 1000, (m, rope_dim // 2))
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
     pages = [rng.standard_normal((3, 1, 4, 32), np.float32) for _ in range(2)]
-    slots = np.array([6, 12], np.int32)
+    slots = np.array([6, 12 if interleaved else 3], np.int32)
     kernel = qkv_append_matvec(
         formats=types,
         num_heads=2,
@@ -181,7 +181,9 @@ def append_heads_subject(interleaved: bool) -> Subject:
     q, k = (rotated(y, *angles, interleaved) for y in (q, k))
     wants = [page.astype(np.float64) for page in pages]
     for want, new in zip(wants, (k, v), strict=True):
-        want[1, :, 2] = new[0]
+        for slot, vector in zip(slots, new, strict=True):
+            if slot < 12:
+                want[slot // 4, :, slot % 4] = vector
     planes = (p for matrix in matrices for p in matrix)
     given = (*pages, *planes, *operands, slots, *angles, *biases)
     return Subject(kernel, given, (*wants, q.reshape(m, -1)), 1e-11)
