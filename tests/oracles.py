@@ -119,7 +119,7 @@ def gated(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
         return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
     z = gate if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    return gate / 2 * (1 + np.tanh(z / 2)) * up
+    return gate * np.exp(-np.logaddexp(0, -z)) * up  # the logistic function, not rounded to 0
 
 
 def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

@@ -68,8 +68,8 @@ class Outcome:
 class Known:
     """Mutants that need no finding, or are known not to be found.
 
-    `subject` is a pattern as of file names; `before` and `after` are lines with their registers'
-    numbers left out.
+    `subject` is a pattern as of file names, or several with spaces between them; `before` and
+    `after` are lines with their registers' numbers left out.
     """
 
     subject: str
@@ -81,7 +81,7 @@ class Known:
 
     def matches(self, subject: str, mutant: Mutant) -> bool:
         return (
-            fnmatch.fnmatchcase(subject, self.subject)
+            any(fnmatch.fnmatchcase(subject, pattern) for pattern in self.subject.split())
             and mutant.operator == self.operator
             and fnmatch.fnmatchcase(plain(mutant.before), self.before)
             and fnmatch.fnmatchcase(plain(mutant.after), self.after)

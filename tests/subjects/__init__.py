@@ -138,8 +138,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "router": functools.partial(router_subject, 3, 1284, bias=True),
     "route-softmax": functools.partial(route_subject, "softmax"),
+    "route-normalized": functools.partial(route_subject, "softmax", normalize=True),
     "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),
-    "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
+    "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 2), columns=1280),
     "gemm-Q4_K-m8": functools.partial(
         gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 8, 3), m=7, columns=2048
     ),
@@ -154,8 +155,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "gemm-MXFP4": functools.partial(
         gemm_subject, "MXFP4", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
     ),
-    "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17),
-    "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
+    "gemm-Q6_K": functools.partial(
+        gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17, columns=2304
+    ),
+    "gemm-f16-Q4_K": functools.partial(
+        gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16"), n=29
+    ),
     "gemm-f16-Q5_K": functools.partial(
         gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2, "f16"), n=33
     ),
@@ -185,16 +190,22 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
             head_dim,
             dtype,
             PagedAttentionConfig(warps=2, queries=3, tensor_cores=True),
-            tolerance=1e-10,
+            tolerance=5e-12,
+            context=context,  # whose last token is another one of a lane's four
         )
-        for dtype, head_dim in {"bf16": 64, "f16": 32, "int8": 48, "fp8": 32}.items()
+        for dtype, head_dim, context in (
+            ("bf16", 64, 43),
+            ("f16", 32, 42),
+            ("int8", 48, 40),
+            ("fp8", 32, 37),
+        )
     },
     "attention-tensor_cores-steep": functools.partial(
         attention_subject,
         32,
         "f16",
         PagedAttentionConfig(warps=1, queries=3, splits=2, tensor_cores=True),
-        tolerance=1e-10,
+        tolerance=5e-12,
         q_size=40.0,
         window=40,
         sinks=True,
@@ -252,25 +263,36 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "causal_attention-window": functools.partial(
         causal_subject,
-        CausalAttentionConfig(warps=1, tokens=16, stages=3),
+        CausalAttentionConfig(warps=1, tokens=16),
         head_dim=48,
-        time=64,
-        window=43,  # stages are filled again in each of the three loops
+        time=61,
+        window=46,  # stages are filled again in each of the three loops
         soft_cap=2.0,
         sinks=True,
     ),
     "causal_attention-pages": functools.partial(
-        piece_subject, CausalAttentionConfig(warps=2, tokens=16)
+        piece_subject, CausalAttentionConfig(warps=2, tokens=32), time=12
     ),
-    "causal_attention-pages-split": functools.partial(
+    "causal_attention-pages-window": functools.partial(
         piece_subject,
-        CausalAttentionConfig(warps=1, tokens=32, stages=3, splits=2),
+        CausalAttentionConfig(warps=1, tokens=16),
         "f16",
+        time=12,
         head_dim=48,
         window=21,
         soft_cap=2.0,
         sinks=True,
+        tolerance=1e-12,
+    ),
+    "causal_attention-pages-split": functools.partial(
+        piece_subject,
+        CausalAttentionConfig(warps=2, tokens=16, splits=2),
+        "f16",
+        head_dim=48,
+        soft_cap=2.0,
+        sinks=True,
         missing=True,
+        tolerance=1e-12,
     ),
     "gated_delta_rule": functools.partial(
         delta_rule_subject, GatedDeltaRuleConfig(warps=4, lanes=16, tokens=4), True

@@ -56,11 +56,11 @@ def expert_matvec_subject(config: MatvecConfig, format: str = "Q4_K") -> Subject
     n, columns = 5, 1280
     planes, w = stack(format, n, columns)
     operands, x = activation_operands(
-        config, rng_of(1).standard_normal((2, columns), np.float32) + np.float32(0.5)
+        config, (rng_of(1).standard_normal((2, columns), np.float32) + np.float32(0.5)) / 4
     )
     kernel = matvec(format=format, n=n, columns=columns, m=2, experts=EXPERTS, top=3, config=config)
     want = expert_products(x, w).reshape(-1, n)
-    return Subject(kernel, (IDS, *planes, *operands), (want,), 1e-11)
+    return Subject(kernel, (IDS, *planes, *operands), (want,), 1e-13)
 
 
 def expert_gated_subject(
@@ -99,7 +99,9 @@ def routed_gated_subject(
     operands, x = activation_operands(
         config, rng_of(16).standard_normal((2, columns), np.float32) * np.float32(0.1)
     )
-    routing, logits, ids, weights = routes(gating, rows=2, experts=EXPERTS, top=3)
+    routing, logits, ids, weights = routes(
+        gating, rows=2, experts=EXPERTS, top=3, normalize=gating == "softmax"
+    )
     arguments = dict(
         formats=pair, n=n, columns=columns, m=2, experts=EXPERTS, top=3, routing=routing
     )
@@ -176,12 +178,12 @@ def expert_gemm_subject(
 
 
 def routes(
-    gating: str, *, rows: int, experts: int, top: int
+    gating: str, *, rows: int, experts: int, top: int, normalize: bool
 ) -> tuple[Routing, tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
     """A routing, its logits and bias, the ids and the weights in float64.
 
-    There are ties of the best; with a sigmoid also a bias, and weights are as they are. The last
-    row's sigmoids are all 0 then: its best are neighbouring floats below 0, the smaller first.
+    There are ties of the best; with a sigmoid also a bias. The last row's sigmoids are all 0 then:
+    its best are neighbouring floats below 0, the smaller first.
     """
     rng = rng_of(experts, top)
     logits = rng.standard_normal((rows, experts), np.float32) * np.float32(2)
@@ -199,16 +201,18 @@ def routes(
         scores, given = 1 / (1 + np.exp(-exact)), (logits, bias)
     ids = np.argsort(-(scores + bias), axis=-1, kind="stable")[:, :top]
     weights = np.take_along_axis(scores, ids, -1) * 2.5
-    if normalize := gating == "softmax":
+    if normalize:
         weights = weights / weights.sum(-1, keepdims=True) * 2.5
     biased = gating == "sigmoid"
     routing = Routing(top=top, gating=gating, bias=biased, normalize=normalize, scale=2.5)
     return routing, given, ids.astype(np.int32), weights
 
 
-def route_subject(gating: str, *, experts: int = 40, top: int = 3) -> Subject:
-    routing, given, *want = routes(gating, rows=3, experts=experts, top=top)
-    return Subject(route(rows=3, experts=experts, routing=routing), given, tuple(want), 1e-11)
+def route_subject(
+    gating: str, *, experts: int = 40, top: int = 3, normalize: bool = False
+) -> Subject:
+    routing, given, *want = routes(gating, rows=3, experts=experts, top=top, normalize=normalize)
+    return Subject(route(rows=3, experts=experts, routing=routing), given, tuple(want), 1e-13)
 
 
 def router_subject(m: int, columns: int, *, norm: bool = True, bias: bool = False) -> Subject:
@@ -223,4 +227,4 @@ def router_subject(m: int, columns: int, *, norm: bool = True, bias: bool = Fals
     h = rms_norm_oracle(x, factors, 1e-2) if norm else x.astype(np.float64)
     want = h @ w.T.astype(np.float64) + (addends if bias else 0)
     given = (w, x, *([factors] if norm else []), *([addends] if bias else []))
-    return Subject(kernel, given, (want,), 1e-11)
+    return Subject(kernel, given, (want,), 1e-13)

@@ -39,12 +39,12 @@ def matvec_subject(
     n: int = 6,
     columns: int = 2304,
     m: int = 2,
-    tolerance: float = 1e-11,
+    tolerance: float = 1e-13,
 ) -> Subject:
     rng = rng_of(n, columns, m)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
     operands, x = activation_operands(
-        config, rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
+        config, (rng.standard_normal((m, columns), np.float32) + np.float32(0.5)) / 4
     )
     kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
     return Subject(kernel, (*planes, *operands), (x @ weights(format, planes).T,), tolerance)
@@ -57,16 +57,16 @@ def preset_subject(config: MatvecConfig) -> Subject:
 
 
 def normed_operands(
-    config: MatvecConfig, m: int, columns: int
+    config: MatvecConfig, m: int, columns: int, size: float = 0.125
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5.
+    """Operands x and norm_weight (of about `size`) of a mat-vec with `norm` and eps = 0.5.
 
-    With them come the numbers that its products see.
+    With them come the numbers that its products see: below 1, as nothing may start from there.
     """
     rng = rng_of(m, columns, 2)
     x, weight = (
         rng.standard_normal((m, columns), np.float32) + 1,
-        rng.standard_normal(columns, np.float32),
+        rng.standard_normal(columns, np.float32) * np.float32(size),
     )
     norm = rms_norm(rows=m, columns=columns, eps=0.5, config=RmsNormConfig(config.warps))
     return (x, weight), activation_operands(config, simulator.run(norm, x, weight)[0])[1]
@@ -75,9 +75,10 @@ def normed_operands(
 def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
     """Normalized rows in, bias and residual added, int8 out where asked for."""
     rng, n, columns, m = rng_of(9), 64 if output == "q8_1" else 13, 1280, 2
+    size = np.float32(2**-8)  # results are below 1, too
     planes = random_planes(rng, "Q4_K", n, 5)
-    operands, x = normed_operands(config, m, columns)
-    bias, residual = rng.standard_normal(n, np.float32), rng.standard_normal((m, n), np.float32)
+    operands, x = normed_operands(config, m, columns, size)
+    bias, residual = (size * rng.standard_normal(s, np.float32) for s in ((n,), (m, n)))
     build = functools.partial(
         matvec,
         format="Q4_K",
@@ -144,7 +145,7 @@ def qkv_subject(config: MatvecConfig) -> Subject:
 
 
 def append_heads_subject(interleaved: bool) -> Subject:
-    """Two tokens, the second without a slot; heads of 32, of which neighbours rotate in part."""
+    """Two tokens; heads of 32. Neighbours rotate in part, and the second token has no slot then."""
     types, heads, columns, m = ("Q4_K", "Q4_K", "Q6_K"), (2, 1, 1), 512, 2
     rope_dim, config = 24 if interleaved else 32, replace(PRESETS["tiled"], warps=2)
     rng = rng_of(14)
@@ -156,7 +157,7 @@ def append_heads_subject(interleaved: bool) -> Subject:
     radians = rng.uniform(0, 1000, (m, rope_dim // 2))
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
     pages = [rng.standard_normal((3, 1, 4, 32), np.float32) for _ in range(2)]
-    slots = np.array([6, 12], np.int32)
+    slots = np.array([6, 12 if interleaved else 3], np.int32)
     kernel = qkv_append_matvec(
         formats=types,
         num_heads=2,
@@ -180,7 +181,9 @@ def append_heads_subject(interleaved: bool) -> Subject:
     q, k = (rotated(y, *angles, interleaved) for y in (q, k))
     wants = [page.astype(np.float64) for page in pages]
     for want, new in zip(wants, (k, v), strict=True):
-        want[1, :, 2] = new[0]
+        for slot, vector in zip(slots, new, strict=True):
+            if slot < 12:
+                want[slot // 4, :, slot % 4] = vector
     planes = (p for matrix in matrices for p in matrix)
     given = (*pages, *planes, *operands, slots, *angles, *biases)
     return Subject(kernel, given, (*wants, q.reshape(m, -1)), 1e-11)
@@ -191,6 +194,8 @@ def gemm_subject(
 ) -> Subject:
     rng = rng_of(n, columns, m, 1)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
+    if format == "MXFP4":
+        planes = planes[0], planes[1] + np.uint8(9)  # exponents below and above 128
     x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
     kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
     if config.products == "f16":
@@ -215,8 +220,8 @@ def gemm_epilogue_subject(config: GemmConfig) -> Subject:
 
 def gated_gemm_subject(config: GemmConfig) -> Subject:
     """Two formats, int8 out of a last block that overlaps its neighbour."""
-    pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 512, 7
-    planes = [random_planes(rng_of(17, i), format, n, 2) for i, format in enumerate(pair)]
+    pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 1536, 7  # three steps of two stages
+    planes = [random_planes(rng_of(17, i), format, n, 6) for i, format in enumerate(pair)]
     operands = quantized(rng_of(18).standard_normal((m, columns), np.float32) * np.float32(0.1))
     operands = (*planes[0], *planes[1], *operands)
     build = functools.partial(gated_gemm, formats=pair, n=n, columns=columns, m=m, config=config)
@@ -230,8 +235,8 @@ def gated_gemm_subject(config: GemmConfig) -> Subject:
 
 
 def qkv_gemm_subject(config: GemmConfig) -> Subject:
-    types, rows, columns, m = ("Q4_K", "Q6_K"), (33, 5), 512, 7
-    matrices = [random_planes(rng_of(19, n), f, n, 2) for f, n in zip(types, rows, strict=True)]
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (33, 21), 768, 7  # three steps of two stages
+    matrices = [random_planes(rng_of(19, n), f, n, 3) for f, n in zip(types, rows, strict=True)]
     operands = quantized(rng_of(20).standard_normal((m, columns), np.float32))
     biases = [rng_of(21, n).standard_normal(n, np.float32) for n in rows]
     kernel = qkv_gemm(formats=types, rows=rows, columns=columns, m=m, biases=True, config=config)

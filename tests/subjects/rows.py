@@ -31,7 +31,7 @@ def quantize_subject(dtype: str) -> Subject:
     One is all 0, one has 1 as its largest, and one a negative number.
     """
     exact = rng_of(2).standard_normal((3, 96), np.float32)
-    exact[0, 32:64], exact[1, :32], exact[2, 70] = 0, np.linspace(-0.9, 1, 32), -9
+    exact[0, 32:64], exact[1, :32], exact[2, 72] = 0, np.linspace(-0.9, 1, 32), -9
     x = stored(exact, dtype)
     return Subject(
         quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0
@@ -50,15 +50,16 @@ def rms_norm_subject(output: str) -> Subject:
 
 
 def quantize_f16_subject(dtype: str) -> Subject:
-    """Five super-blocks in two blocks of warps.
+    """Six super-blocks in two blocks of warps, two of them a row.
 
     One is all 0, one has 1 as its largest, and one a negative number.
     """
-    x = rng_of(2).standard_normal((5, 256), np.float32)
-    x[0], x[1], x[2, 70] = 0, np.linspace(-0.9, 1, 256), -9
-    x = np.round(x * 64) / 64  # sums are exact
-    operands, _ = half_operands(x)
-    return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (stored(x, dtype),), operands, 0)
+    x = rng_of(2).standard_normal((6, 256), np.float32)
+    x[0], x[1], x[2, 72] = 0, np.linspace(-0.9, 1, 256), -9
+    x = np.round(x.reshape(3, 512) * 2**16) / 2**16  # sums are exact, and too long for one f16
+    x = stored(x, dtype)
+    operands, _ = half_operands(loaded(x, dtype))
+    return Subject(quantize_f16(rows=3, columns=512, dtype=dtype), (x,), operands, 0)
 
 
 def f16_rows_subject(source: str) -> Subject:
