@@ -9,59 +9,78 @@ namespace jax_q4k {
 
 namespace {
 
-// x as int8: values = round(x * (127 / amax)), scale = amax * (1 / 127), amax the largest magnitude. Zeros where amax
-// is 0, infinite or NaN. Returns the values' sum.
-inline int32_t quantize_group(const float* x, int64_t count, int8_t* values, float* scale) {
-  int32_t highest = 0;  // as bits, of which NaN's are the highest
-  for (int64_t i = 0; i < count; ++i) {
-    int32_t bits;
-    std::memcpy(&bits, x + i, 4);
-    bits &= 0x7fffffff;
-    highest = bits > highest ? bits : highest;
+// v within [low, high]; NaN stays NaN.
+inline Floats clipped(const Floats& v, float low, float high) {
+  Floats y;
+  for (int i = 0; i < Floats::kParts; ++i) {
+    const auto least = Floats::Part{} + low, most = Floats::Part{} + high, part = v.part[i];
+    const auto capped = part > most ? most : part;
+    y.part[i] = capped < least ? least : capped;
   }
-  float amax;
-  std::memcpy(&amax, &highest, 4);
-  *scale = amax * (1.0f / 127.0f);
-  const bool usable = amax > 0 && highest < 0x7f800000;
-  if (!usable) {
-    std::memset(values, 0, count);
-    return 0;
+  return y;
+}
+
+// x as int8: values = round(x * (127 / amax)), every 16 of them `apart` behind those before; returns amax * (1 / 127), amax
+// the largest magnitude. Zeros where amax is 0, infinite or NaN.
+JAX_Q4K_INLINE float quantize_group(const float* x, int64_t count, int8_t* values, int64_t apart) {
+  auto part = [&](int64_t i) __attribute__((always_inline)) {  // 16 from the i-th on, zeros behind the last
+    if (count - i >= 16) return Floats::load(x + i);
+    float rest[16] = {};
+    std::memcpy(rest, x + i, (count - i) * 4);
+    return Floats::load(rest);
+  };
+  auto higher = [](auto a, auto b) {  // as bits, of which NaN's are the highest
+    const auto left = (Ints::Part)a, right = (Ints::Part)b;
+    return (Floats::Part)(left > right ? left : right);
+  };
+  Floats highest = Floats::all(0);
+  for (int64_t i = 0; i < count; i += 16) {
+    const Floats magnitudes = (part(i).as<int32_t>() & Ints::all(0x7fffffff)).as<float>();
+    for (int p = 0; p < Floats::kParts; ++p) highest.part[p] = higher(highest.part[p], magnitudes.part[p]);
   }
-  const float inverse = 127.0f / amax;
-  int32_t total = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const float scaled = __builtin_rintf(x[i] * inverse);
-    // NaN, of 0 * infinity where amax is next to nothing, is no number in range either
-    const int32_t value = scaled > 127.0f ? 127 : scaled >= -127.0f ? static_cast<int32_t>(scaled) : scaled < 0 ? -127 : 0;
-    values[i] = static_cast<int8_t>(value);
-    total += value;
+  const float amax = reduced(highest, higher);
+  const Floats inverse = Floats::all(amax > 0 && amax < __builtin_inff() ? 127.0f / amax : 0.0f);
+  for (int64_t i = 0; i < count; i += 16, values += apart) {
+    const Floats scaled = clipped(part(i) * inverse, -127, 127);
+    int8_t bytes[16];
+    for (int p = 0; p < Floats::kParts; ++p) {
+      using Small __attribute__((vector_size(Floats::kPartLanes))) = int8_t;
+      // NaN, of 0 * infinity where amax is next to nothing or of no number times 0, is 0
+      const auto number = scaled.part[p] == scaled.part[p] ? scaled.part[p] : Floats::Part{};
+      const auto rounded = (Ints::Part)(number + 12582912.0f) - 0x4b400000;  // its low bits are the integer
+      const auto narrow = __builtin_convertvector(rounded, Small);
+      std::memcpy(bytes + p * Floats::kPartLanes, &narrow, sizeof narrow);
+    }
+    std::memcpy(values, bytes, count - i < 16 ? count - i : 16);
   }
-  return total;
+  return amax * (1.0f / 127.0f);
 }
 
 inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
   for (int64_t start = 0; start < k; start += kSpan, ++spans) {
     if (k - start < kSpan) std::memset(spans, 0, sizeof *spans);
+    float scales[8] = {};
     for (int g = 0; g < 8 && start + 32 * g < k; ++g) {
-      int8_t values[2][16];
-      float scale;
-      const int32_t total = quantize_group(x + start + 32 * g, 32, values[0], &scale);
-      int32_t sums[2] = {0, total};
-      for (int i = 0; i < 16; ++i) sums[0] += values[0][i];
-      sums[1] -= sums[0];
-      for (int i = 0; i < 2; ++i) {
-        std::memcpy(spans->values[g % 2 * 2 + i] + g / 2 * 16, values[i], 16);
-        spans->scale16[2 * g + i] = scale;
-        spans->sum16[2 * g + i] = scale * static_cast<float>(sums[i]);
-      }
-      spans->scale_sum32[g][0] = scale;
-      spans->scale_sum32[g][1] = scale * static_cast<float>(total);
+      scales[g] = quantize_group(x + start + 32 * g, 32, spans->values[g % 2 * 2] + g / 2 * 16, 64);
     }
-    for (int i = 0; i < 2; ++i) {
-      const Bytes raise = Bytes::all(kZeroPoint);
-      const Ints sums = dot(raise, SignedBytes::load(spans->values[2 * i]));
-      (Ints::all(0) - dot(raise, SignedBytes::load(spans->values[2 * i + 1]), sums)).store(spans->zero_point[i]);
+    Ints sums[4];
+    int32_t lanes[4][16];  // four for the same 16 columns
+    for (int i = 0; i < 4; ++i) {
+      sums[i] = dot(Bytes::all(1), SignedBytes::load(spans->values[i]));
+      sums[i].store(lanes[i]);
     }
+    for (int g = 0; g < 16; ++g) {
+      const int32_t* four = lanes[g / 2 % 2 * 2 + g % 2] + g / 4 * 4;
+      spans->scale16[g] = scales[g / 2];
+      spans->sum16[g] = scales[g / 2] * static_cast<float>(four[0] + four[1] + four[2] + four[3]);
+    }
+    for (int g = 0; g < 8; ++g) {
+      const int32_t* four = lanes[g % 2 * 2] + g / 2 * 4;
+      int32_t total = 0;
+      for (int i = 0; i < 4; ++i) total += four[i] + four[16 + i];
+      spans->scale_sum32[g][0] = scales[g], spans->scale_sum32[g][1] = scales[g] * static_cast<float>(total);
+    }
+    for (int i = 0; i < 2; ++i) ((sums[2 * i] + sums[2 * i + 1]) * Ints::all(-kZeroPoint)).store(spans->zero_point[i]);
   }
 }
 
@@ -104,17 +123,6 @@ inline Floats exp_of(const Floats& x) {
     auto power = ((Lanes)shifted << 23) + (Lanes)(Floats::Part{} + 1.0f);
     p *= (Floats::Part)power;
     y.part[i] = x.part[i] < low.part[i] ? Floats::Part{} : p;
-  }
-  return y;
-}
-
-// v within [low, high]; NaN stays NaN.
-inline Floats clipped(const Floats& v, float low, float high) {
-  Floats y;
-  for (int i = 0; i < Floats::kParts; ++i) {
-    const auto least = Floats::Part{} + low, most = Floats::Part{} + high, part = v.part[i];
-    const auto capped = part > most ? most : part;
-    y.part[i] = capped < least ? least : capped;
   }
   return y;
 }

@@ -237,8 +237,8 @@ inline void transpose_totals(const float* from, int64_t pitch, int64_t count, in
     transpose(square);
     for (int64_t j = 0; j < m; ++j) {
       float row[kLanes];
-      square[j].store(row);
-      std::memcpy(to + j * stride + r, row, n * 4);
+      square[j].store(n == kLanes ? to + j * stride + r : row);
+      if (n < kLanes) std::memcpy(to + j * stride + r, row, n * 4);
     }
   }
 }
