@@ -69,15 +69,14 @@ inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
       sums[i] = dot(Bytes::all(1), SignedBytes::load(spans->values[i]));
       sums[i].store(lanes[i]);
     }
-    for (int g = 0; g < 16; ++g) {
-      const int32_t* four = lanes[g / 2 % 2 * 2 + g % 2] + g / 4 * 4;
-      spans->scale16[g] = scales[g / 2];
-      spans->sum16[g] = scales[g / 2] * static_cast<float>(four[0] + four[1] + four[2] + four[3]);
-    }
     for (int g = 0; g < 8; ++g) {
-      const int32_t* four = lanes[g % 2 * 2] + g / 2 * 4;
       int32_t total = 0;
-      for (int i = 0; i < 4; ++i) total += four[i] + four[16 + i];
+      for (int i = 0; i < 2; ++i) {
+        const int32_t* four = lanes[g % 2 * 2 + i] + g / 2 * 4;
+        const int32_t part = four[0] + four[1] + four[2] + four[3];
+        spans->scale16[2 * g + i] = scales[g], spans->sum16[2 * g + i] = scales[g] * static_cast<float>(part);
+        total += part;
+      }
       spans->scale_sum32[g][0] = scales[g], spans->scale_sum32[g][1] = scales[g] * static_cast<float>(total);
     }
     for (int i = 0; i < 2; ++i) ((sums[2 * i] + sums[2 * i + 1]) * Ints::all(-kZeroPoint)).store(spans->zero_point[i]);
