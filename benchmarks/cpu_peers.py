@@ -52,10 +52,11 @@ class Peer:
         rows = self._bench(path, cores, repeats, "-p", _joined(prompts), "-n", "0")
         found = [(f"prefill_{row['n_prompt']}", row["avg_ts"]) for row in rows]
         for context in contexts:
-            behind = ["-n", "0", "-gp", f"{context},{tokens}"] if self.repacks else None
-            if not context or not behind:
-                behind = ["-n", str(tokens)] + (["-d", str(context)] if context else [])
-            made = self._bench(path, cores, repeats, "-p", "0", *behind)
+            given = ["-n", str(tokens)]
+            if context:  # ik_llama.cpp has no depth, but decoding behind a prompt
+                behind = ["-n", "0", "-gp", f"{context},{tokens}"]
+                given = behind if self.repacks else [*given, "-d", str(context)]
+            made = self._bench(path, cores, repeats, "-p", "0", *given)
             found += [(f"decode_{context}", row["avg_ts"]) for row in made]
         found += self._batches(path, cores, batches, tokens)
         return _best(found) | {"build": rows[0]["build_commit"]}
@@ -101,11 +102,12 @@ class Peer:
     ) -> tuple[str, float, float]:
         """What a program prints, its seconds and its largest resident memory, MiB."""
         command = [str(self.folder / program), "-m", path, "-t", str(len(cores)), *arguments]
-        rows_go = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
+        # llama-bench prints rows alone to stdout, llama-batched-bench may print them to stderr
+        messages = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)  # a process inherits them
         begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=rows_go, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
         os.sched_setaffinity(0, ours)
         assert process.stdout is not None
         printed = process.stdout.read()

@@ -56,10 +56,10 @@ def quantized_to(
     return "f16" if (choose(*asked) if launched else decide(*asked).config) else "q8_1"
 
 
-def takes_q8_1(w: Packed, m: int, activations: str | None) -> bool:
-    """True if a product with m rows that a kernel leaves as q8_1 is as good as of floats.
+def takes_quantized(w: Packed, m: int, activations: str | None) -> bool:
+    """True if a product is best given m rows as the kernel that makes them can leave them.
 
-    Few rows of f16 are not worth a launch that makes them.
+    That is q8_1, or f16 of few rows; of many rows f16 is best made of floats.
     """
     from ptx_kernels.kernels.gemm import FEW_ROWS
 

@@ -154,7 +154,7 @@ def _ptx(
     launch = asking(launch, prefetch, m)
     options: dict[str, Any] = {"biases": [bias], "residual": _flat(residual)}
     quantized = head_dim % GROUP == 0 and not decoded.takes([w], m, activations)
-    if quantized and gemm.takes_q8_1(w, m, activations):
+    if quantized and gemm.takes_quantized(w, m, activations):
         output = gemm.quantized_to([w], m, activations)
         rows = attend.launches(launch, given, **params, output=output)
         return _as_queries(given, gemm.gemm(launch, rows, [w], **options)[0])

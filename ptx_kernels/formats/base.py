@@ -124,6 +124,11 @@ class BlockFormat:
             planes.append(Plane(plane, sum(size for _, size in runs), tuple(runs)))
         object.__setattr__(self, "planes", tuple(planes))
 
+    @property
+    def super_block_bytes(self) -> int:
+        """Bytes of 256 weights."""
+        return 256 // self.block_size * self.block_bytes
+
     def size(self, field: str) -> int:
         """Bytes of a field of the struct."""
         return dict(self.struct)[field]

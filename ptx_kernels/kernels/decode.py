@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +11,7 @@ from ..limits import MAX_F16_ROW
 from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, bf16, f32, kernel, s32, u8, u32
 from .family import Arguments, Case, Family, ids_of_rows, once, one_layer
 from .planes import input_planes
-from .quantize_f16 import MOST, f16_scale
-from .quantize_q8_1 import largest_magnitude
-from .reduce import across_warps
+from .quantize_f16 import MOST, block_f16_scale
 from .vectors import float_type, store_floats
 
 
@@ -59,7 +56,7 @@ def decode(
         if lookups or columns > MAX_F16_ROW:
             raise KernelError(
                 f"columns={columns} and lookups={lookups} must be at most {MAX_F16_ROW} and 0 for"
-                f" scaled rows"
+                " scaled rows"
             )
         _scaled_rows(k, layout, planes, y, below)
         return
@@ -103,9 +100,8 @@ def _scaled_rows(
         block, part = unit // layout.dequantize_threads, unit % layout.dequantize_threads
         for run in layout.dequantize(k, [plane.at(row, block) for plane in planes], part):
             runs.append((block * layout.block_size + run.first, run.values, inside))
-    mine = largest_magnitude(k, [value for _, values, _ in runs for value in values], WARP)
-    most = functools.partial(k.maximum, keep_nan=True)
-    inverse, scale = f16_scale(k, across_warps(k, largest, mine, most, warps=warps), below)
+    every = [value for _, values, _ in runs for value in values]
+    inverse, scale = block_f16_scale(k, largest, every, below, warps=warps)
     for first, values, inside in runs:
         store_floats(y.at(row, first), [value * inverse for value in values], where=inside)
     scales.at(row).store(0, scale.to(bf16), where=k.thread_id == 0)

@@ -6,7 +6,6 @@ product that knows nothing of scales needs one that is the same for the whole su
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,7 @@ from ..limits import MAX_F16_ROW
 from ..ptx import WARP, Builder, KernelError, Value, bf16, f16, f32, kernel
 from .activation import GATES
 from .family import Case, Family, Rule, once
-from .quantize_f16 import MOST, f16_scale
-from .quantize_q8_1 import largest_magnitude
-from .reduce import across_warps
+from .quantize_f16 import MOST, block_f16_scale
 from .rms_norm import normalize
 from .vectors import RUN, Run, float_type, load_floats, load_runs, store_floats
 
@@ -75,10 +72,8 @@ def f16_rows(
         mine = normalize(k, x, weight, squares, eps=eps, **around)
     values = k.output("values", f16, (rows, columns))
     scales = k.output("scale", f32, (rows,))
-    larger = functools.partial(k.maximum, keep_nan=True)
-    largest = largest_magnitude(k, [value for run in mine for value in run.values], WARP)
-    largest = across_warps(k, parts, largest, larger, warps=config.warps)
-    inverse, scale = f16_scale(k, largest, below)
+    every = [value for run in mine for value in run.values]
+    inverse, scale = block_f16_scale(k, parts, every, below, warps=config.warps)
     for run in mine:
         scaled = [value * inverse for value in run.values]
         store_floats(values.at(row, run.first), scaled, where=run.inside)

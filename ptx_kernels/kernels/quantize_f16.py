@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from ..limits import SUPER_BLOCK
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, u32
 from .family import Case, Family, once
 from .quantize_q8_1 import GROUP, largest_magnitude
+from .reduce import across_warps
 from .vectors import float_type, load_floats, pack_floats
 
 LANE = SUPER_BLOCK // WARP  # values
@@ -33,6 +35,18 @@ def f16_scale(k: Builder, largest: Value, below: int = MOST) -> tuple[Value, Val
     inverse = k.minimum((127 + 127 + top << 23) - finite, 253 << 23)
     scale = k.select(exponent == 0x7F800000, k.const(u32, 0x7FC00000), (254 << 23) - inverse)
     return inverse.bits(f32), scale.bits(f32)
+
+
+def block_f16_scale(
+    k: Builder, parts: Pointer, values: Sequence[Value], below: int, *, warps: int
+) -> tuple[Value, Value]:
+    """`f16_scale` of all values of a block's threads, which all must come here.
+
+    `parts`: shared memory, f32 (warps,), as of `across_warps`.
+    """
+    larger = functools.partial(k.maximum, keep_nan=True)
+    mine = largest_magnitude(k, values, WARP)
+    return f16_scale(k, across_warps(k, parts, mine, larger, warps=warps), below)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Shape:
 
     @property
     def _super_block(self) -> int:
-        return max(map(super_block_bytes, self.formats))
+        return max(block_format(name).super_block_bytes for name in self.formats)
 
 
 def stage_bytes(config: GemmConfig, formats: tuple[str, ...]) -> int:
@@ -159,9 +159,3 @@ def stage_bytes(config: GemmConfig, formats: tuple[str, ...]) -> int:
         return config.rows * weights + x + 4 * config.m_tile * config.column_warps
     x = odd_pitch(256 * config.column_warps) * config.m_tile
     return config.rows * weights + x + 8 * config.column_warps * pair_pitch(config.m_tile)
-
-
-def super_block_bytes(format: str) -> int:
-    """Bytes of 256 weights."""
-    layout = block_format(format)
-    return SUPER_BLOCK // layout.block_size * layout.block_bytes

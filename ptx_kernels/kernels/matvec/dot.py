@@ -146,10 +146,12 @@ class Dots:
         k, row, unroll = self._k, self._row, self._config.unroll
         cursor = x.cursor(row, self._stream, self._block_size)
 
+        every = range(len(self._offsets))
+
         def step(ahead: range) -> None:
             loaded = [[row.load(r, a * self._streams) for r in self._offsets] for a in ahead]
             for a, rows in zip(ahead, loaded, strict=True):
-                self._block(cursor, a, rows)
+                self._block(cursor, a, rows, every)
 
         whole, rest = divmod(blocks, self._streams * unroll)
         steps, part = divmod(rest, self._streams)  # of the last trip
@@ -170,7 +172,7 @@ class Dots:
                 cursor.advance(self._streams * unroll)
         if whole and self._early is not None:
             for a in range(steps):  # which the last whole trip has loaded
-                self._block(cursor, a, self._early.loaded[a])
+                self._block(cursor, a, self._early.loaded[a], every)
         else:
             step(range(steps))
         if part:
@@ -179,11 +181,22 @@ class Dots:
         if rest:
             row.advance(rest)
 
-    def _block(self, cursor: Any, a: int, rows: Sequence[Any]) -> None:
-        """Adds the rows' loaded blocks, `a` of the cursor's trip."""
-        tiles = [self._row.unpack(each) for each in rows]
-        for j, totals in enumerate(zip(*self.totals, strict=True)):
-            self._dot(self._k, tiles, cursor.load(j, a * self._streams), totals)
+    def _block(
+        self,
+        cursor: Any,
+        a: int,
+        loaded: Sequence[Any],
+        rows: Sequence[int],
+        x: Sequence[ActivationTile] = (),
+    ) -> None:
+        """Adds block `a` of the cursor's trip of some of the rows that `load` gave.
+
+        `x`: its activations, where they are loaded already.
+        """
+        tiles = [self._row.unpack(loaded[r]) for r in rows]
+        for j in range(self._m):
+            own = x[j] if x else cursor.load(j, a * self._streams)
+            self._dot(self._k, tiles, own, [self.totals[r][j] for r in rows])
 
     def _trip(self, early: Early, cursor: Any, goes_on: Sequence[Value | None]) -> None:
         """A trip with weights that are there; each block's make room for the next trip's.
@@ -191,15 +204,12 @@ class Dots:
         Of a single block each row's do, so that a load's first use is half a trip away or more.
         `goes_on`: of each block, whether there is one in the next trip; None: there is none.
         """
-        k, row, unroll, rows = self._k, self._row, self._config.unroll, len(self._offsets)
-        apart = unroll == 1 and rows > 1
+        k, row, rows = self._k, self._row, range(len(self._offsets))
+        apart = len(goes_on) == 1 and len(rows) > 1
         for a, following in enumerate(goes_on):
             x = [cursor.load(j, a * self._streams) for j in range(self._m)] if apart else []
-            for unit in [[r] for r in range(rows)] if apart else [[*range(rows)]]:
-                tiles = [row.unpack(early.loaded[a][r]) for r in unit]
-                for j in range(self._m):
-                    own = x[j] if apart else cursor.load(j, a * self._streams)
-                    self._dot(k, tiles, own, [self.totals[r][j] for r in unit])
+            for unit in [[r] for r in rows] if apart else [[*rows]]:
+                self._block(cursor, a, early.loaded[a], unit, x)
                 if following is None:
                     continue
                 with k.when(following):

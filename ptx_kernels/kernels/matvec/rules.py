@@ -106,20 +106,13 @@ def _fused_matvec(
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
-    # four rows ahead fill the registers
-    two = m == 1 and lanes > 4 and not (ahead and per_warp == 4)
-    unroll = 2 if two and columns * lanes >= 2 * LANE_WEIGHTS * WARP else 1
-    # four lanes' blocks are as wide as two of eight; of two of them ptxas would move loads to where
-    # the weights are used
-    if ahead and lanes == 4 and not inline and columns * lanes >= 3 * LANE_WEIGHTS * WARP:
-        unroll = 3 if _trip_bytes(formats, per_warp) < BYTES_AHEAD else 1
     config = MatvecConfig(
         activations="inline_q8" if inline else "q8_1",
         warps=warps,
         rows_per_warp=per_warp,
         lanes=lanes,
         ahead=ahead,
-        unroll=unroll,
+        unroll=_unroll(formats, columns, lanes, per_warp, ahead, inline) if m == 1 else 1,
         resident_blocks=resident,
         persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
         if inline
@@ -128,12 +121,17 @@ def _fused_matvec(
     return slim(config, formats, columns)
 
 
-def _trip_bytes(formats: tuple[str, ...], rows: int) -> int:
-    """Bytes of a trip of sixteen warps with so many rows each; 4 lanes share 256 weights."""
-    largest = max(
-        block_format(f).block_bytes * LANE_WEIGHTS // block_format(f).block_size for f in formats
-    )
-    return 16 * rows * WARP // 4 * largest
+def _unroll(
+    formats: tuple[str, ...], columns: int, lanes: int, rows: int, ahead: bool, inline: bool
+) -> int:
+    """Blocks of each lane under way, for one row of activations and so many `rows` of a warp."""
+    trips = columns * lanes // (LANE_WEIGHTS * WARP)
+    if lanes > 4:  # four rows ahead fill the registers
+        return 2 if trips >= 2 and not (ahead and rows == 4) else 1
+    # four lanes' blocks are as wide as two of eight; of two of them ptxas would move loads to where
+    # the weights are used
+    under_way = 16 * rows * WARP // 4 * max(block_format(f).super_block_bytes for f in formats)
+    return 3 if trips >= 3 and ahead and not inline and under_way < BYTES_AHEAD else 1
 
 
 def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> MatvecConfig:
