@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from assembled import spilled
 
+from ptx_kernels.devices import DEVICES, target
 from ptx_kernels.formats import get, names
 from ptx_kernels.kernels.matvec import (
     PRESETS,
@@ -15,7 +16,10 @@ from ptx_kernels.kernels.matvec import (
     qkv_matvec,
 )
 from ptx_kernels.kernels.matvec.rows import launch
-from ptx_kernels.machine_code.report import figures
+from ptx_kernels.kernels.matvec.rules import BYTES_AHEAD
+from ptx_kernels.machine_code.model import predict
+from ptx_kernels.machine_code.report import code, figures
+from ptx_kernels.machine_code.report import launch as launch_of
 from ptx_kernels.ptx import Builder, Kernel
 from ptx_kernels.tuning import choose
 
@@ -104,6 +108,22 @@ def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -
     assert 0 < config.persistent < sum(groups) and sum(blocks) <= 132 * config.resident_blocks
     rounds = [-(-each // count) for each, count in zip(groups, blocks, strict=True)]
     assert max(rounds) == -(-sum(groups) // config.persistent)
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_weights_of_long_rows_are_under_way_where_no_table_decides(format: str) -> None:
+    """48 KB of a multiprocessor at least; a load's first use is half of a trip away or more."""
+    device = DEVICES["H100"]
+    config = fused_matvec_rule(target(device.name), (format,), (4096,), 14336, 1)
+    kernel = matvec(format=format, n=4096, columns=14336, m=1, residual=True, config=config)
+    machine = code(kernel, device.arch)
+    asked = launch_of(kernel, machine)
+    assert asked is not None and predict(asked, device).bytes_in_flight >= BYTES_AHEAD
+    for loop in machine.stretches.peers:
+        distance = loop.load_to_use(
+            lambda i: i.category.startswith("load global") and ".CONSTANT" in i.opcode
+        )
+        assert distance is not None and distance >= 0.5
 
 
 def test_none_spills() -> None:
