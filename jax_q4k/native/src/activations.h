@@ -20,7 +20,7 @@ inline Floats clipped(const Floats& v, float low, float high) {
   return y;
 }
 
-// x as int8: values = round(x * (127 / amax)), every 16 of them `apart` behind those before; returns amax * (1 / 127), amax
+// x as int8: values = round(x * (127 / amax)), every eight of them `apart` behind those before; returns amax * (1 / 127), amax
 // the largest magnitude. Zeros where amax is 0, infinite or NaN.
 JAX_Q4K_INLINE float quantize_group(const float* x, int64_t count, int8_t* values, int64_t apart) {
   auto part = [&](int64_t i) __attribute__((always_inline)) {  // 16 from the i-th on, zeros behind the last
@@ -40,7 +40,7 @@ JAX_Q4K_INLINE float quantize_group(const float* x, int64_t count, int8_t* value
   }
   const float amax = reduced(highest, higher);
   const Floats inverse = Floats::all(amax > 0 && amax < __builtin_inff() ? 127.0f / amax : 0.0f);
-  for (int64_t i = 0; i < count; i += 16, values += apart) {
+  for (int64_t i = 0; i < count; i += 16, values += 2 * apart) {
     const Floats scaled = clipped(part(i) * inverse, -127, 127);
     int8_t bytes[16];
     for (int p = 0; p < Floats::kParts; ++p) {
@@ -51,7 +51,9 @@ JAX_Q4K_INLINE float quantize_group(const float* x, int64_t count, int8_t* value
       const auto narrow = __builtin_convertvector(rounded, Small);
       std::memcpy(bytes + p * Floats::kPartLanes, &narrow, sizeof narrow);
     }
-    std::memcpy(values, bytes, count - i < 16 ? count - i : 16);
+    const int64_t left = count - i < 16 ? count - i : 16;
+    std::memcpy(values, bytes, left < 8 ? left : 8);
+    if (left > 8) std::memcpy(values + apart, bytes + 8, left - 8);
   }
   return amax * (1.0f / 127.0f);
 }
@@ -61,25 +63,24 @@ inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
     if (k - start < kSpan) std::memset(spans, 0, sizeof *spans);
     float scales[8] = {};
     for (int g = 0; g < 8 && start + 32 * g < k; ++g) {
-      scales[g] = quantize_group(x + start + 32 * g, 32, spans->values[g % 2 * 2] + g / 2 * 16, 64);
+      scales[g] = quantize_group(x + start + 32 * g, 32, spans->values[0] + 8 * g, 64);
     }
-    Ints sums[4];
-    int32_t lanes[4][16];  // four for the same 16 columns
-    for (int i = 0; i < 4; ++i) {
-      sums[i] = dot(Bytes::all(1), SignedBytes::load(spans->values[i]));
+    Ints sums[2];  // of two lanes for the same 16 columns
+    int32_t lanes[2][16];
+    for (int i = 0; i < 2; ++i) {
+      sums[i] = dot(Bytes::all(1), SignedBytes::load(spans->values[2 * i]), dot(Bytes::all(1), SignedBytes::load(spans->values[2 * i + 1])));
       sums[i].store(lanes[i]);
     }
     for (int g = 0; g < 8; ++g) {
       int32_t total = 0;
       for (int i = 0; i < 2; ++i) {
-        const int32_t* four = lanes[g % 2 * 2 + i] + g / 2 * 4;
-        const int32_t part = four[0] + four[1] + four[2] + four[3];
+        const int32_t part = lanes[i][2 * g] + lanes[i][2 * g + 1];
         spans->scale16[2 * g + i] = scales[g], spans->sum16[2 * g + i] = scales[g] * static_cast<float>(part);
         total += part;
       }
       spans->scale_sum32[g][0] = scales[g], spans->scale_sum32[g][1] = scales[g] * static_cast<float>(total);
     }
-    for (int i = 0; i < 2; ++i) ((sums[2 * i] + sums[2 * i + 1]) * Ints::all(-kZeroPoint)).store(spans->zero_point[i]);
+    ((sums[0] + sums[1]) * Ints::all(-kZeroPoint)).store(spans->zero_point);
   }
 }
 
@@ -90,8 +91,7 @@ inline void pack_rows(const RowSpan* rows, int64_t spans, int count, int64_t s, 
     for (int i = 0; i < kSpan / 4; ++i) std::memcpy(block->values[i][lane], from.values[0] + 4 * i, 4);
     for (int g = 0; g < 8; ++g) {
       block->scale32[g][lane] = from.scale_sum32[g][0], block->sum32[g][lane] = from.scale_sum32[g][1];
-      const int32_t* zero_point = from.zero_point[g % 2] + g / 2 * 4;
-      block->zero_point[g][lane] = zero_point[0] + zero_point[1] + zero_point[2] + zero_point[3];
+      block->zero_point[g][lane] = from.zero_point[2 * g] + from.zero_point[2 * g + 1];
     }
     for (int g = 0; g < 16; ++g) block->sum16[g][lane] = from.sum16[g];
   }

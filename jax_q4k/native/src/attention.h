@@ -38,7 +38,7 @@ void append_vector(const float* x, int64_t count, T* to, float*, int64_t) {
 }
 template <>
 void append_vector(const float* x, int64_t count, int8_t* to, float* scales, int64_t at) {
-  scales[at] = quantize_group(x, count, to, 16);
+  scales[at] = quantize_group(x, count, to, 8);
 }
 
 constexpr int kFewQueries = 8;  // up to which keys are read as they are, and not transposed first

@@ -1,8 +1,7 @@
 // Packed rows, read in spans of 256 weights: weight = scale * quant - min, with unsigned quants of a byte.
 //
 // One reader per block format; layouts as `ptx_kernels/formats` splits them into planes. A span's quants come in four
-// steps of 64: step i has columns [64 q + 16 i, + 16) of each quarter q, 16 bytes each. So four lanes that sum products
-// of four bytes stay with one group of 16 columns for a step, with one of 32 for two.
+// pieces of 64 bytes: piece i has columns [64 q + 16 i, + 16) of each quarter q. Products take them in steps (`RowSpan`).
 
 // The list of formats comes first, and alone for `kernels.h`: enum, layouts and tables of functions expand from it.
 

@@ -57,13 +57,14 @@ struct Matrix {
   const uint8_t* planes[4];
 };
 
-// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in the order of steps (`formats.h`); the
-// sums are scale * sum of values.
+// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in four steps: step i has columns [8 i, + 8)
+// of every group, so that two lanes that sum products of four bytes stay with a group, and for two steps with half of it.
+// The sums are scale * sum of values.
 struct alignas(64) RowSpan {
   int8_t values[4][64];
   float scale_sum32[8][2];       // per group of 32
   float scale16[16], sum16[16];  // per 16 columns, for formats that scale these
-  int32_t zero_point[2][16];         // -kZeroPoint * the sums of what a lane of two steps multiplies
+  int32_t zero_point[16];          // -kZeroPoint * the sums of what a lane multiplies
 };
 
 // The same of 16 rows, a lane each.

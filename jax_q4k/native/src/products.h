@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "formats.h"
 
 namespace jax_q4k {
@@ -17,6 +19,8 @@ JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const
   return Format::kSigned ? dot_signed(quants, values, acc) : dot(quants, values, acc);
 }
 
+constexpr int64_t kNearBytes = 32 << 10;  // of the nearest cache, for activations
+
 // Words of a group whose products are added up as Narrow, or 1.
 template <class Format>
 constexpr int run_of() {
@@ -25,9 +29,31 @@ constexpr int run_of() {
   return 1;
 }
 
-// A row of the matrix times M rows of activations; where there are fewer, the last one is taken again.
+// The quants of a span in the order of `RowSpan`.
+template <class Format>
+JAX_Q4K_INLINE void read_steps(const uint8_t* const* planes, Bytes (&steps)[4]) {
+  const Bytes a = Format::template quants<0>(planes), b = Format::template quants<1>(planes);
+  const Bytes c = Format::template quants<2>(planes), d = Format::template quants<3>(planes);
+  steps[0] = eights<0>(a, c), steps[1] = eights<1>(a, c), steps[2] = eights<0>(b, d), steps[3] = eights<1>(b, d);
+}
+
+// acc + the products of these steps of activations with their quants.
+template <class Format, int... i>
+JAX_Q4K_INLINE Ints dot_steps(const Bytes (&steps)[4], const RowSpan& x, Ints acc, std::integer_sequence<int, i...>) {
+  if constexpr (run_of<Format>() >= static_cast<int>(sizeof...(i))) {
+    Narrow sums = Narrow::all(0);
+    ((sums = dot(steps[i], SignedBytes::load(x.values[i]), sums)), ...);
+    return widened(sums, acc);
+  }
+  ((acc = dot_of<Format>(steps[i], SignedBytes::load(x.values[i]), acc)), ...);
+  return acc;
+}
+
+// Spans [first, last) of a row of the matrix times M rows of activations; where there are fewer, the last one is taken
+// again. What they come to waits in `sums` until the last span, and then is y[j * stride].
 template <class Format, int M>
-void gemv_row(const Matrix& w, int64_t row, const RowSpan* x, int m, float* y, int64_t stride) {
+void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const RowSpan* x, int m, Floats* sums, float* y,
+              int64_t stride) {
   static_assert(!(Format::kCut && Format::kMins));  // only scales are cut
   constexpr bool k32 = Format::kGroup == 32;
   // Processors find one or two streams by themselves, and are slower if they are also told; of more they lose some.
@@ -35,16 +61,15 @@ void gemv_row(const Matrix& w, int64_t row, const RowSpan* x, int m, float* y, i
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
   const uint8_t* planes[Format::kPlanes];
   const RowSpan* values[M];
-  Floats total[M], low[M];  // low: what mins take away, in odd lanes if kGroup is 32
-  for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, 0);
-  for (int j = 0; j < M; ++j) {
-    values[j] = x + (j < m ? j : m - 1) * spans;
-    total[j] = low[j] = Floats::all(0);
-  }
+  Floats total[M];
+  for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, first);
+#pragma GCC unroll 8
+  for (int j = 0; j < M; ++j) values[j] = x + (j < m ? j : m - 1) * spans, total[j] = first ? sums[j] : Floats::all(0);
+  const Floats only_mins = alternating(0, -1);  // of scales and mins in turn
 
   CutSpan<Format> cut;
-  for (int64_t start = 0, end = whole; start < spans; start = end, end = spans) {  // the whole ones, and one that is cut
-    if (start == whole && end == spans) {
+  for (int64_t start = first, end = std::min(last, whole); start < last; start = end, end = last) {
+    if (start == whole) {  // the one that is cut
       if (!followed(w, row))
         cut.copy(w, row, planes);
       else
@@ -61,57 +86,51 @@ void gemv_row(const Matrix& w, int64_t row, const RowSpan* x, int m, float* y, i
       }
       Floats scale = Format::scales(at);
       if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
-      Floats lowered = scale;  // what sums are multiplied by
-      if constexpr (Format::kMins) lowered = Format::mins(at);
-      Floats scales[M];
-#pragma GCC unroll 4
+      const Floats lowered = k32 ? scale : Floats::all(0) - mins_of<Format>(at, scale);
+      Bytes steps[4];
+      read_steps<Format>(at, steps);
+#pragma GCC unroll 8
       for (int j = 0; j < M; ++j) {
         const RowSpan& span = values[j][s];
-        scales[j] = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
-        low[j] = k32 ? low[j] + scales[j] : fma(lowered, Floats::load(span.sum16), low[j]);
-      }
-      auto add_step = [&](auto step) __attribute__((always_inline)) {
-        constexpr int kStep = decltype(step)::value;
-        const Bytes quants = Format::template quants<kStep>(at);
-        const Bytes more = k32 ? Format::template quants<kStep + k32>(at) : quants;  // of the same groups
-#pragma GCC unroll 4
-        for (int j = 0; j < M; ++j) {
-          const RowSpan& span = values[j][s];
-          const SignedBytes x = SignedBytes::load(span.values[kStep]), next = SignedBytes::load(span.values[kStep + k32]);
-          Ints products = start_of<Format>(span.zero_point[kStep / 2]);
-          if constexpr (k32 && run_of<Format>() > 1) {
-            products = widened(dot(more, next, dot(quants, x, Narrow::all(0))), products);
-          } else {
-            products = dot_of<Format>(quants, x, products);
-            if (k32) products = dot_of<Format>(more, next, products);
-          }
-          total[j] = fma(to_float(products), quad<kStep>(scales[j]), total[j]);
+        const Floats scales = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
+        if constexpr (k32) {
+          const Ints products = dot_steps<Format>(steps, span, start_of<Format>(span.zero_point), std::integer_sequence<int, 0, 1, 2, 3>());
+          total[j] = fma(to_float(products), in_pairs<0>(scales), fma(scales, only_mins, total[j]));
+        } else {
+          total[j] = fma(lowered, Floats::load(span.sum16), total[j]);
+          total[j] = fma(to_float(dot_steps<Format>(steps, span, Ints::all(0), std::integer_sequence<int, 0, 1>())), in_pairs<0>(scales), total[j]);
+          total[j] = fma(to_float(dot_steps<Format>(steps, span, Ints::all(0), std::integer_sequence<int, 2, 3>())), in_pairs<1>(scales), total[j]);
         }
-      };
-      add_step(std::integral_constant<int, 0>());
-      if (!k32) add_step(std::integral_constant<int, 1 - k32>());
-      add_step(std::integral_constant<int, 2>());
-      if (!k32) add_step(std::integral_constant<int, 3 - k32>());
+      }
     }
   }
-  const Floats part_of_min = k32 ? alternating(0, 1) : Floats::all(Format::kMins ? 1 : Format::kOffset);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int j = 0; j < M; ++j) {
-    const float sums = sum(total[j] - low[j] * part_of_min);
-    if (j < m) y[j * stride] = sums;
+    if (last < spans)
+      sums[j] = total[j];
+    else if (const float all = sum(total[j]); j < m)
+      y[j * stride] = all;
   }
 }
 
 template <class Format>
 void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  constexpr int M = kWidth == 16 || Format::kFew ? 1 : 4;  // as registers allow
+  constexpr int M = Format::kFew || kWidth == 16 ? 1 : kWidth / 8;  // rows of activations at once, as registers allow
+  constexpr int kRows = 8;  // of the matrix, that take as many spans of x as the nearest cache holds before the next
   const int64_t spans = (w.k + kSpan - 1) / kSpan;
-  for (int64_t r = 0; r < count; ++r)
-    for (int j = 0; j < m; j += M) {
-      const int left = m - j;
-      auto* row = left == 1 ? gemv_row<Format, 1> : left == 2 ? gemv_row<Format, (M + 1) / 2> : gemv_row<Format, M>;
-      row(w, first + r, x + j * spans, left, y + j * stride + r, stride);
+  for (int64_t r = 0; r < count; r += kRows) {
+    const int64_t rows = std::min<int64_t>(kRows, count - r);
+    for (int j = 0, taken; j < m; j += taken) {
+      taken = std::min(m - j, M);
+      auto* row = taken == 1 ? gemv_row<Format, 1> : taken == 2 ? gemv_row<Format, std::min(M, 2)>
+                  : taken <= 4 ? gemv_row<Format, std::min(M, 4)> : gemv_row<Format, M>;
+      const int64_t most = kNearBytes / (sizeof(RowSpan) * taken), parts = (spans + most - 1) / most, part = (spans + parts - 1) / parts;
+      Floats sums[kRows][M];
+      for (int64_t s = 0; s < spans; s += part)
+        for (int64_t i = 0; i < rows; ++i)
+          row(w, first + r + i, s, std::min(s + part, spans), x + j * spans, taken, sums[i], y + j * stride + r + i, stride);
     }
+  }
 }
 
 // A span of a tile of rows. Of scales and mins, groups come first, so that a group's are side by side.
@@ -121,16 +140,10 @@ struct alignas(64) Unpacked {
 };
 
 template <class Format>
-void store_quants(const uint8_t* const* planes, uint8_t* to) {
-  Format::template quants<0>(planes).store(to);
-  Format::template quants<1>(planes).store(to + 64);
-  Format::template quants<2>(planes).store(to + 128);
-  Format::template quants<3>(planes).store(to + 192);
-}
-
-template <class Format>
 void unpack(const uint8_t* const* planes, int64_t r, Unpacked* to) {
-  store_quants<Format>(planes, to->quants[r]);
+  Bytes steps[4];
+  read_steps<Format>(planes, steps);
+  for (int i = 0; i < 4; ++i) steps[i].store(to->quants[r] + 64 * i);
   const Floats found = Format::scales(planes);
   float scales[16], mins[16];
   found.store(scales), mins_of<Format>(planes, found).store(mins);
@@ -151,7 +164,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
     Ints products[R][B];
     for (int r = 0; r < R; ++r)
       for (int b = 0; b < B; ++b) products[r][b] = start_of<Format>(x[b * spans].zero_point[g]);
-    const int first = k32 ? g % 2 * 32 + g / 2 * 4 : g % 4 * 16 + g / 4 * 4;  // of the group's words, in the order of steps
+    const int first = k32 ? 2 * g : g % 2 * 32 + g / 2 * 2;  // of the group's words, in the order of steps
     constexpr int kRun = run_of<Format>();
 #pragma GCC unroll 8
     for (int start = 0; start < Format::kGroup / 4; start += kRun) {
@@ -161,7 +174,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 #pragma GCC unroll 8
       for (int i = start; i < start + kRun; ++i)
         for (int r = 0; r < R; ++r) {
-          const int word = first + i / 4 * 16 + i % 4;
+          const int word = first + i / 2 * 16 + i % 2;
           uint32_t four;
           std::memcpy(&four, w.quants[row + r] + word * 4, 4);
           const Bytes quants = Words::all(four).template as<uint8_t>();
@@ -205,6 +218,8 @@ void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
       for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, first + r, s);
       CutSpan<Format> cut;
       if ((s + 1) * kSpan > w.k) cut.copy(w, first + r, planes);
+      for (int i = 0; i < Format::kPlanes; ++i)  // the row's next span: so many rows in turn are no stream to a processor
+        for (int b = 0; b < Format::kBytes[i] + 63; b += 64) __builtin_prefetch(planes[i] + Format::kBytes[i] + b);
       unpack<Format>(planes, r, &tile);
     }
     for (int64_t b = 0; b < blocks; b += B) {

@@ -96,48 +96,53 @@ JAX_Q4K_INLINE Floats larger(const Floats& a, const Floats& b) {
   return c;
 }
 
-// Lanes of a and then of b, by their numbers.
-template <class Part, int... kLane>
-JAX_Q4K_INLINE Part shuffled(Part a, Part b, std::integer_sequence<int, kLane...>) {
+// Lanes of a and then of b: the i-th is that of number kLane(i).
+template <int (*kLane)(int), class Part, int... i>
+JAX_Q4K_INLINE Part shuffled(Part a, Part b, std::integer_sequence<int, i...>) {
 #if defined(__clang__)
-  return __builtin_shufflevector(a, b, kLane...);
+  return __builtin_shufflevector(a, b, kLane(i)...);
 #else
   using Index __attribute__((vector_size(sizeof(Part)))) = int32_t;
-  return __builtin_shuffle(a, b, Index{kLane...});
+  return __builtin_shuffle(a, b, Index{kLane(i)...});
 #endif
 }
+template <int (*kLane)(int), class Part>
+JAX_Q4K_INLINE Part shuffled(Part a, Part b) {
+  return shuffled<kLane>(a, b, std::make_integer_sequence<int, static_cast<int>(sizeof(Part) / 4)>());
+}
 
-template <int kLane, int... kLanes>
-JAX_Q4K_INLINE Floats quad_of(const Floats& v, std::integer_sequence<int, kLanes...>) {
+// Of every two lanes, the first one twice, or the last one.
+template <int kLast>
+constexpr int pair_lane(int i) { return i / 2 * 2 + kLast; }
+template <int kLast>
+JAX_Q4K_INLINE Floats in_pairs(const Floats& v) {
   Floats w;
-  for (int i = 0; i < Floats::kParts; ++i)
-    w.part[i] = shuffled(v.part[i], v.part[i], std::integer_sequence<int, (kLanes / 4 * 4 + kLane)...>());
+  for (int i = 0; i < Floats::kParts; ++i) w.part[i] = shuffled<pair_lane<kLast>>(v.part[i], v.part[i]);
   return w;
 }
-// Of every four lanes, the one of that number four times.
-template <int kLane>
-JAX_Q4K_INLINE Floats quad(const Floats& v) {
-  return quad_of<kLane>(v, std::make_integer_sequence<int, Floats::kPartLanes>());
+
+// Of every 16 bytes of a and b, the first eight of both, or the last eight.
+template <int kLast>
+constexpr int eight_lane(int i) { return i / 4 * 4 + 2 * kLast + i % 2 + i % 4 / 2 * Ints::kPartLanes; }
+template <int kLast>
+JAX_Q4K_INLINE Bytes eights(const Bytes& a, const Bytes& b) {
+  Bytes c;
+  for (int i = 0; i < Bytes::kParts; ++i)
+    c.part[i] = (Bytes::Part)shuffled<eight_lane<kLast>>((Ints::Part)a.part[i], (Ints::Part)b.part[i]);
+  return c;
 }
 
 // Of every four lanes of a and b, runs of kRun in turn: the first two lanes of each, or the last two.
-template <int kRun, int kLast, int... kLane>
-JAX_Q4K_INLINE Floats::Part zipped(Floats::Part a, Floats::Part b, std::integer_sequence<int, kLane...>) {
-  constexpr int kOther = Floats::kPartLanes;
-  return shuffled(a, b, std::integer_sequence<int, (kLane / 4 * 4 + 2 * kLast + (kRun == 1 ? kLane % 4 / 2 : kLane % 2) +
-                                                    kLane / kRun % 2 * kOther)...>());
-}
+template <int kRun, int kLast>
+constexpr int zipped(int i) { return i / 4 * 4 + 2 * kLast + (kRun == 1 ? i % 4 / 2 : i % 2) + i / kRun % 2 * Floats::kPartLanes; }
 // Of the quarters (16 bytes each) of a and then of b, the even ones, or the odd ones.
-template <int kOdd, int... kLane>
-JAX_Q4K_INLINE Floats::Part quarters(Floats::Part a, Floats::Part b, std::integer_sequence<int, kLane...>) {
-  return shuffled(a, b, std::integer_sequence<int, ((kLane / 4 * 2 + kOdd) * 4 + kLane % 4)...>());
-}
+template <int kOdd>
+constexpr int quarters(int i) { return (i / 4 * 2 + kOdd) * 4 + i % 4; }
 
 // Lane j of vector i becomes lane i of vector j.
 JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
   using Part = Floats::Part;
   constexpr int kQuarters = Floats::kPart / 16;
-  constexpr auto kLanes = std::make_integer_sequence<int, Floats::kPartLanes>();
   Floats to[16];
 #pragma GCC unroll 4
   for (int part = 0; part < Floats::kParts; ++part) {
@@ -145,22 +150,22 @@ JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
 #pragma GCC unroll 4
     for (int g = 0; g < 4; ++g) {
       const Part a = v[4 * g].part[part], b = v[4 * g + 1].part[part], c = v[4 * g + 2].part[part], d = v[4 * g + 3].part[part];
-      const Part low = zipped<1, 0>(a, b, kLanes), high = zipped<1, 1>(a, b, kLanes);
-      const Part next_low = zipped<1, 0>(c, d, kLanes), next_high = zipped<1, 1>(c, d, kLanes);
-      fours[0][g] = zipped<2, 0>(low, next_low, kLanes), fours[1][g] = zipped<2, 1>(low, next_low, kLanes);
-      fours[2][g] = zipped<2, 0>(high, next_high, kLanes), fours[3][g] = zipped<2, 1>(high, next_high, kLanes);
+      const Part low = shuffled<zipped<1, 0>>(a, b), high = shuffled<zipped<1, 1>>(a, b);
+      const Part next_low = shuffled<zipped<1, 0>>(c, d), next_high = shuffled<zipped<1, 1>>(c, d);
+      fours[0][g] = shuffled<zipped<2, 0>>(low, next_low), fours[1][g] = shuffled<zipped<2, 1>>(low, next_low);
+      fours[2][g] = shuffled<zipped<2, 0>>(high, next_high), fours[3][g] = shuffled<zipped<2, 1>>(high, next_high);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
       const Part a = fours[j][0], b = fours[j][1], c = fours[j][2], d = fours[j][3];
       if constexpr (kQuarters == 4) {
-        const Part even = quarters<0>(a, b, kLanes), odd = quarters<1>(a, b, kLanes);
-        const Part next_even = quarters<0>(c, d, kLanes), next_odd = quarters<1>(c, d, kLanes);
-        to[j].part[0] = quarters<0>(even, next_even, kLanes), to[j + 4].part[0] = quarters<0>(odd, next_odd, kLanes);
-        to[j + 8].part[0] = quarters<1>(even, next_even, kLanes), to[j + 12].part[0] = quarters<1>(odd, next_odd, kLanes);
+        const Part even = shuffled<quarters<0>>(a, b), odd = shuffled<quarters<1>>(a, b);
+        const Part next_even = shuffled<quarters<0>>(c, d), next_odd = shuffled<quarters<1>>(c, d);
+        to[j].part[0] = shuffled<quarters<0>>(even, next_even), to[j + 4].part[0] = shuffled<quarters<0>>(odd, next_odd);
+        to[j + 8].part[0] = shuffled<quarters<1>>(even, next_even), to[j + 12].part[0] = shuffled<quarters<1>>(odd, next_odd);
       } else if constexpr (kQuarters == 2) {
-        to[8 * part + j].part[0] = quarters<0>(a, b, kLanes), to[8 * part + j].part[1] = quarters<0>(c, d, kLanes);
-        to[8 * part + j + 4].part[0] = quarters<1>(a, b, kLanes), to[8 * part + j + 4].part[1] = quarters<1>(c, d, kLanes);
+        to[8 * part + j].part[0] = shuffled<quarters<0>>(a, b), to[8 * part + j].part[1] = shuffled<quarters<0>>(c, d);
+        to[8 * part + j + 4].part[0] = shuffled<quarters<1>>(a, b), to[8 * part + j + 4].part[1] = shuffled<quarters<1>>(c, d);
       } else {
         to[4 * part + j].part[0] = a, to[4 * part + j].part[1] = b, to[4 * part + j].part[2] = c, to[4 * part + j].part[3] = d;
       }
@@ -170,18 +175,19 @@ JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
   for (int i = 0; i < 16; ++i) v[i] = to[i];
 }
 
-template <int kApart, class Part, class Operation, int... kLane>
-JAX_Q4K_INLINE Part folded(Part v, const Operation& operation, std::integer_sequence<int, kLane...> lanes) {
+template <int kApart>
+constexpr int lane_apart(int i) { return i ^ kApart; }
+template <int kApart, class Part, class Operation>
+JAX_Q4K_INLINE Part folded(Part v, const Operation& operation) {
   if constexpr (kApart == 0) return v;
-  else
-    return folded<kApart / 2>(operation(v, shuffled(v, v, std::integer_sequence<int, (kLane ^ kApart)...>())), operation, lanes);
+  else return folded<kApart / 2>(operation(v, shuffled<lane_apart<kApart>>(v, v)), operation);
 }
 // All lanes by an operation on vectors, in pairs.
 template <class Operation>
 JAX_Q4K_INLINE float reduced(const Floats& v, const Operation& operation) {
   Floats::Part total = v.part[0];
   for (int i = 1; i < Floats::kParts; ++i) total = operation(total, v.part[i]);
-  return folded<Floats::kPartLanes / 2>(total, operation, std::make_integer_sequence<int, Floats::kPartLanes>())[0];
+  return folded<Floats::kPartLanes / 2>(total, operation)[0];
 }
 JAX_Q4K_INLINE float sum(const Floats& v) {
   return reduced(v, [](auto a, auto b) { return a + b; });
@@ -255,7 +261,12 @@ JAX_Q4K_INLINE Floats to_float(const Halves& x) {
 JAX_Q4K_INLINE Floats repeated_halves(const uint8_t* two) {
   uint32_t bits;
   std::memcpy(&bits, two, 4);
+#if defined(__AVX2__)
+  const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(bits)));
+  return Vector<double, 64>::all(_mm_cvtsd_f64(_mm_castps_pd(both))).as<float>();
+#else
   return to_float(Vector<uint32_t, 32>::all(bits).as<uint16_t>());
+#endif
 }
 
 // Eight f16 in a row, each twice.
