@@ -135,22 +135,23 @@ inline Floats sigmoid(const Floats& z) {
 
 // activation(gate, up): x / (1 + e^-z) * factor, with x, z and the factor of each activation.
 inline void gate(const float* gates, const float* up, int64_t count, Activation activation, float* y) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    alignas(64) float ends[2][kLanes] = {};  // where fewer are left
-    const int64_t n = count - i < kLanes ? count - i : kLanes;
-    if (n < kLanes) std::memcpy(ends[0], gates + i, n * 4), std::memcpy(ends[1], up + i, n * 4);
-    Floats x = Floats::load(n < kLanes ? ends[0] : gates + i), factor = Floats::load(n < kLanes ? ends[1] : up + i);
-    Floats z = x;
+  auto sixteen = [&](const float* from, const float* other, float* to) {
+    Floats x = Floats::load(from), factor = Floats::load(other), z = x;
     if (activation == kGelu) {  // by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)
       z = Floats::all(1.5957691216f) * fma(Floats::all(0.044715f) * x * x, x, x);
     } else if (activation == kSwigluOai) {
       x = clipped(x, -__builtin_inff(), 7.0f);
       z = Floats::all(1.702f) * x, factor = clipped(factor, -7.0f, 7.0f) + Floats::all(1);
     }
-    const Floats gated = x * sigmoid(z) * factor;
-    gated.store(ends[0]);
-    std::memcpy(y + i, ends[0], n * 4);
-  }
+    (x * sigmoid(z) * factor).store(to);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) sixteen(gates + i, up + i, y + i);
+  if (i == count) return;
+  float ends[3][kLanes] = {};
+  std::memcpy(ends[0], gates + i, (count - i) * 4), std::memcpy(ends[1], up + i, (count - i) * 4);
+  sixteen(ends[0], ends[1], ends[2]);
+  std::memcpy(y + i, ends[2], (count - i) * 4);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 
 template <class Format>
 JAX_Q4K_INLINE Ints start_of(const int32_t* zero_point) {
-  return Format::kSigned ? Ints::load(zero_point) : Ints::all(0);
+  return Format::kSigned && kZeroPoint ? Ints::load(zero_point) : Ints::all(0);
 }
 
 template <class Format>
@@ -95,7 +95,8 @@ void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const R
         const Floats scales = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
         if constexpr (k32) {
           const Ints products = dot_steps<Format>(steps, span, start_of<Format>(span.zero_point), std::integer_sequence<int, 0, 1, 2, 3>());
-          total[j] = fma(to_float(products), in_pairs<0>(scales), fma(scales, only_mins, total[j]));
+          if (!Format::kSigned) total[j] = fma(scales, only_mins, total[j]);
+          total[j] = fma(to_float(products), in_pairs<0>(scales), total[j]);
         } else {
           total[j] = fma(lowered, Floats::load(span.sum16), total[j]);
           total[j] = fma(to_float(dot_steps<Format>(steps, span, Ints::all(0), std::integer_sequence<int, 0, 1>())), in_pairs<0>(scales), total[j]);
@@ -195,7 +196,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
       const Floats sums = Floats::load(k32 ? span.sum32[g] : span.sum16[g]);
       for (int r = 0; r < R; ++r) {
         acc[r][b] = fma(Floats::all(w.scale[g][row + r]) * scale, to_float(products[r][b]), acc[r][b]);
-        acc[r][b] = fma(Floats::all(w.min[g][row + r]), sums, acc[r][b]);
+        if (!Format::kSigned) acc[r][b] = fma(Floats::all(w.min[g][row + r]), sums, acc[r][b]);
       }
     }
   }
@@ -206,7 +207,8 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 template <class Format>
 void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
   // as many sums as registers hold; of a run's, the floats wait in memory
-  constexpr int R = run_of<Format>() > 1 ? 4 : kWidth / 16, B = kWidth == 64 ? 2 : 1;
+  constexpr bool kFlips = kWidth == 32 && Format::kSigned && !kZeroPoint;  // `dot_signed` takes magnitudes, of R words alone
+  constexpr int R = kFlips ? 1 : run_of<Format>() > 1 ? 4 : kWidth / 16, B = kWidth == 64 ? 2 : kFlips ? 4 : 1;
   static_assert(kTile % (R * B) == 0);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, pitch = blocks * kLanes;
   std::memset(total, 0, sizeof(float) * kTile * pitch);

@@ -328,6 +328,7 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
   for (int i = 0; i < 2; ++i) {
     __m256i pairs = _mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
     acc.part[i] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
+    asm("" : "+x"(acc.part[i]));  // in this order: GCC would keep the products of a whole run, in memory
   }
 #elif defined(__ARM_FEATURE_DOTPROD)
   for (int i = 0; i < 4; ++i)
@@ -350,7 +351,7 @@ using Narrow = Vector<int16_t, 64>;
 JAX_Q4K_INLINE Narrow dot(const Bytes& a, const SignedBytes& b, Narrow acc) {
   for (int i = 0; i < 2; ++i) {
     acc.part[i] += (Narrow::Part)_mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
-    asm("" : "+x"(acc.part[i]));  // in this order: GCC would keep the products of a whole run, in memory
+    asm("" : "+x"(acc.part[i]));
   }
   return acc;
 }
