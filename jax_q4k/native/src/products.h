@@ -224,10 +224,11 @@ void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
         for (int b = 0; b < Format::kBytes[i] + 63; b += 64) __builtin_prefetch(planes[i] + Format::kBytes[i] + b);
       unpack<Format>(planes, r, &tile);
     }
-    for (int64_t b = 0; b < blocks; b += B) {
+    for (int64_t b = 0, taken; b < blocks; b += taken) {
+      taken = b + B <= blocks ? B : 1;
       const BlockSpan* block = x + b * spans + s;
       float* to = total + b * kLanes;
-      if (b + B <= blocks)
+      if (taken == B)
         for (int64_t r = 0; r < count; r += R) add_span<Format, R, B>(tile, r, block, spans, to + r * pitch, pitch);
       else
         for (int64_t r = 0; r < count; r += R * B) add_span<Format, R * B, 1>(tile, r, block, spans, to + r * pitch, pitch);
