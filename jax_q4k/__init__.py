@@ -8,59 +8,62 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ptx_kernels import __version__, formats
+from .collecting import seldom_collecting
 
-from . import checkpoint_policies, environment, native
-from .arrays import QuantizedArray, is_quantized
-from .custom_call import EXPORT_CHECKS
-from .errors import (
-    CheckpointError,
-    CompiledFileError,
-    GGUFError,
-    NativeUnavailableWarning,
-    UnavailableError,
-)
-from .explain import Explanation, explain
-from .implementation import (
-    FUSIONS,
-    IMPLEMENTATIONS,
-    Selection,
-    current_selection,
-    implementation,
-    selected,
-)
-from .ops.append_kv import append_kv
-from .ops.attention import attention
-from .ops.backends import default_implementation
-from .ops.causal_attention import causal_attention
-from .ops.checks import HEAD_DIMS, LATENT_DIMS, PAGE_DTYPES, page_dtype
-from .ops.dequantize import dequantize
-from .ops.embedding import embedding
-from .ops.expert_matmul import expert_matmul
-from .ops.expert_mlp import expert_mlp
-from .ops.gated_delta_rule import gated_delta_rule
-from .ops.gated_delta_step import gated_delta_step
-from .ops.gates import ACTIVATION_FUNCTIONS
-from .ops.linear import (
-    gated_matmul,
-    linear,
-    matmul,
-    qkv_matmul,
-    rms_norm_matmul,
-)
-from .ops.mlp import mlp
-from .ops.paged_attention import paged_attention
-from .ops.paged_attention_matmul import paged_attention_matmul
-from .ops.qkv_rope_append import qkv_rope_append
-from .ops.quantize_q8_1 import quantize_q8_1
-from .ops.rms_norm import rms_norm
-from .ops.rope_append import rope_append
-from .ops.rotate import rotate
-from .ops.route import route
-from .ops.routed_mlp import routed_mlp
-from .ops.top_k import argmax, top_k
-from .planes import from_planes
-from .quantize import quantize
+with seldom_collecting():  # JAX comes with them
+    from ptx_kernels import __version__, formats
+
+    from . import checkpoint_policies, environment, native
+    from .arrays import QuantizedArray, is_quantized
+    from .custom_call import EXPORT_CHECKS
+    from .errors import (
+        CheckpointError,
+        CompiledFileError,
+        GGUFError,
+        NativeUnavailableWarning,
+        UnavailableError,
+    )
+    from .explain import Explanation, explain
+    from .implementation import (
+        FUSIONS,
+        IMPLEMENTATIONS,
+        Selection,
+        current_selection,
+        implementation,
+        selected,
+    )
+    from .ops.append_kv import append_kv
+    from .ops.attention import attention
+    from .ops.backends import default_implementation
+    from .ops.causal_attention import causal_attention
+    from .ops.checks import HEAD_DIMS, LATENT_DIMS, PAGE_DTYPES, page_dtype
+    from .ops.dequantize import dequantize
+    from .ops.embedding import embedding
+    from .ops.expert_matmul import expert_matmul
+    from .ops.expert_mlp import expert_mlp
+    from .ops.gated_delta_rule import gated_delta_rule
+    from .ops.gated_delta_step import gated_delta_step
+    from .ops.gates import ACTIVATION_FUNCTIONS
+    from .ops.linear import (
+        gated_matmul,
+        linear,
+        matmul,
+        qkv_matmul,
+        rms_norm_matmul,
+    )
+    from .ops.mlp import mlp
+    from .ops.paged_attention import paged_attention
+    from .ops.paged_attention_matmul import paged_attention_matmul
+    from .ops.qkv_rope_append import qkv_rope_append
+    from .ops.quantize_q8_1 import quantize_q8_1
+    from .ops.rms_norm import rms_norm
+    from .ops.rope_append import rope_append
+    from .ops.rotate import rotate
+    from .ops.route import route
+    from .ops.routed_mlp import routed_mlp
+    from .ops.top_k import argmax, top_k
+    from .planes import from_planes
+    from .quantize import quantize
 
 if TYPE_CHECKING:
     from . import compiled, gguf, kept, quantizers, replacing

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jax_q4k.collecting import seldom_collecting
+
 if TYPE_CHECKING:
     from . import chat, drafts, sampling, states, tokenizer
     from .assets import demo_path
@@ -114,12 +116,12 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _HOMES:
-            found = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
-        elif name in __all__:
-            found = importlib.import_module(f".{name}", __name__)
-        else:
+        if name not in _HOMES and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with seldom_collecting():
+            found = importlib.import_module(f".{_HOMES.get(name, name)}", __name__)
+        if name in _HOMES:
+            found = getattr(found, name)
         globals()[name] = found
         return found
 

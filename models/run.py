@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jax_q4k import current_selection, page_dtype, selected
+from jax_q4k.collecting import seldom_collecting
 
 from .buckets import bucket
 from .drafts import Draft, DraftModel, NextTokens, PromptLookup
@@ -444,6 +445,7 @@ class Run:
             self._state = ready(*arguments)
         return time.perf_counter() - began
 
+    @seldom_collecting()
     def _compiled(
         self, name: str, new: Callable[[], Any], arguments: tuple[Any, ...]
     ) -> Callable[..., State]:

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib
 import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
+from jax_q4k.collecting import seldom_collecting
 
 from . import cache, interrupts
 from .output import UsageError, devices, printable, split_cpu
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        with interrupts.ending_at_once(), _seldom_collecting():
+        with interrupts.ending_at_once(), seldom_collecting():
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # or one line that says why there is none
@@ -89,21 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
         return FAILURE
     return code or 0
-
-
-@contextlib.contextmanager
-def _seldom_collecting() -> Iterator[None]:
-    """Python's collector comes a tenth as often.
-
-    Imports and tracing make many objects that stay, and looking at all of them again took a tenth
-    of the time to the first token.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
 
 
 def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -20,6 +20,7 @@ from gguf.constants import LlamaFileType
 from jax.sharding import Mesh
 
 from jax_q4k import GGUFError, QuantizedArray, gguf
+from jax_q4k.collecting import seldom_collecting
 
 from .. import tokenizer
 from ..config import Config
@@ -36,6 +37,7 @@ from . import earlier, fused
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
 
+@seldom_collecting()
 def from_gguf(
     path: str | os.PathLike[str],
     *,

@@ -1,0 +1,53 @@
+"""The collector is held back inside a block, and as before after the last."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+from jax_q4k.collecting import seldom_collecting
+
+
+def test_thresholds_come_back_with_the_last_block_of_all_threads() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        entered, leave = threading.Event(), threading.Event()
+
+        def other() -> None:
+            with seldom_collecting():
+                entered.set()
+                leave.wait()
+
+        thread = threading.Thread(target=other)
+        with seldom_collecting():
+            thread.start()
+            entered.wait()
+            held = gc.get_threshold()
+        assert held[0] > 700 and gc.get_threshold() == held  # the other block goes on
+        leave.set()
+        thread.join()
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_an_exception_ends_a_block() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        try:
+            with seldom_collecting():
+                raise KeyError
+        except KeyError:
+            assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_importing_leaves_the_thresholds() -> None:
+    code = "import gc; was = gc.get_threshold(); import jax_q4k; print(was == gc.get_threshold())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
