@@ -5,7 +5,9 @@ Options: `--model FILE`, `--shape NAME`, `--llama-cpp FOLDER`, `--ik-llama-cpp F
 
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
 from loading to the first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens;
-32 tokens decoded after none and after 2048, and for 2 to 16 sequences together; and the largest
+32 tokens decoded after none and after 2048, for 2 to 16 sequences together, and beside processes
+that compute on the same cores (`decode_shared`); how much of a core a model takes that waits
+(`idle_percent`); the first token with programs that an earlier process kept; and the largest
 resident memory: loaded, at the first token, in all, and of a process that runs but a prompt of 512.
 The cache is f16, as llama.cpp has it. With the folders of peers' programs the same file is measured
 by them in turn, with as many threads on the same cores, with and without their fused attention and
@@ -32,7 +34,7 @@ from typing import Any
 from tools.results import write_results
 
 from .common import RESULTS, core_sets, on_cores
-from .cpu_peers import Peer
+from .cpu_peers import Peer, competing
 
 #: Names of `random_file.SHAPES`.
 SHAPES = ("llama-1b", "gemma3-1b", "moe-3b", "qwen35-800m")
@@ -61,10 +63,12 @@ def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
         loaded = time.perf_counter()
         peak_loaded = _peak_megabytes()
         models.generate(model, [FIRST_PROMPT], max_new_tokens=1, cache_dtype=jnp.float16)
+        first_token = time.perf_counter()
         figures: dict[str, Any] = {
             "kernels": native.kernels(),
             "load_seconds": loaded - begin,
-            "load_to_first_token_seconds": time.perf_counter() - begin,
+            "load_to_first_token_seconds": first_token - begin,
+            "first_token_seconds": first_token - loaded,
             "process_to_first_token_seconds": time.time() - started,
             "peak_megabytes_loaded": peak_loaded,
             "peak_megabytes_first_token": _peak_megabytes(),
@@ -75,12 +79,33 @@ def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
             figures[f"decode_{context}"] = NEW_TOKENS / _decode_seconds(model, context)
         for batch in BATCHES:
             figures[f"batch_{batch}"] = batch * NEW_TOKENS / _decode_seconds(model, 0, batch)
+        with competing(os.sched_getaffinity(0)):
+            figures["decode_shared"] = NEW_TOKENS / _decode_seconds(model, 0)
+        busy = time.process_time()
+        time.sleep(1)
+        figures["idle_percent"] = (time.process_time() - busy) * 100
         size = sum(leaf.nbytes for leaf in model.weights)
         figures["peak_megabytes"] = _peak_megabytes()
         figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
         figures["weights_megabytes"] = size / 2**20
     figures["read_gigabytes_per_second"] = read_bandwidth(len(os.sched_getaffinity(0)))
     return figures
+
+
+def kept_first_token(path: str, folder: str) -> float:
+    """Seconds from a loaded model to its first token, with the programs that `folder` keeps."""
+    import jax.numpy as jnp
+
+    import jax_q4k as jq
+    from jax_q4k import models
+    from jax_q4k.kept import KeptPrograms
+
+    with jq.implementation("native"):
+        model = models.from_gguf(path)
+        model.kept = KeptPrograms(Path(folder), 1 << 27)
+        begin = time.perf_counter()
+        models.generate(model, [FIRST_PROMPT], max_new_tokens=1, cache_dtype=jnp.float16)
+        return time.perf_counter() - begin
 
 
 def peak_of_prompt(path: str, tokens: int) -> float:
@@ -199,6 +224,10 @@ def our_figures(path: str, cores: set[int], contexts: list[int]) -> dict[str, An
     """The figures of `measure` and `peak_of_prompt`, each of a process on these cores."""
     figures: dict[str, Any] = on_cores(cores, "cpu", "measure", path, time.time(), contexts)
     peak = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))
+    with tempfile.TemporaryDirectory() as folder:  # the first process leaves what the second finds
+        for _ in range(2):
+            kept = on_cores(cores, "cpu", "kept_first_token", path, folder)
+    figures["kept_first_token_seconds"] = kept
     return figures | {f"peak_megabytes_{max(PROMPTS)}": peak}
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import statistics
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +50,8 @@ class Peer:
     ) -> dict[str, Any]:
         """Tokens per second, by names as `benchmarks.cpu.measure` gives them.
 
-        Of prompts, of `tokens` decoded behind contexts, and of batches of sequences together.
+        Of prompts, of `tokens` decoded behind contexts, of batches of sequences together, and
+        beside processes that compute on the same cores.
         """
         rows = self._bench(path, cores, repeats, "-p", _joined(prompts), "-n", "0")
         found = [(f"prefill_{row['n_prompt']}", row["avg_ts"]) for row in rows]
@@ -59,6 +63,9 @@ class Peer:
             made = self._bench(path, cores, repeats, "-p", "0", *given)
             found += [(f"decode_{context}", row["avg_ts"]) for row in made]
         found += self._batches(path, cores, batches, tokens)
+        with competing(cores):
+            shared = self._bench(path, cores, 1, "-p", "0", "-n", str(tokens))
+        found += [("decode_shared", row["avg_ts"]) for row in shared]
         return _best(found) | {"build": rows[0]["build_commit"]}
 
     def first_token(
@@ -101,13 +108,22 @@ class Peer:
         self, program: str, path: str, cores: set[int], *arguments: str
     ) -> tuple[str, float, float]:
         """What a program prints, its seconds and its largest resident memory, MiB."""
-        command = [str(self.folder / program), "-m", path, "-t", str(len(cores)), *arguments]
+        command = [
+            str(self.folder.absolute() / program),
+            "-m",
+            os.path.abspath(path),
+            "-t",
+            str(len(cores)),
+            *arguments,
+        ]
         # llama-bench prints rows alone to stdout, llama-batched-bench may print them to stderr
         messages = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)  # a process inherits them
         begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=messages, text=True, cwd=tempfile.gettempdir()
+        )  # llama-batched-bench leaves a log where it runs
         os.sched_setaffinity(0, ours)
         assert process.stdout is not None
         printed = process.stdout.read()
@@ -115,6 +131,22 @@ class Peer:
         if status:
             raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
         return printed, time.perf_counter() - begin, usage.ru_maxrss / 1024
+
+
+@contextlib.contextmanager
+def competing(cores: Iterable[int]) -> Iterator[None]:
+    """Inside the block a process for each of these cores computes all the time."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = []
+    try:
+        for core in cores:
+            processes.append(subprocess.Popen(command))
+            os.sched_setaffinity(processes[-1].pid, {core})
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def _joined(numbers: Sequence[int]) -> str:
