@@ -17,7 +17,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 
-OURS, THEIRS, XLA = "#00796b", "#b0bec5", "#ef9a3c"
+OURS, THEIRS, XLA, FORK = "#00796b", "#b0bec5", "#ef9a3c", "#78909c"
+#: Who is measured on a CPU, as results call them -> color.
+PROGRAMS = {"ours": OURS, "llama.cpp": THEIRS, "ik_llama.cpp": FORK}
 #: Of one column of a phone, at which texts are still read: inches.
 WIDTH = 5.2
 
@@ -32,6 +34,16 @@ MEASURES = {
     "decode_0": "decoding, no context",
     "decode_2048": "decoding after 2048 tokens",
     "prefill_512": "prompt of 512 tokens",
+}
+#: Of Llama 1B beside both peers.
+PEERS_MEASURES = {
+    "prefill_128": "prompt of 128",
+    "prefill_512": "prompt of 512",
+    "decode_0": "decoding",
+    "decode_2048": "decoding after 2048",
+    "batch_4": "4 sequences",
+    "batch_16": "16 sequences",
+    "decode_shared": "decoding, cores shared",
 }
 #: A layer's launches of a step of Llama 3.1 8B: kernel -> (what it does, its products in
 #: step_times.json, of which a layer has one).
@@ -58,8 +70,19 @@ def cpu() -> Figures:
     for file, model in MODELS.items():
         found = next(r for r in _read(file)["results"] if r["threads"] == 2)
         for key, text in MEASURES.items():
-            pairs[text][model] = [round(found[who][key], 1) for who in ("ours", "llama.cpp")]
+            pairs[text][model] = [round(found[who][key], 1) for who in list(PROGRAMS)[:2]]
     return pairs
+
+
+def cpu_peers() -> Figures:
+    """Tokens per second of Llama 1B: cores -> measure -> ours, llama.cpp's and ik_llama.cpp's."""
+    return {
+        f"{row['threads']} core{'s' * (row['threads'] > 1)}": {
+            text: [round(row[who][key], 1) for who in PROGRAMS]
+            for key, text in PEERS_MEASURES.items()
+        }
+        for row in _read("cpu")["results"]
+    }
 
 
 def launches() -> Figures:
@@ -112,22 +135,33 @@ def _plain(axes: Any) -> None:
     axes.invert_yaxis()
 
 
-def draw_cpu(figures: Figures) -> Any:
-    figure = _new(4 * 2.3 * len(figures), "Tokens per second on two cores")
+def _grouped(figures: Figures, title: str) -> Any:
+    """A part for each measure, in it a group for each name, in it a bar for each program."""
+    groups = next(iter(figures.values()))
+    bars = len(next(iter(groups.values())))
+    programs = [(who.replace("ours", "jax-q4k"), color) for who, color in PROGRAMS.items()][:bars]
+    figure = _new(len(groups) * (bars + 0.3) * len(figures), title)
     all_axes = figure.subplots(len(figures), 1)
-    for axes, (measure, models) in zip(all_axes, figures.items(), strict=True):
-        for row, (color, who) in enumerate(((OURS, "jax-q4k"), (THEIRS, "llama.cpp"))):
-            at = [i + 0.38 * (row - 0.5) for i in range(len(models))]
-            bars = axes.barh(
-                at, [pair[row] for pair in models.values()], 0.36, color=color, label=who
-            )
-            axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=10)
-        axes.set_yticks(range(len(models)), models)
+    for axes, (measure, groups) in zip(all_axes, figures.items(), strict=True):
+        for row, (who, color) in enumerate(programs):
+            at = [i + 0.76 / bars * (row - (bars - 1) / 2) for i in range(len(groups))]
+            values = [group[row] for group in groups.values()]
+            drawn = axes.barh(at, values, 0.72 / bars, color=color, label=who)
+            axes.bar_label(drawn, fmt="%.0f", padding=3, fontsize=10)
+        axes.set_yticks(range(len(groups)), groups)
         axes.set_title(measure, loc="left", fontsize=11)
         axes.margins(x=0.12)
         _plain(axes)
-    all_axes[-1].legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=2, frameon=False)
+    all_axes[-1].legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=bars, frameon=False)
     return figure
+
+
+def draw_cpu(figures: Figures) -> Any:
+    return _grouped(figures, "Tokens per second on two cores")
+
+
+def draw_cpu_peers(figures: Figures) -> Any:
+    return _grouped(figures, "Tokens per second, Llama 1B")
 
 
 def _stacked(figures: Figures, title: str, parts: list[tuple[str, str]], total: str) -> Any:
@@ -189,6 +223,7 @@ def draw_llama_step(figures: Figures) -> Any:
 #: File's name -> (its numbers, how they are drawn).
 ALL: dict[str, tuple[Callable[[], Figures], Callable[[Figures], Any]]] = {
     "cpu": (cpu, draw_cpu),
+    "cpu-peers": (cpu_peers, draw_cpu_peers),
     "launches": (launches, draw_launches),
     "llama-step": (llama_step, draw_llama_step),
     "predicted": (predicted, draw_predicted),

@@ -1,0 +1,107 @@
+"""Threads that a machine does not have, simulated: `python -m benchmarks.cpu_threads`.
+
+The tasks that the CPU's kernels make of a step of the llama of `benchmarks.cpu` are dealt to 1, 2,
+4 and 8 threads as `jax_q4k/native/src/threads.h` deals them: each thread takes the next one when it
+has finished. A task takes its share of what one core measured (`benchmarks/results/cpu.json`), as
+if memory gave every core as much; each call of a kernel starts with CALL seconds of one thread.
+Beside two threads stands what two cores measured. Writes `benchmarks/results/cpu_threads.json`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tools.random_model import LLAMA_1B
+from tools.results import write_results
+
+from .common import RESULTS
+
+THREADS = (1, 2, 4, 8)
+CALL = 10e-6  # seconds: what XLA does between kernels, and a thread that waits learns of tasks
+PROMPT = 512
+#: Of `threads.h`, `kernels.h` and `attention_handlers.cpp`.
+WORTH_WAKING, WORTH_TAKING = 1 << 19, 1 << 14
+TILE, QUERY_TOKENS = 64, 16
+
+#: Tasks of a call, and multiply-adds of each.
+Call = tuple[int, float]
+
+
+def products(rows: int, threads: int) -> Iterator[Call]:
+    """Calls of a step's products, of `rows` rows of activations."""
+    c = LLAMA_1B
+    heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    layer = [
+        (heads + 2 * kv_heads, c.hidden_size, 1),
+        (c.hidden_size, heads, 1),
+        (c.intermediate_size, c.hidden_size, 2),
+        (c.hidden_size, c.intermediate_size, 1),
+    ]
+    for n, k, matrices in layer * c.num_layers + [(c.vocab_size, c.hidden_size, 1)]:
+        m = 1 if n == c.vocab_size else rows  # logits of the last token alone
+        share = max(16, min(256, n // (threads * 8) // 16 * 16))
+        size = TILE if m > 8 else share
+        yield -(-n // size), size * k * m * matrices
+
+
+def attention(rows: int) -> Iterator[Call]:
+    """Calls of a prompt's attention; a step's own, of one token without context, takes no time."""
+    c = LLAMA_1B
+    steps = rows // QUERY_TOKENS
+    group = c.num_heads // c.num_kv_heads
+    for _ in range(c.num_layers if steps else 0):
+        yield c.num_kv_heads * steps, QUERY_TOKENS * group * rows * c.head_dim
+
+
+def seconds(calls: list[Call], rate: float, threads: int) -> float:
+    """Seconds of calls one after the other, at `rate` multiply-adds per second of a thread."""
+    total = 0.0
+    for tasks, work in calls:
+        grain = max(1, int(WORTH_TAKING // work))
+        worth = int(tasks * work // WORTH_WAKING)
+        busy = max(1, min(threads, -(-tasks // grain), worth))
+        free = [0.0] * busy
+        for first in range(0, tasks, grain):
+            heapq.heapreplace(free, free[0] + min(grain, tasks - first) * work / rate)
+        total += CALL + max(free)
+    return total
+
+
+def simulated(rows: int, tokens_per_second: float) -> dict[int, float]:
+    """Tokens per second by number of threads, where one thread is as fast as was measured."""
+
+    def calls(threads: int) -> list[Call]:
+        return [*products(rows, threads), *attention(rows)]
+
+    one = calls(1)
+    work = sum(tasks * each for tasks, each in one)
+    rate = work / (rows / tokens_per_second - CALL * len(one))
+    return {threads: rows / seconds(calls(threads), rate, threads) for threads in THREADS}
+
+
+def main() -> int:
+    measured = {
+        r["threads"]: r["ours"] for r in json.loads((RESULTS / "cpu.json").read_text())["results"]
+    }
+    results: list[dict[str, Any]] = []
+    for name, rows in (("prefill_512", PROMPT), ("decode_0", 1)):
+        predicted = simulated(rows, measured[1][name])
+        results.append(
+            {
+                "figure": name,
+                "predicted": {str(t): round(rate, 1) for t, rate in predicted.items()},
+                "measured": {str(t): round(ours[name], 1) for t, ours in measured.items()},
+            }
+        )
+        speedups = ", ".join(f"{t} threads {r / predicted[1]:.2f}" for t, r in predicted.items())
+        print(f"{name}, predicted times as fast as one thread: {speedups}")
+        print(f"  measured with 2 cores: {measured[2][name] / measured[1][name]:.2f}")
+    print(write_results(RESULTS / "cpu_threads.json", {"results": results}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
