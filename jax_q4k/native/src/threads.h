@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 
 #include "xla/ffi/api/ffi.h"
@@ -27,14 +27,26 @@ constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, roun
 // takes as long to wake.
 constexpr std::chrono::microseconds kLinger{100};
 
+using Clock = std::chrono::steady_clock;
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // Tasks that threads take. A helper may come when all is done: then it touches nothing else than this.
 struct Work {
   const int64_t count, grain;
   const void* task;
   void (*const call)(const void* task, int64_t i);
   std::atomic<int64_t> next{0}, done{0};
-  std::atomic<bool> failed{false};
+  std::atomic<bool> failed{false}, awaited{false};
   std::exception_ptr error{};
+  std::mutex mutex{};
+  std::condition_variable finished{};
 
   void help() {
     int64_t start;
@@ -45,8 +57,22 @@ struct Work {
       } catch (...) {
         if (!failed.exchange(true)) error = std::current_exception();
       }
-      done.fetch_add(stop - start, std::memory_order_release);
+      if (done.fetch_add(stop - start) + stop - start == count && awaited) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        finished.notify_one();
+      }
     }
+  }
+
+  // Returns when all are done. A helper that is late has lost its processor to another program: who then sleeps is soon
+  // back on its own, and who spins or yields has to wait as long as that program runs.
+  void wait() {
+    for (const auto end = Clock::now() + kLinger; done < count && Clock::now() < end;)
+      for (int i = 0; i < 64 && done.load(std::memory_order_acquire) < count; ++i) pause();
+    if (done == count) return;
+    awaited = true;
+    std::unique_lock<std::mutex> lock(mutex);
+    finished.wait(lock, [&] { return done == count; });
   }
 };
 
@@ -76,7 +102,6 @@ class Helpers {
  private:
   // The work that comes within kLinger, or none.
   std::shared_ptr<Work> next() {
-    using Clock = std::chrono::steady_clock;
     std::unique_lock<std::mutex> lock(mutex_);
     ++waiting_;
     for (const auto end = Clock::now() + kLinger; !called_ && Clock::now() < end;) {
@@ -88,14 +113,6 @@ class Helpers {
     --waiting_;
     if (!called_) return nullptr;
     return --called_ ? work_ : std::move(work_);
-  }
-
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
   }
 
   std::mutex mutex_;
@@ -131,8 +148,7 @@ class Threads {
     } catch (const std::bad_alloc&) {
     }  // with fewer of them, then: those that were woken must find the task alive
     shared->help();
-    for (int spins = 0; shared->done.load(std::memory_order_acquire) < count; ++spins)
-      if (spins > 1000) std::this_thread::yield();
+    shared->wait();
     if (shared->failed) std::rethrow_exception(shared->error);
   }
 
