@@ -152,7 +152,8 @@ def _grouped(figures: Figures, title: str) -> Any:
         axes.set_title(measure, loc="left", fontsize=11)
         axes.margins(x=0.12)
         _plain(axes)
-    all_axes[-1].legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=bars, frameon=False)
+    named = all_axes[-1].get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower left", ncols=bars, frameon=False)
     return figure
 
 
