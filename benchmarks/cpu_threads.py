@@ -9,6 +9,7 @@ Beside two threads stands what two cores measured. Writes `benchmarks/results/cp
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import json
 from collections.abc import Iterator
@@ -83,6 +84,7 @@ def simulated(rows: int, tokens_per_second: float) -> dict[int, float]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     measured = {
         r["threads"]: r["ours"] for r in json.loads((RESULTS / "cpu.json").read_text())["results"]
     }

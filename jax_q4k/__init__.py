@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .collecting import seldom_collecting
+from . import collecting
 
-with seldom_collecting():  # JAX comes with them
+with collecting.seldom_collecting():  # JAX comes with them
     from ptx_kernels import __version__, formats
 
     from . import checkpoint_policies, environment, native
@@ -101,6 +101,7 @@ __all__ = [
     "attention",
     "causal_attention",
     "checkpoint_policies",
+    "collecting",
     "compiled",
     "current_selection",
     "default_implementation",

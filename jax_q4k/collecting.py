@@ -7,6 +7,8 @@ import gc
 import threading
 from collections.abc import Iterator
 
+__all__ = ["seldom_collecting"]
+
 #: Objects made before the youngest are looked at, and how often they are before older ones are.
 _SELDOM = 50_000, 20, 100
 

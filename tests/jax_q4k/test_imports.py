@@ -71,6 +71,7 @@ def test_every_public_name_is_there_and_listed(module):
             "jax_q4k",
             [
                 "checkpoint_policies",
+                "collecting",
                 "compiled",
                 "environment",
                 "formats",
