@@ -99,10 +99,11 @@ def kept_first_token(path: str, folder: str) -> float:
     import jax_q4k as jq
     from jax_q4k import models
     from jax_q4k.kept import KeptPrograms
+    from jax_q4k.models.cli.cache import MAX_BYTES
 
     with jq.implementation("native"):
         model = models.from_gguf(path)
-        model.kept = KeptPrograms(Path(folder), 1 << 27)
+        model.kept = KeptPrograms(Path(folder), MAX_BYTES)
         begin = time.perf_counter()
         models.generate(model, [FIRST_PROMPT], max_new_tokens=1, cache_dtype=jnp.float16)
         return time.perf_counter() - begin

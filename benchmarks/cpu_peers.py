@@ -108,14 +108,8 @@ class Peer:
         self, program: str, path: str, cores: set[int], *arguments: str
     ) -> tuple[str, float, float]:
         """What a program prints, its seconds and its largest resident memory, MiB."""
-        command = [
-            str(self.folder.absolute() / program),
-            "-m",
-            os.path.abspath(path),
-            "-t",
-            str(len(cores)),
-            *arguments,
-        ]
+        given = ["-m", os.path.abspath(path), "-t", str(len(cores)), *arguments]
+        command = [str(self.folder.absolute() / program), *given]
         # llama-bench prints rows alone to stdout, llama-batched-bench may print them to stderr
         messages = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
         ours = os.sched_getaffinity(0)

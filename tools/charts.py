@@ -70,7 +70,7 @@ def cpu() -> Figures:
     for file, model in MODELS.items():
         found = next(r for r in _read(file)["results"] if r["threads"] == 2)
         for key, text in MEASURES.items():
-            pairs[text][model] = [round(found[who][key], 1) for who in list(PROGRAMS)[:2]]
+            pairs[text][model] = [round(found[who][key], 1) for who in ("ours", "llama.cpp")]
     return pairs
 
 
@@ -135,21 +135,21 @@ def _plain(axes: Any) -> None:
     axes.invert_yaxis()
 
 
-def _grouped(figures: Figures, title: str) -> Any:
-    """A part for each measure, in it a group for each name, in it a bar for each program."""
-    groups = next(iter(figures.values()))
-    bars = len(next(iter(groups.values())))
+def _grouped(figures: Figures, heading: str) -> Any:
+    """Axes for each title, in them a group for each name, in it a bar for each program."""
+    first = next(iter(figures.values()))
+    bars = len(next(iter(first.values())))
     programs = [(who.replace("ours", "jax-q4k"), color) for who, color in PROGRAMS.items()][:bars]
-    figure = _new(len(groups) * (bars + 0.3) * len(figures), title)
+    figure = _new(len(first) * (bars + 0.3) * len(figures), heading)
     all_axes = figure.subplots(len(figures), 1)
-    for axes, (measure, groups) in zip(all_axes, figures.items(), strict=True):
+    for axes, (title, groups) in zip(all_axes, figures.items(), strict=True):
         for row, (who, color) in enumerate(programs):
             at = [i + 0.76 / bars * (row - (bars - 1) / 2) for i in range(len(groups))]
             values = [group[row] for group in groups.values()]
             drawn = axes.barh(at, values, 0.72 / bars, color=color, label=who)
             axes.bar_label(drawn, fmt="%.0f", padding=3, fontsize=10)
         axes.set_yticks(range(len(groups)), groups)
-        axes.set_title(measure, loc="left", fontsize=11)
+        axes.set_title(title, loc="left", fontsize=11)
         axes.margins(x=0.12)
         _plain(axes)
     named = all_axes[-1].get_legend_handles_labels()

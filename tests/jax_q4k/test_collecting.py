@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from jax_q4k.collecting import seldom_collecting
 
 
@@ -38,11 +40,9 @@ def test_an_exception_ends_a_block() -> None:
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     try:
-        try:
-            with seldom_collecting():
-                raise KeyError
-        except KeyError:
-            assert gc.get_threshold() == (700, 10, 10)
+        with pytest.raises(KeyError), seldom_collecting():
+            raise KeyError
+        assert gc.get_threshold() == (700, 10, 10)
     finally:
         gc.set_threshold(*before)
 

@@ -44,9 +44,10 @@ JAX_Q4K_INLINE Ints dot_steps(const Bytes (&steps)[4], const RowSpan& x, Ints ac
     Narrow sums = Narrow::all(0);
     ((sums = dot(steps[i], SignedBytes::load(x.values[i]), sums)), ...);
     return widened(sums, acc);
+  } else {
+    ((acc = dot_of<Format>(steps[i], SignedBytes::load(x.values[i]), acc)), ...);
+    return acc;
   }
-  ((acc = dot_of<Format>(steps[i], SignedBytes::load(x.values[i]), acc)), ...);
-  return acc;
 }
 
 // Spans [first, last) of a row of the matrix times M rows of activations; where there are fewer, the last one is taken

@@ -23,8 +23,8 @@ constexpr int64_t kWorthWaking = 1 << 19;
 constexpr int64_t kWorthTaking = 1 << 14;  // that a thread takes at a time: an atomic addition for less would show
 constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or rotating a float
 
-// A helper leaves only after so long without work: the steps between two products are shorter, and a thread that sleeps
-// takes as long to wake.
+// Who has nothing to do sleeps only after so long: the steps between two products are shorter, and a thread that sleeps takes
+// as long to wake.
 constexpr std::chrono::microseconds kLinger{100};
 
 using Clock = std::chrono::steady_clock;

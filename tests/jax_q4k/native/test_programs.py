@@ -224,3 +224,22 @@ def test_results_do_not_depend_on_x64():
     with jax.enable_x64(True):
         np.testing.assert_array_equal(jq.matmul(x, w), want)
         np.testing.assert_array_equal(jq.embedding(np.array([3, 2**40]), w), rows)
+
+
+def test_threads_that_share_a_core_are_awaited():
+    """By a thread that sleeps: they are late, as each runs only when others do not."""
+    run(
+        """
+import os, jax, numpy as np
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax_q4k as jq
+rng = np.random.default_rng(0)
+w = jq.quantize(rng.standard_normal((1000, 512), np.float32), "Q4_K")
+x = rng.standard_normal((70, 512), np.float32)
+product = jax.jit(jq.matmul)
+first = np.asarray(product(x, w))
+assert all(np.array_equal(product(x, w), first) for _ in range(200))
+""",
+        PJRT_NPROC="4",
+        XLA_FLAGS="",
+    )
