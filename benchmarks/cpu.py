@@ -50,6 +50,17 @@ NEW_TOKENS = 32
 REPEATS = 3
 
 
+def random_model(shape: str) -> str:
+    """The path of a file of random weights, which is written once."""
+    path = str(Path(tempfile.gettempdir()) / f"random-{shape}.Q4_K_M.gguf")
+    if not os.path.exists(path):
+        from . import random_file
+
+        print(f"writing {path} ...")
+        random_file.write(path, random_file.SHAPES[shape])
+    return path
+
+
 def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
     """Figures of this process, on the cores that it may use; `started`: the time of its start."""
     import jax.numpy as jnp
@@ -273,14 +284,7 @@ def main(arguments: list[str]) -> int:
         "--json", type=Path, help="where the results go; benchmarks/results/cpu.json, or cpu_SHAPE"
     )
     options = parser.parse_args(arguments)
-    path = options.model
-    if path is None:
-        path = str(Path(tempfile.gettempdir()) / f"random-{options.shape}.Q4_K_M.gguf")
-        if not os.path.exists(path):
-            from . import random_file
-
-            print(f"writing {path} ...")
-            random_file.write(path, random_file.SHAPES[options.shape])
+    path = options.model or random_model(options.shape)
     folders = {name: getattr(options, option.replace("-", "_")) for name, option in PEERS.items()}
     peers = [Peer(name, at, repacks=name == IK) for name, at in folders.items() if at]
     results = []

@@ -1,11 +1,12 @@
-"""Time from a process's start: `python -m benchmarks.startup [--before CHECKOUT] [FILE]`.
+"""Time from a process's start: `python -m benchmarks.startup [FILE]`.
 
 Imports, loading the demo model, the first token of a stream in Python, the host's part of a later
-step, and the command line until its first token and its end, for the demo model and for one of 24
-small layers. A stage is timed in processes of its own; of each the fastest run of some counts, as
-other programs only add to it. "CPU" is the time that the process and its threads had of
-processors, which others add less to. With `--before` the same stages run in another checkout, in
-turn with this one. Writes `benchmarks/results/startup.json`.
+step, and the command line until its first token and its end, for the demo model, for one of 24
+small layers and for that of `benchmarks.cpu`, 609 MiB. A stage is timed in processes of its own; of
+each the fastest run of some counts, as other programs only add to it. "CPU" is the time that the
+process and its threads had of processors, which others add less to. With `--before CHECKOUT` the
+same stages run in another checkout, with `--llama-cpp FOLDER` its `llama-completion` runs the same
+commands; all in turn. Writes `benchmarks/results/startup.json`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jax_q4k.models import demo_path
 from tools.random_model import LLAMA_1B
 from tools.results import write_results
 
-from . import random_file
+from . import cpu, random_file
 from .common import RESULTS
 
 HERE = Path(__file__).parents[1]
@@ -64,7 +66,10 @@ for _ in range(305):
     took.append(time.perf_counter() - began)
 print(statistics.median(a - b for a, b in zip(took[6:], ran[5:])))
 """
-COMMAND = ["-m", "jax_q4k", "generate", "-p", PROMPT, "-n", "8"]
+NEW_TOKENS = 8
+COMMAND = ["-m", "jax_q4k", "generate", "-p", PROMPT, "-n", str(NEW_TOKENS)]
+THEIR_OPTIONS = ["--no-conversation", "--no-display-prompt", "-p", PROMPT, "-n", str(NEW_TOKENS)]
+LLAMA_CPP = "llama.cpp"
 LAYERS = 24
 SMALL = dataclasses.replace(
     LLAMA_1B,
@@ -109,13 +114,14 @@ def printed_seconds(code: str, checkout: Path, caches: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def command_seconds(checkout: Path, caches: str, model: str) -> dict[str, float]:
+def command_seconds(command: list[str], folder: Path, caches: str) -> dict[str, float]:
     """Seconds from the start of a command's process to its first output and its end, and CPU."""
     before, began = os.times(), time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, *COMMAND, model],
-        cwd=checkout,
-        env=environment(checkout, caches),
+        command,
+        cwd=folder,
+        env=environment(folder, caches),
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as process:
@@ -125,7 +131,7 @@ def command_seconds(checkout: Path, caches: str, model: str) -> dict[str, float]
         process.stdout.read()
         code = process.wait()
     if code:
-        raise RuntimeError(f"{' '.join(COMMAND)} ended with code {code}")
+        raise RuntimeError(f"{' '.join(command)} ended with code {code}")
     end, after = time.perf_counter() - began, os.times()
     system = after.children_system - before.children_system
     return {
@@ -146,9 +152,26 @@ def measure(checkout: Path, models: dict[str, str]) -> dict[str, float]:
         found["host's part of a step"] = printed_seconds(HOST, checkout, caches)
         for model, path in models.items():
             for start in ("first", "second"):
-                for what, seconds in command_seconds(checkout, caches, path).items():
-                    found[f"command, {model}, {start} start: {what}"] = seconds
+                command = [sys.executable, *COMMAND, path]
+                found |= _named(model, start, command_seconds(command, checkout, caches))
     return found
+
+
+def measure_theirs(programs: Path, models: dict[str, str]) -> dict[str, float]:
+    """Seconds of llama.cpp's command, once, which has no programs to keep."""
+    cores = str(len(os.sched_getaffinity(0)))
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for model, path in models.items():
+            command = [str(programs.absolute() / "llama-completion"), "-m", path, "-t", cores]
+            seconds = command_seconds([*command, *THEIR_OPTIONS], Path(folder), folder)
+            for start in ("first", "second"):
+                found |= _named(model, start, seconds)
+    return found
+
+
+def _named(model: str, start: str, seconds: dict[str, float]) -> dict[str, float]:
+    return {f"command, {model}, {start} start: {what}": s for what, s in seconds.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -158,6 +181,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of another commit")
+    parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help="of its programs")
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "startup.json")
     options = parser.parse_args(arguments)
     load = round(os.getloadavg()[0], 1)
@@ -168,20 +192,25 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         models = {"demo": "demo", f"{LAYERS} layers": f"{folder}/model.gguf"}
         random_file.write(models[f"{LAYERS} layers"], SMALL)
+        models["llama-1b"] = cpu.random_model("llama-1b")
+        files = models | {"demo": str(demo_path())}
         for _ in range(1 + REPEATS):
             for column, checkout in checkouts.items():
                 runs[column].append(measure(checkout, models))
+            if options.llama_cpp is not None:
+                runs.setdefault(LLAMA_CPP, []).append(measure_theirs(options.llama_cpp, files))
     columns = {  # the first run makes byte code, and reads files that others find in memory
         column: {name: min(run[name] for run in found[1:]) for name in found[0]}
         for column, found in runs.items()
     }
     rows: list[dict[str, Any]] = [
-        {"stage": name, **{column: found[name] for column, found in columns.items()}}
+        {"stage": name} | {who: found[name] for who, found in columns.items() if name in found}
         for name in columns["seconds"]
     ]
     print(f"{'stage':46}" + "".join(f"{column:>10}" for column in columns))
     for row in rows:
-        print(f"{row['stage']:46}" + "".join(f"{row[column]:10.6f}" for column in columns))
+        shown = (f"{row[column]:10.6f}" for column in columns if column in row)
+        print(f"{row['stage']:46}" + "".join(shown))
     settings: dict[str, Any] = {"repeats": REPEATS, "load_before": load}
     if options.before is not None:
         settings["commit_before"] = subprocess.run(

@@ -242,15 +242,17 @@ def rope_append(
     latent: bool = False,
     interleaved: bool = False,
     eps: float = 0.0,
+    keys: bool = False,
 ) -> list[Any]:
     """The pages with k and v at their slots, in place of the old ones, then with `rope` q, rotated.
 
     `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; without k, v,
-    slot_mapping; `latent`, without v and its pages.
+    slot_mapping; `latent`, without v and its pages. `keys`: the rotated k comes last.
     """
     results = [jax.ShapeDtypeStruct(page.shape, page.dtype) for page in pages]
     if rope:
-        results.append(jax.ShapeDtypeStruct(others[0].shape, jnp.float32))
+        rotated = others[: 1 + keys]
+        results += [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in rotated]
     return call(
         "rope_append",
         results,
@@ -261,6 +263,7 @@ def rope_append(
         latent=latent,
         interleaved=interleaved,
         norms=len(others) == 8,
+        returned=keys,
         eps=float(eps),
     )
 

@@ -176,16 +176,12 @@ def ptx(
 def native(
     pages: Pages, *others: Any, interleaved: bool, eps: float, keys: bool = False
 ) -> list[jax.Array]:
-    """`rope_append` by the CPU's kernels, in place; the keys that it returns are XLA's."""
+    """`rope_append` by the CPU's kernels, in place."""
     q, k, v, slot_mapping, cos, sin, norms = others
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     arrays = q, k, v, slot_mapping, cos, sin, *norms
-    results = calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps)
-    if not keys:
-        return results
-    if norms:
-        k = rms_norm.reference(k, norms[1], eps=eps)
-    return [*results, rotate.reference(k, cos, sin, interleaved=interleaved)]
+    options = {"interleaved": interleaved, "eps": eps, "keys": keys}
+    return calls.rope_append(pages, arrays, rope=True, **options)
 
 
 def _shapes(pages: Pages, q: Any, k: Any, *_: Any, keys: bool = False, **__: Any) -> Any:

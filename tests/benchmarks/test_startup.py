@@ -14,3 +14,14 @@ def test_stages_and_the_command_are_timed(monkeypatch):
         token, end, cpu = (found[f"command, demo, {start} start: {stage}"] for stage in stages)
         assert found["import"] < token < end and cpu > 0
     assert 0 < found["host's part of a step"] < 0.01
+
+
+def test_the_peers_command_is_timed(tmp_path):
+    program = tmp_path / "llama-completion"
+    program.write_text(
+        "#!/bin/sh\nsleep 0.1\n[ $2 = a.gguf ] && printf token\nsleep 0.1\necho ' last'\n"
+    )
+    program.chmod(0o755)
+    found = startup.measure_theirs(tmp_path, {"small": "a.gguf"})
+    token = found["command, small, second start: first token"]
+    assert 0.1 < token < 5 and found["command, small, second start: end"] > token + 0.1

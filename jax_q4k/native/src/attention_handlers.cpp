@@ -198,8 +198,9 @@ Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool int
 
 constexpr int64_t kAppendTasks = 16;  // each has pages of its own, so that the last token of a slot is the one that stays
 
-// Rotated q and k, k and, where not latent, v appended to the pages, which are updated in place.
-void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norms, float eps) {
+// Rotated q and k, k and, where not latent, v appended to the pages, which are updated in place. `returned`: k is a
+// result.
+void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norms, bool returned, float eps) {
   auto& [threads, operands, results] = call;
   const Tokens old = take_pages(operands, latent).tokens;
   const Pages pages = take_pages(results, latent);
@@ -220,17 +221,18 @@ void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norm
   if (rope && q_count != count) fail("q has " + std::to_string(q_count) + " tokens; k has " + std::to_string(count));
   const float* v = latent ? nullptr : operands.floats("v", {count, kv_heads, head_dim});
   const int32_t* slots = operands.ints("slot_mapping", {count});
-  float* out = nullptr;
+  float *out = nullptr, *keys = nullptr;
   if (rope) {
     angles = take_angles(operands, count, head_dim, interleaved);
     if (norms) q_norm = operands.floats("q_norm", {head_dim}), k_norm = operands.floats("k_norm", {head_dim});
     out = results.floats("q", {count, num_heads, head_dim});
+    if (returned) keys = results.floats("k", {count, kv_heads, head_dim});
   }
   operands.finish();
   results.finish();
   const int64_t kv_size = kv_heads * head_dim;
   if (rope) {
-    float* keys = scratch<float>(kRows, count * kv_size);
+    if (!returned) keys = scratch<float>(kRows, count * kv_size);
     threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
       auto rotated = [&](const float* from, const float* norm, int64_t heads, float* to) {
         for (int64_t h = 0; h < heads; ++h) {
@@ -283,6 +285,7 @@ JAX_Q4K_HANDLER(paged_attention)
     .Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(causal_attention).Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(rope_append)
-    .Attr<bool>("rope").Attr<bool>("latent").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
+    .Attr<bool>("rope").Attr<bool>("latent").Attr<bool>("interleaved").Attr<bool>("norms").Attr<bool>("returned")
+    .Attr<float>("eps"));
 JAX_Q4K_HANDLER(rotate).Attr<bool>("interleaved"));
 #pragma GCC visibility pop

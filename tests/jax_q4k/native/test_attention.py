@@ -242,7 +242,7 @@ def test_rope_append(kernels, dim, half, dtype, interleaved):
     for got, want in zip(
         *(
             jq.implementation(name)(jq.rope_append)(
-                *arrays, interleaved=interleaved, **norms, **scales
+                *arrays, interleaved=interleaved, return_keys=True, **norms, **scales
             )
             for name in ("native", "xla")
         ),

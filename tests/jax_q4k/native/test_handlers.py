@@ -109,7 +109,7 @@ PAGES, TABLES, IDS = (
     np.zeros(2, np.int32),
 )
 PAGED = dict(scale=1.0, soft_cap=0.0, window=0, value_dim=0, contiguous=False, sinks=False)
-ROPE = dict(rope=False, latent=False, interleaved=False, norms=False, eps=0.0)
+ROPE = dict(rope=False, latent=False, interleaved=False, norms=False, returned=False, eps=0.0)
 TURN = ROPE | {"rope": True}
 STATE = np.zeros((1, 2, 32, 32), np.float32)
 DELTA, STEP = {"scale": 1.0, "tiled": False}, {"eps": 0.0, "tiled": False}
@@ -228,6 +228,15 @@ def test_q_and_k_must_have_as_many_tokens():
     results = pages, pages, jax.ShapeDtypeStruct((4, 2, 32), jnp.float32)
     with pytest.raises(jax.errors.JaxRuntimeError, match="q has 1 tokens; k has 4"):
         native.call("rope_append", results, PAGES, PAGES, *others, aliases={0: 0, 1: 1}, **TURN)
+
+
+@needs_native
+def test_rotated_keys_need_a_result():
+    pages, k = jax.ShapeDtypeStruct(PAGES.shape, jnp.float32), Q[:, :1]
+    others, results = (Q, k, k, LENS, *[ANGLES[:, :8]] * 2), (pages, pages, Q)
+    given = TURN | {"returned": True, "aliases": {0: 0, 1: 1}}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="k is missing"):
+        native.call("rope_append", results, PAGES, PAGES, *others, **given)
 
 
 @needs_native
