@@ -160,7 +160,7 @@ def measure(checkout: Path, models: dict[str, str]) -> dict[str, float]:
 def measure_theirs(programs: Path, models: dict[str, str]) -> dict[str, float]:
     """Seconds of llama.cpp's command, once, which has no programs to keep."""
     cores = str(len(os.sched_getaffinity(0)))
-    found = {}
+    found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for model, path in models.items():
             command = [str(programs.absolute() / "llama-completion"), "-m", path, "-t", cores]

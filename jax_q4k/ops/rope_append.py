@@ -180,8 +180,7 @@ def native(
     q, k, v, slot_mapping, cos, sin, norms = others
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     arrays = q, k, v, slot_mapping, cos, sin, *norms
-    options = {"interleaved": interleaved, "eps": eps, "keys": keys}
-    return calls.rope_append(pages, arrays, rope=True, **options)
+    return calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps, keys=keys)
 
 
 def _shapes(pages: Pages, q: Any, k: Any, *_: Any, keys: bool = False, **__: Any) -> Any:
