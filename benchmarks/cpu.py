@@ -14,7 +14,7 @@ by them in turn, with as many threads on the same cores, with and without their 
 repacking, whichever is faster; their time to the first token is that of a whole process, which has
 nothing to import or to compile. A round measures all of them; figures are medians of the rounds,
 and ratios are printed with the least and the greatest of them. Beside decoding stands the rate at
-which packed weights are read, and what these cores can read at all.
+which packed weights are read, in turn with what these cores can read at all, and its share.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ CONTEXTS = (0, 2048)
 BATCHES = (2, 4, 8, 16)
 NEW_TOKENS = 32
 REPEATS = 3
+BANDWIDTHS = 7  # of decoding, each between two of reading
 
 
 def random_model(shape: str) -> str:
@@ -95,12 +96,33 @@ def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
         busy = time.process_time()
         time.sleep(1)
         figures["idle_percent"] = (time.process_time() - busy) * 100
-        size = sum(leaf.nbytes for leaf in model.weights)
+        figures["weights_megabytes"] = _weights_bytes(model) / 2**20
         figures["peak_megabytes"] = _peak_megabytes()
-        figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
-        figures["weights_megabytes"] = size / 2**20
-    figures["read_gigabytes_per_second"] = read_bandwidth(len(os.sched_getaffinity(0)))
-    return figures
+        return figures | bandwidths(model)
+
+
+def bandwidths(model: Any) -> dict[str, float]:
+    """GB/s of weights that decoding reads, and of memory that these cores read at all.
+
+    Other machines on the same memory make both of them vary within seconds: each is measured
+    between two of the other, and the share is the median of those of neighbours.
+    """
+    cores = len(os.sched_getaffinity(0))
+    decoding, reading = [], [read_bandwidth(cores)]
+    for _ in range(BANDWIDTHS):
+        seconds = _decode_seconds(model, 0) / NEW_TOKENS
+        decoding.append(_weights_bytes(model) / seconds / 1e9)
+        reading.append(read_bandwidth(cores))
+    shares = [2 * d / (reading[i] + reading[i + 1]) for i, d in enumerate(decoding)]
+    return {
+        "weights_gigabytes_per_second": statistics.median(decoding),
+        "read_gigabytes_per_second": statistics.median(reading),
+        "read_share": statistics.median(shares),
+    }
+
+
+def _weights_bytes(model: Any) -> int:
+    return sum(leaf.nbytes for leaf in model.weights)
 
 
 def kept_first_token(path: str, folder: str) -> float:
