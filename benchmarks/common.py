@@ -27,15 +27,15 @@ def core_sets(counts: Iterable[int] = (1, 2)) -> Iterator[set[int]]:
 def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
     """`benchmarks.module.function(*args)`, run in a process that may use these cores alone.
 
-    It is bound from its start: JAX sizes its thread pool then. The result must fit JSON, `args`
-    must be literals.
+    It is bound from its start: JAX sizes its thread pool then; NumPy starts none. The result must
+    fit JSON, `args` must be literals.
     """
     code = (
         f"import json, os; os.sched_setaffinity(0, {sorted(cores)});"
         f" from benchmarks import {module};"
         f" print(json.dumps({module}.{function}(*{args!r})))"
     )
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True
     )

@@ -20,6 +20,7 @@ JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const
 }
 
 constexpr int64_t kNearBytes = 32 << 10;  // of the nearest cache, for activations
+constexpr int kAheadBytes = 8 << 10;      // of rows that are asked for: a core takes so many while the first ones arrive
 
 // Words of a group whose products are added up as Narrow, or 1.
 template <class Format>
@@ -57,8 +58,7 @@ void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const R
               int64_t stride) {
   static_assert(!(Format::kCut && Format::kMins));  // only scales are cut
   constexpr bool k32 = Format::kGroup == 32;
-  // Processors find one or two streams by themselves, and are slower if they are also told; of more they lose some.
-  constexpr bool kPrefetch = Format::kPlanes > 2;
+  constexpr int kAhead = kAheadBytes / (Format::kBytes[0] + Format::kBytes[1] + Format::kBytes[2] + Format::kBytes[3]);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
   const uint8_t* planes[Format::kPlanes];
   const RowSpan* values[M];
@@ -82,8 +82,7 @@ void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const R
       for (int i = 0; i < Format::kPlanes; ++i) {
         at[i] = planes[i] + (s - start) * Format::kBytes[i];
 #pragma GCC unroll 4
-        for (int b = 0; kPrefetch && b < Format::kBytes[i]; b += 64)
-          __builtin_prefetch(at[i] + 2 * whole * Format::kBytes[i] + b);  // two rows on
+        for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[i] + kAhead * Format::kBytes[i] + b);
       }
       Floats scale = Format::scales(at);
       if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);

@@ -37,21 +37,39 @@ inline void pause() {
 #endif
 }
 
-// Tasks that threads take. A helper may come when all is done: then it touches nothing else than this.
+// Tasks that threads take: each goes along a part of its own, in order, and then helps with what is left of the others.
+// Rows that follow each other in memory are fetched ahead; a thread that jumps waits for the first ones of every task. A
+// helper may come when all is done: then it touches nothing else than this.
 struct Work {
-  const int64_t count, grain;
+  struct alignas(64) Next {
+    std::atomic<int64_t> task;
+  };
+  const int64_t count, grain, parts;
   const void* task;
   void (*const call)(const void* task, int64_t i);
-  std::atomic<int64_t> next{0}, done{0};
+  std::unique_ptr<Next[]> next{new Next[parts]};
+  std::atomic<int64_t> joined{0}, done{0};
   std::atomic<bool> failed{false}, awaited{false};
   std::exception_ptr error{};
   std::mutex mutex{};
   std::condition_variable finished{};
 
+  Work(int64_t count, int64_t grain, int64_t parts, const void* task, void (*call)(const void*, int64_t))
+      : count(count), grain(grain), parts(parts), task(task), call(call) {
+    for (int64_t part = 0; part < parts; ++part) next[part].task = first(part);
+  }
+
+  int64_t first(int64_t part) const { return count / parts * part + std::min(part, count % parts); }
+
   void help() {
+    const int64_t own = joined.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t part = own; part < own + parts; ++part) help(next[part % parts].task, first(part % parts + 1));
+  }
+
+  void help(std::atomic<int64_t>& next_task, int64_t end) {
     int64_t start;
-    while ((start = next.fetch_add(grain, std::memory_order_relaxed)) < count) {
-      const int64_t stop = std::min(start + grain, count);
+    while ((start = next_task.fetch_add(grain, std::memory_order_relaxed)) < end) {
+      const int64_t stop = std::min(start + grain, end);
       try {
         for (int64_t i = start; i < stop; ++i) call(task, i);
       } catch (...) {
@@ -141,7 +159,7 @@ class Threads {
       return;
     }
     auto call = [](const void* task, int64_t i) { (*static_cast<const Task*>(task))(i); };
-    const std::shared_ptr<Work> shared(new Work{count, grain, &task, call});
+    const std::shared_ptr<Work> shared(new Work(count, grain, helpers + 1, &task, call));
     try {
       for (int64_t i = Helpers::all().call(shared, helpers); i < helpers; ++i)
         pool_->Schedule([shared] { Helpers::all().help_and_linger(shared); });
