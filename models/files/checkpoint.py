@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_q4k import CheckpointError, QuantizedArray
+from jax_q4k.collecting import seldom_collecting
 
 from .. import tokenizer
 from ..json_fields import JSONFields
@@ -251,6 +252,7 @@ class CheckpointSource:
         return entry.required or entry.gguf in self.description.tensors
 
 
+@seldom_collecting()
 def from_pretrained(
     path: str | os.PathLike[str],
     *,
