@@ -67,28 +67,19 @@ constexpr int64_t kPart = 256;  // at most so many tokens of a context are a tas
 void paged_attention(Call& call, float scale, float soft_cap, int64_t window, int64_t latent_values, bool contiguous,
                      bool has_sinks) {
   auto& [threads, operands, results] = call;
-  auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1});
-  const int64_t batch = q_buffer.dimensions()[0], num_heads = q_buffer.dimensions()[1], head_dim = q_buffer.dimensions()[2];
-  const float* q = static_cast<const float*>(q_buffer.untyped_data());
+  int64_t batch, num_heads, head_dim, per_sequence = 1;
+  const float* q = operands.floats("q", {&batch, &num_heads, &head_dim});
   Pages pages = take_pages(operands, latent_values != 0, contiguous);
   Tokens& tokens = pages.tokens;
   if (tokens.head_dim != head_dim || num_heads % tokens.num_heads) fail("q's heads do not fit the pages");
   if (tokens.latent) check_dim("value_dim", tokens.value_dim = latent_values, head_dim);
   const int64_t value_dim = tokens.value_dim;
-  const int32_t* tables = nullptr;
-  int64_t per_sequence = 1;
-  if (!contiguous) {
-    auto buffer = operands.next("block_tables", {ffi::S32}, {batch, -1});
-    tables = static_cast<const int32_t*>(buffer.untyped_data());
-    per_sequence = buffer.dimensions()[1];
-  } else if (tokens.num_pages != batch) {
-    fail("a contiguous cache must have one row per sequence");
-  }
+  const int32_t* tables = contiguous ? nullptr : operands.ints("block_tables", {batch, &per_sequence});
+  if (contiguous && tokens.num_pages != batch) fail("a contiguous cache must have one row per sequence");
   const int32_t* lens = operands.ints("context_lens", {batch});
   const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
-  operands.finish();
   float* out = results.floats("out", {batch, num_heads, value_dim});
-  results.finish();
+  call.finish();
 
   const int64_t group = num_heads / tokens.num_heads, page_size = tokens.page_size;
   struct Task {
@@ -140,23 +131,17 @@ constexpr int64_t kQueryTokens = 16;  // of a prompt, that share what is read of
 // time, heads, head_dim) and values (batch, time, heads, value_dim).
 void causal_attention(Call& call, float scale, float soft_cap, int64_t window, bool has_sinks) {
   auto& [threads, operands, results] = call;
-  auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
-  const auto d = q_buffer.dimensions();
-  const int64_t batch = d[0], time = d[1], num_heads = d[2], head_dim = d[3];
-  const float* q = static_cast<const float*>(q_buffer.untyped_data());
-  auto k_buffer = operands.next("k", {ffi::F32}, {batch, time, -1, head_dim});
-  const int64_t kv_heads = k_buffer.dimensions()[2];
-  auto v_buffer = operands.next("v", {ffi::F32}, {batch, time, kv_heads, -1});
-  const int64_t value_dim = v_buffer.dimensions()[3];
+  int64_t batch, time, num_heads, head_dim, kv_heads, value_dim;
+  const float* q = operands.floats("q", {&batch, &time, &num_heads, &head_dim});
+  float* k = operands.floats("k", {batch, time, &kv_heads, head_dim});
+  float* v = operands.floats("v", {batch, time, kv_heads, &value_dim});
   const int32_t* lengths = operands.ints("lengths", {batch});
   const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
-  operands.finish();
   float* out = results.floats("out", {batch, time, num_heads, value_dim});
-  results.finish();
+  call.finish();
   if (kv_heads < 1 || num_heads % kv_heads) fail("num_heads must be a multiple of num_kv_heads");
   check_dim("head_dim", head_dim), check_dim("value_dim", value_dim);
-  const Tokens tokens{k_buffer.untyped_data(), v_buffer.untyped_data(), nullptr, nullptr, batch, kv_heads, time, head_dim,
-                      value_dim, time * kv_heads, 1, kv_heads, false};
+  const Tokens tokens{k, v, nullptr, nullptr, batch, kv_heads, time, head_dim, value_dim, time * kv_heads, 1, kv_heads, false};
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
   const AttentionOptions options{scale, soft_cap};
   auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
@@ -190,10 +175,10 @@ struct Angles {
 };
 
 Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool interleaved) {
-  auto cos = operands.next("cos", {ffi::F32}, {count, -1});
-  const int64_t half = cos.dimensions()[1];
+  int64_t half;
+  const float* cos = operands.floats("cos", {count, &half});
   if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
-  return {static_cast<const float*>(cos.untyped_data()), operands.floats("sin", {count, half}), half, interleaved};
+  return {cos, operands.floats("sin", {count, half}), half, interleaved};
 }
 
 constexpr int64_t kAppendTasks = 16;  // each has pages of its own, so that the last token of a slot is the one that stays
@@ -208,16 +193,11 @@ void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norm
   if (old.k != tokens.k || old.v != tokens.v || old.k_scales != tokens.k_scales || old.v_scales != tokens.v_scales)
     fail("pages must be updated in place");
   const int64_t head_dim = tokens.head_dim, kv_heads = tokens.num_heads;
-  int64_t num_heads = 0, q_count = 0;
-  const float *q = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  int64_t num_heads = 0, q_count = 0, count;
+  const float *q_norm = nullptr, *k_norm = nullptr;
   Angles angles;
-  if (rope) {
-    auto buffer = operands.next("q", {ffi::F32}, {-1, -1, head_dim});
-    q = static_cast<const float*>(buffer.untyped_data()), q_count = buffer.dimensions()[0], num_heads = buffer.dimensions()[1];
-  }
-  auto k_buffer = operands.next("k", {ffi::F32}, {-1, kv_heads, head_dim});
-  const int64_t count = k_buffer.dimensions()[0];
-  const float* k = static_cast<const float*>(k_buffer.untyped_data());
+  const float* q = rope ? operands.floats("q", {&q_count, &num_heads, head_dim}) : nullptr;
+  const float* k = operands.floats("k", {&count, kv_heads, head_dim});
   if (rope && q_count != count) fail("q has " + std::to_string(q_count) + " tokens; k has " + std::to_string(count));
   const float* v = latent ? nullptr : operands.floats("v", {count, kv_heads, head_dim});
   const int32_t* slots = operands.ints("slot_mapping", {count});
@@ -228,8 +208,7 @@ void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norm
     out = results.floats("q", {count, num_heads, head_dim});
     if (returned) keys = results.floats("k", {count, kv_heads, head_dim});
   }
-  operands.finish();
-  results.finish();
+  call.finish();
   const int64_t kv_size = kv_heads * head_dim;
   if (rope) {
     if (!returned) keys = scratch<float>(kRows, count * kv_size);
@@ -262,14 +241,12 @@ void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norm
 // Heads of x, rotated by the angles of their tokens.
 void rotate(Call& call, bool interleaved) {
   auto& [threads, operands, results] = call;
-  auto buffer = operands.next("x", {ffi::F32}, {-1, -1, -1});
-  const int64_t count = buffer.dimensions()[0], size = buffer.dimensions()[1] * buffer.dimensions()[2];
-  const int64_t heads = buffer.dimensions()[1], head_dim = buffer.dimensions()[2];
-  const float* x = static_cast<const float*>(buffer.untyped_data());
+  int64_t count, heads, head_dim;
+  const float* x = operands.floats("x", {&count, &heads, &head_dim});
   const Angles angles = take_angles(operands, count, head_dim, interleaved);
-  operands.finish();
   float* y = results.floats("y", {count, heads, head_dim});
-  results.finish();
+  call.finish();
+  const int64_t size = heads * head_dim;
   threads.run(count, kEasy * size, [&](int64_t t) {
     std::memcpy(y + t * size, x + t * size, size * sizeof(float));
     for (int64_t h = 0; h < heads; ++h) angles.rotate(y + t * size + h * head_dim, t);

@@ -24,12 +24,12 @@ void check(const Heads& heads) {
     if (dim < kLanes || dim > kMaxHeadDim || dim % kLanes) fail("key_dim and value_dim must be multiples of 16 up to 576");
 }
 
-// The operand and the result of that name, which are one array, and its shape.
-std::pair<float*, Dims> take_in_place(Call& call, const char* name, std::initializer_list<int64_t> dims) {
-  auto buffer = call.operands.next(name, {ffi::F32}, dims);
+// The operand and the result of that name, which are one array.
+float* take_in_place(Call& call, const char* name, std::initializer_list<Axis> axes) {
+  auto buffer = call.operands.next(name, {ffi::F32}, axes);
   if (call.results.next(name, {ffi::F32}, buffer.dimensions()).untyped_data() != buffer.untyped_data())
     fail(std::string(name) + " must be updated in place");
-  return {static_cast<float*>(buffer.untyped_data()), buffer.dimensions()};
+  return static_cast<float*>(buffer.untyped_data());
 }
 
 // Columns [0, columns) of a head's state, rows `stride` apart, go through its tokens.
@@ -48,21 +48,17 @@ constexpr int64_t kPasses = 3;
 // state.
 void gated_delta_rule(Call& call, float scale, bool tiled) {
   auto& [threads, operands, results] = call;
-  auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
-  const auto d = q_buffer.dimensions();
-  const int64_t batch = d[0], time = d[1];
-  const float* q = static_cast<const float*>(q_buffer.untyped_data());
-  const float* k = operands.floats("k", {batch, time, d[2], d[3]});
-  auto v_buffer = operands.next("v", {ffi::F32}, {batch, time, -1, -1});
-  const float* v = static_cast<const float*>(v_buffer.untyped_data());
-  const Heads heads{d[2], v_buffer.dimensions()[2], d[3], v_buffer.dimensions()[3], tiled};
+  int64_t batch, time;
+  Heads heads{0, 0, 0, 0, tiled};
+  const float* q = operands.floats("q", {&batch, &time, &heads.keys, &heads.key_dim});
+  const float* k = operands.floats("k", {batch, time, heads.keys, heads.key_dim});
+  const float* v = operands.floats("v", {batch, time, &heads.values, &heads.value_dim});
   check(heads);
   const float* g = operands.floats("g", {batch, time, heads.values});
   const float* beta = operands.floats("beta", {batch, time, heads.values});
   float* o = results.floats("o", {batch, time, heads.values, heads.value_dim});
-  float* state = take_in_place(call, "state", {batch, heads.values, heads.key_dim, heads.value_dim}).first;
-  operands.finish();
-  results.finish();
+  float* state = take_in_place(call, "state", {batch, heads.values, heads.key_dim, heads.value_dim});
+  call.finish();
   if (time == 0) return;
   // Of one token a head's columns stay together, as they come from memory.
   const int64_t columns = time > 1 ? kDeltaColumns : heads.value_dim, blocks = (heads.value_dim + columns - 1) / columns;
@@ -82,34 +78,27 @@ float softplus(float x) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs
 // One token per sequence: x (batch, channels) is its q | k | v; of the ring (batch, width, channels) its slot is written.
 void gated_delta_step(Call& call, float eps, bool tiled) {
   auto& [threads, operands, results] = call;
-  auto x_buffer = operands.next("qkv", {ffi::F32}, {-1, -1});
-  const int64_t batch = x_buffer.dimensions()[0], channels = x_buffer.dimensions()[1];
-  const float* x = static_cast<const float*>(x_buffer.untyped_data());
-  auto z_buffer = operands.next("z", {ffi::F32}, {batch, -1});
-  const int64_t out_dim = z_buffer.dimensions()[1];
-  const float* z = static_cast<const float*>(z_buffer.untyped_data());
-  auto alpha_buffer = operands.next("alpha", {ffi::F32}, {batch, -1});
-  const int64_t num_values = alpha_buffer.dimensions()[1];
-  const float* alpha = static_cast<const float*>(alpha_buffer.untyped_data());
+  int64_t batch, channels, out_dim, num_values, width, key_dim, value_dim;
+  const float* x = operands.floats("qkv", {&batch, &channels});
+  const float* z = operands.floats("z", {batch, &out_dim});
+  const float* alpha = operands.floats("alpha", {batch, &num_values});
   const float* beta = operands.floats("beta", {batch, num_values});
   float* y = results.floats("y", {batch, out_dim});
-  auto [ring, ring_dims] = take_in_place(call, "columns", {batch, -1, channels});
-  auto [state, state_dims] = take_in_place(call, "state", {batch, num_values, -1, -1});
-  const int64_t width = ring_dims[1], key_dim = state_dims[2];
-  const Heads heads{(channels - out_dim) / 2 / std::max<int64_t>(key_dim, 1), num_values, key_dim, state_dims[3], tiled};
+  float* ring = take_in_place(call, "columns", {batch, &width, channels});
+  float* state = take_in_place(call, "state", {batch, num_values, &key_dim, &value_dim});
+  const Heads heads{(channels - out_dim) / 2 / std::max<int64_t>(key_dim, 1), num_values, key_dim, value_dim, tiled};
   check(heads);
   if (width < 1) fail("columns must have a slot");
-  if (out_dim != num_values * heads.value_dim || channels - out_dim != 2 * heads.keys * key_dim)
+  if (out_dim != num_values * value_dim || channels - out_dim != 2 * heads.keys * key_dim)
     fail("qkv and z do not fit the state");
   const int32_t* positions = operands.ints("positions", {batch});
   const float* taps = operands.floats("conv_weight", {channels, width});
   const float* bias = operands.floats("dt_bias", {num_values});
   const float* decay = operands.floats("decay", {num_values});
-  const float* norm = operands.floats("norm_weight", {heads.value_dim});
-  operands.finish();
-  results.finish();
+  const float* norm = operands.floats("norm_weight", {value_dim});
+  call.finish();
   const float scale = 1 / std::sqrt(static_cast<float>(key_dim));
-  const int64_t value_dim = heads.value_dim, keys = heads.keys * key_dim;
+  const int64_t keys = heads.keys * key_dim;
   // A task is a k head and the v heads that use it, which share what is convolved for it.
   threads.run(batch * heads.keys, (kPasses + kEasy) * heads.group() * heads.size(), [&](int64_t task) {
     const int64_t key = task % heads.keys, b = task / heads.keys, position = positions[b];

@@ -221,12 +221,9 @@ int64_t tokens_together(int64_t top, int64_t floats) {
 void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::string_view down, std::string_view activation,
                 bool quantized, bool quantized_down, std::string_view biases, bool down_scale, bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
-  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
-  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
-  const float* x = static_cast<const float*>(x_buffer.untyped_data());
-  auto ids_buffer = operands.next("ids", {ffi::S32}, {m, -1});
-  const int64_t top = ids_buffer.dimensions()[1];
-  const int32_t* ids = static_cast<const int32_t*>(ids_buffer.untyped_data());
+  int64_t m, k, top;
+  const float* x = operands.floats("x", {&m, &k});
+  const int32_t* ids = operands.ints("ids", {m, &top});
   const float* weights = operands.floats("weights", {m, top});
   Network net{};
   net.activation = activation_of(activation), net.quantized = quantized, net.quantized_down = quantized_down, net.eps = eps;
@@ -247,9 +244,8 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
   if (biases[2] == '1') net.down_bias = operands.floats("down's bias", {experts, n});
   if (down_scale) net.down_scale = operands.floats("down_scale", {experts});
   const float* addend = residual ? operands.floats("residual", {m, n}) : nullptr;
-  operands.finish();
   float* y = results.floats("y", {m, n});
-  results.finish();
+  call.finish();
 
   const int64_t together = tokens_together(top, std::max(inner, k));
   for (int64_t start = 0; start < m; start += together) {
@@ -268,19 +264,15 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
 // share a row where there are fewer of these.
 void expert_matmul(Call& call, std::string_view format, bool quantized) {
   auto& [threads, operands, results] = call;
-  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
-  const int64_t given = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
-  const float* x = static_cast<const float*>(x_buffer.untyped_data());
-  auto ids_buffer = operands.next("ids", {ffi::S32}, {-1, -1});
-  const int64_t m = ids_buffer.dimensions()[0], top = ids_buffer.dimensions()[1];
-  const int32_t* ids = static_cast<const int32_t*>(ids_buffer.untyped_data());
+  int64_t given, k, m, top;
+  const float* x = operands.floats("x", {&given, &k});
+  const int32_t* ids = operands.ints("ids", {&m, &top});
   const Experts w = take_experts(operands, "w", format, -1, -1, k);
   if (given != m && given != m * top) fail("x must have a row for each token, or for each of its experts");
   if (quantized && w.all.type >= kBlockFormats) fail("floats are multiplied as floats");
   if (quantized) check_groups(w.all.type);
-  operands.finish();
   float* y = results.floats("y", {m, top, w.n});
-  results.finish();
+  call.finish();
 
   const int64_t shared = given == m ? top : 1, together = tokens_together(top, k);
   for (int64_t start = 0; start < m; start += together) {

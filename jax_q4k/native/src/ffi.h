@@ -32,6 +32,14 @@ inline std::string text(Dims dims) {
   return s + ")";
 }
 
+// An axis of an array: its size, or where the size that it has goes, whatever that is.
+struct Axis {
+  int64_t size = -1;
+  int64_t* found = nullptr;
+  Axis(int64_t size) : size(size) {}
+  Axis(int64_t* found) : found(found) {}
+};
+
 // The operands or results of a call, in order; each is checked as it is taken.
 template <class Buffers>
 class OperandReader {
@@ -42,8 +50,13 @@ class OperandReader {
   size_t rank() const { return at_ < buffers_.size() ? get(at_).dimensions().size() : 0; }
 
   // The next one; `dims` of -1 match anything.
-  ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, std::initializer_list<int64_t> dims) {
-    return next(name, types, Dims(dims.begin(), dims.size()));
+  ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, std::initializer_list<Axis> axes) {
+    std::vector<int64_t> dims;
+    for (const Axis& axis : axes) dims.push_back(axis.size);
+    ffi::AnyBuffer buffer = next(name, types, Dims(dims.data(), dims.size()));
+    for (size_t i = 0; i < axes.size(); ++i)
+      if (axes.begin()[i].found) *axes.begin()[i].found = buffer.dimensions()[i];
+    return buffer;
   }
   ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, Dims dims) {
     if (at_ >= buffers_.size()) fail(std::string("too few ") + what_ + ": " + name + " is missing");
@@ -55,11 +68,11 @@ class OperandReader {
     if (!fits) fail(std::string(name) + " has shape " + text(buffer.dimensions()) + "; it must be " + text(dims));
     return buffer;
   }
-  float* floats(const char* name, std::initializer_list<int64_t> dims) {
-    return static_cast<float*>(next(name, {ffi::F32}, dims).untyped_data());
+  float* floats(const char* name, std::initializer_list<Axis> axes) {
+    return static_cast<float*>(next(name, {ffi::F32}, axes).untyped_data());
   }
-  const int32_t* ints(const char* name, std::initializer_list<int64_t> dims) {
-    return static_cast<const int32_t*>(next(name, {ffi::S32}, dims).untyped_data());
+  const int32_t* ints(const char* name, std::initializer_list<Axis> axes) {
+    return static_cast<const int32_t*>(next(name, {ffi::S32}, axes).untyped_data());
   }
   void finish() const {
     if (at_ != buffers_.size()) fail(std::string("too many ") + what_);
@@ -107,6 +120,9 @@ struct Call {
   Threads threads;
   Operands operands;
   Results results;
+
+  // That is all of them.
+  void finish() const { operands.finish(), results.finish(); }
 };
 
 // `body` as XLA calls it: what it throws is an error of the program.

@@ -22,9 +22,7 @@ inline Matrix take_matrix(Operands& operands, std::string_view format) {
   Matrix w{0, 0, type_of(format), {}};
   const Layout& layout = kLayouts[w.type];
   if (w.type >= kBlockFormats) {
-    auto buffer = operands.next("weights", {element_of(w.type)}, {-1, -1});
-    w.n = buffer.dimensions()[0], w.k = buffer.dimensions()[1];
-    w.planes[0] = static_cast<const uint8_t*>(buffer.untyped_data());
+    w.planes[0] = static_cast<const uint8_t*>(operands.next("weights", {element_of(w.type)}, {&w.n, &w.k}).untyped_data());
     return w;
   }
   const bool stacked = operands.rank() == 4;

@@ -87,9 +87,8 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
 void linear(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
               bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
-  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
-  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
-  const float* x = static_cast<const float*>(x_buffer.untyped_data());
+  int64_t m, k;
+  const float* x = operands.floats("x", {&m, &k});
   const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
   Product p{take_matrices(operands, formats, k), quantized, activation, norm_weight, eps};
   if (p.gated() && biases.find('1') != biases.npos) fail("gate and up take no bias");
@@ -98,11 +97,10 @@ void linear(Call& call, std::string_view formats, std::string_view biases, std::
   for (size_t i = 0; i < biases.size(); ++i)
     p.bias.push_back(biases[i] == '1' ? operands.floats("bias", {p.matrices[i].n}) : nullptr);
   const float* addend = residual ? operands.floats("residual", {m, p.matrices[0].n}) : nullptr;
-  operands.finish();
   check(p, m);
   std::vector<float*> y;
   for (size_t i = 0; i < (p.gated() ? 1 : p.matrices.size()); ++i) y.push_back(results.floats("y", {m, p.matrices[i].n}));
-  results.finish();
+  call.finish();
   for (int64_t start = 0; start < m; start += kManyRows) {
     apply(p, threads, x + start * k, std::min(kManyRows, m - start), addend, y);
     for (size_t i = 0; i < y.size(); ++i) y[i] += kManyRows * p.matrices[i].n;
@@ -116,9 +114,8 @@ constexpr int64_t kNetworkRows = 256;  // of a long prompt that go through the n
 void mlp(Call& call, std::string_view formats, std::string_view down, std::string_view activation, bool quantized,
          bool quantized_down, bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
-  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
-  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
-  const float* x = static_cast<const float*>(x_buffer.untyped_data());
+  int64_t m, k;
+  const float* x = operands.floats("x", {&m, &k});
   const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
   const Product in{take_matrices(operands, formats, k), quantized, activation, norm_weight, eps};
   if (!in.gated()) fail("activation is missing");
@@ -129,9 +126,8 @@ void mlp(Call& call, std::string_view formats, std::string_view down, std::strin
   check(out, m);
   const int64_t n = out.matrices[0].n;
   const float* addend = residual ? operands.floats("residual", {m, n}) : nullptr;
-  operands.finish();
   float* y = results.floats("y", {m, n});
-  results.finish();
+  call.finish();
   for (int64_t start = 0; start < m; start += kNetworkRows) {
     const int64_t rows = std::min(kNetworkRows, m - start);
     float* h = scratch<float>(kHidden, rows * inner);
@@ -143,13 +139,11 @@ void mlp(Call& call, std::string_view formats, std::string_view down, std::strin
 // Rows `ids` of a matrix as floats; an id outside it gives a row of NaN.
 void embedding(Call& call, std::string_view format) {
   auto& [threads, operands, results] = call;
-  auto ids_buffer = operands.next("ids", {ffi::S32}, {-1});
-  const int64_t count = ids_buffer.dimensions()[0];
-  const int32_t* ids = static_cast<const int32_t*>(ids_buffer.untyped_data());
+  int64_t count;
+  const int32_t* ids = operands.ints("ids", {&count});
   const Matrix w = take_matrix(operands, format);
-  operands.finish();
   float* y = results.floats("y", {count, w.k});
-  results.finish();
+  call.finish();
   threads.run(count, kEasy * w.k, [&](int64_t i) {
     if (ids[i] >= 0 && ids[i] < w.n)
       kernels->decode[w.type](w, ids[i], y + i * w.k);
