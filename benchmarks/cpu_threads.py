@@ -1,10 +1,11 @@
 """Threads that a machine does not have, simulated: `python -m benchmarks.cpu_threads`.
 
 The tasks that the CPU's kernels make of a step of the llama of `benchmarks.cpu` are dealt to 1, 2,
-4 and 8 threads as `jax_q4k/native/src/threads.h` deals them: none is idle while there are tasks that
-nobody has begun. A task takes its share of what one core measured (`benchmarks/results/cpu.json`), as
-if memory gave every core as much; each call of a kernel starts with CALL seconds of one thread.
-Beside two threads stands what two cores measured. Writes `benchmarks/results/cpu_threads.json`.
+4 and 8 threads as `jax_q4k/native/src/threads.h` deals them: none is idle while there are tasks
+that nobody has begun. A task takes its share of what one core measured
+(`benchmarks/results/cpu.json`), as if memory gave every core as much; each call of a kernel starts
+with CALL seconds of one thread. Beside two threads stands what two cores measured. Writes
+`benchmarks/results/cpu_threads.json`.
 """
 
 from __future__ import annotations
