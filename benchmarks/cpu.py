@@ -51,17 +51,6 @@ REPEATS = 3
 BANDWIDTHS = 7  # of decoding, each between two of reading
 
 
-def random_model(shape: str) -> str:
-    """The path of a file of random weights, which is written once."""
-    path = str(Path(tempfile.gettempdir()) / f"random-{shape}.Q4_K_M.gguf")
-    if not os.path.exists(path):
-        from . import random_file
-
-        print(f"writing {path} ...")
-        random_file.write(path, random_file.SHAPES[shape])
-    return path
-
-
 def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
     """Figures of this process, on the cores that it may use; `started`: the time of its start."""
     import jax.numpy as jnp
@@ -96,33 +85,31 @@ def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
         busy = time.process_time()
         time.sleep(1)
         figures["idle_percent"] = (time.process_time() - busy) * 100
-        figures["weights_megabytes"] = _weights_bytes(model) / 2**20
+        size = sum(leaf.nbytes for leaf in model.weights)
+        figures["weights_megabytes"] = size / 2**20
         figures["peak_megabytes"] = _peak_megabytes()
-        return figures | bandwidths(model)
+        return figures | bandwidths(model, size)
 
 
-def bandwidths(model: Any) -> dict[str, float]:
-    """GB/s of weights that decoding reads, and of memory that these cores read at all.
+def bandwidths(model: Any, size: int) -> dict[str, float]:
+    """GB/s of weights, `size` bytes, that decoding reads, and of memory that these cores read.
 
     Other machines on the same memory make both of them vary within seconds: each is measured
     between two of the other, and the share is the median of those of neighbours.
     """
-    cores = len(os.sched_getaffinity(0))
-    decoding, reading = [], [read_bandwidth(cores)]
+    import numpy as np
+
+    parts = np.ones((len(os.sched_getaffinity(0)), 2**26), np.float32)  # 256 MB each
+    decoding, reading = [], [read_bandwidth(parts)]
     for _ in range(BANDWIDTHS):
-        seconds = _decode_seconds(model, 0) / NEW_TOKENS
-        decoding.append(_weights_bytes(model) / seconds / 1e9)
-        reading.append(read_bandwidth(cores))
+        decoding.append(size * NEW_TOKENS / _decode_seconds(model, 0) / 1e9)
+        reading.append(read_bandwidth(parts))
     shares = [2 * d / (reading[i] + reading[i + 1]) for i, d in enumerate(decoding)]
     return {
         "weights_gigabytes_per_second": statistics.median(decoding),
         "read_gigabytes_per_second": statistics.median(reading),
         "read_share": statistics.median(shares),
     }
-
-
-def _weights_bytes(model: Any) -> int:
-    return sum(leaf.nbytes for leaf in model.weights)
 
 
 def kept_first_token(path: str, folder: str) -> float:
@@ -218,11 +205,10 @@ def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None
     return statistics.median(seconds[1:])
 
 
-def read_bandwidth(cores: int) -> float:
-    """GB/s at which so many threads read memory that no cache holds, each by BLAS's dot product."""
+def read_bandwidth(parts: Any) -> float:
+    """GB/s at which threads read arrays that no cache holds, one each, by BLAS's dot product."""
     import numpy as np
 
-    parts = np.ones((cores, 2**26), np.float32)  # 256 MB each
     best = 0.0
     for _ in range(REPEATS):
         threads = [threading.Thread(target=np.dot, args=(part, part)) for part in parts]
@@ -306,7 +292,11 @@ def main(arguments: list[str]) -> int:
         "--json", type=Path, help="where the results go; benchmarks/results/cpu.json, or cpu_SHAPE"
     )
     options = parser.parse_args(arguments)
-    path = options.model or random_model(options.shape)
+    path = options.model
+    if path is None:
+        from . import random_file  # not where only a part is measured: it imports JAX
+
+        path = random_file.written(options.shape)
     folders = {name: getattr(options, option.replace("-", "_")) for name, option in PEERS.items()}
     peers = [Peer(name, at, repacks=name == IK) for name, at in folders.items() if at]
     results = []

@@ -80,6 +80,11 @@ class Peer:
             "megabytes": max(peak for _, _, peak in runs),
         }
 
+    def command(self, program: str, path: str, threads: int, *arguments: str) -> list[str]:
+        """A program of the folder and what it is called with."""
+        given = ["-m", os.path.abspath(path), "-t", str(threads), *arguments]
+        return [str(self.folder.absolute() / program), *given]
+
     def _batches(
         self, path: str, cores: set[int], batches: Sequence[int], tokens: int
     ) -> list[tuple[str, float]]:
@@ -108,8 +113,7 @@ class Peer:
         self, program: str, path: str, cores: set[int], *arguments: str
     ) -> tuple[str, float, float]:
         """What a program prints, its seconds and its largest resident memory, MiB."""
-        given = ["-m", os.path.abspath(path), "-t", str(len(cores)), *arguments]
-        command = [str(self.folder.absolute() / program), *given]
+        command = self.command(program, path, len(cores), *arguments)
         # llama-bench prints rows alone to stdout, llama-batched-bench may print them to stderr
         messages = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
         ours = os.sched_getaffinity(0)

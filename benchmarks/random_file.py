@@ -9,6 +9,7 @@ import argparse
 import functools
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,15 @@ def write(
     }
     metadata = completed(config.to_metadata() | _vocabulary(config.vocab_size), recipe.file_type)
     gguf.write(path, metadata, tensors, progress=progress)
+
+
+def written(shape: str) -> str:
+    """The path of a shape's file among temporary files, which is written where there is none."""
+    path = f"{tempfile.gettempdir()}/random-{shape}.Q4_K_M.gguf"
+    if not os.path.exists(path):
+        print(f"writing {path} ...")
+        write(path, SHAPES[shape])
+    return path
 
 
 def _pieces(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:

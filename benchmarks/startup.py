@@ -25,8 +25,9 @@ from jax_q4k.models import demo_path
 from tools.random_model import LLAMA_1B
 from tools.results import write_results
 
-from . import cpu, random_file
+from . import random_file
 from .common import RESULTS
+from .cpu_peers import Peer
 
 HERE = Path(__file__).parents[1]
 REPEATS = 5
@@ -159,12 +160,12 @@ def measure(checkout: Path, models: dict[str, str]) -> dict[str, float]:
 
 def measure_theirs(programs: Path, models: dict[str, str]) -> dict[str, float]:
     """Seconds of llama.cpp's command, once, which has no programs to keep."""
-    cores = str(len(os.sched_getaffinity(0)))
+    peer, cores = Peer(LLAMA_CPP, programs), len(os.sched_getaffinity(0))
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for model, path in models.items():
-            command = [str(programs.absolute() / "llama-completion"), "-m", path, "-t", cores]
-            seconds = command_seconds([*command, *THEIR_OPTIONS], Path(folder), folder)
+            command = peer.command("llama-completion", path, cores, *THEIR_OPTIONS)
+            seconds = command_seconds(command, Path(folder), folder)
             for start in ("first", "second"):
                 found |= _named(model, start, seconds)
     return found
@@ -192,7 +193,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         models = {"demo": "demo", f"{LAYERS} layers": f"{folder}/model.gguf"}
         random_file.write(models[f"{LAYERS} layers"], SMALL)
-        models["llama-1b"] = cpu.random_model("llama-1b")
+        models["llama-1b"] = random_file.written("llama-1b")
         files = models | {"demo": str(demo_path())}
         for _ in range(1 + REPEATS):
             for column, checkout in checkouts.items():

@@ -1,4 +1,4 @@
-"""`python -m jax_q4k`: the command line, which belongs to the models."""
+"""`python -m jax_q4k`, and what the script `jax-q4k` runs: the command line of the models."""
 
 import gc
 import sys
@@ -9,4 +9,5 @@ from .models.cli import main  # noqa: E402
 gc.freeze()
 gc.enable()
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,11 +17,11 @@ def test_stages_and_the_command_are_timed(monkeypatch):
 
 
 def test_the_peers_command_is_timed(tmp_path):
-    program = tmp_path / "llama-completion"
+    program, model = tmp_path / "llama-completion", str(tmp_path / "a.gguf")
     program.write_text(
-        "#!/bin/sh\nsleep 0.1\n[ $2 = a.gguf ] && printf token\nsleep 0.1\necho ' last'\n"
+        f"#!/bin/sh\nsleep 0.1\n[ $2 = {model} ] && printf token\nsleep 0.1\necho ' last'\n"
     )
     program.chmod(0o755)
-    found = startup.measure_theirs(tmp_path, {"small": "a.gguf"})
+    found = startup.measure_theirs(tmp_path, {"small": model})
     token = found["command, small, second start: first token"]
     assert 0.1 < token < 5 and found["command, small, second start: end"] > token + 0.1

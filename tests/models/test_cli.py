@@ -468,6 +468,12 @@ def test_the_version_is_said_before_anything_is_imported(tmp_path):
     assert done.returncode == 0 and "usage: jax-q4k" in done.stdout
 
 
+def test_the_collector_runs_once_the_command_is_imported():
+    program = "import gc, jax_q4k.__main__; print(gc.isenabled(), gc.get_freeze_count() > 10_000)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "True True\n"
+
+
 def test_no_standard_output(run, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)  # as Python does where its descriptor is closed
     assert run("inspect", TEXT_MODEL) == (2, "", "error: standard output is closed\n")

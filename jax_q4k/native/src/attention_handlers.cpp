@@ -201,17 +201,16 @@ void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norm
   if (rope && q_count != count) fail("q has " + std::to_string(q_count) + " tokens; k has " + std::to_string(count));
   const float* v = latent ? nullptr : operands.floats("v", {count, kv_heads, head_dim});
   const int32_t* slots = operands.ints("slot_mapping", {count});
+  const int64_t kv_size = kv_heads * head_dim;
   float *out = nullptr, *keys = nullptr;
   if (rope) {
     angles = take_angles(operands, count, head_dim, interleaved);
     if (norms) q_norm = operands.floats("q_norm", {head_dim}), k_norm = operands.floats("k_norm", {head_dim});
     out = results.floats("q", {count, num_heads, head_dim});
-    if (returned) keys = results.floats("k", {count, kv_heads, head_dim});
+    keys = returned ? results.floats("k", {count, kv_heads, head_dim}) : scratch<float>(kRows, count * kv_size);
   }
   call.finish();
-  const int64_t kv_size = kv_heads * head_dim;
   if (rope) {
-    if (!returned) keys = scratch<float>(kRows, count * kv_size);
     threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
       auto rotated = [&](const float* from, const float* norm, int64_t heads, float* to) {
         for (int64_t h = 0; h < heads; ++h) {
