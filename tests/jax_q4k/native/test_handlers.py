@@ -231,6 +231,12 @@ def test_q_and_k_must_have_as_many_tokens():
 
 
 @needs_native
+def test_more_results_than_a_call_has_are_refused():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too many results"):
+        native.call("rotate", [Q, Q], Q, ANGLES[:, :8], ANGLES[:, :8], interleaved=False)
+
+
+@needs_native
 def test_rotated_keys_need_a_result():
     pages, k = jax.ShapeDtypeStruct(PAGES.shape, jnp.float32), Q[:, :1]
     others, results = (Q, k, k, LENS, *[ANGLES[:, :8]] * 2), (pages, pages, Q)
