@@ -1,7 +1,8 @@
 """Checks and times everything on a GPU in one command: `python -m benchmarks.gpu`.
 
-Device facts, then the GPU tests, the first hour's questions, the kernels by themselves, and the
-decode loop of two golden models and of a random model of Llama-3.1-8B's shape. Needs JAX with CUDA
+Device facts, then the GPU tests, the first hour's questions, the kernels by themselves, and whole
+models: decoding of two golden ones, and batches and prompts of a random one of Llama-3.1-8B's
+shape. Needs JAX with CUDA
 and cuda-python; pytest for the tests. Prints tables and writes one JSON file with device, driver,
 versions, commit and date, after each part anew: what is measured is not lost by what comes later.
 Exits with 3 where there is no usable GPU, with 1 where a test or a part failed.
@@ -47,7 +48,9 @@ _NOTHING_MEASURED = (
     " model runs on the CPU."
 )
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
-_MODELS_SECONDS = 120  # kept back for the models while kernels are timed
+#: Sequences of a step, tokens before it, and tokens of prompts, of the 8B model.
+_BATCHES, _CONTEXT, _PROMPTS = (1, 8, 32), 512, (512, 4096)
+_MODELS_SECONDS = 150  # kept back for the models while kernels are timed
 _TESTS_SHARE = 0.4  # of all the time, at most
 _QUESTIONS_SECONDS = 75  # at most
 _OVERTIME = 25  # seconds, until a run that hangs is ended
@@ -206,46 +209,57 @@ def time_kernels(run: Run, bench: gpu_questions.Bench) -> list[gpu_kernels.Measu
 
 
 def time_models(run: Run) -> None:
-    """Decode rates, and why a model was left out."""
+    """Rates of whole models, and what was left out and why."""
     from jax_q4k import models
     from tools.random_model import LLAMA_3_1_8B, random_model
 
     from . import gpu_models
 
+    found = run.results["models"] = []
+    skipped: list[str] = []
+    decoded: list[gpu_models.DecodeRate] = []
+    prompts: list[gpu_models.PromptRate] = []
+
+    def decode(name: str, model: models.Model, **options: Any) -> None:
+        if run.clock.left() <= 0:
+            skipped.append(f"{name}, batch {options.get('batch', 1)}: out of time")
+            return
+        decoded.append(gpu_models.decode_rate(name, model, **options))
+        found.append(decoded[-1].as_dict())
+        run.save()
+
+    def prompt(name: str, model: models.Model, tokens: int) -> None:
+        if run.clock.left() <= 0:
+            skipped.append(f"{name}, a prompt of {tokens}: out of time")
+            return
+        prompts.append(gpu_models.prompt_rate(name, model, tokens))
+        found.append(prompts[-1].as_dict())
+        run.save()
+
     if run.options.dry_run:
-        model = random_model(gpu_models.SMALL_MODEL)
-        rate = gpu_models.decode_rate("small, on the CPU", model, tokens=4, segments=2)
-        return show_rates(run, [rate], ["all others: a dry run"])
-    clock, bandwidth = run.clock, run.results.get("copy_bandwidth")
-    memory_bytes = run.results["device"]["memory_bytes"]
-    rows, skipped = [], []
-    for name in _GOLDEN:
-        if clock.left() <= 0:
-            skipped.append(f"{name}: out of time")
-            continue
-        model = models.from_gguf(ROOT / "tests" / "data" / "golden" / f"{name}.Q4_K_M.gguf")
-        rows.append(
-            gpu_models.decode_rate(f"golden {name}", model, tokens=16, copy_bandwidth=bandwidth)
-        )
-    if memory_bytes < _MODEL_MEMORY:
-        skipped.append(
-            f"8B shape: the device has {memory_bytes >> 30} GiB, it needs {_MODEL_MEMORY >> 30}"
-        )
-    elif clock.left() < 60:  # its programs alone take most of a minute to compile
-        skipped.append("8B shape: out of time")
+        small = random_model(gpu_models.SMALL_MODEL)
+        decode("small, on the CPU", small, tokens=4, segments=2, batch=2)
+        prompt("small, on the CPU", small, 8)
+        skipped.append("all others: a dry run")
     else:
-        model = random_model(LLAMA_3_1_8B)
-        rows.append(
-            gpu_models.decode_rate("random Llama-3.1-8B, Q4_K_M", model, copy_bandwidth=bandwidth)
-        )
-    show_rates(run, rows, skipped)
-
-
-def show_rates(run: Run, rows: list[Any], skipped: list[str]) -> None:
-    from . import gpu_models
-
-    run.results["models"], run.results["models_skipped"] = [row.as_dict() for row in rows], skipped
-    print("\n" + gpu_models.table(rows), *skipped, sep="\n")
+        bandwidth = {"copy_bandwidth": run.results.get("copy_bandwidth")}
+        memory_bytes = run.results["device"]["memory_bytes"]
+        if memory_bytes < _MODEL_MEMORY:
+            needs = f"has {memory_bytes >> 30} GiB, it needs {_MODEL_MEMORY >> 30}"
+            skipped.append(f"8B shape: the device {needs}")
+        else:
+            model, name = random_model(LLAMA_3_1_8B), "random Llama-3.1-8B, Q4_K_M"
+            for batch in _BATCHES:
+                decode(name, model, context=_CONTEXT, batch=batch, **bandwidth)
+            for tokens in _PROMPTS:
+                prompt(name, model, tokens)
+            del model
+        for name in _GOLDEN:
+            file = ROOT / "tests" / "data" / "golden" / f"{name}.Q4_K_M.gguf"
+            decode(f"golden {name}", models.from_gguf(file), tokens=16, **bandwidth)
+    run.results["models_skipped"] = skipped
+    tables = gpu_models.table(decoded), gpu_models.prompt_table(prompts)
+    print("", *tables, *skipped, sep="\n")
 
 
 def measure_on(run: Run, gpu: Device) -> list[gpu_kernels.Measurement]:
@@ -291,7 +305,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--commit", help="recorded where git cannot tell")
     parser.add_argument(
-        "--seconds", type=float, default=450, help="time for all of it (default: %(default)s)"
+        "--seconds", type=float, default=500, help="time for all of it (default: %(default)s)"
     )
     parser.add_argument(
         "--skip", nargs="*", default=[], choices=("tests", "questions", "kernels", "models")

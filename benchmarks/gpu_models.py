@@ -1,4 +1,4 @@
-"""Times whole models' decode loop under JAX: a compiled `while_loop`, as in `models.generate`."""
+"""Times whole models under JAX: prompts, and the decode loop, a compiled `while_loop`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ SMALL_MODEL = replace(
 
 @dataclass(frozen=True)
 class DecodeRate:
-    """Greedy decoding of one sequence.
+    """Greedy decoding of a batch of sequences.
 
     Attributes:
-      weight_bytes: read per token: all weights but the embedding, of which one row is read.
-      context: tokens in the cache when timing began.
-      ms_per_token: median over segments of the loop; best and worst beside it.
+      weight_bytes: read per step: all weights but the embedding, of which a row each is read.
+      context: tokens of a sequence in the cache when timing began.
+      ms_per_token: of a step, which gives every sequence a token: median over segments of the loop;
+        best and worst beside it.
       copy_fraction: weight bytes per second over a copy's bandwidth; None where that was not
         measured.
     """
@@ -55,10 +56,35 @@ class DecodeRate:
     worst: float
     compile_seconds: float
     copy_fraction: float | None
+    batch: int = 1
 
     @property
     def tokens_per_second(self) -> float:
-        return 1e3 / self.ms_per_token
+        return self.batch * 1e3 / self.ms_per_token
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"tokens_per_second": self.tokens_per_second}
+
+
+@dataclass(frozen=True)
+class PromptRate:
+    """One prompt, and the first token behind it.
+
+    Attributes:
+      tokens: of the prompt.
+      ms: median, best and worst of some passes.
+    """
+
+    name: str
+    tokens: int
+    ms: float
+    best: float
+    worst: float
+    compile_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens * 1e3 / self.ms
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"tokens_per_second": self.tokens_per_second}
@@ -82,21 +108,20 @@ def decode_rate(
     context: int = 8,
     tokens: int = 64,
     segments: int = 5,
+    batch: int = 1,
     cache_dtype: Any = jnp.bfloat16,
     copy_bandwidth: float | None = None,
 ) -> DecodeRate:
     """Times `segments` runs of `tokens` steps each, after one to warm up.
 
-    The prompt is random and has `context` tokens.
+    The prompts are random and have `context` tokens.
     """
     programs = model.programs()
     room = (segments + 2) * tokens
-    prompt = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, context), np.int32)
-    cache = PagedCache.create(model.config, 1, context + room, dtype=cache_dtype)
     started = time.perf_counter()
-    lengths = jnp.full(1, context, jnp.int32)
-    parameters = jax.device_put(Parameters.of([Sampling(max_new_tokens=room)]))
-    state = programs.start(model.weights, jnp.asarray(prompt), lengths, cache, parameters)
+    arguments = _prompts(model, batch, context, room, cache_dtype)
+    parameters = arguments[-1]
+    state = programs.start(model.weights, *arguments)
     state = jax.block_until_ready(
         programs.loop(model.weights, state, parameters, jnp.int32(tokens))
     )
@@ -124,13 +149,43 @@ def decode_rate(
         worst=max(milliseconds),
         compile_seconds=compile_seconds,
         copy_fraction=read / (1e-3 * median) / copy_bandwidth if copy_bandwidth else None,
+        batch=batch,
     )
+
+
+def prompt_rate(
+    name: str, model: Model, tokens: int, *, passes: int = 5, cache_dtype: Any = jnp.bfloat16
+) -> PromptRate:
+    """Times passes over a random prompt of `tokens` tokens, after one to warm up."""
+    start, milliseconds = model.programs().start, []
+    compile_seconds = 0.0
+    for i in range(passes + 1):
+        arguments = jax.block_until_ready(_prompts(model, 1, tokens, 1, cache_dtype))
+        started = time.perf_counter()
+        jax.block_until_ready(start(model.weights, *arguments))
+        seconds = time.perf_counter() - started
+        if i:
+            milliseconds.append(1e3 * seconds)
+        else:
+            compile_seconds = seconds
+    median = statistics.median(milliseconds)
+    return PromptRate(name, tokens, median, min(milliseconds), max(milliseconds), compile_seconds)
+
+
+def _prompts(model: Model, batch: int, time: int, room: int, cache_dtype: Any) -> tuple[Any, ...]:
+    """Random prompts as `Programs.start` takes them, with room in the cache for `room` tokens."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, model.config.vocab_size, (batch, time), np.int32)
+    cache = PagedCache.create(model.config, batch, time + room, dtype=cache_dtype)
+    parameters = jax.device_put(Parameters.of([Sampling(max_new_tokens=room)] * batch))
+    return jnp.asarray(tokens), jnp.full(batch, time, jnp.int32), cache, parameters
 
 
 def table(rows: list[DecodeRate]) -> str:
     cells = [
         (
             r.name,
+            str(r.batch),
             f"{r.weight_bytes / 1e9:.3f}",
             str(r.context),
             f"{r.ms_per_token:.3f}",
@@ -142,16 +197,32 @@ def table(rows: list[DecodeRate]) -> str:
         for r in rows
     ]
     header = (
-        "decode, batch 1",
-        "GB/token",
+        "decode",
+        "batch",
+        "GB/step",
         "context",
-        "ms/token",
+        "ms/step",
         "best-worst",
         "tokens/s",
         "of copy",
         "compile s",
     )
     return plain_table(header, cells)
+
+
+def prompt_table(rows: list[PromptRate]) -> str:
+    cells = [
+        (
+            r.name,
+            str(r.tokens),
+            f"{r.ms:.2f}",
+            f"{r.best:.2f}-{r.worst:.2f}",
+            f"{r.tokens_per_second:.0f}",
+            f"{r.compile_seconds:.1f}",
+        )
+        for r in rows
+    ]
+    return plain_table(("prompt", "tokens", "ms", "best-worst", "tokens/s", "compile s"), cells)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.gpu_models import SMALL_MODEL, decode_rate, table, weight_bytes_per_token
+from benchmarks.gpu_models import (
+    SMALL_MODEL,
+    decode_rate,
+    prompt_rate,
+    prompt_table,
+    table,
+    weight_bytes_per_token,
+)
 from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_types
@@ -50,3 +57,15 @@ def test_decode_rate():
     )
     assert rate.tokens_per_second == pytest.approx(1e3 / rate.ms_per_token)
     assert "small" in table([rate])
+
+
+def test_a_step_of_a_batch_gives_every_sequence_a_token():
+    rate = decode_rate("small", random_model(SMALL_MODEL), tokens=4, segments=2, batch=3)
+    assert rate.batch == 3 and rate.tokens_per_second == pytest.approx(3e3 / rate.ms_per_token)
+
+
+def test_prompt_rate():
+    rate = prompt_rate("small", random_model(SMALL_MODEL), 24, passes=3)
+    assert 0 < rate.best <= rate.ms <= rate.worst < 1e3 * rate.compile_seconds
+    assert rate.tokens_per_second == pytest.approx(24e3 / rate.ms)
+    assert "24" in prompt_table([rate])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -234,12 +235,15 @@ def values_of(kernel: Kernel, results: tuple[np.ndarray, ...]) -> list[np.ndarra
     ]
 
 
+#: Families with `ex2.approx` or `rsqrt.approx`, whose last bits are the device's own.
+APPROXIMATE = ("paged_attention", "merge_attention", "gated_delta_rule", "gated_delta_step")
+#: mma of floats: the order and the rounding of its sums are the device's own.
+FLOAT_MMA = re.compile(r"\bmma\.sync\S*\.f32\.(bf16|f16)\.")
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_gpu_agrees_with_the_simulator(shape, gpu):
-    """Bits agree, as every rounding is explicit.
-
-    Attention's `ex2.approx` and what mma adds in f32 are exceptions.
-    """
+    """Bits agree where every rounding is explicit; elsewhere they differ in the last ones."""
     family, arguments = shape
     kernel = KERNELS[family](**arguments)
     for seed in (0, 1):
@@ -247,16 +251,14 @@ def test_gpu_agrees_with_the_simulator(shape, gpu):
         got = values_of(kernel, gpu.run(kernel, *operands))
         want = values_of(kernel, simulator.run(kernel, *operands))
         for result, expected in zip(got, want, strict=True):
-            if family in ("paged_attention", "merge_attention") or "means" in {
-                b.name for b in kernel.operands
-            }:
+            if family in APPROXIMATE or FLOAT_MMA.search(kernel.text):
                 assert nmse(result, expected) <= 1e-10
             else:
                 np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize(
-    "shape", [matvec("Q4_K", 4096, 16, 1), attention("bf16", 128, 4)], ids=label
+    "shape", [matvec("Q4_K", 4096, 4096, 1), attention("bf16", 128, 4)], ids=label
 )
 def test_runs_repeat_to_the_bit(shape, gpu):
     """A result that moves between runs of one input is a race."""
@@ -283,7 +285,7 @@ def test_timing_scales_with_the_work(gpu):
     """
     medians = []
     for n in (16384, 131072):
-        kernel = KERNELS["matvec"](**matvec("Q4_K", n, 16, 1)[1])
+        kernel = KERNELS["matvec"](**matvec("Q4_K", n, 1024, 1)[1])
         with gpu.scope():
             medians.append(gpu.time([(kernel, gpu.place(kernel, random_operands(kernel)))]).median)
     assert medians[1] > 2 * medians[0] > 0

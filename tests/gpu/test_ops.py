@@ -45,6 +45,8 @@ def both(function, *arguments, **options):
     """The function's results by PTX, jitted, and by plain JAX; float32 NumPy arrays."""
     import jax
 
+    import jax_q4k as jq
+
     def run(implementation: str):
         jitted = jax.jit(
             lambda *args: jq.implementation(implementation)(function)(*args, **options)

@@ -164,7 +164,7 @@ _TESTS: dict[str, Meaning] = {
     "infinite": np.isinf,
     "number": lambda a: ~np.isnan(a),
     "notanumber": np.isnan,
-    "normal": lambda a: np.isfinite(a) & ~_subnormal(a) & (a != 0),
+    "normal": lambda a: np.isfinite(a) & ~_subnormal(a),  # zero counts as normal
     "subnormal": _subnormal,
 }
 for _name, _test in _TESTS.items():

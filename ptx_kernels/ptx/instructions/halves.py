@@ -50,7 +50,10 @@ def _of_f32(operation: Meaning) -> Meaning:
     return lambda *x: f32_to_bf16(operation(*map(bf16_to_f32, x)))
 
 
-_ZERO = np.float16(0)
+def _relu(x: np.ndarray) -> np.ndarray:
+    """Negative values become 0; NaN stays, which an H100 confirmed."""
+    return np.where(np.isnan(x), x, np.fmax(x, np.float16(0)))
+
 
 for _suffix in ("", ".rn"):
     _define(f"add{_suffix}", f16, 2, np.add)
@@ -60,7 +63,7 @@ for _suffix in ("", ".rn"):
     _define(f"sub{_suffix}", bf16, 2, _of_f32(np.subtract), _SM90)
     _define(f"mul{_suffix}", bf16, 2, _of_f32(np.multiply), _SM90)
 _define("fma.rn", f16, 3, _fma_f16)
-_define("fma.rn.relu", f16, 3, lambda a, b, c: np.fmax(_fma_f16(a, b, c), _ZERO), SM80)
+_define("fma.rn.relu", f16, 3, lambda a, b, c: _relu(_fma_f16(a, b, c)), SM80)
 _define("fma.rn", bf16, 3, _fma_bf16, SM80)
 _define("neg", f16, 1, np.negative)
 _define("abs", f16, 1, np.abs)
