@@ -134,6 +134,63 @@ def threads():
     assert f"{times['prefill_512']:.1f} {times['decode_0']:.1f}" == "8.0 6.5"
 
 
+def predicted(name: str, shape: str) -> dict[str, dict[str, Any]]:
+    """Predictions of a model's programs, by docs/performance.md's names of these."""
+    found = {}
+    for program in results(name)["programs"]:
+        behind = f" behind {program['before']}" if program.get("before") else ""
+        prompt = f"prompt of {program['prompt']}{behind}"
+        what = prompt if program["prompt"] else f"batch {program['batch']}"
+        if program["shape"] == shape:
+            found[what] = program
+    return found
+
+
+@says("docs/performance.md", "They agree within 15 % on each of these")
+def whole_programs():
+    now, before = (predicted(f"step_times{when}", "llama-3.1-8b") for when in ("", "_before"))
+    rows = table("docs/performance.md", "| program | launches")
+    assert [what for what, *_ in rows] == list(now)
+    for what, launches, us, by_events, of_xla, rate, event_rate, *were in rows:
+        one = now[what]
+        seconds = [one[key] for key in ("seconds", "event_seconds", "xla_seconds")]
+        assert [us, by_events, of_xla] == [f"{1e6 * s:.0f}" for s in seconds]
+        rates = one["tokens_per_second"], one["event_tokens_per_second"]
+        assert [launches, rate, event_rate] == [f"{x:.0f}" for x in (one["launches"], *rates)]
+        assert abs(one["apart"]) < 0.15
+        if what in before:  # not a piece of a prompt
+            other = before[what]
+            assert were == [str(other["launches"]), f"{other['tokens_per_second']:.0f}"]
+
+
+@says("docs/performance.md", "### Long prompts")
+def long_prompts():
+    now = predicted("step_times", "llama-3.1-8b")
+    for size, *shown in table("docs/performance.md", "| Llama 3.1 8B, prompt of"):
+        one = now.get(f"prompt of {size}")
+        if one is not None:  # the lengths that results hold
+            seconds = [one[key] for key in ("seconds", "event_seconds", "xla_seconds")]
+            rounded = [f"{1e6 * s:.0f}" for s in seconds]
+            assert shown[:4] == [str(one["launches"]), *rounded]
+
+
+@says(
+    "docs/performance.md",
+    "Qwen 3 30B-A3B takes in 12933 tokens a second",
+    "Gemma 3 12B 14757 instead of",
+    "Gemma 3 12B takes in 20086 tokens a second",
+    "The models differ by more than 15 % for prompts of Qwen 3 30B-A3B",
+)
+def other_models():
+    qwen, gemma = (predicted("step_times", shape) for shape in ("qwen3-30b-a3b", "gemma-3-12b"))
+    piece = "prompt of 256 behind 4096"
+    rates = [p["tokens_per_second"] for p in (qwen[piece], gemma[piece], gemma["prompt of 4096"])]
+    assert [f"{rate:.0f}" for rate in rates] == ["12933", "14757", "20086"]
+    apart = {what: abs(program["apart"]) > 0.15 for what, program in qwen.items()}
+    assert apart == {what: what.startswith("prompt") for what in qwen}
+    assert not any(abs(program["apart"]) > 0.15 for program in gemma.values())
+
+
 @says("README.md", "Of 300 bugs planted in the kernels' PTX the checks find 299")
 def mutants():
     assert (results("mutation")["mutants"], results("mutation")["killed"]) == (300, 299)

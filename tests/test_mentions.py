@@ -181,6 +181,40 @@ def test_options(page):
             assert field in fields() or f'"{option}"' in sources(), option
 
 
+def programs(page: str) -> set[tuple[str, str]]:
+    """(module or file of examples/, option) of each line that runs a program with options."""
+    found = set()
+    for line in text(page).replace("\\\n", " ").splitlines():
+        for program, rest in re.findall(r"python (?:-m )?([\w./]+)([^`#|]*)", line):
+            found |= {(program, option) for option in re.findall(r"(?<!\S)--[a-z][\w-]+", rest)}
+    return found
+
+
+@pages
+def test_options_of_programs(page):
+    """An option is one of the program that it is given to."""
+    for program, option in programs(page):
+        program = "tests/conftest.py" if program == "pytest" else program
+        of_kernels = program == "ptx_kernels" and option[2:].replace("-", "_") in fields()
+        assert of_kernels or option in source(program), (program, option)
+
+
+@functools.cache
+def source(program: str) -> str:
+    """A program's code, and that of modules beside it that it imports by name."""
+    if program.endswith(".py"):
+        return (ROOT / program).read_text()
+    spec = importlib.util.find_spec(program)
+    if spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{program}.__main__")
+    code = Path(spec.origin).read_text()
+    named = set(re.findall(r"^from \.(\w+) import", code, re.MULTILINE))
+    for names in re.findall(r"^from \. import (.+)", code, re.MULTILINE):
+        named |= set(names.split(", "))
+    beside = [Path(spec.origin).with_name(f"{name}.py") for name in named]
+    return "\n".join([code, *(file.read_text() for file in beside if file.is_file())])
+
+
 @pages
 def test_modules_and_targets(page):
     for module in set(re.findall(r"python -m ([\w.]+)", text(page))):

@@ -17,7 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from statements import ROOT, Statements, quoted, table
 
@@ -417,6 +420,75 @@ def known_index():
     stack = jq.quantize(np.ones((3, 32, 32)), "Q8_0")
     with pytest.raises(IndexError):
         jq.matmul(jnp.ones((1, 32)), stack, index=3)
+
+
+@says("docs/arrays.md", "below 0 it counts from the end, and beyond either end it is the nearest")
+def traced_index():
+    stack = jq.quantize(np.arange(3.0)[:, None, None] * np.ones((3, 32, 32)), "Q8_0")
+    x = jnp.ones((1, 32))
+    product = jax.jit(lambda index: jq.matmul(x, stack, index=index)[0, 0])
+    found = [float(product(index)) for index in (-9, -1, 1, 9)]
+    np.testing.assert_allclose(found, [0, 64, 32, 64], rtol=1e-2)
+
+
+@says("docs/arrays.md", "any axis but the packed one, k")
+def indexing():
+    w = jq.quantize(np.ones((64, 256)), "Q8_0")
+    with pytest.raises(IndexError, match="is packed"):
+        _ = w[:, 3]
+
+
+@says("docs/arrays.md", "gives float0 leaves, which optax refuses")
+def gradients_of_bytes():
+    w = jq.quantize(np.ones((64, 256)), "Q8_0")
+    tree = {"w": w, "scale": jnp.ones(64)}
+
+    def loss(tree):
+        return (jq.matmul(jnp.ones((1, 256)), tree["w"]) * tree["scale"]).sum()
+
+    gradient = jax.grad(loss, allow_int=True)(tree)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient["w"])} == {jax.dtypes.float0}
+    optimizer = optax.adam(1e-3)
+    with pytest.raises(TypeError):
+        optimizer.update(gradient, optimizer.init(tree), tree)
+
+
+@says("docs/export.md", "so on CUDA a symbolic size is a `jq.UnavailableError`")
+@says("docs/export.md", 'inside `jq.implementation("xla")`. Plain JAX')
+def symbolic_sizes_on_cuda():
+    w = jq.quantize(np.ones((64, 256)), "Q8_0")
+    (b,) = jax.export.symbolic_shape("b")
+    rows = jax.ShapeDtypeStruct((b, 256), jnp.float32)
+    for_cuda = jax.export.export(
+        jax.jit(jq.matmul), platforms=["cuda"], disabled_checks=jq.EXPORT_CHECKS
+    )
+    with pytest.raises(jq.UnavailableError, match="are symbols"):
+        for_cuda(rows, w)
+    with jq.implementation("xla"):
+        assert for_cuda(rows, w).platforms == ("cuda",)
+
+
+@says("docs/devices.md", "and `jax.export` refuses them")
+def exporting_automatic_axes():
+    automatic = jax.make_mesh((2,), ("tp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    w = jq.quantize(np.ones((64, 256)), "Q8_0")
+    rows = jax.device_put(w, NamedSharding(automatic, P("tp")))
+    x = jax.device_put(jnp.ones((1, 256)), NamedSharding(automatic, P()))
+    exported = jax.export.export(jax.jit(jq.matmul), disabled_checks=jq.EXPORT_CHECKS)
+    with pytest.raises(NotImplementedError, match="host_callbacks"):
+        exported(x, rows)
+
+
+@says(
+    "docs/devices.md",
+    "A rule that names no tensor or splits a block is an error before anything is read.",
+)
+def rules_that_cannot_be():
+    mesh = jax.make_mesh((2,), ("tp",), devices=jax.devices()[:2])
+    with pytest.raises(ValueError, match="the model has no such tensor"):
+        models.load("demo", mesh=mesh, rules={"ffn_sideways": P("tp")})
+    with pytest.raises(ValueError, match="blocks of 256 must divide evenly"):
+        models.load("demo", mesh=mesh, rules={"attn_output": P(None, "tp")})
 
 
 @says(
