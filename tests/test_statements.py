@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -41,7 +42,7 @@ from ptx_kernels.kernels.gemm import FEW_ROWS, decoded, f16_products_rule, tenso
 from ptx_kernels.limits import gemm_takes
 from ptx_kernels.machine_code import model as cost
 from ptx_kernels.machine_code.ptxas import TARGETS
-from tools import snippets
+from tools import aot, snippets
 
 statements = Statements()
 says = statements.says
@@ -561,12 +562,12 @@ def process(code: str, before: str = PROCESS) -> Any:
     return json.loads(done.stdout)
 
 
-@says("docs/export.md", "whose arguments and results are plain arrays runs without the import")
+@says("docs/export.md", "whose arguments and results are plain arrays needs no import: JAX alone")
 @says("docs/export.md", "must `import jax_q4k` before it reads it, for two reasons")
 @says("docs/export.md", "on a CPU the kernels are C++ handlers, which it registers as well")
 @says("docs/arrays.md", "The process that calls it imports `jax_q4k`")
 def programs_without_the_import():
-    """The page's own program for CUDA, read and lowered by JAX alone, and two that cannot be."""
+    """The page's own program for CUDA, read and compiled by JAX alone, and two that cannot be."""
     pytest.importorskip("flatbuffers", reason="flatbuffers is no dependency of jax-q4k")
     page = [b for b in snippets.blocks("docs/export.md") if b.language == "python"]
     code = "".join(block.code for block in page if block.section in ("", "jax.export"))
@@ -582,10 +583,14 @@ def programs_without_the_import():
     if native.problem():
         pytest.skip(f"the library of the CPU's kernels is needed: {native.problem()}")
     exec(compile(code, "docs/export.md", "exec"), {"__name__": "snippets"})
+    if aot.unavailable() is None:  # JAX's CUDA plugin is there; else the program is lowered alone
+        shutil.copy(aot.TARGETS / "h200.txtpb", "gpu.txtpb")
     found = process("""
         import json
+        import pathlib
         import jax
         from jax import export
+        from jax.experimental import topologies
 
         def tried(call):
             try:
@@ -597,10 +602,20 @@ def programs_without_the_import():
             return export.deserialize(open(name, "rb").read())
 
         plain, on_cpu = read("plain.bin"), read("on_cpu.bin")
-        lowered = jax.jit(plain.call).trace(*plain.in_avals).lower(lowering_platforms=("cuda",))
+        avals, described = plain.in_avals, pathlib.Path("gpu.txtpb")
+        if described.exists():
+            one = {"topology_name": "1x1x1", "topology": "1x1x1"}
+            gpus = topologies.get_topology_desc(
+                platform="cuda", target_config=described.read_text(), **one
+            )
+            place = jax.sharding.SingleDeviceSharding(gpus.devices[0])
+            avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in avals]
+        made = jax.jit(plain.call).trace(*avals).lower(lowering_platforms=("cuda",))
+        if described.exists():
+            made = made.compile()
         zeros = [jax.numpy.zeros(aval.shape, aval.dtype) for aval in on_cpu.in_avals]
         print(json.dumps({
-            "plain": lowered.as_text().count("__gpu$xla.gpu.ptx"),
+            "plain": made.as_text().count("__gpu$xla.gpu.ptx"),
             "with type": tried(lambda: read("with_type.bin")),
             "on a CPU": tried(lambda: on_cpu.call(*zeros)),
         }))
