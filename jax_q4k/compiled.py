@@ -8,13 +8,16 @@ is machine code all the same, so use files of those alone whose programs you wou
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import jaxlib
@@ -47,9 +50,10 @@ __all__ = [
     "write",
 ]
 
-MAGIC = b"jax-q4k compiled program 1\n"
+MAGIC = b"jax-q4k compiled program 2\n"
 _DIGEST = 32  # bytes of a SHA-256
 _LONGEST_HEADER = 1 << 20
+_LARGEST_FILE = 1 << 31
 
 #: Name -> the file beside the demo model that describes the device, XLA's GpuTargetConfigProto, and
 #: its name in `ptx_kernels.devices`; None: this machine's CPU.
@@ -146,15 +150,26 @@ def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) ->
 
 
 def compile_here(
-    program: Any, arguments: Sequence[Any], device: jax.Device
+    program: Any, arguments: Sequence[Any], results: Any, device: jax.Device
 ) -> tuple[LoadedProgram, bytes]:
     """A jitted function, compiled for a device that is here: ready to run, and a file's body.
 
     Args:
       program: jitted with `keep_unused`.
       arguments: arrays, in pytrees.
+      results: shapes and dtypes that it must give, in pytrees.
+
+    Raises:
+      AssertionError: it gives others.
     """
-    executable, body = _compiled(program.lower(*arguments))
+    lowered = program.lower(*arguments)
+    given, wanted = (
+        [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)]
+        for each in (lowered.out_info, results)
+    )
+    if given != wanted:
+        raise AssertionError(f"the program gives {given}; {wanted} was expected")
+    executable, body = _compiled(lowered)
     return LoadedProgram(executable.runtime_executable(), device), body
 
 
@@ -166,15 +181,37 @@ def _compiled(
     What that cache gives cannot be serialized once more: a CPU's executable loses functions. Nor
     need it hold a copy of what goes to a file.
     """
-    before = jax.config.values["jax_enable_compilation_cache"]
-    try:
-        jax.config.update("jax_enable_compilation_cache", False)
-        reset_cache()  # JAX looks when it next compiles
+    with _without_cache():
         executable = lowered.compile(compiler_options=options)
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        reset_cache()
     return executable, serialized_program(executable)
+
+
+_lock = threading.Lock()
+_without = 0  # threads that compile without JAX's cache
+_before = True
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """JAX's compilation cache is off inside the block, in all threads: its switch is global.
+
+    What was set before the first of several blocks comes back with the end of the last one.
+    """
+    global _without, _before
+    with _lock:
+        if not _without:
+            _before = jax.config.values["jax_enable_compilation_cache"]
+            jax.config.update("jax_enable_compilation_cache", False)
+            reset_cache()  # JAX looks when it next compiles
+        _without += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _without -= 1
+            if not _without:
+                jax.config.update("jax_enable_compilation_cache", _before)
+                reset_cache()
 
 
 def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:
@@ -196,18 +233,21 @@ def read(
     model: str,
     device: jax.Device,
     shapes: Callable[[dict[str, Any]], dict[str, Any]],
+    private: bool = False,
 ) -> tuple[Header, LoadedProgram]:
     """The program of a file, ready to run on `device`; everything is checked before it is loaded.
 
-    `shapes` gives what a header must say of them, from what it says.
+    Args:
+      shapes: gives what a header must say of them, from what it says.
+      private: refuse links, and files that belong to others or that others may write.
 
     Raises:
-      CompiledFileError: no such file, as its `field` says: `magic`, `header`, `body` (truncated or
-        damaged), `program`, `device`, `versions`, `model` or `shapes` (for others than these).
+      CompiledFileError: no such file, as its `field` says: `file` (no regular one, too large, or
+        not private), `magic`, `header`, `body` (truncated or damaged), `program`, `device`,
+        `versions`, `model` or `shapes` (for others than these). OSError: it cannot be read.
     """
     file = os.fsdecode(path)
-    data = Path(path).read_bytes()
-    header, body = _parsed(file, data)
+    header, body = _parsed(file, _bytes_of(file, private))
     found: tuple[tuple[str, Any, Any], ...] = (
         ("program", header.program, name),
         ("device", header.device, _device(device)),
@@ -219,7 +259,7 @@ def read(
             raise CompiledFileError(file, field, f"is for {_text(has)}; here is {_text(wanted)}")
     try:
         agree = header.shapes == shapes(header.shapes)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         agree = False
     if not agree:
         raise CompiledFileError(file, "shapes", "do not go together")
@@ -227,6 +267,48 @@ def read(
         return header, load_program(body, device)
     except jax.errors.JaxRuntimeError as error:
         raise CompiledFileError(file, "body", f"XLA does not load it: {error}") from error
+
+
+def _bytes_of(file: str, private: bool) -> bytes:
+    """A file's bytes; whatever it is, nothing waits for it, and no more memory is taken than said."""
+    with _opened(file, follow=not private) as opened:
+        found = os.fstat(opened.fileno())
+        if found.st_size > _LARGEST_FILE:
+            problem = f"has {found.st_size} bytes; programs have at most {_LARGEST_FILE}"
+            raise CompiledFileError(file, "file", problem)
+        others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if private and (found.st_uid != os.geteuid() or others):
+            raise CompiledFileError(
+                file, "file", "belongs to another user or can be written by one"
+            )
+        start = opened.read(len(MAGIC))
+        return start if start != MAGIC else start + opened.read(found.st_size - len(MAGIC))
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], *, follow: bool) -> Iterator[BinaryIO]:
+    """A regular file; raises CompiledFileError for others, and OSError for links without `follow`.
+
+    `O_NONBLOCK`: opening a pipe would wait for a writer.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    number = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise CompiledFileError(os.fsdecode(path), "file", "is no regular file")
+        with open(number, "rb", closefd=False) as opened:
+            yield opened
+    finally:
+        os.close(number)
+
+
+def is_of_this_format(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as `write` has it: others are of older versions, or no programs."""
+    try:
+        with _opened(path, follow=False) as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except (CompiledFileError, OSError):
+        return False
 
 
 def _text(value: Any) -> str:
@@ -246,7 +328,11 @@ def _parsed(file: str, data: bytes) -> tuple[Header, bytes]:
     if length > _LONGEST_HEADER or len(text) < length or hashlib.sha256(text).digest() != digest:
         raise CompiledFileError(file, "header", "is damaged or cut off")
     body = data[at + 4 + _DIGEST + length :]
-    said = _checked(file, json.loads(text))
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:  # no UTF-8 is a ValueError, too
+        raise CompiledFileError(file, "header", f"is no JSON: {error}") from error
+    said = _checked(file, parsed)
     size, checksum = said.pop("body_bytes"), said.pop("body_sha256")
     if len(body) != size:
         raise CompiledFileError(file, "body", f"has {len(body)} of {size} bytes")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax
 import jax.extend
 import jax.numpy as jnp
-from jax._src import checkify, core, dispatch, sharding_impls
+from jax._src import checkify, config, core, dispatch, sharding_impls
 from jax._src.lib import _jax, xla_client
 from jax.experimental import topologies
 from jax.interpreters import mlir
@@ -130,6 +130,16 @@ def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.P
     except Exception:  # one of several that JAX does not document
         return None
     return spec
+
+
+def trace_context() -> tuple[Any, ...]:
+    """All of JAX's settings that tracing and compiling depend on, hashable: JAX's own keys have it.
+
+    They are the global ones, those of the thread, and user contexts such as
+    `jax_q4k.implementation`.
+    """
+    context: tuple[Any, ...] = config.trace_context()
+    return context
 
 
 def topology_fingerprint(device: jax.Device) -> int:

@@ -10,9 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import logging
 import os
+import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,19 @@ import ptx_kernels
 from . import compiled
 from .errors import CompiledFileError
 from .implementation import current_selection
+from .jax_internals import trace_context
 
-__all__ = ["KeptPrograms"]
+__all__ = ["KeptPrograms", "settings", "trace_context", "types_of"]
 
 _SUFFIX = ".program"
-#: Beginnings of the names of environment variables that change what is compiled.
-_VARIABLES = ("XLA_", "TF_XLA_", "JAX_Q4K_")
+#: Beginnings of the names of environment variables that change what is compiled, or what runs.
+_VARIABLES = ("XLA_", "TF_XLA_", "JAX_Q4K_", "NPROC", "PJRT_NPROC", "CUDA_", "NVIDIA_")
+#: Packages by which programs are traced, beside those that `compiled.Header` names.
+_PACKAGES = ("flax", "numpy")
+#: Files of the packages that no program depends on.
+_NO_SOURCES = (".gguf", ".md", ".pyc")
+
+_IMPORTED = time.time_ns()
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +61,7 @@ class KeptPrograms:
         name: str,
         program: Any,
         arguments: Sequence[Any],
+        results: Any,
         device: jax.Device,
         *,
         model: str,
@@ -64,24 +75,29 @@ class KeptPrograms:
         Args:
           program: jitted with `keep_unused`.
           arguments: of it, arrays in pytrees.
-          model, about: what it depends on besides its arguments' shapes; `about` is JSON.
+          results: shapes and dtypes that it gives, in pytrees; a file for others is not used.
+          model, about: what it depends on besides its arguments' types; `about` is JSON.
         """
         said = {
             "about": about,
-            "arguments": [[a.shape, str(a.dtype)] for a in jax.tree.leaves(arguments)],
-            "settings": _settings(device),
+            "arguments": _listed(arguments),
+            "results": _listed(results),
+            "settings": settings(device),
         }
         shapes = json.loads(json.dumps(said))  # tuples as lists, as a file gives them back
         header = compiled.header(name, model, shapes, device)
         path = self.folder / f"{name}-{_digest(dataclasses.asdict(header))[:32]}{_SUFFIX}"
         try:
             _, loaded = compiled.read(
-                path, name=name, model=model, device=device, shapes=lambda _: shapes
+                path, name=name, model=model, device=device, shapes=lambda _: shapes, private=True
             )
         except (CompiledFileError, OSError) as error:
             _say(f"{name} is compiled: {error}")
-            loaded, body = compiled.compile_here(program, arguments, device)
-            self._keep(path, header, body)
+            loaded, body = compiled.compile_here(program, arguments, results, device)
+            if _sources_have_changed():  # what was imported need not be what a file is named after
+                _say(f"{name} is not kept: the package's files have changed since the import")
+            else:
+                self._keep(path, header, body)
         else:
             with contextlib.suppress(OSError):
                 os.utime(path)
@@ -89,15 +105,34 @@ class KeptPrograms:
 
     def _keep(self, path: Path, header: compiled.Header, body: bytes) -> None:
         try:
+            if not _is_regular(path):
+                path.unlink(missing_ok=True)
             compiled.write(path, header, body)
-            found = [(file.stat(), file) for file in self.folder.glob(f"*{_SUFFIX}")]
+            found = [(file.lstat(), file) for file in self.folder.glob(f"*{_SUFFIX}")]
             size = 0
-            for stat, file in sorted(found, key=lambda pair: pair[0].st_mtime_ns, reverse=True):
-                size += stat.st_size
-                if size > self.max_bytes:
+            for about, file in sorted(found, key=lambda pair: pair[0].st_mtime_ns, reverse=True):
+                size += about.st_size
+                if size > self.max_bytes or not compiled.is_of_this_format(file):
                     file.unlink(missing_ok=True)
         except OSError as error:
             _say(f"{header.program} is not kept: {error}")
+
+
+def types_of(arguments: Any) -> tuple[Any, ...]:
+    """Structure, shapes and dtypes of arrays in pytrees, hashable: as programs depend on them."""
+    leaves, tree = jax.tree.flatten(arguments)
+    return tree, *((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)
+
+
+def _listed(arrays: Any) -> list[Any]:
+    leaves, tree = jax.tree.flatten(arrays)
+    return [str(tree), *([leaf.shape, str(leaf.dtype)] for leaf in leaves)]
+
+
+def _is_regular(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(path.lstat().st_mode)
+    return False
 
 
 def _say(what: str) -> None:
@@ -105,10 +140,9 @@ def _say(what: str) -> None:
     _log.log(logging.WARNING if loud else logging.DEBUG, what)
 
 
-def _settings(device: jax.Device) -> dict[str, Any]:
-    """What has an effect on tracing or compiling, from outside."""
-    selection = current_selection()
-    fused = None if selection.fused is None else sorted(selection.fused)
+def settings(device: jax.Device) -> dict[str, Any]:
+    """What has an effect on tracing or compiling, from outside; JSON."""
+    selection = current_selection()._asdict()
     config = {name: repr(v) for name, v in jax.config.values.items() if "cache" not in name}
     variables = {
         name: [value, _stamp(value)]  # the value may name a file, as of a tuning table
@@ -116,23 +150,50 @@ def _settings(device: jax.Device) -> dict[str, Any]:
         if name.startswith(_VARIABLES)
     }
     return {
-        "selection": [selection.implementation, selection.activations, fused],
+        "selection": {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in selection.items()
+        },
         "jax.config": _digest(config),
         "environment": _digest(variables),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
         "platform": device.client.platform_version,
+        "packages": _packages(),
         "sources": _sources(),
     }
 
 
 @functools.cache
+def _packages() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _source_files() -> list[str]:
+    return [
+        os.path.join(folder, name)
+        for package in (__file__, ptx_kernels.__file__)
+        for folder, _, names in os.walk(os.path.dirname(package), followlinks=True)
+        if not folder.endswith("__pycache__")
+        for name in sorted(names)
+        if not name.endswith(_NO_SOURCES)
+    ]
+
+
+@functools.cache
 def _sources() -> str:
     """A digest of the packages' files: those of a checkout change while its version stays."""
-    stamps = []
-    for package in (__file__, ptx_kernels.__file__):
-        for folder, _, names in os.walk(os.path.dirname(package), followlinks=True):
-            if not folder.endswith("__pycache__"):
-                stamps += [_stamp(os.path.join(folder, name)) for name in names]
-    return _digest(sorted(filter(None, stamps)))
+    digest = hashlib.sha256()
+    for path in sorted(_source_files()):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            data = file.read()
+            digest.update(f"{path} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def _sources_have_changed() -> bool:
+    """Whether a file of the packages is newer than their import in this process."""
+    stamps = filter(None, map(_stamp, _source_files()))
+    return any(changed > _IMPORTED for _, _, changed in stamps)
 
 
 def _stamp(path: str) -> list[Any] | None:

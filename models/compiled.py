@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -96,7 +95,7 @@ def compile_step(
         jax.jit(step, donate_argnames="cache", keep_unused=True),
         arguments,
         name=_NAME,
-        model=fingerprint(model),
+        model=model.network.fingerprint(),
         shapes=_shapes(arguments),
         cuda_options=CUDA_COMPILER_OPTIONS,
     )
@@ -122,7 +121,7 @@ def load_compiled(path: str | os.PathLike[str], model: Model) -> CompiledStep:
         return _shapes(_arguments(model, said["batch"], said["capacity"], dtype))
 
     header, program = compiled.read(
-        path, name=_NAME, model=fingerprint(model), device=device, shapes=expected
+        path, name=_NAME, model=model.network.fingerprint(), device=device, shapes=expected
     )
     return CompiledStep(model, program, header.shapes)
 
@@ -142,10 +141,3 @@ def _shapes(arguments: tuple[Any, ...]) -> dict[str, Any]:
         "cache_dtype": str(cache.dtype),
         "arguments": [[list(a.shape), str(a.dtype)] for a in jax.tree.leaves(arguments)],
     }
-
-
-def fingerprint(model: Model) -> str:
-    """A SHA-256 of all of a model that its programs depend on: not of its weights' values."""
-    shapes = (f"{a.dtype} {a.shape}" for a in model.weights)
-    parts = [repr(model.config), model.layout, *shapes]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -102,19 +103,62 @@ class PagedCache:
                 f"{placement and placement.data!r}"
             )
         put = jax.device_put if placement is None else placement.put
+        return cls._of(config, batch, per_sequence, page_size, dtype, ahead, placement, put, _zeros)
+
+    @classmethod
+    def shapes(
+        cls,
+        config: Config,
+        batch: int,
+        capacity: int,
+        *,
+        page_size: int = PAGE_SIZE,
+        dtype: Any = jnp.float32,
+        ahead: int = 1,
+    ) -> PagedCache:
+        """Shapes and dtypes of what `create` gives on one device, as `jax.ShapeDtypeStruct`s."""
+        per_sequence = -(-capacity // page_size)
+
+        def array(shape: tuple[int, ...], dtype: Any, _: Any) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+        def like(values: np.ndarray) -> Any:
+            return jax.ShapeDtypeStruct(values.shape, values.dtype)
+
+        given = page_size, jq.page_dtype(dtype), ahead, None, like, array
+        return cls._of(config, batch, per_sequence, *given)
+
+    @classmethod
+    def _of(
+        cls,
+        config: Config,
+        batch: int,
+        per_sequence: int,
+        page_size: int,
+        dtype: Any,
+        ahead: int,
+        placement: Placement | None,
+        put: Callable[[np.ndarray], Any],
+        zeros: Callable[[tuple[int, ...], Any, NamedSharding | None], Any],
+    ) -> PagedCache:
+        """An empty cache whose arrays `put` and `zeros` make.
+
+        per_sequence: pages of a sequence.
+        """
+        groups = 1 if placement is None else placement.groups
 
         def pages(layer: int) -> Pages:
             """A layer's."""
             own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
             heads, over = _heads(config, layer, placement)
             arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
-            return tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
+            return tuple(zeros(shape, dtype, over) for shape, dtype in arrays)
 
         def state(layer: int) -> State:
             """A layer's."""
             over = placement and NamedSharding(placement.mesh, PartitionSpec(placement.data))
             shapes = state_shapes(config, layer, batch)
-            return tuple(_zeros(shape, jnp.float32, over) for shape in shapes)
+            return tuple(zeros(shape, jnp.float32, over) for shape in shapes)
 
         def tables(window: int | None) -> jax.Array:
             """The pages of each sequence, in turn."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from jax_q4k import gguf
 from .buckets import bucket, fine_bucket
 from .config import Config
 from .placement import Placement
-from .programs import Programs
+from .programs import Network, Programs
 from .recent import Recent
 from .tokenizer import Tokenizer
 from .ways import Way, Ways
@@ -41,11 +42,14 @@ class Parts(NamedTuple):
     Attributes:
       state: a pytree of its weights.
       merge: a state, whose arrays may be tracers -> the decoder's modules.
+      static: what `merge` depends on besides the config and the state's structure, as an object
+        whose repr tells it; None: nothing.
     """
 
     config: Config
     state: Any
     merge: Callable[[Any], Decoder]
+    static: Any = None
 
 
 def split(decoder: Decoder) -> Parts:
@@ -53,7 +57,7 @@ def split(decoder: Decoder) -> Parts:
     from flax import nnx  # which has been imported, or there were no modules
 
     graph, state = nnx.split(decoder)
-    return Parts(decoder.config, state, functools.partial(nnx.merge, graph))
+    return Parts(decoder.config, state, functools.partial(nnx.merge, graph), graph)
 
 
 class Model:
@@ -71,10 +75,10 @@ class Model:
       weights: the arrays of the decoder, packed ones as their planes.
       layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.
-      ready: compiled programs for shapes; those used last.
+      network: the decoder without its weights, as programs depend on it.
+      ready: compiled programs, keyed by all that they depend on; those used last.
       ways: the ways of sampling that they are for.
-      kept: where programs of generation come from, if they were compiled before; None: nowhere. For
-        modules of this package alone: what others do is not part of a program's name.
+      kept: where programs of generation come from, if they were compiled before; None: nowhere.
     """
 
     def __init__(
@@ -103,12 +107,14 @@ class Model:
         # Programs keep this and not the model: a cycle of references would keep the weights after
         # the last use.
         put_together = parts.merge
-        self._tree, self._put_together = tree, put_together
+        self._tree, self._put_together, self._static = tree, put_together, parts.static
 
         def merge(weights: list[jax.Array]) -> Decoder:
             return put_together(jax.tree.unflatten(tree, weights))
 
-        self._merge = merge
+        about = parts.static, self.layout, [f"{a.dtype} {a.shape}" for a in self.weights]
+        fingerprint = functools.cache(functools.partial(_fingerprint, self.config, *about))
+        self.network = Network(self.config, merge, fingerprint, self._on_gpu(), placement)
         self.kept: KeptPrograms | None = None
         self.ready = Recent(MOST_PROGRAMS)
         self._programs = Recent(MOST_PROGRAMS)
@@ -131,12 +137,12 @@ class Model:
 
         None takes the model's own.
         """
-        return self._merge(self.weights if weights is None else weights)
+        return self.network.merge(self.weights if weights is None else weights)
 
     def parts(self) -> Parts:
         """The decoder's parts, with this model's weights."""
         state = jax.tree.unflatten(self._tree, self.weights)
-        return Parts(self.config, state, self._put_together)
+        return Parts(self.config, state, self._put_together, self._static)
 
     def logits(self, tokens: Any) -> jax.Array:
         """Logits, float32 (batch, time, vocab_size), of tokens (batch, time), integers.
@@ -225,14 +231,8 @@ class Model:
 
         They are made once per way of sampling, None: greedy, and kind of drafts.
         """
-        way = Way() if way is None else way
-        of_users = draft is not None or bool(way.processors)
-        are_kept = self.kept is not None and self.placement is None and not of_users
-        given: dict[str, Any] = {"on_gpu": self._on_gpu(), "placement": self.placement}
-        make = functools.partial(
-            Programs, self._merge, way, draft=draft, are_kept=are_kept, **given
-        )
-        return self._programs.get((way, draft, are_kept), make)
+        key = Way() if way is None else way, draft
+        return self._programs.get(key, lambda: Programs(self.network, *key))
 
     def _on_gpu(self) -> bool:
         # none: weights that stand for shapes only
@@ -247,6 +247,12 @@ class Model:
         size = sum(leaf.nbytes for leaf in self.weights)
         config = self.config
         return f"Model({config.architecture}, {config.num_layers} layers, {size} bytes of weights)"
+
+
+def _fingerprint(config: Config, static: Any, layout: str, shapes: list[str]) -> str:
+    """A SHA-256 of all of a model that its programs depend on: not of its weights' values."""
+    parts = [repr(config), repr(static), layout, *shapes]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @functools.partial(jax.jit, static_argnames="count")

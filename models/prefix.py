@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
+from .config import Config
 from .kv_cache import PagedCache, grown
 from .model import Model
 
@@ -33,48 +35,65 @@ class Prefix:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
         self.clear()
 
     def clear(self) -> None:
-        self.tokens: list[int] = []
-        self._cache: PagedCache | None = None
-        self._model: weakref.ref[Model] | None = None
+        with self._lock:
+            self.tokens: list[int] = []
+            self._cache: PagedCache | None = None
+            self._model: weakref.ref[Model] | None = None
 
     def keep(self, model: Model, tokens: Sequence[int], cache: PagedCache) -> None:
         """Takes over the cache of a text, of one sequence."""
-        self.tokens, self._cache, self._model = list(tokens), cache, weakref.ref(model)
+        with self._lock:
+            self.tokens, self._cache, self._model = list(tokens), cache, weakref.ref(model)
 
-    def usable(self, model: Model, prompt: Sequence[int], capacity: int, dtype: Any) -> int:
-        """How many of a prompt's tokens need not be computed again.
+    def take(
+        self, model: Model, prompt: Sequence[int], capacity: int, dtype: Any
+    ) -> tuple[PagedCache, int] | None:
+        """The cache of a prompt's first tokens, and how many they are; None: there is none to use.
 
-        capacity: tokens that a cache is to have room for, at least.
+        What was held is held no longer: of several threads, one takes it.
+
+        capacity: tokens that the cache is to have room for, at least.
         """
-        cache, config = self._cache, model.config
-        if cache is None or self._model is None or self._model() is not model:
-            return 0
-        if cache.dtype != dtype:
-            return 0
-        pairs = zip(self.tokens, prompt, strict=False)
-        count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        rewinds = not any(config.windows) and not any(cache.states)
-        if count == len(prompt):  # the last token's logits are not there any more
-            count -= 1
-        if count < len(self.tokens) and not rewinds:
-            return 0
-        original = config.original_context or capacity  # beyond it, ropes may be others
-        if (cache.capacity <= original) != (max(capacity, cache.capacity) <= original):
-            return 0
-        rest = len(prompt) - count
-        return 0 if rest > 4 * PIECE and count < SHARE * len(prompt) else count
-
-    def take(self, model: Model, count: int, capacity: int) -> PagedCache:
-        """The cache of the first `count` tokens, with room for more; it is held no longer."""
-        assert self._cache is not None
-        cache = grown(self._cache, model.config, max(capacity, self._cache.capacity), PIECE)
-        self.clear()
-        return dataclasses.replace(cache, context_lens=jnp.array([count], jnp.int32))
+        with self._lock:
+            cache, tokens, owner = self._cache, self.tokens, self._model
+            self.clear()
+        if cache is None or owner is None or owner() is not model:
+            return None
+        if not (count := _usable(model.config, tokens, prompt, cache, capacity, dtype)):
+            return None
+        cache = grown(cache, model.config, max(capacity, cache.capacity), PIECE)
+        return dataclasses.replace(cache, context_lens=jnp.array([count], jnp.int32)), count
 
     @property
     def capacity(self) -> int:
         """Of the cache; 0: there is none."""
         return 0 if self._cache is None else self._cache.capacity
+
+
+def _usable(
+    config: Config,
+    tokens: Sequence[int],
+    prompt: Sequence[int],
+    cache: PagedCache,
+    capacity: int,
+    dtype: Any,
+) -> int:
+    """How many of a prompt's tokens need not be computed again, with the cache of `tokens`."""
+    if cache.dtype != dtype:
+        return 0
+    pairs = zip(tokens, prompt, strict=False)
+    count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    rewinds = not any(config.windows) and not any(cache.states)
+    if count == len(prompt):  # the last token's logits are not there any more
+        count -= 1
+    if count < len(tokens) and not rewinds:
+        return 0
+    original = config.original_context or capacity  # beyond it, ropes may be others
+    if (cache.capacity <= original) != (max(capacity, cache.capacity) <= original):
+        return 0
+    rest = len(prompt) - count
+    return 0 if rest > 4 * PIECE and count < SHARE * len(prompt) else count

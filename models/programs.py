@@ -1,17 +1,14 @@
-"""The jitted programs of a model.
-
-These are start (prompt), loop (tokens until done), decode (one step) and score (whole texts).
-"""
+"""The programs of a model: prompts, the loop of tokens, one step, and scores of whole texts."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import speculation
@@ -43,99 +40,174 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
 Weights = Any
 
 
-class Programs:
-    """Programs of one model and one way of sampling.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """A model's layers, as programs depend on them: all but the weights, which are arguments.
 
-    Each compiles per shape.
+    Compared by identity: each model has its own.
 
     Attributes:
-      start: (weights, tokens (batch, time), lengths (batch,), cache, parameters) -> State: stores
-        the prompts and samples each row's first token; a row of length 0 is finished. The cache is
-        donated.
-      loop: (weights, state, parameters, until) -> State: one `lax.while_loop` that goes on until
-        `until` tokens are sampled in all or every row is finished. The state is donated.
-      decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is
-        donated.
-      score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows, time - 1): -log p of
-        each row's tokens from its second on, 0 behind its length. It depends on no sampling.
-      way, draft: that they are for.
-      on_gpu: whether they run on one.
-      are_kept: whether they go by way of `jax_q4k.kept`.
+      merge: weights, which may be tracers -> the decoder.
+      fingerprint: () -> a SHA-256 that two networks share only where all programs are the same.
+      on_gpu: whether the weights lie on one.
     """
 
-    def __init__(
-        self,
-        decoder: Callable[[Weights], Decoder],
-        way: Way,
-        *,
-        draft: Draft | None = None,
-        on_gpu: bool,
-        placement: Placement | None = None,
-        are_kept: bool = False,
-    ) -> None:
-        self._decoder = decoder
-        self.draft = draft
-        self.draft_tokens = 0 if draft is None else tokens_of(draft, on_gpu)
-        self.way = way
-        self._placement = placement
-        self.on_gpu = on_gpu
-        self.are_kept = are_kept
-        # `jax_q4k.kept` needs `keep_unused`. Elsewhere it would do harm: JAX 0.12 then never frees
-        # what it compiled, as its cache of jaxprs without dead code holds its own keys.
-        self._jit = jit = functools.partial(
-            jax.jit,
-            compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None,
-            keep_unused=are_kept,
+    config: Config
+    merge: Callable[[Weights], Decoder]
+    fingerprint: Callable[[], str]
+    on_gpu: bool = False
+    placement: Placement | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function of arrays that a model runs.
+
+    What a program does follows from its class, its fields, the types of its arguments and JAX's
+    settings, and from nothing else: equal programs compile to the same code. So caches in memory
+    are keyed by the program itself, and those on disk by `about`.
+
+    Attributes:
+      way: of sampling.
+      draft: None: there are no drafts.
+    """
+
+    network: Network
+    way: Way = Way()
+    draft: Draft | None = None
+
+    #: Positions of the arguments that are donated.
+    donated: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def __name__(self) -> str:
+        return type(self).__name__.lower()
+
+    def jitted(self, *, keep_unused: bool = False) -> Any:
+        """The jitted function. Its compiled code is freed with the last reference to it.
+
+        keep_unused: as `jax_q4k.kept` needs it. Elsewhere it would do harm: JAX 0.12 then never
+        frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
+        """
+        return jax.jit(
+            self,
+            donate_argnums=self.donated,
+            compiler_options=CUDA_COMPILER_OPTIONS if self.network.on_gpu else None,
+            keep_unused=keep_unused,
         )
-        self.start = jit(self._start, donate_argnames="cache")
-        self.loop = jit(self._loop, donate_argnames="state")
-        self.decode = jit(self._decode, donate_argnames="cache")
-        self.score = jax.jit(self._score)
 
-    def new_start(self) -> Any:
-        """`start`, whose compiled program goes with the last reference to it."""
+    def about(self) -> dict[str, Any]:
+        """All fields as JSON, for the key of a file.
 
-        def start(*arguments: Any) -> State:
-            return self._start(*arguments)
-
-        return self._jit(start, donate_argnums=3)
-
-    def new_loop(self) -> Any:
-        """`loop`, likewise."""
-
-        def loop(*arguments: Any) -> State:
-            return self._loop(*arguments)
-
-        return self._jit(loop, donate_argnums=1)
-
-    def begin(self, config: Config, capacity: int, cache_dtype: Any, ahead: int) -> Any:
-        """`start` for one device, with a cache of its own, of which `Decoder.extend` takes `ahead`.
-
-        (weights, tokens, lengths, parameters) -> State.
+        Raises TypeError for a field that no text tells apart, such as a user's function.
         """
+        return {"program": type(self).__name__, **_fields_as_json(self)}
 
-        def begin(
-            weights: Weights, tokens: jax.Array, lengths: jax.Array, parameters: Parameters
-        ) -> State:
-            options = {"dtype": cache_dtype, "ahead": max(ahead, self.draft_tokens + 1)}
-            cache = PagedCache.create(config, tokens.shape[0], capacity, **options)
-            return self._start(weights, tokens, lengths, cache, parameters)
+    @property
+    def draft_tokens(self) -> int:
+        return 0 if self.draft is None else tokens_of(self.draft, self.network.on_gpu)
 
-        return self._jit(begin)
+    @property
+    def reads_text(self) -> bool:
+        """Whether states hold the text so far."""
+        return self.draft is not None or self.way.reads_text
 
-    def resume(self) -> Any:
-        """`start` of prompts that begin with what the cache holds; without a draft model.
+    def _decoder(self, weights: Weights) -> Decoder:
+        return self.network.merge(self._own(weights))
 
-        (weights, tokens, lengths, cache, parameters, text) -> State. tokens, lengths: of what
-        follows; text: of the whole prompts, with room for the cache's capacity.
-        """
+    def _own(self, weights: Weights) -> Weights:
+        """The model's, of both models' where there is a draft model."""
+        return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
 
-        def resume(*arguments: Any) -> State:
-            return self._start(*arguments)
+    def _rows(self, x: jax.Array) -> jax.Array:
+        placement = self.network.placement
+        return x if placement is None else placement.rows(x)
 
-        return self._jit(resume, donate_argnums=3)
 
-    def _start(
+@dataclasses.dataclass(frozen=True)
+class _Sampling(Program):
+    """A program that gives a State."""
+
+    def _speculation(
+        self, weights: Weights, decoder: Decoder, parameters: Parameters
+    ) -> speculation.Speculation:
+        """Steps with drafts, by which a row may get some tokens more than asked for."""
+        draft = self.draft
+        assert draft is not None
+        drafter: Decoder | Drafter | None = None
+        if isinstance(draft, DraftModel):
+            drafter = draft.model.decoder(weights[1])
+        elif isinstance(draft, NextTokens):
+            drafter = draft.drafter(weights[1], decoder)
+        return speculation.Speculation(
+            draft,
+            self.draft_tokens,
+            cost_of(self.draft_tokens, self.network.on_gpu),
+            self.way,
+            parameters,
+            decoder,
+            drafter,
+            self.network.placement,
+        )
+
+    def _no_logprobs(self, batch: int, capacity: int, vocab_size: int) -> Logprobs | None:
+        if self.way.logprobs is None:
+            return None
+        shape = batch, capacity, min(self.way.logprobs, vocab_size)
+        tokens, likeliest = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        return Logprobs(jnp.zeros((batch, capacity), jnp.float32), tokens, likeliest)
+
+    def _take(
+        self, state: State, parameters: Parameters, logits: jax.Array, cache: PagedCache
+    ) -> State:
+        """Samples a token for every row that is not finished."""
+        active = ~state.finished
+        if not self.way.is_argmax:  # which is one of parts
+            logits = _whole(logits)
+        lengths, text = cache.context_lens, state.text
+        given = None if text is None else Text(text, lengths)
+        steps = state.counts + parameters.first_step
+        token = sample(logits, self.way, parameters, steps, state.seen, given)
+        if self.network.placement is not None:
+            token = self.network.placement.all_rows(token)
+        token = jnp.where(active, token, state.token)
+        counts = state.counts + active.astype(jnp.int32)
+        ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
+        if text is not None:
+            at = jnp.where(active, lengths, text.shape[1])  # beyond the last: dropped
+            rows = jnp.arange(len(token), dtype=jnp.int32)
+            text = text.at[rows, at].set(token, mode="drop")
+        return dataclasses.replace(
+            state,
+            cache=cache,
+            token=token,
+            tokens=_stored(state.tokens, token, state.step),
+            text=text,
+            logprobs=self._with_logprobs(state, logits, token),
+            counts=counts,
+            finished=state.finished | ended,
+            step=state.step + 1,
+            seen=None if state.seen is None else count_token(state.seen, token),
+        )
+
+    def _with_logprobs(self, state: State, logits: jax.Array, token: jax.Array) -> Logprobs | None:
+        if state.logprobs is None or self.way.logprobs is None:
+            return None
+        new = logprobs_of(logits, token, self.way.logprobs)
+        return jax.tree.map(lambda all, x: _stored(all, x, state.step), state.logprobs, new)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start(_Sampling):
+    """Stores prompts in an empty cache, or behind what it holds, and samples the first tokens.
+
+    (weights, tokens (batch, time), lengths (batch,), cache, parameters, text) -> State. A row of
+    length 0 is finished. The cache is donated.
+    """
+
+    donated: ClassVar[tuple[int, ...]] = (3,)
+
+    def __call__(
         self,
         weights: Weights,
         tokens: jax.Array,
@@ -145,7 +217,7 @@ class Programs:
         text: Text | None = None,
     ) -> State:
         """text: that of whole prompts, whose beginnings the cache holds; None: it is empty."""
-        decoder, drafting, batch = self._decoder(self._own(weights)), None, tokens.shape[0]
+        decoder, drafting, batch = self._decoder(weights), None, tokens.shape[0]
         if self.draft is not None:
             drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
             count = self.draft_tokens
@@ -175,10 +247,6 @@ class Programs:
             state, tokens, lengths, vectors
         )
 
-    def _own(self, weights: Weights) -> Weights:
-        """The model's, of both models' where there is a draft model."""
-        return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
-
     def _draft_cache(
         self, weights: Weights, tokens: jax.Array, lengths: jax.Array, cache: PagedCache
     ) -> PagedCache | None:
@@ -192,10 +260,62 @@ class Programs:
         empty = PagedCache.create(drafter.config, len(tokens), cache.capacity, **options)
         return drafter.prefill(tokens, lengths, empty)[1]
 
-    def _loop(
+    def results(self, arguments: tuple[Any, ...]) -> State:
+        """The result's shapes and dtypes for arguments, or for their shapes; without drafts."""
+        cache = arguments[3]
+        return _state_shapes(self, len(arguments[1]), cache.capacity, _shapes(cache))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begin(Start):
+    """Start on one device, with a cache that it makes.
+
+    (weights, tokens, lengths, parameters) -> State.
+
+    Attributes:
+      capacity: tokens that a sequence's cache has room for.
+      cache_dtype: of its pages.
+      ahead: tokens that `Decoder.extend` may append to it at a time.
+    """
+
+    capacity: int
+    cache_dtype: Any
+    ahead: int
+
+    donated: ClassVar[tuple[int, ...]] = ()
+
+    def __call__(  # type: ignore[override]
+        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, parameters: Parameters
+    ) -> State:
+        cache = PagedCache.create(*self._cache(len(tokens)), **self._options)
+        return super().__call__(weights, tokens, lengths, cache, parameters)
+
+    def results(self, arguments: tuple[Any, ...]) -> State:
+        cache = PagedCache.shapes(*self._cache(len(arguments[1])), **self._options)
+        return _state_shapes(self, len(arguments[1]), cache.capacity, cache)
+
+    def _cache(self, batch: int) -> tuple[Config, int, int]:
+        return self.network.config, batch, self.capacity
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"dtype": self.cache_dtype, "ahead": max(self.ahead, self.draft_tokens + 1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop(_Sampling):
+    """Samples tokens in one `lax.while_loop`.
+
+    (weights, state, parameters, until) -> State: goes on until `until` tokens are sampled in all
+    or every row is finished. The state is donated.
+    """
+
+    donated: ClassVar[tuple[int, ...]] = (1,)
+
+    def __call__(
         self, weights: Weights, state: State, parameters: Parameters, until: jax.Array
     ) -> State:
-        decoder = self._decoder(self._own(weights))
+        decoder = self._decoder(weights)
         if self.draft is not None:
             return self._speculation(weights, decoder, parameters).run(state, until)
 
@@ -209,93 +329,99 @@ class Programs:
 
         return jax.lax.while_loop(unfinished, step, state)
 
-    def _speculation(
-        self, weights: Weights, decoder: Decoder, parameters: Parameters
-    ) -> speculation.Speculation:
-        """Steps with drafts, by which a row may get some tokens more than asked for."""
-        draft = self.draft
-        assert draft is not None
-        drafter: Decoder | Drafter | None = None
-        if isinstance(draft, DraftModel):
-            drafter = draft.model.decoder(weights[1])
-        elif isinstance(draft, NextTokens):
-            drafter = draft.drafter(weights[1], decoder)
-        return speculation.Speculation(
-            draft,
-            self.draft_tokens,
-            cost_of(self.draft_tokens, self.on_gpu),
-            self.way,
-            parameters,
-            decoder,
-            drafter,
-            self._placement,
-        )
+    def results(self, arguments: tuple[Any, ...]) -> State:
+        """The result's shapes and dtypes for arguments, or for their shapes."""
+        shapes: State = _shapes(arguments[1])
+        return shapes
 
-    def _decode(
+
+@dataclasses.dataclass(frozen=True)
+class Decode(Program):
+    """One step by itself: (weights, token (batch,), cache) -> logits, cache, which is donated."""
+
+    donated: ClassVar[tuple[int, ...]] = (2,)
+
+    def __call__(
         self, weights: Weights, token: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
         return self._decoder(weights).decode(self._rows(token), cache)
 
-    def _score(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+
+@dataclasses.dataclass(frozen=True)
+class Score(Program):
+    """Negative log-likelihoods of whole texts.
+
+    (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows, time - 1): -log p of each
+    row's tokens from its second on, 0 behind its length. It depends on no sampling.
+    """
+
+    def __call__(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         logits = self._decoder(weights)(self._rows(tokens), lengths)
         log_p = jax.nn.log_softmax(_whole(logits)[:, :-1])
         taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
         predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
         return jnp.where(predicted, -taken, 0.0)
 
-    def _rows(self, x: jax.Array) -> jax.Array:
-        return x if self._placement is None else self._placement.rows(x)
 
-    @property
-    def reads_text(self) -> bool:
-        """Whether states hold the text so far."""
-        return self.draft is not None or self.way.reads_text
+class Programs:
+    """Jitted programs of one model, way of sampling and kind of drafts; each compiles per shape."""
 
-    def _no_logprobs(self, batch: int, capacity: int, vocab_size: int) -> Logprobs | None:
-        if self.way.logprobs is None:
-            return None
-        shape = batch, capacity, min(self.way.logprobs, vocab_size)
-        tokens, likeliest = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-        return Logprobs(jnp.zeros((batch, capacity), jnp.float32), tokens, likeliest)
+    def __init__(self, network: Network, way: Way = Way(), draft: Draft | None = None) -> None:  # noqa: B008
+        given = network, way, draft
+        self.start, self.loop = Start(*given).jitted(), Loop(*given).jitted()
+        self.decode, self.score = Decode(*given).jitted(), Score(network).jitted()
 
-    def _take(
-        self, state: State, parameters: Parameters, logits: jax.Array, cache: PagedCache
-    ) -> State:
-        """Samples a token for every row that is not finished."""
-        active = ~state.finished
-        if not self.way.is_argmax:  # which is one of parts
-            logits = _whole(logits)
-        lengths, text = cache.context_lens, state.text
-        given = None if text is None else Text(text, lengths)
-        steps = state.counts + parameters.first_step
-        token = sample(logits, self.way, parameters, steps, state.seen, given)
-        if self._placement is not None:
-            token = self._placement.all_rows(token)
-        token = jnp.where(active, token, state.token)
-        counts = state.counts + active.astype(jnp.int32)
-        ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
-        if text is not None:
-            at = jnp.where(active, lengths, text.shape[1])  # beyond the last: dropped
-            rows = jnp.arange(len(token), dtype=jnp.int32)
-            text = text.at[rows, at].set(token, mode="drop")
-        return dataclasses.replace(
-            state,
-            cache=cache,
-            token=token,
-            tokens=_stored(state.tokens, token, state.step),
-            text=text,
-            logprobs=self._with_logprobs(state, logits, token),
-            counts=counts,
-            finished=state.finished | ended,
-            step=state.step + 1,
-            seen=None if state.seen is None else count_token(state.seen, token),
-        )
 
-    def _with_logprobs(self, state: State, logits: jax.Array, token: jax.Array) -> Logprobs | None:
-        if state.logprobs is None or self.way.logprobs is None:
-            return None
-        new = logprobs_of(logits, token, self.way.logprobs)
-        return jax.tree.map(lambda all, x: _stored(all, x, state.step), state.logprobs, new)
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _state_shapes(program: Program, batch: int, capacity: int, cache: PagedCache) -> State:
+    """The State of a program without drafts, which nobody traces to see."""
+
+    def array(dtype: Any, *shape: int) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+    way, vocab_size = program.way, program.network.config.vocab_size
+    logprobs = None
+    if way.logprobs is not None:
+        likeliest = batch, capacity, min(way.logprobs, vocab_size)
+        of_tokens = array("int32", *likeliest), array("float32", *likeliest)
+        logprobs = Logprobs(array("float32", batch, capacity), *of_tokens)
+    return State(
+        cache=cache,
+        token=array("int32", batch),
+        tokens=array("int32", batch, capacity),
+        counts=array("int32", batch),
+        finished=array("bool", batch),
+        step=array("int32"),
+        seen=array("int32", batch, vocab_size) if way.penalizes else None,
+        text=array("int32", batch, capacity) if program.reads_text else None,
+        logprobs=logprobs,
+    )
+
+
+def _fields_as_json(value: Any) -> dict[str, Any]:
+    return {f.name: _as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+
+
+def _as_json(value: Any) -> Any:
+    """A program's field: JSON that differs where the program may."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.dtype):
+        return str(value)
+    if isinstance(value, Network):
+        if value.placement is not None:
+            raise TypeError("programs over several devices have no key")
+        return {"fingerprint": value.fingerprint(), "on_gpu": value.on_gpu}
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        items = [_as_json(item) for item in value]
+        return dict(zip(names, items, strict=True)) if names else items
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {type(value).__name__: _fields_as_json(value)}
+    raise TypeError(f"a {type(value).__name__} cannot be part of a key")
 
 
 def _padded(tokens: jax.Array, capacity: int) -> jax.Array:
@@ -336,7 +462,8 @@ def abstract_programs(
     loop).
     """
     samplings = [sampling or Sampling()] * batch
-    programs = Programs(model.decoder, Way.of(samplings), on_gpu=False)
+    network = dataclasses.replace(model.network, on_gpu=False)  # compiler options are the caller's
+    programs = Programs(network, Way.of(samplings))
     struct = jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
     cache = jax.eval_shape(

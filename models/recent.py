@@ -16,21 +16,39 @@ class Recent:
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: OrderedDict[Any, Any] = OrderedDict()
+        self._making: dict[Any, tuple[threading.Event, int]] = {}  # and the thread that makes it
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], T]) -> T:
-        """The value of `key`; `make()`, without the lock, where there is none."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        value = make()
-        with self._lock:
-            self._values[key] = value
-            self._values.move_to_end(key)
-            while len(self._values) > self._most:
-                self._values.popitem(last=False)
-        return value
+        """The value of `key`; `make()` where there is none.
+
+        Of several threads that ask for one key, one makes its value and the others wait. Where
+        `make` raises, the next of them tries.
+        """
+        while True:
+            with self._lock:
+                if key in self._values:
+                    self._values.move_to_end(key)
+                    return self._values[key]
+                if key not in self._making:
+                    made = threading.Event()
+                    self._making[key] = made, threading.get_ident()
+                    break
+                other, maker = self._making[key]
+            if maker == threading.get_ident():  # `make` asks for what it makes
+                return make()
+            other.wait()
+        try:
+            value = make()
+            with self._lock:
+                self._values[key] = value
+                while len(self._values) > self._most:
+                    self._values.popitem(last=False)
+            return value
+        finally:
+            with self._lock:
+                del self._making[key]
+            made.set()
 
     def __contains__(self, key: Any) -> bool:
         return key in self._values

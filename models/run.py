@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,15 +14,17 @@ import numpy as np
 
 from jax_q4k import current_selection, page_dtype, selected
 from jax_q4k.collecting import seldom_collecting
+from jax_q4k.kept import settings, trace_context, types_of
 
 from .buckets import bucket
 from .drafts import Draft, DraftModel, NextTokens, PromptLookup
-from .kept import kept_program
+from .kept import can_be_kept, kept_program
 from .kv_cache import PagedCache
 from .model import Model
 from .outputs import FinishReason, Output, Timings, TokenLogprobs
 from .penalties import Text
 from .prefix import PIECE, Prefix
+from .programs import Begin, Loop, Start
 from .sampling import Sampling
 from .state import State
 from .stopping import StopStrings
@@ -219,7 +222,7 @@ class Run:
         if all(sampling.ignore_end for sampling in samplings):
             end_ids = ()
         way = model.ways.serving(Way.of(samplings, end_ids))
-        self._programs = model.programs(way, kind)
+        self._sampled = model.network, way, kind  # fields of all programs of the call
         self._weights: Any = model.weights
         if isinstance(kind, DraftModel):
             self._weights = model.weights, kind.model.weights
@@ -266,31 +269,30 @@ class Run:
         model = self._model
         if self._prefix is not None:
             prompt = self._prompts[0, : self._lengths[0]].tolist()
-            if count := self._prefix.usable(model, prompt, self._capacity, self._cache_dtype):
-                self._capacity = max(self._capacity, self._prefix.capacity)
-                return self._resume(self._prefix.take(model, count, self._capacity), count)
-            self._prefix.clear()
+            if taken := self._prefix.take(model, prompt, self._capacity, self._cache_dtype):
+                cache, count = taken
+                self._capacity = cache.capacity
+                return self._resume(cache, count)
         prompts: Any = self._prompts, self._lengths
+        program: Start | Begin
         if model.placement is None:
             ahead = 1 if self._prefix is None else PIECE
-            given = model.config, self._capacity, self._cache_dtype, ahead
-            program: Any = functools.partial(self._programs.begin, *given)
+            options: Any = {"capacity": self._capacity, "cache_dtype": self._cache_dtype}
+            program = Begin(*self._sampled, **options, ahead=ahead)
             others: Any = (self._parameters,)
         else:
-            program = self._programs.new_start
+            program = Start(*self._sampled)
             prompts = model.put(prompts)  # else XLA chooses where lengths, a result too, lie
             cache = PagedCache.create(
                 model.config,
                 len(self._prompts),
                 self._capacity,
                 dtype=self._cache_dtype,
-                ahead=self._programs.draft_tokens + 1,
+                ahead=program.draft_tokens + 1,
                 placement=model.placement,
             )
             others = cache, self._parameters
-        arguments = self._weights, *prompts, *others
-        length = self._prompts.shape[1]
-        return self._call("start", program, *arguments, length=length) + self._collect()
+        return self._call(program, self._weights, *prompts, *others) + self._collect()
 
     def _resume(self, cache: PagedCache, count: int) -> float:
         """`_begin` of one prompt whose first `count` tokens the cache holds."""
@@ -305,9 +307,7 @@ class Run:
             piece[0, : last - first] = whole[0, first:last]
             text = Text(whole, np.array([last], np.int32))  # type: ignore[arg-type]
             given = piece, np.array([last - first], np.int32), cache, self._parameters, text
-            arguments = self._weights, *given
-            program = self._programs.resume
-            seconds += self._call("resume", program, *arguments, length=piece.shape[1])
+            seconds += self._call(Start(*self._sampled), self._weights, *given)
             cache = self._state.cache  # but for the last piece, the token is none of the text's
         return seconds + self._collect()
 
@@ -319,7 +319,7 @@ class Run:
             return seconds
         until = np.int32(min(self._pushed + count, self.most_tokens))
         arguments = self._weights, self._state, self._parameters, until
-        seconds = self._call("loop", self._programs.new_loop, *arguments) + self._collect()
+        seconds = self._call(Loop(*self._sampled), *arguments) + self._collect()
         self.timings.decode += seconds
         return seconds
 
@@ -377,7 +377,7 @@ class Run:
         """
         began = time.perf_counter()
         arrays = self._state.tokens, self._state.counts
-        if self._programs.on_gpu:  # else they are there: the call takes longer than the copy
+        if self._model.network.on_gpu:  # else they are there: the call takes longer than the copy
             for array in arrays:
                 array.copy_to_host_async()
         with jax.transfer_guard_device_to_host("allow"):
@@ -426,35 +426,35 @@ class Run:
 
         return at_place
 
-    def _call(self, name: str, new: Callable[[], Any], *arguments: Any, length: int = 0) -> float:
-        """Starts a program that gives a State; returns the seconds without compiling.
-
-        new: makes the program, where there is none yet for these shapes. length: tokens of a row
-        that it takes.
-        """
-        batch = len(self._prompts)
-        of_model = name, self._programs.way, self._programs.draft
-        shapes = batch, length, self._capacity, self._cache_dtype, self._prefix is not None
-        key = *of_model, *shapes, self._selection
+    def _call(self, program: Start | Begin | Loop, *arguments: Any) -> float:
+        """Runs a program that gives a State; returns the seconds without compiling."""
         # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
         allowed = jax.transfer_guard_host_to_device("allow")
         with selected(self._selection), self._model.on_devices(), allowed:
-            compiled = functools.partial(self._compiled, name, new, arguments)
+            is_kept = can_be_kept(self._model, program)
+            key = program, types_of(arguments), trace_context(), self._kept_by(is_kept)
+            compiled = functools.partial(self._compiled, program, arguments, is_kept)
             ready = self._model.ready.get(key, compiled)
             began = time.perf_counter()
             self._state = ready(*arguments)
         return time.perf_counter() - began
 
+    def _kept_by(self, is_kept: bool) -> Any:
+        """What an executable of `model.kept` depends on besides; JAX looks after others by itself."""
+        if not is_kept:
+            return None
+        (device,) = self._model.weights[0].devices()
+        return self._model.kept, json.dumps(settings(device))
+
     @seldom_collecting()
     def _compiled(
-        self, name: str, new: Callable[[], Any], arguments: tuple[Any, ...]
+        self, program: Start | Begin | Loop, arguments: tuple[Any, ...], is_kept: bool
     ) -> Callable[..., State]:
         began = time.perf_counter()
-        model, programs, program = self._model, self._programs, new()
-        if programs.are_kept:
-            given = name, program, arguments, self._cache_dtype
-            program = kept_program(model, programs, *given)
+        if is_kept:
+            ready = kept_program(self._model, program, arguments)
         else:
-            program.lower(*arguments).compile()  # calling it reuses what this compiles
+            ready = program.jitted()
+            ready.lower(*arguments).compile()  # calling it reuses what this compiles
         self.timings.compile += time.perf_counter() - began
-        return program
+        return ready

@@ -10,7 +10,7 @@ import pytest
 
 from jax_q4k import models
 from jax_q4k.kept import KeptPrograms
-from jax_q4k.models import build, compiled
+from jax_q4k.models import build
 
 from . import golden
 
@@ -96,5 +96,5 @@ def test_a_model_that_is_loaded_is_as_one_that_is_built():
     built = models.Model(build.build(loaded.config, models.named_tensors(loaded)))
     assert np.array_equal(built.logits([PROMPT]), loaded.logits([PROMPT]))
     again = models.load(golden.path("llama-gqa"))
-    assert compiled.fingerprint(loaded) == compiled.fingerprint(again)
-    assert compiled.fingerprint(loaded) != compiled.fingerprint(golden.model("qwen2-odd"))
+    assert loaded.network.fingerprint() == again.network.fingerprint()
+    assert loaded.network.fingerprint() != golden.model("qwen2-odd").network.fingerprint()

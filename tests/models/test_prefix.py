@@ -9,6 +9,7 @@ import pytest
 
 from jax_q4k import models
 from jax_q4k.models.conversation import Conversation
+from jax_q4k.models.programs import Start
 from jax_q4k.models.run import Run
 
 from .golden import model, reference
@@ -109,9 +110,9 @@ def test_an_interrupt_between_and_within_pieces(
     models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
     call, seen = Run._call, []
 
-    def interrupted(run: Run, name: str, *rest: Any, **options: Any) -> float:
-        seconds = call(run, name, *rest, **options)
-        seen.append(name)
+    def interrupted(run: Run, program: Any, *arguments: Any) -> float:
+        seconds = call(run, program, *arguments)
+        seen.append(type(program))
         if len(seen) == calls:
             before = run._state  # as if the next call had begun
             jax.tree.map(lambda array: array.delete(), before.cache)
@@ -122,7 +123,7 @@ def test_an_interrupt_between_and_within_pieces(
         patched.setattr(Run, "_call", interrupted)
         with pytest.raises(KeyboardInterrupt):
             models.generate(loaded, prompt, prefix=prefix, **FIELDS)
-    assert seen == ["resume"] * calls and prefix.tokens == []
+    assert seen == [Start] * calls and prefix.tokens == []
     out = models.generate(loaded, prompt, prefix=prefix, **FIELDS)
     assert out.tokens == models.generate(loaded, prompt, **FIELDS).tokens
 
