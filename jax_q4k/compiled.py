@@ -270,7 +270,7 @@ def read(
 
 
 def _bytes_of(file: str, private: bool) -> bytes:
-    """A file's bytes; whatever it is, nothing waits for it, and no more memory is taken than said."""
+    """A file's bytes; whatever it is, nothing waits for it or takes more memory than it says."""
     with _opened(file, follow=not private) as opened:
         found = os.fstat(opened.fileno())
         if found.st_size > _LARGEST_FILE:

@@ -20,7 +20,7 @@ def kept_program(
     (device,) = model.weights[0].devices()
     results = program.results(arguments)
     loaded = model.kept.get(
-        program.__name__,
+        program.name,
         program.jitted(keep_unused=True),
         arguments,
         results,
@@ -40,6 +40,6 @@ def kept_program(
 
 
 def can_be_kept(model: Model, program: Start | Begin | Loop) -> bool:
-    """Whether a file's key can tell the program: not users' functions, drafts or several devices."""
+    """Whether files can hold the program: without users' functions and drafts, on one device."""
     alone = model.placement is None and program.draft is None and not program.way.processors
     return model.kept is not None and alone

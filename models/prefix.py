@@ -11,6 +11,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jax_q4k.implementation import Selection
+
 from .config import Config
 from .kv_cache import PagedCache, grown
 from .model import Model
@@ -27,8 +29,9 @@ class Prefix:
     """The keys, values and states of a model's last text, for prompts that begin with it.
 
     Give one object to successive calls of `generate` or `stream`. It is right for any prompt: what
-    differs is computed. Models with windows or recurrent layers go on only where the whole text was
-    continued. It holds a cache's memory until it is dropped or `clear` is called.
+    differs is computed. Calls in several threads may share one: the first takes what it holds.
+    Models with windows or recurrent layers go on only where the whole text was continued. It holds
+    a cache's memory until it is dropped or `clear` is called.
 
     Attributes:
       tokens: the text's ids, as far as they are computed.
@@ -43,25 +46,35 @@ class Prefix:
             self.tokens: list[int] = []
             self._cache: PagedCache | None = None
             self._model: weakref.ref[Model] | None = None
+            self._selection: Selection | None = None
 
-    def keep(self, model: Model, tokens: Sequence[int], cache: PagedCache) -> None:
-        """Takes over the cache of a text, of one sequence."""
+    def keep(
+        self, model: Model, tokens: Sequence[int], cache: PagedCache, selection: Selection
+    ) -> None:
+        """Takes over the cache of a text, of one sequence, that operations so selected made."""
         with self._lock:
             self.tokens, self._cache, self._model = list(tokens), cache, weakref.ref(model)
+            self._selection = selection
 
     def take(
-        self, model: Model, prompt: Sequence[int], capacity: int, dtype: Any
+        self,
+        model: Model,
+        prompt: Sequence[int],
+        capacity: int,
+        dtype: Any,
+        selection: Selection,
     ) -> tuple[PagedCache, int] | None:
         """The cache of a prompt's first tokens, and how many they are; None: there is none to use.
 
         What was held is held no longer: of several threads, one takes it.
 
-        capacity: tokens that the cache is to have room for, at least.
+        capacity: tokens that the cache is to have room for, at least. dtype: of its pages.
+        selection: of the operations that are to go on with it, which are to have made it.
         """
         with self._lock:
-            cache, tokens, owner = self._cache, self.tokens, self._model
+            cache, tokens, owner, made_by = self._cache, self.tokens, self._model, self._selection
             self.clear()
-        if cache is None or owner is None or owner() is not model:
+        if cache is None or owner is None or owner() is not model or made_by != selection:
             return None
         if not (count := _usable(model.config, tokens, prompt, cache, capacity, dtype)):
             return None

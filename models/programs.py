@@ -80,8 +80,13 @@ class Program:
     donated: ClassVar[tuple[int, ...]] = ()
 
     @property
-    def __name__(self) -> str:
-        return type(self).__name__.lower()
+    def name(self) -> str:
+        return type(self).__qualname__.lower()
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute == "__name__":  # JAX names what it compiles by it
+            return self.name
+        raise AttributeError(attribute)
 
     def jitted(self, *, keep_unused: bool = False) -> Any:
         """The jitted function. Its compiled code is freed with the last reference to it.
@@ -89,8 +94,9 @@ class Program:
         keep_unused: as `jax_q4k.kept` needs it. Elsewhere it would do harm: JAX 0.12 then never
         frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
         """
+        function: Any = self
         return jax.jit(
-            self,
+            function,
             donate_argnums=self.donated,
             compiler_options=CUDA_COMPILER_OPTIONS if self.network.on_gpu else None,
             keep_unused=keep_unused,

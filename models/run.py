@@ -269,7 +269,8 @@ class Run:
         model = self._model
         if self._prefix is not None:
             prompt = self._prompts[0, : self._lengths[0]].tolist()
-            if taken := self._prefix.take(model, prompt, self._capacity, self._cache_dtype):
+            wanted = prompt, self._capacity, self._cache_dtype, self._selection
+            if taken := self._prefix.take(model, *wanted):
                 cache, count = taken
                 self._capacity = cache.capacity
                 return self._resume(cache, count)
@@ -368,7 +369,7 @@ class Run:
         with jax.transfer_guard_device_to_host("allow"):
             (count,), (stored,) = state.counts.tolist(), state.cache.context_lens.tolist()
             new = np.asarray(state.tokens)[0, :count].tolist()
-        prefix.keep(self._model, (prompt + new)[:stored], state.cache)
+        prefix.keep(self._model, (prompt + new)[:stored], state.cache, self._selection)
 
     def _collect(self) -> float:
         """Hands new tokens to the rows, and rows that met a stop string back to the device.
@@ -440,7 +441,7 @@ class Run:
         return time.perf_counter() - began
 
     def _kept_by(self, is_kept: bool) -> Any:
-        """What an executable of `model.kept` depends on besides; JAX looks after others by itself."""
+        """What an executable of `model.kept` depends on besides; of others JAX takes care."""
         if not is_kept:
             return None
         (device,) = self._model.weights[0].devices()

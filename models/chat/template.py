@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class _Job:
         self, messages: list[Mapping[str, Any]], tools: list[Any] | None, marks: Marks | None
     ) -> str:
         """The text; with marks in what is the messages' and the tools'."""
-        found = _found(self.template, tuple(self.variables))
+        found = _found(self.template, _digest(self.variables))
         if not isinstance(self.now, datetime.datetime | None):
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
         given: Any = Forms(self.template, self._probe, found).adapt(messages)
@@ -163,9 +164,15 @@ class _Job:
 
 
 @functools.lru_cache(_REMEMBERED)
-def _found(template: str, variables: tuple[str, ...]) -> dict[str, str]:
-    """What probes of a template have given, with variables of these names; to be filled."""
+def _found(template: str, variables: str) -> dict[str, str]:
+    """Results of probing a template with variables of this digest; to be filled."""
     return {}
+
+
+def _digest(variables: dict[str, Any]) -> str:
+    """A text that differs where variables do, by name or value: templates may look at both."""
+    said = repr(sorted(variables.items(), key=lambda item: item[0]))
+    return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
 def _template_of(

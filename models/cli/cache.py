@@ -47,14 +47,16 @@ def _usable() -> Path:
         if not path.is_absolute():
             raise _UnusableError("there is no home directory")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
+        # A cached program is machine code that this process would run. Who may write the folder
+        # around may put another one in its place.
+        for each in (path, path.parent):
+            found = each.stat()
+            if found.st_uid != os.geteuid():
+                raise _UnusableError(f"{each} belongs to another user")
+            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise _UnusableError(f"{each} can be written by other users")
     except OSError as error:
         raise _UnusableError(f"{path}: {error.strerror}") from error
-    # A cached program is machine code that this process would run.
-    if found.st_uid != os.geteuid():
-        raise _UnusableError(f"{path} belongs to another user")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _UnusableError(f"{path} can be written by other users")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise _UnusableError(f"{path} cannot be written")
     return path

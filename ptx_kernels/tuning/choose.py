@@ -92,13 +92,22 @@ def tables_for(device: Target) -> list[tables.Table]:
       TuningTableError: the user's table is malformed.
     """
     path = os.environ.get(VARIABLE)
-    known = [*([_user_table(path)] if path else []), *tables.packaged()]
+    known = [*([_user_table(path, *_stamp(path))] if path else []), *tables.packaged()]
     return [table for table in known if table.is_for(device.name, device.multiprocessors)]
 
 
-@functools.cache
-def _user_table(path: str) -> tables.Table:
+@functools.lru_cache(maxsize=16)
+def _user_table(path: str, *_stamp: int) -> tables.Table:
     return tables.load(Path(path))
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Numbers that change where a file does; none of one that is not there."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ()
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 _record: ContextVar[list[Choice] | None] = ContextVar("record", default=None)

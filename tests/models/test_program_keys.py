@@ -1,4 +1,4 @@
-"""Keys of programs: whatever a program depends on is a field of it, and every field is in its key."""
+"""Keys of programs: what a program depends on is a field, and every field is in its keys."""
 
 from __future__ import annotations
 
