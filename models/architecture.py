@@ -81,6 +81,7 @@ class CheckpointClass:
       accepted: keys that are refused elsewhere -> what they may say here.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
       tied_key: another key that says it, and is believed before that one.
+      tied_by_text: text_config may say it, too, where config.json itself says no.
       text_config: a class that takes images, too: the object of this name describes the decoder.
       flat: config.json itself may describe it, as early files do.
       further_layers: the key of config.json that counts the layers behind the last, which predict
@@ -115,6 +116,7 @@ class CheckpointClass:
     accepted: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     tied: bool = False
     tied_key: str = "tie_word_embeddings"
+    tied_by_text: bool = False
     text_config: bool = False
     flat: bool = False
     further_layers: str | None = None

@@ -13,7 +13,9 @@ ARCHITECTURE = Architecture(
     "mistral3",
     checkpoints=(
         TEXT,
-        dataclasses.replace(TEXT, name="Mistral3ForConditionalGeneration", text_config=True),
+        dataclasses.replace(
+            TEXT, name="Mistral3ForConditionalGeneration", text_config=True, tied=True
+        ),
     ),
     experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,

@@ -25,6 +25,7 @@ TEXT = CheckpointClass(
     "Qwen2VLForConditionalGeneration",
     window="use_sliding_window",
     sections=True,
+    tied_by_text=True,
     text_config=True,
     flat=True,
 )

@@ -84,7 +84,7 @@ class Description:
     biases: tuple[str, ...]  # groups of them, beside the architecture's own
     tensors: tuple[str, ...]  # of those that files may lack, by GGUF's names
     lacking: frozenset[str]  # what layers have none of, "blk.0.attn_v"
-    tied: bool  # the output layer is the embedding
+    tied: bool  # the output layer is the embedding, where the files hold no other
     rope_divisors: dict[str, np.ndarray]  # GGUF's names -> float32 (rope_dim / 2,)
     multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
     further_layers: int  # behind the last, which are not run
@@ -96,7 +96,7 @@ def describe(fields: JSONFields) -> Description:
     architecture, checkpoint = _architecture(fields)
     _refuse_unsupported(fields, checkpoint)
     packed = _is_packed(fields, checkpoint)
-    tied = _tied(fields, checkpoint, checkpoint.tied)
+    tied = is_tied(fields, checkpoint)
     fields = _of_the_decoder(fields, checkpoint)
     _refuse_unsupported(fields, checkpoint)
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
@@ -134,7 +134,7 @@ def describe(fields: JSONFields) -> Description:
             for layer in range(config.num_layers)
             for tensor in without(config, layer)
         ),
-        tied=_tied(fields, checkpoint, tied),
+        tied=tied,
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config,
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
@@ -142,8 +142,18 @@ def describe(fields: JSONFields) -> Description:
     )
 
 
-def _tied(fields: JSONFields, checkpoint: CheckpointClass, default: bool) -> bool:
-    return fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", default))
+def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
+    """Whether the embedding is the output layer of files without a head, as transformers 5 decides it.
+
+    The flag of config.json itself counts, whatever text_config says. Transformers 4 asked
+    text_config: that counts where config.json has no flag, or for classes of `tied_by_text`.
+    """
+    of_model = fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", None))
+    text = fields.object("text_config") if checkpoint.text_config else None
+    of_text = text is not None and text.boolean("tie_word_embeddings", False)
+    if of_model is None:
+        return checkpoint.tied or of_text
+    return of_model or (of_text and checkpoint.tied_by_text)
 
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
