@@ -143,7 +143,7 @@ def describe(fields: JSONFields) -> Description:
 
 
 def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
-    """Whether the embedding is the output layer of files without a head, as transformers 5 decides it.
+    """Whether the embedding is the output layer where files have no head, as in transformers 5.
 
     The flag of config.json itself counts, whatever text_config says. Transformers 4 asked
     text_config: that counts where config.json has no flag, or for classes of `tied_by_text`.

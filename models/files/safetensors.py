@@ -109,8 +109,10 @@ class Weights:
         if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
             return False
         count = max(1, _COMPARED // max(1, math.prod(one.shape[1:])))
-        parts = (slice(start, start + count) for start in range(0, one.shape[0], count))
-        return all(np.array_equal(self.read(first, part), self.read(second, part)) for part in parts)
+        return all(
+            np.array_equal(*(self.read(name, slice(at, at + count)) for name in (first, second)))
+            for at in range(0, one.shape[0], count)
+        )
 
     def _handle(self, file: Path) -> Any:
         if self._open is None or self._open[0] != file:
