@@ -78,7 +78,8 @@ class CheckpointClass:
       layer_types: which layers are windowed is what the key of this name says; the last is not.
       implied: keys of config.json that may only say what they must: key -> config -> its value.
       activations: what hidden_act may say, too, and means the architecture's activation.
-      accepted: keys that are refused elsewhere -> what they may say here.
+      accepted: keys that are refused elsewhere -> what they may say here; `...`: anything.
+      rope_needed: rope_parameters or rope_scaling must be there: the class's default is YaRN.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
       tied_key: another key that says it, and is believed before that one.
       tied_by_text: text_config may say it, too, where config.json itself says no.
@@ -113,7 +114,8 @@ class CheckpointClass:
     layer_types: bool = False
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
-    accepted: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    accepted: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rope_needed: bool = False
     tied: bool = False
     tied_key: str = "tie_word_embeddings"
     tied_by_text: bool = False

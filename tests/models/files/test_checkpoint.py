@@ -302,7 +302,7 @@ def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
     """As transformers 4 and 5 write it, with keys left out that its text_config has by default."""
     tensors, config, _ = checkpoints.weights("gemma3")
     inner = checkpoints.config_json(config)
-    for key in ("architectures", "hidden_act", "layer_types", "query_pre_attn_scalar"):
+    for key in ("architectures", "hidden_act", "layer_types"):
         del inner[key]
     described = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
     names = {name: name.replace("model.", prefix, 1) for name in tensors}
@@ -407,13 +407,24 @@ CONFIG = [
         {"architectures": ["FalconForCausalLM"]},
         r"architectures: \['FalconForCausalLM'\] is not supported; supported are Cohere2For",
     ),
-    ({"architectures": None}, "architectures: is missing"),
+    ({"architectures": None, "model_type": None}, "architectures: is missing"),
+    ({"model_type": "qwen2"}, "model_type: is 'qwen2', which is Qwen2ForCausalLM's, not Llama"),
     ({"architectures": []}, r"architectures: \[\] is not supported"),
     (
         {"quantization_config": {"quant_method": "gptq"}},
         "quantization_config: is 'gptq', which is not supported",
     ),
-    ({"auto_map": {"AutoModel": "x"}}, "auto_map: is 'an object', which is not supported"),
+    (
+        {"auto_map": {"AutoModelForCausalLM": "them/it--modeling_x.MyLlama"}},
+        "auto_map.AutoModelForCausalLM: is 'them/it--modeling_x.MyLlama', code of the model's own",
+    ),
+    ({"auto_map": "x"}, "auto_map: must be an object, not a string"),
+    ({"qk_clip": 5.0}, "qk_clip: is not a known key: what it says may change the model's results"),
+    (
+        {"rope_parameters": {"rope_type": "default", "rope_scale": 2}},
+        "rope_parameters.rope_scale: is not a known key",
+    ),
+    ({"per_layer_config": {"0": {"head_dim": 64}}}, "per_layer_config: is .*, which is not"),
     ({"hidden_act": "gelu"}, "hidden_act: is 'gelu', which is not supported"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
     ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
@@ -496,7 +507,7 @@ def test_configs_that_are_refused(changes, message, copy):
         ),
         (
             {"original_max_position_embeddings": 10**400},
-            "original_max_position_embeddings: must be from 1",
+            "original_max_position_embeddings: must be a finite number",
         ),
         ({"factor": 10**400}, "factor: must be a finite number"),
     ],
@@ -792,6 +803,7 @@ def test_heads_by_default(copy):
     change(
         folder / "config.json",
         architectures=["LlamaForCausalLM"],
+        model_type="llama",
         num_key_value_heads=None,
         head_dim=None,
     )
