@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import struct
+import warnings
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -367,6 +368,10 @@ def test_ids_of_the_other_files(copy):
     change(folder / "tokenizer_config.json", eos_token=None)
     change(folder / "config.json", bos_token_id=4, eos_token_id=9)
     assert models.from_pretrained(folder).tokenizer.vocabulary.eos_token_id == 9
+    change(folder / "config.json", eos_token_id=None, text_config={"eos_token_id": 8})
+    assert models.from_pretrained(folder).tokenizer.vocabulary.eos_token_id == 8
+    change(folder / "config.json", eos_token_id=9)
+    assert models.from_pretrained(folder).tokenizer.vocabulary.eos_token_id == 9
     change(folder / "generation_config.json", eos_token_id=[7, 280, 8])
     t = models.from_pretrained(folder).tokenizer
     assert (t.bos_token_id, t.vocabulary.eos_token_id, t.eos_token_ids) == (
@@ -391,15 +396,44 @@ def test_how_a_checkpoint_is_sampled(copy):
     assert not [key for key in models.from_pretrained(folder).metadata if "sampling" in key]
     change(file, do_sample=True, top_k=20, top_p=0.75, repetition_penalty=None)
     loaded = models.from_pretrained(folder)
-    want = {"temperature": 1.0, "top_k": 20, "top_p": 0.75}
+    want: dict[str, float] = {"temperature": 1.0, "top_k": 20, "top_p": 0.75}
     assert suggested(loaded.metadata) == want
     models.save_gguf(loaded, folder / "saved.gguf")
     assert suggested(models.load(folder / "saved.gguf").metadata) == want
+    change(file, top_k=None)
+    want["top_k"] = 50  # transformers' default
+    assert suggested(models.from_pretrained(folder).metadata) == want
     change(file, do_sample=False)
+    assert suggested(models.from_pretrained(folder).metadata) == {"temperature": 0.0}
+    change(file, do_sample=None, repetition_penalty=1.25)
+    want = {"temperature": 0.0, "repetition_penalty": 1.25}
+    assert suggested(models.from_pretrained(folder).metadata) == want
+    change(file, repetition_penalty=None)
     assert suggested(models.from_pretrained(folder).metadata) == {}
     for wrong in ("hot", True, [1]):
         change(file, do_sample=True, top_p=wrong)
         refused(folder, r"generation_config.json: top_p: .* must be a number")
+    file.unlink()
+    change(folder / "config.json", do_sample=True, temperature=0.5)
+    want = {"temperature": 0.5, "top_k": 50}
+    assert suggested(models.from_pretrained(folder).metadata) == want
+
+
+def test_settings_of_generation_that_are_not_applied(copy):
+    folder = copy("qwen2")
+    file = folder / "generation_config.json"
+    neutral = {"num_beams": 1, "typical_p": 1.0, "bad_words_ids": [], "no_repeat_ngram_size": 0}
+    with warnings.catch_warnings(action="error"):
+        change(file, do_sample=True, max_length=20, **neutral)
+        models.CheckpointSource(folder)
+        change(file, do_sample=False, typical_p=0.9)  # of draws
+        models.CheckpointSource(folder)
+    change(file, do_sample=True, num_beams=4, suppress_tokens=[3], min_new_tokens=2)
+    with pytest.warns(UserWarning) as caught:
+        models.CheckpointSource(folder)
+    [message] = [str(warning.message) for warning in caught]
+    asked = "min_new_tokens=2, num_beams=4, suppress_tokens=[3], typical_p=0.9: not applied"
+    assert str(file) in message and asked in message
 
 
 CONFIG = [
