@@ -79,6 +79,7 @@ class CheckpointClass:
       implied: keys of config.json that may only say what they must: key -> config -> its value.
       activations: what hidden_act may say, too, and means the architecture's activation.
       accepted: keys that are refused elsewhere -> what they may say here; `...`: anything.
+      rope_by_type: rope_parameters has parameters of each type of layer, never of all of them.
       rope_needed: rope_parameters or rope_scaling must be there: the class's default is YaRN.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
       tied_key: another key that says it, and is believed before that one.
@@ -115,6 +116,7 @@ class CheckpointClass:
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
     accepted: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rope_by_type: bool = False
     rope_needed: bool = False
     tied: bool = False
     tied_key: str = "tie_word_embeddings"

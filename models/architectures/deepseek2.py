@@ -133,6 +133,7 @@ GLM = dataclasses.replace(
     required=(),
     keys={key: n for key, n in V3.keys.items() if n != "first_k_dense_replace"},
     computed=of_glm,
+    implied={**V3.implied, "head_dim": lambda config: config.rope_dim},  # one key in transformers
 )
 
 ARCHITECTURE = Architecture(

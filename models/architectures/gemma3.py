@@ -16,6 +16,7 @@ TEXT = CheckpointClass(
     required=("num_key_value_heads", "head_dim"),
     defaults={"rope_theta": 1e6, "sliding_window": 4096, "query_pre_attn_scalar": 256},
     window=True,
+    rope_by_type=True,
     optional_keys={
         "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
         "final_logit_softcapping": "final_logit_softcapping",

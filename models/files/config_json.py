@@ -60,8 +60,12 @@ _READERS: dict[str, Callable[..., Any]] = {
     Fields.integer,
 )
 
-#: Keys that transformers 4 and 5 call by each other's names.
-_SAME = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
+#: Keys that transformers 4 and 5 call by each other's names, or the second by the first.
+_SAME = {
+    "num_experts": "num_local_experts",
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_local_experts",
+}
 
 #: Of Architecture -> of hidden_act.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}

@@ -69,6 +69,8 @@ class Rope:
             fields.fail("rope_parameters", "is missing, as is rope_scaling")
         self._config, self._kind_of_decoder = fields, architecture
         self._fields = fields if given is None else given
+        if given is not None and checkpoint.rope_by_type and given.prefix.endswith("parameters."):
+            given.mapping("full_attention")
         self.values: dict[str, Any] = {}
         if given is not None and (whole := given.object("full_attention")) is not None:
             self._read_local(self._fields.object("sliding_attention"))
@@ -116,7 +118,11 @@ class Rope:
             local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
         if (part := local.number("partial_rotary_factor", 1.0)) != 1.0:
             local.fail("partial_rotary_factor", f"is {part}, which is not supported, expected 1")
-        self.values["rope.freq_base_swa"] = local.number("rope_theta", _THETA)
+        theta: Any = self._kind_of_decoder.local_rope_theta
+        if theta == "global":
+            theta = self._config.number("rope_theta", _THETA)
+        theta = self._config.number("rope_local_base_freq", theta or _THETA)
+        self.values["rope.freq_base_swa"] = local.number("rope_theta", theta)
 
     def _kind_of_scaling(self, checkpoint: CheckpointClass) -> str:
         early = self._fields.string("type", "default")  # what the key was first called

@@ -178,6 +178,9 @@ def test_keys_that_are_read_are_known(monkeypatch):
         ("mistral3", {"rope_parameters": None}, "rope_parameters: is missing"),
         ("deepseek2", {"n_group": None}, "n_group: is missing"),
         ("qwen3moe", {"num_experts": 4}, "num_local_experts: is 16, but num_experts is 4"),
+        ("deepseek2", {"num_local_experts": 4}, "num_local_experts: is 4, but n_routed_experts is"),
+        ("deepseek2-noyarn", {"head_dim": 128}, "head_dim: is 128, which is not supported"),
+        ("olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "full_attention: is missing"),
         (
             "phi3-long",
             {"original_max_position_embeddings": 512},
@@ -242,6 +245,9 @@ def test_defaults_of_classes():
     assert describe({**mistral, "sliding_window": None}).config.context_length == 32768
     config = changed("qwen2vl", rope_parameters={"mrope_section": [8, 12, 12]})
     assert describe(config).config.rope_theta == 1e6
+    config = changed("olmo3")
+    del config["rope_parameters"]["sliding_attention"]["rope_theta"]
+    assert describe(config).config.local_rope_theta == 5e5
     gemma = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
     gemma |= {"num_key_value_heads": 2, "head_dim": 256}
     found = describe(gemma).config
