@@ -208,6 +208,7 @@ def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
 
     null says nothing. Raises CheckpointError naming the key.
     """
+    of_class = frozenset(_named(checkpoint))  # which may have been registered since
     for key, value in fields.values.items():
         if value is None:
             continue
@@ -215,7 +216,7 @@ def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
             accepted = checkpoint.accepted.get(key, ())
             if accepted is not ... and value not in (*_NEUTRAL[key], *accepted):
                 fields.fail(key, f"is {value!r:.100}, which is not supported")
-        elif not is_known(key):
+        elif not is_known(key) and key not in of_class:
             _refuse_unknown(fields, key)
 
 

@@ -109,10 +109,9 @@ class Weights:
         if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
             return False
         count = max(1, _COMPARED // max(1, math.prod(one.shape[1:])))
-        return all(
-            np.array_equal(*(self.read(name, slice(at, at + count)) for name in (first, second)))
-            for at in range(0, one.shape[0], count)
-        )
+        parts = [slice(at, at + count) for at in range(0, one.shape[0], count)]
+        read = self.read
+        return all(np.array_equal(read(first, part), read(second, part)) for part in parts)
 
     def _handle(self, file: Path) -> Any:
         if self._open is None or self._open[0] != file:
