@@ -157,6 +157,10 @@ class CheckpointSource:
             found = {
                 DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
             }
+        elif "embed_tokens.weight" in names:  # of a class without a head
+            found = {
+                name if name == _HEAD else f"model.{name}": stored for name, stored in found.items()
+            }
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)
         unused = [

@@ -244,13 +244,16 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     kind = fields.string("model_type", None)
     of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())
     names = fields.array("architectures", list(of_type[:1]) or REQUIRED)
-    if len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
+    name = names[0] if len(names) == 1 else None
+    if isinstance(name, str) and name.endswith("Model"):  # without a head
+        name = f"{name.removesuffix('Model')}ForCausalLM"
+    if not isinstance(name, str) or name not in known:
         supported = ", ".join(known)
         fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
-    if of_type and names[0] not in of_type:
-        fields.fail("model_type", f"is {kind!r}, which is {of_type[0]}'s, not {names[0]}'s")
-    config_keys.check_code(fields, names[0])
-    return known[names[0]]
+    if of_type and name not in of_type:
+        fields.fail("model_type", f"is {kind!r}, which is {of_type[0]}'s, not {name}'s")
+    config_keys.check_code(fields, name)
+    return known[name]
 
 
 def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:

@@ -37,19 +37,19 @@ _READ = frozenset(
 _HARMLESS = frozenset(
     # Origin and types.
     """
-    name_or_path transformers_version transformers.js_config base_model dtype torch_dtype
+    model_name name_or_path transformers_version transformers.js_config base_model dtype torch_dtype
     mamba_ssm_dtype
     """.split()
     # Training.
     + """
-    aux_loss_alpha ep_size gradient_checkpointing layerdrop neftune_noise_alpha output_router_logits
-    pretraining_tp router_jitter_noise seq_aux
+    aux_loss_alpha ep_size gradient_checkpointing layerdrop loss_type neftune_noise_alpha
+    output_router_logits pretraining_tp router_jitter_noise seq_aux
     """.split()
     # What a call of the transformers class returns, and how it computes.
     + """
     attn_implementation attention_softmax_in_fp32 chunk_size_feed_forward experts_implementation
     output_attentions output_hidden_states return_dict scale_attention_softmax_in_fp32
-    tie_last_hidden_states torchscript use_cache use_return_dict
+    tie_last_hidden_states torchscript use_cache use_flash_attention use_flash_attn use_return_dict
     """.split()
     # Heads of classification.
     + """
@@ -57,7 +57,7 @@ _HARMLESS = frozenset(
     """.split()
     # Tokenizers.
     + """
-    max_sequence_length model_max_length prefix tokenizer_class
+    max_seq_length max_sequence_length model_max_length prefix seq_length tokenizer_class
     """.split()
     # Generation, which transformers 5 reads from generation_config.json alone.
     + """
@@ -71,9 +71,9 @@ _HARMLESS = frozenset(
     """.split()
     # Images and sound.
     + """
-    audio_config audio_ms_per_token image_seq_length mm_tokens_per_image multimodal_projector_bias
-    projector_hidden_act spatial_merge_size vision_config vision_feature_layer
-    vision_feature_select_strategy vision_soft_tokens_per_image
+    audio_config audio_ms_per_token image_seq_length language_model_only mm_tokens_per_image
+    multimodal_projector_bias projector_hidden_act spatial_merge_size vision_config
+    vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image
     """.split()
     # Derived from other keys, or of the code that a model was trained with.
     + """
@@ -100,6 +100,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tie_encoder_decoder": (False,),
     "pruned_heads": ({},),
     "compression_config": (),
+    "quantization": (),
     "alibi": (False,),
     "clip_qkv": (),
     "lm_head_bias": (False,),
@@ -116,6 +117,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "mlp_type": ("default",),
     "norm_type": ("layer_norm",),
+    "output_gate_type": ("swish",),
 }
 
 #: Keys of rope_parameters and rope_scaling that are read, or that change nothing.

@@ -115,6 +115,7 @@ PUBLISHED = {
         "mamba_ssm_dtype": "float32",
         "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False,
+        "output_gate_type": "swish",
         "full_attention_interval": 4,
     },
     "smollm3": {
@@ -171,6 +172,7 @@ def test_keys_that_are_read_are_known(monkeypatch):
     [
         ("qwen3moe", {"new_gate": 1}, "new_gate: is not a known key"),
         ("qwen3vl", {"new_gate": False}, "text_config.new_gate: is not a known key"),
+        ("qwen3vl", {"quantization": {"bits": 4}}, "quantization: is .*bits.*, which is not"),
         ("phi3", {"lm_head_bias": True}, "lm_head_bias: is True, which is not supported"),
         ("cohere2", {"rotary_pct": 0.5}, "rotary_pct: is 0.5"),
         ("gpt-oss", {"rope_parameters": None}, "rope_parameters: is missing, as is rope_scaling"),

@@ -129,6 +129,19 @@ def test_what_is_missing(name, tmp_path):
         models.CheckpointSource(folder(tmp_path, name, held, "False"))
 
 
+def test_tensors_of_a_class_without_a_head(tmp_path):
+    """As `LlamaModel.save_pretrained` names them, and some folders of `LlamaForCausalLM`."""
+    name = "LlamaForCausalLM"
+    held = {key.removeprefix("model."): values for key, values in tensors(name).items()}
+    assert error(folder(tmp_path, name, held, "False"), name, "head") <= 1e-11
+    del held["lm_head.weight"]
+    path = folder(tmp_path, name, held, "True")
+    assert error(path, name, "embedding") <= 1e-11
+    described = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**described, "architectures": ["LlamaModel"]}))
+    assert error(path, name, "embedding") <= 1e-11
+
+
 def test_what_is_said_of_a_head(tmp_path):
     held = tensors("LlamaForCausalLM")
     path = folder(tmp_path, "LlamaForCausalLM", held, "True")
