@@ -6,6 +6,7 @@ this package lacks. Keys that other architectures read are ignored, as llama.cpp
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ _HARMLESS = frozenset(
     rope.dimension_sections tensor_data_layout
     """.split()
 )
+_MAGNITUDE = "rope.scaling.yarn_attn_factor"
 #: Features that a decoder here lacks -> values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -54,7 +56,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "interleave_moe_layer_step": (0, 1),
     "moe_every_n_layers": (0, 1),
     "rope.scaling.alpha": (0, 1),
-    "rope.scaling.yarn_attn_factor": (1,),
     "rope.scaling.yarn_ext_factor": (-1, 1),
     "router_logit_softcapping": (0,),
     "use_parallel_residual": (False,),
@@ -68,11 +69,21 @@ def check(get: Fields, kind: Architecture) -> None:
     """
     neutral = _NEUTRAL | _of_kind(kind)
     for key in get.values:
-        if key in neutral:
+        if key == _MAGNITUDE:
+            _check_magnitude(get)
+        elif key in neutral:
             refuse(get, key, neutral[key])
         elif key not in _READ and key not in _HARMLESS:
             problem = "is not a known key: what it says may change the model's results"
             get.fail(key[:200], problem)
+
+
+def _check_magnitude(get: Fields) -> None:
+    """Refuses a magnitude other than YaRN's own, which converters write and llama.cpp ignores."""
+    value, factor = get.number(_MAGNITUDE), get.number("rope.scaling.factor", 1.0)
+    own = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    if value != 1 and not math.isclose(value, own, rel_tol=1e-5):
+        get.fail(_MAGNITUDE, f"{value!r} is not supported, expected 1 or {own:g}")
 
 
 def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:

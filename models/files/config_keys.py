@@ -48,6 +48,7 @@ _HARMLESS = frozenset(
     # What a call of the transformers class returns, and how it computes.
     + """
     attn_implementation attention_softmax_in_fp32 chunk_size_feed_forward experts_implementation
+    is_decoder
     output_attentions output_hidden_states return_dict scale_attention_softmax_in_fp32
     tie_last_hidden_states torchscript use_cache use_flash_attention use_flash_attn use_return_dict
     """.split()
@@ -94,7 +95,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False,),
     "per_layer_config": ({},),
     "is_causal": (True,),
-    "is_decoder": (False, True),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),

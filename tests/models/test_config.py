@@ -204,6 +204,15 @@ def test_unknown_keys_are_refused(key):
     assert Config.from_metadata({**LLAMA, f"other.{key}": 1, f"general.{key}": 1})
 
 
+def test_the_magnitude_that_converters_write():
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
+    key, want = "rope.scaling.yarn_attn_factor", Config.from_metadata(changed(scaling))
+    for value in (1.0, np.float32(1.2079441)):
+        assert Config.from_metadata(changed({**scaling, key: value})) == want
+    with pytest.raises(jq.GGUFError, match="attn_factor: 1.3 is not supported, expected 1 or 1.20"):
+        Config.from_metadata(changed({**scaling, key: 1.3}))
+
+
 def test_routings_that_architectures_fix():
     experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96}
     assert Config.from_metadata(of("qwen2moe", **experts, expert_weights_norm=False)).experts
