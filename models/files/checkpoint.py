@@ -41,6 +41,7 @@ _BESIDE_THE_DECODER = {
     "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
     "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
 }
+_CACHE_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([kv]_proj\.)?[kv]_scale")
 _KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -169,6 +170,8 @@ class CheckpointSource:
         if beginning := self.description.checkpoint.further_tensors:
             unused += [name for name in found if name.removeprefix("model.").startswith(beginning)]
         self._skip(found, unused, "further tokens")
+        scales = [name for name in found if _CACHE_SCALES.fullmatch(name)]
+        self._skip(found, scales, "scales of caches in FP8")
         shared = [
             name
             for name in found

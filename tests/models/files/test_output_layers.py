@@ -142,6 +142,14 @@ def test_tensors_of_a_class_without_a_head(tmp_path):
     assert error(path, name, "embedding") <= 1e-11
 
 
+def test_scales_of_fp8_caches_are_skipped(tmp_path):
+    name, scale = "LlamaForCausalLM", np.ones((), np.float32)
+    layer = "model.layers.0.self_attn."
+    held = tensors(name) | {f"{layer}k_scale": scale, f"{layer}v_proj.v_scale": scale}
+    with pytest.warns(UserWarning, match="2 tensors are skipped, .*: scales of caches in FP8"):
+        assert error(folder(tmp_path, name, held, "False"), name, "head") <= 1e-11
+
+
 def test_what_is_said_of_a_head(tmp_path):
     held = tensors("LlamaForCausalLM")
     path = folder(tmp_path, "LlamaForCausalLM", held, "True")
