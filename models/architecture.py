@@ -78,9 +78,12 @@ class CheckpointClass:
       layer_types: which layers are windowed is what the key of this name says; the last is not.
       implied: keys of config.json that may only say what they must: key -> config -> its value.
       activations: what hidden_act may say, too, and means the architecture's activation.
-      accepted: keys that are refused elsewhere -> what they may say here.
+      accepted: keys that are refused elsewhere -> what they may say here; `...`: anything.
+      rope_by_type: rope_parameters has parameters of each type of layer, never of all of them.
+      rope_needed: rope_parameters or rope_scaling must be there: the class's default is YaRN.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
       tied_key: another key that says it, and is believed before that one.
+      tied_by_text: text_config may say it, too, where config.json itself says no.
       text_config: a class that takes images, too: the object of this name describes the decoder.
       flat: config.json itself may describe it, as early files do.
       further_layers: the key of config.json that counts the layers behind the last, which predict
@@ -112,9 +115,12 @@ class CheckpointClass:
     layer_types: bool = False
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
-    accepted: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    accepted: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rope_by_type: bool = False
+    rope_needed: bool = False
     tied: bool = False
     tied_key: str = "tie_word_embeddings"
+    tied_by_text: bool = False
     text_config: bool = False
     flat: bool = False
     further_layers: str | None = None

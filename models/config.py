@@ -13,7 +13,7 @@ import numpy as np
 from jax_q4k import GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
-from . import expert_fields, head_fields, mixer_fields, rope_fields
+from . import expert_fields, head_fields, metadata_keys, mixer_fields, rope_fields
 from .architecture import Architecture, MixerKind
 from .architectures import ARCHITECTURES
 from .expert_fields import Experts
@@ -24,13 +24,6 @@ from .rope_fields import MAX_CONTEXT
 
 # Far above any real model; they bound the work that a malformed file can ask for.
 MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
-
-#: Keys of features that a decoder here would ignore, and the values that ask for nothing.
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "attention.clamp_kqv": (0,),
-    "use_parallel_residual": (False,),
-    "attention.causal": (True,),
-}
 
 
 class Scales(NamedTuple):
@@ -233,8 +226,7 @@ class Config:
         if not isinstance(name, str) or name not in ARCHITECTURES:
             raise GGUFError(file, "general.architecture", _unsupported(name))
         get, kind = Fields(metadata, file).under(f"{name}."), ARCHITECTURES[name]
-        for key, neutral in _REFUSED.items():
-            _refuse(get, key, neutral)
+        metadata_keys.check(get, kind)
         integer = functools.partial(get.integer, repeated=True)
         size = functools.partial(integer, least=1, most=_MAX_SIZE)
         tokens = metadata.get("tokenizer.ggml.tokens")
@@ -307,13 +299,6 @@ def _unsupported(architecture: Any) -> str:
     return f"{found}; supported are {', '.join(ARCHITECTURES)}"
 
 
-def _refuse(get: Fields, key: str, neutral: tuple[Any, ...]) -> None:
-    """Refuses a key that asks for anything."""
-    value = get.value(key, neutral[0])
-    if isinstance(value, np.ndarray) or value not in neutral:
-        get.fail(key, f"{value!r} is not supported")
-
-
 def _norm_eps(kind: Architecture) -> str:
     return f"attention.layer_norm_{'' if kind.layer_norm else 'rms_'}epsilon"
 
@@ -324,7 +309,7 @@ def _scales(get: Fields, kind: Architecture) -> Scales:
         if key == "logit_scale" and kind.logit_scale is not None:
             scales.append(get.number(key, above=0.0, most=1e6))
         elif key not in kind.scales:
-            _refuse(get, key, neutral)
+            metadata_keys.refuse(get, key, neutral)
             scales.append(None)
         else:
             value = get.value(key, neutral[0])
@@ -376,7 +361,7 @@ def _inner_sizes(get: Fields, kind: Architecture, layers: int, blocks: int) -> t
 def _per_layer_size(get: Fields, kind: Architecture) -> int:
     key = "embedding_length_per_layer_input"
     if not kind.per_layer_embeddings:
-        _refuse(get, key, (0,))
+        metadata_keys.refuse(get, key, (0,))
         return 0
     return get.integer(key, 0, least=0, most=_MAX_SIZE)
 
@@ -387,7 +372,7 @@ def _shared_kv_layers(
     """Layers without keys and values of their own, each with one of its kind before them."""
     key = "attention.shared_kv_layers"
     if not kind.per_layer_embeddings:
-        _refuse(get, key, (0,))
+        metadata_keys.refuse(get, key, (0,))
         return 0
     count = get.integer(key, 0, least=0, most=layers - 1)
     windowed = windowed_layers or tuple(map(kind.windowed or (lambda _: False), range(layers)))

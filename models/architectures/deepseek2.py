@@ -79,7 +79,7 @@ V3 = CheckpointClass(
         ),
     ),
     interleaved_rope=True,
-    required=(),
+    required=("n_group", "topk_group"),
     defaults={"norm_topk_prob": True},
     keys={
         "attention.kv_lora_rank": "kv_lora_rank",
@@ -114,6 +114,7 @@ V3 = CheckpointClass(
 V2 = dataclasses.replace(
     V3,
     name="DeepseekV2ForCausalLM",
+    required=(),
     defaults={"norm_topk_prob": False},
     keys={key: name for key, name in V3.keys.items() if name != "norm_topk_prob"},
     optional_keys={"attention.q_lora_rank": "q_lora_rank"},
@@ -129,8 +130,10 @@ V2 = dataclasses.replace(
 GLM = dataclasses.replace(
     V3,
     name="Glm4MoeLiteForCausalLM",
+    required=(),
     keys={key: n for key, n in V3.keys.items() if n != "first_k_dense_replace"},
     computed=of_glm,
+    implied={**V3.implied, "head_dim": lambda config: config.rope_dim},  # one key in transformers
 )
 
 ARCHITECTURE = Architecture(

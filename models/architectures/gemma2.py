@@ -23,6 +23,7 @@ ARCHITECTURE = Architecture(
         CheckpointClass(
             "Gemma2ForCausalLM",
             required=("num_key_value_heads", "head_dim", "sliding_window"),
+            defaults={"query_pre_attn_scalar": 256},
             window=True,
             keys={
                 "attn_logit_softcapping": "attn_logit_softcapping",

@@ -14,7 +14,9 @@ query_pre_attn_scalar = functools.partial(gemma2.query_pre_attn_scalar, layers_o
 TEXT = CheckpointClass(
     "Gemma3ForCausalLM",
     required=("num_key_value_heads", "head_dim"),
+    defaults={"rope_theta": 1e6, "sliding_window": 4096, "query_pre_attn_scalar": 256},
     window=True,
+    rope_by_type=True,
     optional_keys={
         "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
         "final_logit_softcapping": "final_logit_softcapping",
@@ -37,8 +39,7 @@ TEXT_AND_IMAGES = dataclasses.replace(
         "num_key_value_heads": 4,
         "head_dim": 256,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "sliding_window": 4096,
+        **TEXT.defaults,
     },
 )
 

@@ -147,7 +147,10 @@ TEXT = CheckpointClass(
     computed=sizes,
     layer_types=True,
     implied={"attention_bias": lambda _: False},
-    accepted={"use_bidirectional_attention": ("vision",)},  # of images alone
+    accepted={
+        "use_bidirectional_attention": ("vision",),  # of images alone
+        "per_layer_config": ...,
+    },
     tied=True,
 )
 TEXT_AND_IMAGES = dataclasses.replace(TEXT, name="Gemma4ForConditionalGeneration", text_config=True)

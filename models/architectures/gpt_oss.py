@@ -35,6 +35,7 @@ ARCHITECTURE = Architecture(
                 "swiglu_limit": lambda _: 7.0,
                 "swiglu_alpha": lambda _: 1.702,
             },
+            rope_needed=True,
             quant_method="mxfp4",
         ),
     ),

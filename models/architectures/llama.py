@@ -13,7 +13,7 @@ ARCHITECTURE = Architecture(
             required=(),  # early files leave out heads of keys where all heads have their own
             biases={"attention_bias": ("qkv", "attention_output"), "mlp_bias": ("mlp",)},
         ),
-        CheckpointClass("MistralForCausalLM", window=True),
+        CheckpointClass("MistralForCausalLM", defaults={"sliding_window": 4096}, window=True),
         CheckpointClass(
             "MixtralForCausalLM",
             stored=(

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import EXPERTS, SHARED_EXPERT
+from ..json_fields import JSONFields
 
-TEXT = CheckpointClass("Ministral3ForCausalLM", window=True)
+
+def of_text(fields: JSONFields) -> dict[str, Any]:
+    """Requires the keys whose defaults depend on which of two classes the decoder is of."""
+    needed = {"mistral": ("sliding_window",), "ministral3": ("head_dim", "rope_parameters")}
+    kind = fields.string("model_type", "mistral")
+    if kind not in needed:
+        known = ", ".join(needed)
+        fields.fail("model_type", f"{kind!r:.100} is not supported; supported are {known}")
+    for key in needed[kind]:
+        if key not in fields and not (key == "rope_parameters" and "rope_scaling" in fields):
+            fields.fail(key, f"is missing, as is {kind}'s default of it here")
+    return {}
+
+
+TEXT = CheckpointClass(
+    "Ministral3ForCausalLM",
+    required=("num_key_value_heads", "head_dim"),
+    window=True,
+    rope_needed=True,
+)
 
 ARCHITECTURE = Architecture(
     "mistral3",
     checkpoints=(
         TEXT,
-        dataclasses.replace(TEXT, name="Mistral3ForConditionalGeneration", text_config=True),
+        dataclasses.replace(
+            TEXT,
+            name="Mistral3ForConditionalGeneration",
+            required=("num_key_value_heads",),
+            computed=of_text,
+            rope_needed=False,
+            text_config=True,
+            tied=True,
+        ),
     ),
     experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,

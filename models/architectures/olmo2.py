@@ -22,6 +22,7 @@ ARCHITECTURE = Architecture(
             name="Olmo3ForCausalLM",
             defaults={"sliding_window": 4096, "rope_theta": 500000.0},
             window=True,
+            rope_by_type=True,
         ),
     ),
     attention=ATTENTION + WIDE_QK_NORMS,

@@ -14,6 +14,7 @@ ARCHITECTURE = Architecture(
                 Stored("mlp.gate_up_proj", ("ffn_gate", "ffn_up")),
             ),
             required=(),
+            defaults={"original_max_position_embeddings": 4096},
             window=True,
             every_layer_windowed=True,
             partial_rope=True,

@@ -23,8 +23,10 @@ def rope_sections(config: Config) -> dict[str, Any]:
 
 TEXT = CheckpointClass(
     "Qwen2VLForConditionalGeneration",
+    defaults={"rope_theta": 1e6},
     window="use_sliding_window",
     sections=True,
+    tied_by_text=True,
     text_config=True,
     flat=True,
 )

@@ -16,7 +16,7 @@ from ..files.load import DEMO
 from ..model import Model
 from ..sampling import Sampling
 from ..suggested import USUAL, suggested
-from .output import UsageError, printable
+from .output import UsageError, printable, warnings_in_a_line
 
 #: Of options whose default is not the field's.
 HELP = {
@@ -106,7 +106,8 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
     Raises UsageError for one out of range.
     """
     try:
-        of_file = suggested(model.metadata)
+        with warnings_in_a_line(notes):
+            of_file = suggested(model.metadata)
     except ValueError as error:
         problem = escape(printable(f"What the file suggests is ignored: {error}"))
         notes.print(f"[dim]{problem}[/]", soft_wrap=True)

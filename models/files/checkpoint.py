@@ -41,8 +41,10 @@ _BESIDE_THE_DECODER = {
     "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
     "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
 }
+_CACHE_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([kv]_proj\.)?[kv]_scale")
 _KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class CheckpointSource:
@@ -85,6 +87,7 @@ class CheckpointSource:
         self.metadata = self.description.metadata | title | words
         self._weights = Weights(given)
         self._decoder = self._of_the_decoder()
+        self._tied = self.description.tied and self._tie()
         self._expected = expected_tensors(self.config)
         checkpoint, packed = self.description.checkpoint, self.description.packed
         of_class = checkpoint_tensors.places(self.config, checkpoint, packed, self._decoder)
@@ -155,6 +158,10 @@ class CheckpointSource:
             found = {
                 DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
             }
+        elif "embed_tokens.weight" in names:  # of a class without a head
+            found = {
+                name if name == _HEAD else f"model.{name}": stored for name, stored in found.items()
+            }
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)
         unused = [
@@ -163,6 +170,8 @@ class CheckpointSource:
         if beginning := self.description.checkpoint.further_tensors:
             unused += [name for name in found if name.removeprefix("model.").startswith(beginning)]
         self._skip(found, unused, "further tokens")
+        scales = [name for name in found if _CACHE_SCALES.fullmatch(name)]
+        self._skip(found, scales, "scales of caches in FP8")
         shared = [
             name
             for name in found
@@ -170,6 +179,24 @@ class CheckpointSource:
         ]
         self._skip(found, shared, "keys and values of layers that take those of others")
         return found
+
+    def _tie(self) -> bool:
+        """Whether the embedding is the output layer of a model that config.json calls tied.
+
+        As in transformers 5, a head of other values counts, and one without an embedding is both.
+        """
+        if _HEAD not in self._decoder:
+            return True
+        if _EMBEDDING not in self._decoder:
+            self._decoder[_EMBEDDING] = self._decoder.pop(_HEAD)
+            return True
+        head, embedding = self._decoder[_HEAD], self._decoder[_EMBEDDING]
+        if self._weights.equal(head, embedding):
+            del self._decoder[_HEAD]
+            return True
+        message = f"tie_word_embeddings holds, but {head!r} differs from {embedding!r} and is used"
+        warnings.warn(f"{self.name}: {message}", stacklevel=3)
+        return False
 
     def _shares(self, layer: int) -> bool:
         """True of a layer that attends to another's keys and values."""
@@ -201,9 +228,7 @@ class CheckpointSource:
             self._check_types(stored, place.packed)
             known.update(stored)
         for in_a_decoder, stored_name in self._decoder.items():
-            # The embedding is taken in its place.
-            tied = self.description.tied and in_a_decoder == "lm_head.weight"
-            if stored_name not in known and not tied and not _BUFFER.fullmatch(in_a_decoder):
+            if stored_name not in known and not _BUFFER.fullmatch(in_a_decoder):
                 architecture = self.config.architecture
                 self._fail(
                     stored_name,
@@ -215,6 +240,8 @@ class CheckpointSource:
         """The checkpoint's own name of a tensor, which has this shape."""
         if in_a_decoder not in self._decoder:
             problem = f"is missing, expected with shape {shape}"
+            if in_a_decoder == _HEAD:
+                problem += ": config.json's tie_word_embeddings does not put the embedding there"
             raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
         name = self._decoder[in_a_decoder]
         if (found := self._weights.stored[name].shape) != shape:
@@ -244,7 +271,7 @@ class CheckpointSource:
         """True if config.json says that the checkpoint holds this tensor."""
         entry = self._expected[name].entry
         if name == "output.weight":
-            return not self.description.tied
+            return not self._tied
         if self._expected[name].is_bias:
             return entry.bias in (*self.config.kind.biases, *self.description.biases)
         if name.removesuffix(".weight") in self.description.lacking:

@@ -15,6 +15,7 @@ from ..architecture import Architecture, CheckpointClass
 from ..architectures import ARCHITECTURES
 from ..config import MAX_LAYERS, Config
 from ..json_fields import JSONFields
+from . import config_keys
 from .rope_json import Rope
 
 MAX_CONFIG = 1 << 22  # bytes of config.json, and of each file of settings beside it
@@ -59,14 +60,13 @@ _READERS: dict[str, Callable[..., Any]] = {
     Fields.integer,
 )
 
-#: Keys that transformers 4 and 5 call by each other's names.
-_SAME = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
-
-#: Features that a decoder here would ignore: key of config.json, the value that asks for nothing.
-_REFUSED: dict[str, Any] = {
-    "auto_map": None,  # the model's own code
-    "use_bidirectional_attention": False,
+#: Keys that transformers 4 and 5 call by each other's names, or the second by the first.
+_SAME = {
+    "num_experts": "num_local_experts",
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_local_experts",
 }
+
 #: Of Architecture -> of hidden_act.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
@@ -84,7 +84,7 @@ class Description:
     biases: tuple[str, ...]  # groups of them, beside the architecture's own
     tensors: tuple[str, ...]  # of those that files may lack, by GGUF's names
     lacking: frozenset[str]  # what layers have none of, "blk.0.attn_v"
-    tied: bool  # the output layer is the embedding
+    tied: bool  # the output layer is the embedding, where the files hold no other
     rope_divisors: dict[str, np.ndarray]  # GGUF's names -> float32 (rope_dim / 2,)
     multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
     further_layers: int  # behind the last, which are not run
@@ -94,11 +94,13 @@ class Description:
 def describe(fields: JSONFields) -> Description:
     """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
     architecture, checkpoint = _architecture(fields)
-    _refuse_unsupported(fields, checkpoint)
+    config_keys.check(fields, checkpoint)
     packed = _is_packed(fields, checkpoint)
-    tied = _tied(fields, checkpoint, checkpoint.tied)
+    tied = is_tied(fields, checkpoint)
     fields = _of_the_decoder(fields, checkpoint)
-    _refuse_unsupported(fields, checkpoint)
+    config_keys.check(fields, checkpoint)
+    if checkpoint.text_config:
+        _accept(fields, "quantization_config", ())
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
     for key in ("hidden_act", "hidden_activation"):
         _accept(fields, key, activations)
@@ -121,6 +123,8 @@ def describe(fields: JSONFields) -> Description:
     for key, value_of in checkpoint.implied.items():
         _accept(fields, key, (value_of(config),))
     further = checkpoint.further_layers
+    if "num_mtp_layers" in fields:  # another name of it
+        further = further and "num_mtp_layers"
     return Description(
         config=config,
         checkpoint=checkpoint,
@@ -134,7 +138,7 @@ def describe(fields: JSONFields) -> Description:
             for layer in range(config.num_layers)
             for tensor in without(config, layer)
         ),
-        tied=_tied(fields, checkpoint, tied),
+        tied=tied,
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config,
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
@@ -142,8 +146,18 @@ def describe(fields: JSONFields) -> Description:
     )
 
 
-def _tied(fields: JSONFields, checkpoint: CheckpointClass, default: bool) -> bool:
-    return fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", default))
+def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
+    """Whether the embedding is the output layer where files have no head, as in transformers 5.
+
+    The flag of config.json itself counts, whatever text_config says. Transformers 4 asked
+    text_config: that counts where config.json has no flag, or for classes of `tied_by_text`.
+    """
+    of_model = fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", None))
+    text = fields.object("text_config") if checkpoint.text_config else None
+    of_text = text is not None and text.boolean("tie_word_embeddings", False)
+    if of_model is None:
+        return checkpoint.tied or of_text
+    return of_model or (of_text and checkpoint.tied_by_text)
 
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
@@ -151,7 +165,8 @@ def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFiel
     given, prefix = fields.values, ""
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
         given, prefix = fields.mapping("text_config"), "text_config."
-    said = {key: value for key, value in given.items() if value is not None}
+    # In most places null is the default; of windows it says that there is none.
+    said = {k: value for k, value in given.items() if value is not None or k == "sliding_window"}
     return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
 
 
@@ -181,6 +196,9 @@ def _values(
     for key, json_key in checkpoint.keys.items():
         other = _SAME.get(json_key, json_key)
         said = other if json_key not in fields and other in fields else json_key
+        if json_key in fields and other in fields and fields.value(other) != fields.value(json_key):
+            problem = f"is {fields.value(other)!r:.100}, but {json_key} is"
+            fields.fail(other, f"{problem} {fields.value(json_key)!r:.100}")
         values[key] = _READERS.get(key, Fields.number)(fields, said)
         if key in architecture.scales and values[key] == 0:  # in GGUF files 0 means 1
             fields.fail(said, "must not be 0")
@@ -223,16 +241,19 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
         for architecture in ARCHITECTURES.values()
         for checkpoint in architecture.checkpoints
     }
-    names = fields.array("architectures")
-    if len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
+    kind = fields.string("model_type", None)
+    of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())
+    names = fields.array("architectures", list(of_type[:1]) or REQUIRED)
+    name = names[0] if len(names) == 1 else None
+    if isinstance(name, str) and name.endswith("Model"):  # without a head
+        name = f"{name.removesuffix('Model')}ForCausalLM"
+    if not isinstance(name, str) or name not in known:
         supported = ", ".join(known)
         fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
-    return known[names[0]]
-
-
-def _refuse_unsupported(fields: JSONFields, checkpoint: CheckpointClass) -> None:
-    for key, neutral in _REFUSED.items():
-        _accept(fields, key, (neutral, *checkpoint.accepted.get(key, ())))
+    if of_type and name not in of_type:
+        fields.fail("model_type", f"is {kind!r}, which is {of_type[0]}'s, not {name}'s")
+    config_keys.check_code(fields, name)
+    return known[name]
 
 
 def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:

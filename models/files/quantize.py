@@ -20,7 +20,7 @@ from jax_q4k import QuantizedArray, formats, gguf, quantizers
 from ..build import build, named_tensors
 from ..config import Config
 from ..model import Model
-from ..tensors import check_tensors
+from ..tensors import check_tensors, expected_tensors
 from . import fused, recipes
 from .gguf import completed, describe
 from .sources import open_source
@@ -144,6 +144,8 @@ def _types(
 
     types = fused.types_by_file(config, shapes, choose)
     _warn_of_packed(packed, types)
+    if has_importance:
+        _warn_of_unweighted(config, types, importance)
     return types
 
 
@@ -157,6 +159,20 @@ def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> N
             f"their type's block and get another type: {shown}",
             stacklevel=4,
         )
+
+
+def _warn_of_unweighted(config: Config, types: Mapping[str, str], importance: Importance) -> None:
+    """Warns of matrices that an importance matrix says nothing of, as llama-quantize does."""
+    expected = expected_tensors(config)
+    matrices = [
+        name
+        for name, kind in types.items()
+        if kind not in gguf.PLAIN and not expected[name].entry.table
+    ]
+    if missing := [name for name in matrices if name not in importance]:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        message = f"importance has no weights of {len(missing)} of {len(matrices)} matrices"
+        warnings.warn(f"{message}, which are quantized without: {shown}", stacklevel=4)
 
 
 def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None:

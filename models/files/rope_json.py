@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,43 @@ from ..config import Config
 from ..json_fields import JSONFields
 from ..rope import frequencies
 from ..rope_fields import MIN_DIVISOR
+from . import config_keys
 
 _ORIGINAL = "original_max_position_embeddings"
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 #: Divides the frequencies of what is not rotated, as llama.cpp's converter has it.
 _STANDS_STILL = 1e30
+_THETA = 10000.0
+
+
+def _given(fields: JSONFields) -> JSONFields | None:
+    """`rope_parameters` or `rope_scaling`; of both the second, as in transformers 5.
+
+    Refuses both where the first says anything else.
+    """
+    keys = "rope_parameters", "rope_scaling"
+    found = [inner for key in keys if (inner := fields.object(key)) is not None and inner.values]
+    for given in found:
+        of_types = (given.object(f"{kind}_attention") for kind in ("full", "sliding"))
+        for inner in filter(None, (given, *of_types)):
+            config_keys.check_rope(inner)
+    if len(found) < 2:
+        return found[0] if found else None
+    new, early = (_renamed(given.values) for given in found)
+    defaults = {"rope_theta": _THETA, "partial_rotary_factor": 1.0, "rope_type": "default"}
+    for key, value in new.items():
+        beside = fields.values.get(key) if key in ("rope_theta", "partial_rotary_factor") else None
+        other = early.get(key, defaults.get(key) if beside is None else beside)
+        if value != other:
+            fields.fail("rope_scaling", f"differs from rope_parameters in {key}")
+    return found[1]
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without null, and with today's name of `type`."""
+    said = {key: value for key, value in values.items() if value is not None}
+    early = said.pop("type", None)
+    return said if early is None else {"rope_type": early, **said}
 
 
 class Rope:
@@ -31,22 +64,20 @@ class Rope:
     def __init__(
         self, fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
     ) -> None:
-        given = [
-            (key, inner)
-            for key in ("rope_parameters", "rope_scaling")
-            if (inner := fields.object(key)) is not None
-        ]
-        if len(given) == 2 and given[0][1].values != given[1][1].values:
-            fields.fail("rope_scaling", "differs from rope_parameters")
+        given = _given(fields)
+        if given is None and checkpoint.rope_needed:
+            fields.fail("rope_parameters", "is missing, as is rope_scaling")
         self._config, self._kind_of_decoder = fields, architecture
-        self._fields = given[0][1] if given else fields
+        self._fields = fields if given is None else given
+        if given is not None and checkpoint.rope_by_type and given.prefix.endswith("parameters."):
+            given.mapping("full_attention")
         self.values: dict[str, Any] = {}
-        if given and (whole := self._fields.object("full_attention")) is not None:
+        if given is not None and (whole := given.object("full_attention")) is not None:
             self._read_local(self._fields.object("sliding_attention"))
             self._fields = whole
         theta = self._fields if "rope_theta" in self._fields else fields
-        self.values["rope.freq_base"] = theta.number("rope_theta", 10000.0)
-        self._kind = self._kind_of_scaling(checkpoint) if given else "default"
+        self.values["rope.freq_base"] = theta.number("rope_theta", _THETA)
+        self._kind = "default" if given is None else self._kind_of_scaling(checkpoint)
         part = 1.0 if self._kind == "proportional" else self._partial(checkpoint)
         if part != 1.0:
             self.values["rope.dimension_count"] = int(self._head_dim() * part)
@@ -87,7 +118,11 @@ class Rope:
             local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
         if (part := local.number("partial_rotary_factor", 1.0)) != 1.0:
             local.fail("partial_rotary_factor", f"is {part}, which is not supported, expected 1")
-        self.values["rope.freq_base_swa"] = local.number("rope_theta", 10000.0)
+        theta: Any = self._kind_of_decoder.local_rope_theta
+        if theta == "global":
+            theta = self._config.number("rope_theta", _THETA)
+        theta = self._config.number("rope_local_base_freq", theta or _THETA)
+        self.values["rope.freq_base_swa"] = local.number("rope_theta", theta)
 
     def _kind_of_scaling(self, checkpoint: CheckpointClass) -> str:
         early = self._fields.string("type", "default")  # what the key was first called
@@ -189,9 +224,13 @@ class Rope:
     def _original(self) -> int:
         """Tokens of the context before it was stretched."""
         where = self._fields if _ORIGINAL in self._fields else self._config
-        if _ORIGINAL not in where:
+        if where.value(_ORIGINAL, None) is None:
             return self._config.integer("max_position_embeddings", least=1, most=1 << 28)
         original = where.number(_ORIGINAL)  # some files write 4096.0
+        if (other := self._config.number(_ORIGINAL, original)) != original:
+            where.fail(
+                _ORIGINAL, f"is {original:g}, but beside {where.prefix[:-1]} it is {other:g}"
+            )
         if not 0 < original <= 1 << 28 or original != int(original):
             where.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")
         return int(original)
@@ -225,14 +264,12 @@ class Rope:
         factor = self._factor()
         low = self._fields.number("low_freq_factor")
         high = self._fields.number("high_freq_factor")
-        original = self._fields.integer(_ORIGINAL)
+        original = self._original()
         if not 0 < low < high:
             self._fields.fail(
                 "high_freq_factor",
                 f"must be above low_freq_factor={low}, and that above 0, not {high}",
             )
-        if not 0 < original <= 1 << 28:
-            self._fields.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")
         # original_max_position_embeddings / wavelength
         periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
         # The part of a frequency that is not stretched.

@@ -26,6 +26,7 @@ TYPES = gguf.PLAIN
 PACKED = "U8"  # blocks and scales of packed weights
 MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
 _CHUNK = 1 << 20  # elements checked at a time
+_COMPARED = 1 << 24  # elements compared at a time
 
 T = TypeVar("T")
 
@@ -98,6 +99,19 @@ class Weights:
                 at = before + start + int(finite.argmin())
                 raise CheckpointError(file, f"tensor {name!r}", f"element {at} is NaN or infinite")
         return values
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors agree in type, shape and values; False for types that are not read.
+
+        Parts of them are in memory at a time. Raises as `read` does.
+        """
+        one, other = self.stored[first], self.stored[second]
+        if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
+            return False
+        count = max(1, _COMPARED // max(1, math.prod(one.shape[1:])))
+        parts = [slice(at, at + count) for at in range(0, one.shape[0], count)]
+        read = self.read
+        return all(np.array_equal(read(first, part), read(second, part)) for part in parts)
 
     def _handle(self, file: Path) -> Any:
         if self._open is None or self._open[0] != file:

@@ -14,8 +14,8 @@ from jax_q4k import CheckpointError
 
 from .. import tokenizer
 from ..json_fields import JSONFields, read_bytes
-from ..suggested import KEYS
 from ..tokenizer.special_tokens import END_TEXTS
+from . import generation_json
 from .config_json import MAX_CONFIG
 
 MAX_TOKENIZER = 1 << 26  # bytes; the largest published tokenizer.json files have half of it
@@ -48,9 +48,7 @@ def metadata(folder: Path, config: JSONFields, vocab_size: int) -> dict[str, Any
     )
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
     _add_ids(keys, config, generation, vocab_size)
-    if generation is not None:
-        keys |= _sampling(generation)
-    return keys
+    return keys | generation_json.sampling(config if generation is None else generation)
 
 
 def _optional(path: Path, max_bytes: int) -> JSONFields | None:
@@ -79,18 +77,21 @@ def _add_ids(
     generation: JSONFields | None,
     vocab_size: int,
 ) -> None:
-    """Adds BOS and EOS where the tokenizer's own files name none, further ends as EOT and EOM."""
+    """Adds BOS and EOS where the tokenizer's own files name none, further ends as EOT and EOM.
+
+    generation_config.json has the last word, then config.json, then its text_config.
+    """
     tokens = keys["tokenizer.ggml.tokens"]
     for name in ("bos", "eos"):
         key = f"{name}_token_id"
         found = [
             (source, ids)
-            for source in (generation, config)
+            for source in (generation, config, config.object("text_config"))
             if source and (ids := _ids(source, key, vocab_size))
         ]
         if not found:
             continue
-        source, ids = found[0]  # generation_config.json has the last word
+        source, ids = found[0]
         first = keys.setdefault(f"tokenizer.ggml.{key}", ids[0])
         if name == "bos":
             continue
@@ -99,21 +100,6 @@ def _add_ids(
             source.fail(key, f"{ids!r:.200} are more tokens that end generation than GGUF can name")
         for other, token in zip(("eot", "eom"), others, strict=False):
             keys[f"tokenizer.ggml.{other}_token_id"] = token
-
-
-def _sampling(generation: JSONFields) -> dict[str, Any]:
-    """GGUF's keys of how the model's makers sample; none where they take the likeliest token."""
-    if generation.values.get("do_sample") is not True:
-        return {}
-    keys: dict[str, Any] = {KEYS["temperature"]: 1.0}  # which transformers takes, unless said
-    for name, key in KEYS.items():
-        value = generation.values.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            generation.fail(name, f"{value!r:.100} must be a number")
-        keys[key] = int(value) if name == "top_k" else float(value)
-    return keys
 
 
 def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,22 @@ def test_what_a_file_suggests(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (found.temperature, found.min_p, found.top_p, notes) == (0.5, 0, 0.75, "")
     found, _ = _sampling(run, monkeypatch, str(file), "--temperature", "0", "--top-k", "7")
     assert found.greedy and (found.top_p, found.top_k) == (0.75, 7)
+    key = "general.sampling.xtc_probability"
+    entries |= {key: float_entry(key, 0.5)}
+    file.write_bytes(rewritten(path("text-spm"), entries))
+    _, notes = _sampling(run, monkeypatch, str(file))
+    assert notes == "the file suggests general.sampling.xtc_probability=0.5: not applied\n"
+
+
+def test_suggestions_that_are_not_applied() -> None:
+    prefix = "general.sampling."
+    neutral = {"mirostat": 0, "xtc_probability": 0.0, "penalty_last_n": 64, "penalty_repeat": 1.0}
+    with warnings.catch_warnings(action="error"):
+        suggested({prefix + key: value for key, value in neutral.items()})
+    given = {"penalty_last_n": 64, "penalty_repeat": 1.1, "sequence": "top_k;temperature"}
+    with pytest.warns(UserWarning, match=r"sequence=top_k;temp.*penalty_last_n=64: not applied"):
+        found = suggested({prefix + key: value for key, value in given.items()})
+    assert found == {"repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize("entry", ["text", "range"])

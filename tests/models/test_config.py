@@ -162,11 +162,67 @@ def test_bad_metadata(changes, message):
         ("final_logit_softcapping", 30.0),
         ("use_parallel_residual", True),
         ("attention.causal", False),
+        ("attention.max_alibi_bias", 8.0),
+        ("attention.output_scale", 0.5),
+        ("attention.temperature_scale", 0.1),
+        ("attention.temperature_length", 8192),
+        ("rope.scaling.alpha", 1000.0),
+        ("rope.scaling.yarn_attn_factor", 1.5),
+        ("rope.scaling.yarn_ext_factor", 0.0),
+        ("rope.scaling.yarn_beta_fast", 8.0),
+        ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("router_logit_softcapping", 30.0),
+        ("expert_gating_func", 2),
+        ("expert_weights_norm", False),
     ],
 )
 def test_features_that_would_be_ignored_are_refused(key, value):
     with pytest.raises(jq.GGUFError, match=f"llama.{key}: {value} is not supported"):
         Config.from_metadata(changed({key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("pooling_type", 1),
+        ("tensor_data_layout", "Meta AI original pth"),
+        ("rope.scaling.yarn_beta_fast", 32.0),
+        ("rope.scaling.yarn_ext_factor", 1.0),
+        ("attention.temperature_scale", 0.0),
+        ("expert_gating_func", 3),
+        ("full_attention_interval", 4),  # other architectures'
+    ],
+)
+def test_keys_that_change_nothing(key, value):
+    assert Config.from_metadata(changed({key: value})) == Config.from_metadata(LLAMA)
+
+
+@pytest.mark.parametrize("key", ["attention.something_new", "swiglu_clamp_exp", "kda.head_dim"])
+def test_unknown_keys_are_refused(key):
+    with pytest.raises(jq.GGUFError, match=f"m.gguf: llama.{key}: is not a known key"):
+        Config.from_metadata(changed({key: 1}), "m.gguf")
+    assert Config.from_metadata({**LLAMA, f"other.{key}": 1, f"general.{key}": 1})
+
+
+def test_the_magnitude_that_converters_write():
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
+    key, want = "rope.scaling.yarn_attn_factor", Config.from_metadata(changed(scaling))
+    for value in (1.0, np.float32(1.2079441)):
+        assert Config.from_metadata(changed({**scaling, key: value})) == want
+    with pytest.raises(jq.GGUFError, match="attn_factor: 1.3 is not supported, expected 1 or 1.20"):
+        Config.from_metadata(changed({**scaling, key: 1.3}))
+
+
+def test_routings_that_architectures_fix():
+    experts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 96}
+    assert Config.from_metadata(of("qwen2moe", **experts, expert_weights_norm=False)).experts
+    for name, key, value in (
+        ("qwen2moe", "expert_weights_norm", True),
+        ("qwen2moe", "expert_gating_func", 3),
+        ("qwen3moe", "expert_gating_func", 2),
+    ):
+        with pytest.raises(jq.GGUFError, match=f"{name}.{key}: {value} is not supported"):
+            Config.from_metadata(of(name, **experts, **{key: value}))
 
 
 def of(architecture, **changes):
