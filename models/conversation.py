@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,8 @@ class Conversation:
     system: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)
     prefix: Prefix = field(default_factory=Prefix, repr=False, compare=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
+    _answers: bool = field(default=False, init=False, repr=False, compare=False)
 
     def answer(self, message: str, sampling: Sampling | None = None, **options: Any) -> Output:
         """The model's answer to a message; both are turns then. Arguments as `generate`'s."""
@@ -74,7 +77,21 @@ class Conversation:
         Raises:
           TooLongError: no room is left for an answer. chat.ChatTemplateError, ValueError,
             TypeError: as `chat.encode` and `generate` do. The turns are as before then.
+            RuntimeError, here or at the first piece: another answer is under way, or has come
+            since the call.
         """
+        with self._lock:
+            self._check_turn()
+            return self._stream(message, sampling, options)
+
+    def _check_turn(self) -> None:
+        if self._answers:
+            problem = "another answer of the conversation is under way"
+            raise RuntimeError(f"{problem}: read its stream to the end, or close it")
+
+    def _stream(
+        self, message: str, sampling: Sampling | None, options: dict[str, Any]
+    ) -> Iterator[Piece]:
         turns = list(self.turns)
         self.turns.append({"role": "user", "content": message})
         try:
@@ -91,21 +108,32 @@ class Conversation:
         except BaseException:
             self.turns[:] = turns
             raise
-        return self._answering(self.turns.pop(), pieces)
+        asked = self.turns.pop()
+        return self._answering(list(self.turns), asked, pieces)
 
-    def _answering(self, asked: dict[str, Any], pieces: Iterator[Piece]) -> Iterator[Piece]:
+    def _answering(
+        self, before: list[dict[str, Any]], asked: dict[str, Any], pieces: Iterator[Piece]
+    ) -> Iterator[Piece]:
+        """before: the turns that the prompt was made of."""
+        with self._lock:
+            self._check_turn()
+            if self.turns != before:
+                raise RuntimeError("the conversation has gone on since its stream was asked for")
+            self._answers = True
+            self.turns.append(asked)
         text = ""
-        self.turns.append(asked)
         try:
             for piece in pieces:
                 text += piece.text
                 yield piece
         finally:
             pieces.close()  # type: ignore[attr-defined]  # which leaves its cache to the prefix
-            if text.strip():
-                self.add_answer(text.strip())
-            else:
-                self.turns.pop()  # no template takes two messages of the user in a row
+            with self._lock:
+                if text.strip():
+                    self.add_answer(text.strip())
+                else:
+                    self.turns.pop()  # no template takes two messages of the user in a row
+                self._answers = False
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import kept
+from jax_q4k import compiled, kept
 from jax_q4k.kept import KeptPrograms
 
 X = jnp.arange(6, dtype=jnp.float32)
@@ -24,7 +26,7 @@ class Calls:
     def __init__(self, folder, max_bytes=1 << 20):
         self.kept, self.traced = KeptPrograms(folder, max_bytes), 0
 
-    def __call__(self, x=X, *, scale=2, name="program", model="m", **about):
+    def __call__(self, x=X, *, scale=2, name="program", model="m", results=None, **about):
         def function(x, unused):
             self.traced += 1
             return x * scale
@@ -32,7 +34,7 @@ class Calls:
         given = x, jnp.int32(0)
         program, about = jax.jit(function, keep_unused=True), {"scale": scale, **about}
         (device,) = x.devices()
-        results = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        results = results or jax.ShapeDtypeStruct(x.shape, x.dtype)
         loaded = self.kept.get(name, program, given, results, device, model=model, about=about)
         (y,) = loaded(given)
         assert y.tolist() == (x * scale).tolist()
@@ -97,7 +99,19 @@ def test_a_tuning_table_that_changes(calls, tmp_path, monkeypatch):
     assert calls() == 2
 
 
+def forged(header: bytes) -> bytes:
+    """A file whose header has the right checksum."""
+    length = len(header).to_bytes(4, "little")
+    return compiled.MAGIC + length + hashlib.sha256(header).digest() + header
+
+
 DAMAGE = {
+    "an older format": lambda data: data.replace(b"program 2", b"program 1", 1),
+    "a header that is no JSON": lambda data: forged(b"{"),
+    "a header that is no text": lambda data: forged(b"\xff\xfe"),
+    "a header nested deeply": lambda data: forged(b"[" * 100_000),
+    "a header with a long number": lambda data: forged(b"1" * 5000),
+    "a header of another kind": lambda data: forged(b"[]"),
     "cut off": lambda data: data[:-100],
     "cut off in the header": lambda data: data[:50],
     "empty": lambda data: b"",
@@ -113,6 +127,83 @@ def test_a_damaged_file_is_compiled_again(what, calls, tmp_path):
     file.write_bytes(DAMAGE[what](file.read_bytes()))
     assert calls() == 2
     assert calls() == 2  # it was replaced
+
+
+def other_user(path):
+    os.chown(path, 1234, -1)
+
+
+PLACES = {
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a link to a device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "a link to nothing": lambda path: (path.unlink(), path.symlink_to(path.parent / "none")),
+    "a sparse file": lambda path: os.truncate(path, 200 << 30),
+    "a file that others may write": lambda path: path.chmod(0o666),
+    "another user's file": other_user,
+}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_what_is_no_file_of_ones_own_is_compiled_again(what, calls, tmp_path):
+    """Nothing waits for it, reads it whole, or runs it; a file of our own takes its place."""
+    if what == "another user's file" and os.geteuid():
+        pytest.skip("only root can give files away")
+    calls()
+    (file,) = tmp_path.iterdir()
+    PLACES[what](file)
+    assert calls() == 2
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert calls() == 2  # it was replaced
+
+
+def test_a_folder_in_a_files_place(calls, tmp_path):
+    calls()
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    file.mkdir()
+    assert calls() == 2 and file.is_dir()
+
+
+def test_files_of_older_formats_are_dropped(calls, tmp_path):
+    calls(scale=2)
+    (old,) = tmp_path.iterdir()
+    old.write_bytes(DAMAGE["an older format"](old.read_bytes()))
+    calls(scale=3)
+    assert not old.exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_for_other_results_is_not_used(calls, tmp_path):
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    calls()
+    with pytest.raises(AssertionError, match="was expected"):
+        calls(results=jax.ShapeDtypeStruct((7,), X.dtype))
+    with pytest.raises(AssertionError, match="was expected"):
+        calls(results=[x, x])
+    assert calls() == 3 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_is_kept_of_sources_that_changed_since_the_import(calls, tmp_path, monkeypatch):
+    """A file's name has them as they are now; what was traced may be what was imported before."""
+    monkeypatch.setattr(kept, "_IMPORTED", 0)
+    assert calls() == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_sources_are_told_apart_by_content(tmp_path, monkeypatch):
+    file = tmp_path / "module.py"
+    file.write_text("a = 1")
+    monkeypatch.setattr(kept, "_source_files", lambda: [str(file)])
+    before, times = kept._sources.__wrapped__(), file.stat()
+    file.write_text("a = 2")
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert kept._sources.__wrapped__() != before
+
+
+def test_threads_leave_jaxs_cache_as_it_was(tmp_path):
+    """Its switch is one of the process; each turns it off while it compiles."""
+    assert jax.config.values["jax_enable_compilation_cache"]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: Calls(tmp_path)(scale=i), range(2, 14)))
+    assert jax.config.values["jax_enable_compilation_cache"]
 
 
 def test_a_file_under_anothers_name_is_compiled_again(calls, tmp_path):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from helpers import GOLDEN
 
+from jax_q4k import models
 from jax_q4k.models import chat, tokenizer
 from jax_q4k.models.conversation import Conversation, TooLongError
 
@@ -99,3 +101,36 @@ def test_answers_as_templates_take_them(text: str, answer: dict[str, str]) -> No
     c = conversation(100)
     c.add_answer(text)
     assert c.turns == [{"role": "assistant", **answer}]
+
+
+def test_answers_come_one_at_a_time() -> None:
+    """A second stream would be asked without the first one's answer, or its turns would mix."""
+    talk = Conversation(models.load("demo"))
+    options = {"max_new_tokens": 4}
+    first, second = talk.stream("Hello.", **options), talk.stream("Good night.", **options)
+    next(first)
+    for ask in (lambda: talk.stream("And you?", **options), lambda: next(second)):
+        with pytest.raises(RuntimeError, match="another answer of the conversation is under way"):
+            ask()
+    list(first)
+    third = talk.stream("And you?", **options)
+    assert [turn["role"] for turn in talk.turns] == ["user", "assistant"]
+    list(talk.stream("Who?", **options))
+    with pytest.raises(RuntimeError, match="has gone on since"):
+        next(third)
+    assert [turn["content"] for turn in talk.turns[::2]] == ["Hello.", "Who?"]
+
+
+def test_threads_that_ask_at_once_get_an_answer_or_an_error() -> None:
+    talk = Conversation(models.load("demo"))
+
+    def ask(i: int) -> bool:
+        try:
+            return bool(talk.answer(f"Question {i}", max_new_tokens=4).tokens)
+        except RuntimeError:
+            return False
+
+    with ThreadPoolExecutor(4) as pool:
+        answered = sum(pool.map(ask, range(8)))
+    assert answered >= 1
+    assert [turn["role"] for turn in talk.turns] == ["user", "assistant"] * answered

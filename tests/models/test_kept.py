@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_q4k as jq
+from jax_q4k import kept as kept_files
 from jax_q4k import models
 from jax_q4k.kept import KeptPrograms
 from jax_q4k.models import build
@@ -61,6 +65,53 @@ def test_a_seed_is_no_part_of_a_program(folder):
     options = options | {"seed": 6}
     assert tokens(file, folder, **options) == tokens(file, **options)
     assert len(list(folder.folder.iterdir())) == 2
+
+
+def test_every_length_has_programs_of_its_own(folder):
+    """A cache of another capacity is another program, though no argument shows it."""
+    file, options = golden.path("llama-gqa"), {"ignore_end": True}
+    for count in (20, 64, 200, 100, 20):
+        out = models.generate(
+            with_kept(models.load(file), folder), PROMPT, max_new_tokens=count, **options
+        )
+        assert len(out.tokens) == count and out.finish_reason == "length"
+        assert (
+            out.tokens
+            == models.generate(
+                golden.model("llama-gqa"), PROMPT, max_new_tokens=count, **options
+            ).tokens
+        )
+
+
+def test_settings_that_change_between_calls(folder):
+    """Programs in memory come from files too, so that JAX does not look after them."""
+    loaded = with_kept(models.load(golden.path("llama-gqa")), folder)
+    models.generate(loaded, PROMPT, max_new_tokens=9)
+    for change in (jax.default_matmul_precision("highest"), jq.implementation("xla")):
+        before = len(list(folder.folder.iterdir()))
+        with change:
+            models.generate(loaded, PROMPT, max_new_tokens=9)
+        assert len(list(folder.folder.iterdir())) == before + 2
+
+
+def test_threads_with_one_new_shape_compile_it_once(folder, monkeypatch):
+    loaded, compiled = with_kept(models.load(golden.path("llama-gqa")), folder), []
+    compile_here = kept_files.compiled.compile_here
+    monkeypatch.setattr(
+        kept_files.compiled,
+        "compile_here",
+        lambda *given: compiled.append(1) or compile_here(*given),
+    )
+    with ThreadPoolExecutor(8) as pool:
+        outputs = list(
+            pool.map(lambda _: models.generate(loaded, PROMPT, max_new_tokens=9), range(8))
+        )
+    assert len(compiled) == 2 and len({tuple(out.tokens) for out in outputs}) == 1
+
+
+def with_kept(loaded, folder):
+    loaded.kept = folder
+    return loaded
 
 
 def saved(path, change):

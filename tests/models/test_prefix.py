@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import pytest
 
+import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import prefix as prefixes
 from jax_q4k.models.conversation import Conversation
 from jax_q4k.models.programs import Start
 from jax_q4k.models.run import Run
@@ -154,3 +156,37 @@ def test_a_conversation_whose_answer_is_left() -> None:
     with pytest.raises(ValueError, match="temperature"):
         talk.answer("x", temperature=-1)
     assert len(talk.turns) == 2
+
+
+@pytest.mark.usefixtures("exact")
+def test_another_implementation_computes_its_own() -> None:
+    """What plain JAX computed of a text is not what the CPU's kernels would have."""
+    loaded, prefix = model("llama-gqa"), models.Prefix()
+    prompt = reference("llama-gqa").prompt.tolist()
+    models.generate(loaded, prompt[:20], prefix=prefix, **FIELDS)
+    with jq.implementation("xla", activations="f32"):
+        out = models.generate(loaded, prompt, prefix=prefix, **FIELDS)
+        assert out.timings.reused_tokens == 0
+        assert models.generate(loaded, prompt, prefix=prefix, **FIELDS).timings.reused_tokens
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_prefix_in_two_threads_serves_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that ends while another looks at what is held: nobody gets the other's text."""
+    loaded, prefix = model("llama-gqa"), models.Prefix()
+    prompt = reference("llama-gqa").prompt.tolist()
+    others = [5, 6, 7, 8, *prompt[4:40]]
+    want = models.generate(loaded, prompt, **FIELDS).tokens
+    models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
+    usable = prefixes._usable
+
+    def meanwhile(*arguments: Any) -> int:
+        found = usable(*arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(prefixes, "_usable", usable)
+            models.generate(loaded, others, prefix=prefix, **FIELDS)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prefixes, "_usable", meanwhile)
+        assert models.generate(loaded, prompt, prefix=prefix, **FIELDS).tokens == want

@@ -1,0 +1,68 @@
+"""What is made once for each key, and waits where several threads ask for it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jax_q4k.models.recent import Recent
+
+
+def test_those_asked_for_last_stay() -> None:
+    recent = Recent(2)
+    for key in "abac":
+        recent.get(key, lambda key=key: key.upper())
+    assert "a" in recent and "c" in recent and "b" not in recent and len(recent) == 2
+
+
+def test_one_thread_makes_and_the_others_wait() -> None:
+    recent, made, waiting = Recent(4), [], threading.Barrier(4)
+
+    def make() -> str:
+        made.append(1)
+        threading.Event().wait(0.05)
+        return "value"
+
+    def ask(_: int) -> str:
+        waiting.wait()
+        return recent.get("key", make)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == ["value"] * 4
+    assert len(made) == 1
+
+
+def test_where_one_fails_the_next_tries() -> None:
+    recent, tries, waiting = Recent(4), [], threading.Barrier(3)
+
+    def make() -> str:
+        tries.append(1)
+        threading.Event().wait(0.02)
+        if len(tries) == 1:
+            raise MemoryError("the first")
+        return "value"
+
+    def ask(_: int) -> str:
+        waiting.wait()
+        try:
+            return recent.get("key", make)
+        except MemoryError:
+            return "failed"
+
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(ask, range(3))) == ["failed", "value", "value"]
+    assert len(tries) == 2
+
+
+def test_what_makes_a_value_may_ask_for_it() -> None:
+    recent = Recent(4)
+    assert recent.get("key", lambda: recent.get("key", lambda: 1) + 1) == 2
+
+
+def test_an_error_leaves_nothing() -> None:
+    recent = Recent(4)
+    with pytest.raises(ZeroDivisionError):
+        recent.get("key", lambda: 1 // 0)
+    assert "key" not in recent and recent.get("key", lambda: 3) == 3
