@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.metadata
 import inspect
 import json
 import os
+import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -194,6 +198,27 @@ def test_options_of_jax_are_settings(change: dict[str, Any]) -> None:
     finally:
         jax.config.update(name, old)
     assert after[0] != before[0] and after[1] != before[1]
+
+
+def test_cores_platform_and_packages_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, runtime = kept.settings(device()), types.SimpleNamespace(platform_version="other")
+    assert kept.settings(types.SimpleNamespace(client=runtime)) != before
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sched_getaffinity", lambda _: range(999))
+        assert kept.settings(device()) != before
+    kept._packages.cache_clear()
+    for package in ("flax", "numpy"):
+        with monkeypatch.context() as patched:
+            version = importlib.metadata.version
+            other = functools.partial(_other_version, version, package)
+            patched.setattr(importlib.metadata, "version", other)
+            assert kept.settings(device()) != before
+        kept._packages.cache_clear()
+    assert kept.settings(device()) == before
+
+
+def _other_version(version: Callable[[str], str], changed: str, name: str) -> str:
+    return "0.0" if name == changed else version(name)
 
 
 def test_types_of_arguments_tell_structure_shape_and_dtype() -> None:
