@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from gguf.constants import TokenType
@@ -118,6 +118,7 @@ class Tokenizer:
         add_special: bool = True,
         parse_special: bool = False,
         *,
+        add_end: bool = True,
         marks: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Token ids of a text.
@@ -126,6 +127,8 @@ class Tokenizer:
           add_special: add BOS and EOS as the file asks.
           parse_special: read control tokens' text, such as "<|im_end|>", as those tokens; leave it
             off for text from users. User-defined tokens are always read.
+          add_end: with `add_special`, add the EOS too where the file asks for one, as texts to embed
+            or to train on have it; False: not, as for a prompt that generation continues.
           marks: characters of `text` -> those they stand for, which begin no special token.
 
         Raises:
@@ -146,7 +149,9 @@ class Tokenizer:
             else:
                 ids += self._encode(prefix + part.translate(meanings) if marks else prefix + part)
                 prefix = ""
-        return [*self._before, *ids, *self._after] if add_special else ids
+        if not add_special:
+            return ids
+        return [*self._before, *ids, *(self._after if add_end else ())]
 
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True
@@ -190,11 +195,15 @@ class Tokenizer:
         except KeyError:  # not spelled in the byte alphabet: an added token of type normal
             return text.encode()
 
+    def cut_at_controls(self, text: str) -> list[str | int]:
+        """A text cut at what spells control tokens: texts (never empty) and ids."""
+        return _cut(text, [entry for entry in self._special if entry[2]])
+
     def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """Ids of the tokens whose own text holds one of some texts; control tokens have none."""
+        """Ids of the tokens that hold one of some texts, control tokens as they are spelled."""
         if texts not in self._holding:
             wanted = [text.encode() for text in texts]
-            every = (self.token_bytes(i, skip_special=True) for i in range(self.vocab_size))
+            every = map(self.token_bytes, range(self.vocab_size))
             found = (i for i, own in enumerate(every) if any(text in own for text in wanted))
             self._holding[texts] = tuple(found)
             while len(self._holding) > _MOST_HOLDING:
@@ -229,22 +238,31 @@ class Tokenizer:
         return sorted(special, key=lambda entry: (-len(entry[0].encode()), entry[1]))
 
     def _split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Text cut at special tokens: text parts (never empty) and ids.
+        """Text cut at special tokens: text parts (never empty) and ids."""
+        special = [entry for entry in self._special if parse_special or not entry[2]]
+        return _cut(text, special, self.vocabulary.stripping_ids)
 
-        As in llama.cpp the longest token is cut out first, wherever it stands.
-        """
-        parts: list[str | int] = [text] if text else []
-        for token, token_id, control in self._special:
-            if token not in text or (control and not parse_special):
+
+def _cut(
+    text: str, special: Iterable[tuple[str, int, bool]], stripping: Container[int] = ()
+) -> list[str | int]:
+    """Text cut at tokens: text parts (never empty) and ids.
+
+    As in llama.cpp the first token of `special` is cut out first, wherever it stands. The white
+    space behind those of `stripping` goes.
+    """
+    parts: list[str | int] = [text] if text else []
+    for token, token_id, _ in special:
+        if token not in text:
+            continue
+        cut: list[str | int] = []
+        for part in parts:
+            if isinstance(part, int) or token not in part:
+                cut.append(part)
                 continue
-            cut: list[str | int] = []
-            for part in parts:
-                if isinstance(part, int) or token not in part:
-                    cut.append(part)
-                    continue
-                for i, piece in enumerate(part.split(token)):
-                    if i and token_id in self.vocabulary.stripping_ids:
-                        piece = piece.lstrip(string.whitespace)
-                    cut += ([token_id] if i else []) + ([piece] if piece else [])
-            parts = cut
-        return parts
+            for i, piece in enumerate(part.split(token)):
+                if i and token_id in stripping:
+                    piece = piece.lstrip(string.whitespace)
+                cut += ([token_id] if i else []) + ([piece] if piece else [])
+        parts = cut
+    return parts

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers import GOLDEN
 
+import jax_q4k as jq
 from jax_q4k.models import chat, tokenizer
 from jax_q4k.models.conversation import Conversation, TooLongError
 
@@ -99,3 +100,13 @@ def test_answers_as_templates_take_them(text: str, answer: dict[str, str]) -> No
     c = conversation(100)
     c.add_answer(text)
     assert c.turns == [{"role": "assistant", **answer}]
+
+
+def test_a_transcript_has_no_end_token() -> None:
+    """Where the file asks for one, as those of embedding models do."""
+    path = GOLDEN.parent / "tokenizers" / "ggml-vocab-llama-spm.gguf"
+    metadata = jq.gguf.read_header(path).metadata | {"tokenizer.ggml.add_eos_token": True}
+    c = conversation(1000, "llama-spm", turns=turns(1))
+    want = c.prompt(10).tokens
+    c.model.tokenizer = tokenizer.from_metadata(metadata)
+    assert c.model.tokenizer.encode("a")[-1] == 2 and c.prompt(10).tokens == want
