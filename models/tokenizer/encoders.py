@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jax_q4k import GGUFError
 
@@ -48,15 +48,25 @@ def build(vocabulary: Vocabulary) -> Encoder:
 
 
 def byte_level(vocabulary: Vocabulary) -> Encoder:
-    """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says."""
+    """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says.
+
+    Bytes without a token vanish, after merging: what is around them stays apart, as in llama.cpp.
+    """
     assert vocabulary.pre is not None
     pre = PRE_TOKENIZERS[vocabulary.pre]
-    model = models.BPE(
-        vocab=vocabulary.ids, merges=_merges(vocabulary), ignore_merges=pre.ignore_merges
-    )
+    ids = dict(vocabulary.ids)
+    for character in sorted(set(pre_tokenizers.ByteLevel.alphabet()) - ids.keys()):
+        ids[character] = len(ids)
+    model = models.BPE(vocab=ids, merges=_merges(vocabulary), ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = splitter(pre)
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    count = len(vocabulary.tokens)
+
+    def encode(text: str) -> list[int]:
+        found = tokenizer.encode(text, add_special_tokens=False).ids
+        return found if len(ids) == count else [i for i in found if i < count]
+
+    return encode
 
 
 def raw_utf8(vocabulary: Vocabulary) -> Encoder:

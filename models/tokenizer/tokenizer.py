@@ -127,8 +127,8 @@ class Tokenizer:
           add_special: add BOS and EOS as the file asks.
           parse_special: read control tokens' text, such as "<|im_end|>", as those tokens; leave it
             off for text from users. User-defined tokens are always read.
-          add_end: with `add_special`, add the EOS too where the file asks for one, as texts to embed
-            or to train on have it; False: not, as for a prompt that generation continues.
+          add_end: with `add_special`, add the EOS, too, where the file asks for one, as texts to
+            embed have it; False: not, as for a prompt that generation continues.
           marks: characters of `text` -> those they stand for, which begin no special token.
 
         Raises:

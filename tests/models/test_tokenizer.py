@@ -233,6 +233,25 @@ def test_unknown_token_where_bytes_are_missing() -> None:
     assert texts(t, t.encode("aé", add_special=False)) == ["▁", "a", "<unk>"]
 
 
+def test_bytes_without_a_token_keep_what_is_around_them_apart() -> None:
+    """Falcon's vocabulary lacks control characters."""
+    t = load("falcon")
+    lacking = "\x03"
+    assert "\u0103" not in t.vocabulary.ids  # its spelling in the byte alphabet
+    assert texts(t, t.encode("==", add_special=False)) == ["=="]
+    assert t.encode(lacking, add_special=False) == []
+    assert texts(t, t.encode(f"={lacking}=", add_special=False)) == ["=", "="]
+    assert texts(t, t.encode(f"{lacking}=={lacking}", add_special=False)) == ["=="]
+    small = build(bpe_metadata(["a b"]))
+    without = small.vocabulary.tokens.index("x")
+    metadata = bpe_metadata(["a b"], tokens=[t for t in small.vocabulary.tokens if t != "x"])
+    metadata["tokenizer.ggml.token_type"] = np.delete(
+        metadata["tokenizer.ggml.token_type"], without
+    )
+    small = build(metadata)
+    assert texts(small, small.encode("axbxab")) == ["a", "b", "ab"]
+
+
 def test_merges_follow_their_rank() -> None:
     t = build(bpe_metadata(["b c", "a b", "ab c"]))
     assert texts(t, t.encode("abc")) == ["a", "bc"]
