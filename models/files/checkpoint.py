@@ -29,7 +29,7 @@ from ..place import Rules
 from ..place import place as placed
 from ..tensors import expected_tensors
 from ..unbuilt import unbuilt
-from . import checkpoint_tensors, config_json, tokenizer_files
+from . import checkpoint_tensors, config_json, sentence_transformers, tokenizer_files
 from .checkpoint_tensors import Place
 from .safetensors import PACKED, TYPES, Weights
 
@@ -82,7 +82,8 @@ class CheckpointSource:
         if needed := words.get("general.name"):  # the folder may be called anything
             found = title["general.name"]
             words["general.name"] = found if needed in found.lower() else f"{found} ({needed})"
-        self.metadata = self.description.metadata | title | words
+        vectors = sentence_transformers.metadata(folder, self.config.architecture)
+        self.metadata = self.description.metadata | title | words | vectors
         self._weights = Weights(given)
         self._decoder = self._of_the_decoder()
         self._expected = expected_tensors(self.config)
