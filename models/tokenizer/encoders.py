@@ -1,10 +1,13 @@
-"""Text without special tokens -> ids, by the `tokenizers` library's BPE."""
+"""A GGUF file's texts -> ids, by the `tokenizers` library's BPE."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator
+import string
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -12,9 +15,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from jax_q4k import GGUFError
 
 from .pretokenizers import PRE_TOKENIZERS, splitter
-from .vocabulary import KEY, Vocabulary
+from .vocabulary import KEY, GGUFVocabulary, Vocabulary
 
-Encoder = Callable[[str], list[int]]
+#: Encodes a text without special tokens.
+TextEncoder = Callable[[str], list[int]]
 
 SPACE = "\u2581"  # what SentencePiece writes for a space
 
@@ -23,7 +27,66 @@ LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
 MAX_MERGES = 1 << 22
 
 
-def check(vocabulary: Vocabulary) -> None:
+class GGUFEncoder:
+    """Encodes texts as llama.cpp does: special tokens are cut out first."""
+
+    def __init__(self, vocabulary: GGUFVocabulary) -> None:
+        """Raises GGUFError for a vocabulary that cannot be."""
+        check(vocabulary)
+        self._vocabulary = vocabulary
+        # A SentencePiece text starts with a space; each part after a special token does, too.
+        self._prefix = " " if vocabulary.adds_space else ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: an encoder is a function of the process that built it."""
+        return {name: value for name, value in vars(self).items() if name != "_encode"}
+
+    @functools.cached_property
+    def _encode(self) -> TextEncoder:
+        """The encoder, built for the first text: a large vocabulary takes tenths of a second."""
+        return build(self._vocabulary)
+
+    def encode(self, text: str, parse_special: bool, marks: Mapping[str, str]) -> list[int]:
+        """Ids of a text; arguments as `Tokenizer.encode`'s."""
+        special = [entry for entry in self._vocabulary.special if parse_special or not entry[2]]
+        ids: list[int] = []
+        prefix, meanings = self._prefix, str.maketrans(dict(marks))
+        for part in cut(text, special, self._vocabulary.stripping_ids):
+            if isinstance(part, int):
+                ids.append(part)
+                prefix = self._prefix
+            else:
+                ids += self._encode(prefix + part.translate(meanings) if marks else prefix + part)
+                prefix = ""
+        return ids
+
+
+def cut(
+    text: str, special: Iterable[tuple[str, int, bool]], stripping: Container[int] = ()
+) -> list[str | int]:
+    """Text cut at tokens: text parts (never empty) and ids.
+
+    As in llama.cpp the first token of `special` is cut out first, wherever it stands. The white
+    space behind those of `stripping` goes.
+    """
+    parts: list[str | int] = [text] if text else []
+    for token, token_id, _ in special:
+        if token not in text:
+            continue
+        cut: list[str | int] = []
+        for part in parts:
+            if isinstance(part, int) or token not in part:
+                cut.append(part)
+                continue
+            for i, piece in enumerate(part.split(token)):
+                if i and token_id in stripping:
+                    piece = piece.lstrip(string.whitespace)
+                cut += ([token_id] if i else []) + ([piece] if piece else [])
+        parts = cut
+    return parts
+
+
+def check(vocabulary: GGUFVocabulary) -> None:
     """Raises GGUFError for a vocabulary that `build` could not take, in less time than it takes."""
     if not vocabulary.raw:
         return
@@ -40,14 +103,14 @@ def check(vocabulary: Vocabulary) -> None:
             raise GGUFError(vocabulary.file, KEY + "tokens", problem)
 
 
-def build(vocabulary: Vocabulary) -> Encoder:
+def build(vocabulary: GGUFVocabulary) -> TextEncoder:
     """The encoder of a vocabulary that `check` has passed."""
     if vocabulary.model == "llama":
         return sentencepiece(vocabulary)
     return raw_utf8(vocabulary) if vocabulary.raw else byte_level(vocabulary)
 
 
-def byte_level(vocabulary: Vocabulary) -> Encoder:
+def byte_level(vocabulary: GGUFVocabulary) -> TextEncoder:
     """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says.
 
     Bytes without a token vanish, after merging: what is around them stays apart, as in llama.cpp.
@@ -69,7 +132,7 @@ def byte_level(vocabulary: Vocabulary) -> Encoder:
     return encode
 
 
-def raw_utf8(vocabulary: Vocabulary) -> Encoder:
+def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
     """BPE by merges of text spelled as SentencePiece does: Gemma 4, Sarvam.
 
     Gemma's runs of line ends that are a token stay whole, whether or not merges lead to them.
@@ -92,7 +155,7 @@ def raw_utf8(vocabulary: Vocabulary) -> Encoder:
     ]
 
 
-def sentencepiece(vocabulary: Vocabulary) -> Encoder:
+def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
     """SentencePiece's BPE, by the library that merges pairs.
 
     Of all neighbours that form a token, those of the highest score are joined first. The library
@@ -135,7 +198,7 @@ def _with_byte_fallback(
     return Tokenizer(model)
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
     """The file's; the library keeps the last of two equal ones, llama.cpp the first."""
     return list(dict.fromkeys(vocabulary.merges))
 
@@ -153,7 +216,7 @@ def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
     return ids
 
 
-def _splits(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _splits(vocabulary: GGUFVocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Every way of splitting a token into two of `ids`, tokens of the highest score first."""
     assert vocabulary.scores is not None
     for i in np.argsort(-vocabulary.scores, kind="stable").tolist():

@@ -132,7 +132,7 @@ def test_facts_of_the_golden_vocabularies() -> None:
     assert spm.chat_template is None
     gemma = load("gemma-4")
     assert texts(gemma, gemma.eos_token_ids) == ["<eos>", "<|tool_response>", "<turn|>"]
-    assert gemma.vocabulary.add_bos and gemma.token(gemma.bos_token_id) == "<bos>"
+    assert texts(gemma, gemma.vocabulary.before) == ["<bos>"]
 
 
 def merge_by_score(vocabulary: Any, text: str) -> list[int]:
@@ -329,7 +329,7 @@ def test_pre_tokenizers(pre: str, text: str, parts: list[str]) -> None:
 )
 def test_every_pre_tokenizer_loses_nothing(pre: str) -> None:
     t = build(bpe_metadata(["a b"], {"<bos>": CONTROL}, pre=pre, bos_token_id=257))
-    assert t.vocabulary.add_bos == PRE_TOKENIZERS[pre].add_bos
+    assert bool(t.vocabulary.before) == PRE_TOKENIZERS[pre].add_bos
     for entry in golden("qwen2")[:60]:
         assert t.decode(t.encode(entry["text"])) == entry["text"]
 

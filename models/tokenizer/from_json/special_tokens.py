@@ -1,51 +1,79 @@
-"""Special tokens: those of tokenizer_config.json, and those that the post-processor adds."""
+"""Special tokens of a folder: those that tokenizer_config.json and other files name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...json_fields import JSONFields
-from ..vocabulary import KEY, SPECIAL_TOKENS
-from .tokens import Tokens, steps
-
-_NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
+from ..vocabulary import SPECIAL_TOKENS
+from .tokens import Tokens
 
 
-def special_tokens(
-    root: JSONFields, config: JSONFields, tokens: Tokens, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`metadata` with the ids of BOS, EOS, unknown and padding, and whether encoding adds two."""
-    found = dict(metadata)
-    for key, name in _NAMES.items():
+@dataclass(frozen=True)
+class Named:
+    """Ids of special tokens.
+
+    Attributes:
+      bos, eos, unknown: None where no file names one.
+      others: names in chat templates -> ids, such as "pad_token".
+      ends: further ids that end generation.
+    """
+
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    others: dict[str, int]
+    ends: tuple[int, ...]
+
+
+def named_tokens(
+    config: JSONFields,
+    model: JSONFields,
+    tokens: Tokens,
+    around: tuple[list[int], list[int]],
+    bos_token_id: int | None,
+    eos_token_ids: Sequence[int],
+) -> Named:
+    """The special tokens; those that a text gets, and then the ids, count where config has none.
+
+    around: what texts get at their ends. bos_token_id, eos_token_ids: of the model's other files.
+    """
+    found: dict[str, int | None] = {}
+    for key in ("bos_token", "eos_token", "unk_token"):
         text = _token_text(config, key)
-        if text is None:
-            continue
-        if text not in tokens.ids:
+        if text is not None and text not in tokens.ids:
             config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
-        found[KEY + name] = tokens.ids[text]
-    for key, name in SPECIAL_TOKENS.items():
+        found[key] = None if text is None else tokens.ids[text]
+    if found["unk_token"] is None and (text := model.string("unk_token", None)) is not None:
+        found["unk_token"] = tokens.ids[text]
+    spoken = around[0], around[1][::-1]  # a text's very first and last token
+    candidates = [bos_token_id], eos_token_ids
+    for name, ids, further, usual in zip(
+        ("bos", "eos"), spoken, candidates, ("<s>", "</s>"), strict=True
+    ):
+        key = f"{name}_token"
+        if found[key] is None:
+            of_files = [i for i in (*ids, *further) if i is not None]
+            found[key] = of_files[0] if of_files else tokens.ids.get(usual) if tokens.raw else None
+    for name, ids in (("bos", around[0]), ("eos", around[1])):
+        asked = config.boolean(f"add_{name}_token", bool(ids))
+        if asked != bool(ids):
+            does = "adds one" if ids else "adds none"
+            warnings.warn(
+                f"{config.file}: add_{name}_token is {str(asked).lower()}, but tokenizer.json's "
+                f"post_processor {does}; tokenizer.json counts",
+                stacklevel=4,
+            )
+    others = {}
+    for key in SPECIAL_TOKENS:
         text = _token_text(config, key)
         if text in tokens.ids:  # published files name some that are none; only templates read them
-            found[KEY + name] = tokens.ids[text]
-    before, after = _template(root, tokens)
-    for name, ids in (("bos", before), ("eos", after)):
-        if ids and found.setdefault(f"{KEY}{name}_token_id", ids[0]) != ids[0]:
-            problem = f"adds token {ids[0]}, which is not the {name}_token of {config.file}"
-            root.fail("post_processor", problem)
-        if metadata[KEY + "model"] == "llama" and f"{KEY}{name}_token_id" not in found:
-            # SentencePiece's names; readers would take ids 1 and 2.
-            text = {"bos": "<s>", "eos": "</s>"}[name]
-            if text not in tokens.ids:
-                config.fail(f"{name}_token", f"is missing, and {text!r} is not in the vocabulary")
-            found[f"{KEY}{name}_token_id"] = tokens.ids[text]
-        add = config.boolean(f"add_{name}_token", bool(ids))
-        if add and f"{KEY}{name}_token_id" not in found:
-            config.fail(f"add_{name}_token", f"is true, but there is no {name}_token")
-        if name == "bos" and not add and metadata[KEY + "model"] == "gemma4":
-            config.fail("add_bos_token", "is false, but texts of Gemma begin with one in GGUF")
-        found[f"{KEY}add_{name}_token"] = add
-    return found
+            others[key] = tokens.ids[text]
+    ends = tuple(dict.fromkeys(i for i in eos_token_ids if i != found["eos_token"]))
+    return Named(found["bos_token"], found["eos_token"], found["unk_token"], others, ends)
 
 
 def _token_text(config: JSONFields, key: str) -> str | None:
@@ -56,35 +84,8 @@ def _token_text(config: JSONFields, key: str) -> str | None:
     return config.string(key, None) or None  # early files write "" for none
 
 
-def _template(root: JSONFields, tokens: Tokens) -> tuple[list[int], list[int]]:
-    """Ids that the post-processor puts before and after a text: at most one each."""
-    before: list[int] = []
-    after: list[int] = []
-    for step in steps(root.object("post_processor"), "processors"):
-        kind = step.string("type")
-        if kind == "ByteLevel":  # it concerns offsets only
-            continue
-        if kind != "TemplateProcessing":
-            step.fail("type", f"{kind[:100]!r} is not supported, expected 'TemplateProcessing'")
-        seen = False
-        for entry in step.objects("single"):
-            special = entry.object("SpecialToken")
-            if special is None:
-                if entry.object("Sequence") is None or seen:
-                    step.fail("single", "expected special tokens around one sequence")
-                seen = True
-                continue
-            text = special.string("id")
-            if text not in tokens.ids:
-                special.fail("id", f"is {text[:100]!r}, which is not in the vocabulary")
-            (after if seen else before).append(tokens.ids[text])
-        if len(before) > 1 or len(after) > 1:
-            step.fail("single", "adds more than one token at an end, which is not supported")
-    return before, after
-
-
-def chat_templates(config: JSONFields) -> dict[str, Any]:
-    """One template, or a list of them by name, of which GGUF keeps one, "default", apart."""
+def chat_templates(config: JSONFields) -> dict[str, str]:
+    """Name -> template; one without a name is "default"."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
         entries = config.objects("chat_template")
@@ -96,8 +97,13 @@ def chat_templates(config: JSONFields) -> dict[str, Any]:
             (name + text).encode()
         except UnicodeEncodeError:
             config.fail("chat_template", "holds a lone surrogate")
-    key = "tokenizer.chat_template"
-    found: dict[str, Any] = {key: named.pop("default")} if "default" in named else {}
-    if named:
-        found["tokenizer.chat_templates"] = list(named)
-    return found | {f"{key}.{name}": text for name, text in named.items()}
+    return named
+
+
+def template_metadata(named: dict[str, str]) -> dict[str, Any]:
+    """GGUF's keys of chat templates, which keep the default one apart."""
+    key, others = "tokenizer.chat_template", {n: t for n, t in named.items() if n != "default"}
+    found: dict[str, Any] = {key: named["default"]} if "default" in named else {}
+    if others:
+        found["tokenizer.chat_templates"] = list(others)
+    return found | {f"{key}.{name}": text for name, text in others.items()}
