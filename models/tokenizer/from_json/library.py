@@ -77,7 +77,9 @@ class LibraryEncoder:
         Raises CheckpointError where the library fails, as with a hopeless regular expression.
         """
         if marks and not parse_special:
-            text, marks = text.translate(str.maketrans(dict(marks))), {}
+            for mark, character in marks.items():
+                text = text.replace(mark, character)
+            marks = {}
         with _errors(self._file, "tokenizer"):
             tokenizer = None if marks else self._copies.get(parse_special)
             if tokenizer is None:
