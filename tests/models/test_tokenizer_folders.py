@@ -271,3 +271,48 @@ def test_a_folder_that_gguf_cannot_say(tmp_path: Path) -> None:
         with pytest.raises(jq.CheckpointError, match="'Lowercase' before byte-level BPE"):
             save()
         assert not out.exists()
+
+
+def test_tokens_beyond_the_model_stay_text() -> None:
+    """Gemma 3 of 1B has no row for the tokenizer's token of images."""
+    content = tiny("llama")
+    size = len(content["model"]["vocab"])
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": size, "content": "<image>"})
+    with pytest.warns(UserWarning, match="'<image>' is left out, an added token whose id"):
+        t = tokenizer.from_json(content, vocab_size=size)
+    ids = t.encode("a<image>", parse_special=True)
+    assert max(ids) < size and t.decode(ids) == "a<image>"
+    t.gguf_metadata()
+
+
+def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
+    """They count where tokenizer_config.json names none, as in transformers 4."""
+    folder = shutil.copytree(GOLDEN.parent / "checkpoints" / "qwen2", tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    named = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<|im_start|>"}, "other": 3}
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
+    t = models.load(folder).tokenizer
+    assert t.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("change", "warned"),
+    [
+        ({}, None),
+        ({"lstrip": True}, "gives lstrip of '<|endoftext|>', tokenizer.json does not"),
+        ({"special": False}, "gives special of '<|endoftext|>'"),
+        ({"content": "<new>"}, "gives '<new>' as token 281, tokenizer.json does not"),
+    ],
+)
+def test_added_tokens_that_two_files_describe(
+    change: dict[str, Any], warned: str | None, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Transformers takes tokenizer_config.json's; ids here are tokenizer.json's."""
+    content = tiny("qwen2")
+    listed = {str(token["id"]): dict(token) for token in content["added_tokens"]}
+    listed["281"] |= change
+    t = tokenizer.from_json(content, {"added_tokens_decoder": listed})
+    assert [warned in str(warning.message) for warning in recwarn] == [True] * (warned is not None)
+    text = "a <|endoftext|> <new>"
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    assert t.encode(text, parse_special=True) == library.encode(text).ids

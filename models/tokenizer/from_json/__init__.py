@@ -17,7 +17,7 @@ from ..vocabulary import Vocabulary
 from . import library
 from .decoder import decoding
 from .metadata import GEMMA_MARKUP, Described, metadata
-from .special_tokens import Named, chat_templates, named_tokens
+from .special_tokens import Named, chat_templates, named_tokens, warn_of_added_tokens
 from .tokens import Tokens, merges_of
 
 __all__ = ["from_json", "metadata_from_json"]
@@ -71,6 +71,7 @@ def from_json(
     )
     control = {text for text, _, control in vocabulary.special if control}
     encoder = library.LibraryEncoder(found, {t: tokens.ids[t] for t in tokens.added}, control, file)
+    warn_of_added_tokens(root, config)
     described = Described(tokens, named, vocabulary, config_file, eos_file)
     return Tokenizer(vocabulary, encoder, functools.partial(metadata, encoder.content, described))
 

@@ -11,6 +11,8 @@ from ...json_fields import JSONFields
 from ..vocabulary import SPECIAL_TOKENS
 from .tokens import Tokens
 
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+
 
 @dataclass(frozen=True)
 class Named:
@@ -74,6 +76,31 @@ def named_tokens(
             others[key] = tokens.ids[text]
     ends = tuple(dict.fromkeys(i for i in eos_token_ids if i != found["eos_token"]))
     return Named(found["bos_token"], found["eos_token"], found["unk_token"], others, ends)
+
+
+def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
+    """Warns where tokenizer_config.json describes added tokens otherwise than tokenizer.json."""
+    found = {entry.string("content"): entry.values for entry in root.objects("added_tokens")}
+    listed = config.object("added_tokens_decoder")
+    for key in [] if listed is None else listed.values:
+        entry = listed.object(key)  # type: ignore[union-attr]
+        text = None if entry is None else entry.string("content")
+        if entry is None or text is None:
+            continue
+        other = found.get(text)
+        flags = (
+            []
+            if other is None
+            else [f for f in _FLAGS if entry.values.get(f, other[f]) != other[f]]
+        )
+        if other is None or flags or str(other["id"]) != key:
+            says = f"{flags[0]} of {text[:100]!r}" if flags else f"{text[:100]!r} as token {key}"
+            warnings.warn(
+                f"{config.file}: added_tokens_decoder gives {says}, tokenizer.json does not; "
+                "tokenizer.json counts",
+                stacklevel=4,
+            )
+            return
 
 
 def _token_text(config: JSONFields, key: str) -> str | None:
