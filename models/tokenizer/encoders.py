@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import re
 import string
@@ -160,14 +161,17 @@ def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
 
     Of all neighbours that form a token, those of the highest score are joined first. The library
     merges by rank of pairs, so every way of splitting a token in two becomes a merge, ranked by the
-    token's score. That is the same order as long as scores differ. Among equal scores the lower id
-    goes first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs
-    of spaces share one score; both orders lead to the same ids there.)
+    token's score. That is the same order as long as scores differ. Of equal ones llama.cpp joins
+    the leftmost, which ranks cannot say: `_leftmost` does. (Llama 2's runs of spaces share one
+    score; both orders lead to the same ids there.)
     """
     unknown, ids = vocabulary.unknown_token_id, _with_characters(vocabulary)
     byte_ids = _byte_ids(vocabulary)
     has_bytes = len(byte_ids) == 256
-    tokenizer = _with_byte_fallback(vocabulary, ids, list(_splits(vocabulary, ids)))
+    merges = list(_splits(vocabulary, ids))
+    if _has_ties(vocabulary, merges):
+        return _leftmost(vocabulary, {left + right for left, right in merges})
+    tokenizer = _with_byte_fallback(vocabulary, ids, merges)
     unknown_ids = [] if unknown is None else [unknown]
     parts = {
         i: [byte_ids[byte] for byte in text.encode()] if has_bytes else unknown_ids
@@ -180,6 +184,60 @@ def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
         if not parts:
             return found
         return [part for i in found for part in parts.get(i, (i,))]
+
+    return encode
+
+
+def _has_ties(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]]) -> bool:
+    """True if tokens of equal scores are formed, other than runs of one character."""
+    assert vocabulary.scores is not None
+    formed = list(dict.fromkeys(left + right for left, right in merges))
+    scores = vocabulary.scores[[vocabulary.ids[token] for token in formed]]
+    equal = np.flatnonzero(scores[1:] == scores[:-1])
+    return any(len(set(formed[i] + formed[i + 1])) > 1 for i in equal.tolist())
+
+
+def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
+    """SentencePiece's BPE in Python: of equal scores the leftmost pair is joined first.
+
+    formed: tokens that pairs are joined to.
+    """
+    assert vocabulary.scores is not None
+    costs = {token: -float(vocabulary.scores[vocabulary.ids[token]]) for token in formed}
+    byte_ids, unknown = _byte_ids(vocabulary), vocabulary.unknown_token_id
+    unknown_ids = [] if unknown is None else [unknown]
+
+    def ids_of(symbol: str) -> list[int]:
+        if symbol in vocabulary.ids:
+            return [vocabulary.ids[symbol]]
+        return [byte_ids[b] for b in symbol.encode()] if len(byte_ids) == 256 else unknown_ids
+
+    def encode(text: str) -> list[int]:
+        symbols = list(text.replace(" ", SPACE))
+        count = len(symbols)
+        before, behind = list(range(-1, count - 1)), list(range(1, count + 1))
+        pairs: list[tuple[float, int, str]] = []
+
+        def add(left: int, right: int) -> None:
+            if left >= 0 and right < count:
+                token = symbols[left] + symbols[right]
+                if token in costs:
+                    heapq.heappush(pairs, (costs[token], left, token))
+
+        for i in range(count - 1):
+            add(i, i + 1)
+        while pairs:
+            _, left, token = heapq.heappop(pairs)
+            right = behind[left]
+            if not symbols[left] or right >= count or symbols[left] + symbols[right] != token:
+                continue  # one of them has been joined to another
+            symbols[left], symbols[right] = token, ""
+            behind[left] = behind[right]
+            if behind[left] < count:
+                before[behind[left]] = left
+            add(before[left], left)
+            add(left, behind[left])
+        return [i for symbol in symbols if symbol for i in ids_of(symbol)]
 
     return encode
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import GOLDEN
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -219,6 +219,24 @@ def test_any_scores_against_plain_merging(
         want = merge_by_score(t.vocabulary, " " + text) if text else []
         got = t.encode(text, add_special=False)
         assert got == want, (text, tokens)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text("abc▁", min_size=2, max_size=3), unique=True, min_size=5, max_size=20),
+    st.lists(st.integers(0, 2), min_size=20, max_size=20),
+    st.lists(st.text("abcd ", min_size=3, max_size=20), min_size=3, max_size=3),
+)
+@example(["bc", "ab"], [0, 0], ["abc"])
+def test_equal_scores_join_the_leftmost(
+    tokens: list[str], scores: list[int], samples: list[str]
+) -> None:
+    """As llama.cpp does. Unknown characters stay apart."""
+    scored = zip(tokens, scores, strict=False)
+    t = build(spm_metadata({token: (NORMAL, -float(score)) for token, score in scored}))
+    for text in samples:
+        want = merge_by_score(t.vocabulary, " " + text) if text else []
+        assert t.encode(text, add_special=False) == want, (text, tokens)
 
 
 def test_unknown_token_where_bytes_are_missing() -> None:
