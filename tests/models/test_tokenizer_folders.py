@@ -301,7 +301,7 @@ def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
         ({}, None),
         ({"lstrip": True}, "gives lstrip of '<|endoftext|>', tokenizer.json does not"),
         ({"special": False}, "gives special of '<|endoftext|>'"),
-        ({"content": "<new>"}, "gives '<new>' as token 281, tokenizer.json does not"),
+        ({"content": "<new>"}, "gives '<new>' as 281, tokenizer.json does not"),
     ],
 )
 def test_added_tokens_that_two_files_describe(

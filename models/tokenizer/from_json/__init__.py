@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from gguf.constants import TokenType
 
+from jax_q4k import CheckpointError
+
 from ...json_fields import JSONFields
 from ..encoders import SPACE
 from ..special_tokens import classify
@@ -59,8 +61,11 @@ def from_json(
     model = _model(root)
     raw, strips = decoding(root)
     tokens = Tokens(root, model, vocab_size, raw)
-    merges_of(model, tokens.ids)
-    found = library.read(tokenizer_json, file)
+    try:
+        found = library.read(tokenizer_json, file)
+    except CheckpointError:
+        merges_of(model, tokens.ids)  # which takes as long as the library, and says which is wrong
+        raise
     before, after = library.around(found, file)
     for token in (*before, *after):
         if token >= len(tokens.texts):

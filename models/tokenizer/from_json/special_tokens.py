@@ -43,29 +43,20 @@ def named_tokens(
 
     around: what texts get at their ends. bos_token_id, eos_token_ids: of the model's other files.
     """
-    found: dict[str, int | None] = {}
-    for key in ("bos_token", "eos_token", "unk_token"):
-        text = _token_text(config, key)
-        if text is not None and text not in tokens.ids:
-            config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
-        found[key] = None if text is None else tokens.ids[text]
+    found = {key: _token_id(config, key, tokens) for key in ("bos_token", "eos_token", "unk_token")}
     if found["unk_token"] is None and (text := model.string("unk_token", None)) is not None:
         found["unk_token"] = tokens.ids[text]
-    spoken = around[0], around[1][::-1]  # a text's very first and last token
-    candidates = [bos_token_id], eos_token_ids
-    for name, ids, further, usual in zip(
-        ("bos", "eos"), spoken, candidates, ("<s>", "</s>"), strict=True
-    ):
-        key = f"{name}_token"
+    before, after = around
+    first = [*before, *([] if bos_token_id is None else [bos_token_id])]
+    last = [*reversed(after), *eos_token_ids]
+    for key, ids, usual in (("bos_token", first, "<s>"), ("eos_token", last, "</s>")):
         if found[key] is None:
-            of_files = [i for i in (*ids, *further) if i is not None]
-            found[key] = of_files[0] if of_files else tokens.ids.get(usual) if tokens.raw else None
-    for name, ids in (("bos", around[0]), ("eos", around[1])):
-        asked = config.boolean(f"add_{name}_token", bool(ids))
-        if asked != bool(ids):
+            found[key] = ids[0] if ids else tokens.ids.get(usual) if tokens.raw else None
+    for key, ids in (("add_bos_token", before), ("add_eos_token", after)):
+        if (asked := config.boolean(key, bool(ids))) != bool(ids):
             does = "adds one" if ids else "adds none"
             warnings.warn(
-                f"{config.file}: add_{name}_token is {str(asked).lower()}, but tokenizer.json's "
+                f"{config.file}: {key} is {str(asked).lower()}, but tokenizer.json's "
                 f"post_processor {does}; tokenizer.json counts",
                 stacklevel=4,
             )
@@ -81,26 +72,30 @@ def named_tokens(
 def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
     """Warns where tokenizer_config.json describes added tokens otherwise than tokenizer.json."""
     found = {entry.string("content"): entry.values for entry in root.objects("added_tokens")}
-    listed = config.object("added_tokens_decoder")
-    for key in [] if listed is None else listed.values:
-        entry = listed.object(key)  # type: ignore[union-attr]
-        text = None if entry is None else entry.string("content")
-        if entry is None or text is None:
-            continue
-        other = found.get(text)
-        flags = (
-            []
-            if other is None
-            else [f for f in _FLAGS if entry.values.get(f, other[f]) != other[f]]
-        )
-        if other is None or flags or str(other["id"]) != key:
-            says = f"{flags[0]} of {text[:100]!r}" if flags else f"{text[:100]!r} as token {key}"
+    listed = config.object("added_tokens_decoder") or JSONFields({}, config.file)
+    for key in listed.values:
+        entry = listed.object(key) or listed.fail(key, "must be an object, not null")
+        text = entry.string("content")
+        other = found.get(text, {})
+        flags = [flag for flag in _FLAGS if entry.values.get(flag) not in (None, other.get(flag))]
+        if flags or str(other.get("id")) != key:
+            says = (
+                f"{flags[0]} of {text[:100]!r}" if other and flags else f"{text[:100]!r} as {key}"
+            )
             warnings.warn(
                 f"{config.file}: added_tokens_decoder gives {says}, tokenizer.json does not; "
                 "tokenizer.json counts",
                 stacklevel=4,
             )
             return
+
+
+def _token_id(config: JSONFields, key: str, tokens: Tokens) -> int | None:
+    """The id of a token of tokenizer_config.json, which the vocabulary has."""
+    text = _token_text(config, key)
+    if text is not None and text not in tokens.ids:
+        config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
+    return None if text is None else tokens.ids[text]
 
 
 def _token_text(config: JSONFields, key: str) -> str | None:
