@@ -99,7 +99,7 @@ def score(
     length = min(longest, 512) if context is None else context
     if not 2 <= length <= longest:
         raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
-    start = tokenizer.encode("", add_end=False)
+    start = list(tokenizer.vocabulary.before)
     if windows == "whole":
         cut = _windows(tokenizer.encode(text, add_special=False), start, length)
     else:

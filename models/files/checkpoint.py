@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -110,7 +110,7 @@ class CheckpointSource:
         self._weights.close()
 
     @functools.cached_property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Mapping[str, Any]:
         """GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
 
         Warns of what GGUF cannot say of the tokenizer and most files leave out; raises

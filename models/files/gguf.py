@@ -193,7 +193,7 @@ def _vectors_in_float32(tensor: Any) -> Any:
     return tensor if tensor.ndim > 1 else np.asarray(tensor, np.float32)
 
 
-def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None) -> dict[str, Any]:
+def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None) -> gguf.Metadata:
     """Metadata with the keys of a folder's tokenizer; those of a GGUF file's have them.
 
     Raises CheckpointError for a tokenizer that GGUF cannot say.
@@ -202,7 +202,9 @@ def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None
     if needed := words.get("general.name"):  # the folder may be called anything
         found = str(metadata.get("general.name", "model"))
         words["general.name"] = found if needed in found.lower() else f"{found} ({needed})"
-    return {**metadata, **words}
+    full = gguf.Metadata(metadata)
+    full.update(words)
+    return full
 
 
 def completed(metadata: Mapping[str, Any], file_type: int) -> gguf.Metadata:
