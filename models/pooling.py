@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 #: How the vectors of a text become one; "none": they do not.
 POOLINGS = ("mean", "last", "cls", "none")
 #: Where a file says nothing.
@@ -42,7 +44,8 @@ def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
     if value is None:
         return USUAL
     names = dict(enumerate(_TYPES))
-    name = None if isinstance(value, bool | float | str) else names.get(value)
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    name = names.get(int(value)) if is_number else None
     if name not in POOLINGS:
         known = ", ".join(f"{i} ({names[i]})" for i in names if names[i] in POOLINGS)
         shown = f"{value!r} ({name})" if name else repr(value)

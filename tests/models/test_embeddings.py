@@ -135,6 +135,7 @@ def test_the_file_says_how_to_pool(number, pooling):
         (7, "llama.pooling_type is 7; supported are"),
         (-1, "llama.pooling_type is -1; supported are"),
         (True, "llama.pooling_type is True"),
+        ([1], r"llama.pooling_type is \[1\]; supported are"),
         (1.0, "llama.pooling_type is 1.0"),
         ("mean", "llama.pooling_type is 'mean'"),
     ],

@@ -62,6 +62,14 @@ def roberta(content: dict[str, Any]) -> None:
     }
 
 
+def without_x(content: dict[str, Any]) -> None:
+    """No token of the byte, whose id an unused one takes."""
+    vocab = content["model"]["vocab"]
+    vocab["unused"] = vocab.pop("x")
+    merges = content["model"]["merges"]
+    content["model"]["merges"] = [pair for pair in merges if "x" not in "".join(pair)]
+
+
 CASES: list[tuple[str, str, Damage]] = [
     ("qwen2", "as it is", lambda content: None),
     ("llama", "as it is", lambda content: None),
@@ -84,6 +92,7 @@ CASES: list[tuple[str, str, Damage]] = [
     ("qwen2", "rstrip", flagged(rstrip=True)),
     ("qwen2", "single_word", flagged(single_word=True)),
     ("qwen2", "normalized", flagged(normalized=True)),
+    ("qwen2", "a byte without a token", without_x),
     ("qwen2", "other splits", sequence(split(r"[aeiou]+"), DIGITS, BYTE_LEVEL)),
     ("qwen2", "prefix space", sequence(split(r"\s+"), BYTE_LEVEL | {"add_prefix_space": True})),
     ("llama", "lstrip", flagged(lstrip=True)),
@@ -216,6 +225,8 @@ def test_a_pattern_without_hope() -> None:
         ("llama", flagged(lstrip=True), ["that added tokens have lstrip: '<s>', 'tool'"]),
         ("llama", flagged(rstrip=True), ["that added tokens have rstrip: '<s>', 'tool'"]),
         ("llama", flagged(single_word=True), ["that added tokens have single_word: '<s>', 'tool'"]),
+        ("llama", flagged(normalized=True), ["that added tokens have normalized: '<s>', 'tool'"]),
+        ("qwen2", without_x, ["NFC normalization", "that 1 bytes without a token vanish before"]),
         ("llama", metaspace(split=True), ["where Metaspace puts no space"]),
         ("llama", metaspace(prepend_scheme="never"), []),
     ],

@@ -89,9 +89,10 @@ def metadata_from_json(
     """GGUF metadata of a tokenizer, as `from_metadata` and llama.cpp read it.
 
     Warns of what GGUF cannot say and llama.cpp's own files leave out: NFC normalization before
-    byte-level BPE; `lstrip`, `rstrip` and `single_word` of added tokens, but for Phi-3's, whose
-    readers know it by `general.name`; spaces that `Metaspace` puts before a text in another way;
-    tokens at a text's ends other than BOS and EOS.
+    byte-level BPE, and bytes that it has no token for; `lstrip`, `rstrip` and `single_word` of
+    added tokens, but for Phi-3's, whose readers know it by `general.name`, and `normalized` where a
+    space is put before texts; spaces that `Metaspace` puts there in another way; tokens at a text's
+    ends other than BOS and EOS.
 
     Args:
       tokenizer_json, tokenizer_config, options: as `from_json` takes them.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenizers import pre_tokenizers
+
 from ...json_fields import JSONFields
 from ..pretokenizers import PRE_TOKENIZERS, by_patterns
 from ..vocabulary import KEY
@@ -38,6 +40,8 @@ def byte_level(
                     patterns.append(PRE_TOKENIZERS["gpt-2"].patterns[0])
             case kind:
                 step.fail("type", f"{kind[:100]!r} has no name in GGUF here")
+    if lacking := len(set(pre_tokenizers.ByteLevel.alphabet()) - tokens.ids.keys()):
+        unsaid.append(f"that {lacking} bytes without a token vanish before texts are merged")
     ignore_merges = model.boolean("ignore_merges", False)
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:

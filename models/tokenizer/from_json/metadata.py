@@ -57,6 +57,8 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
         unsaid += _flags(tokens.flagged, ("lstrip", "single_word"))
     else:
         unsaid += _flags(tokens.flagged, ("lstrip", "rstrip", "single_word"))
+    if any(step.string("type") == "Prepend" for step in normalizing):
+        unsaid += _flags(tokens.flagged, ("normalized",))  # a space is then part of them
     found |= _special_tokens(root, described, found[KEY + "model"], unsaid)
     for what in unsaid:
         warnings.warn(f"{file}: GGUF cannot say {what}", stacklevel=3)

@@ -28,7 +28,7 @@ class Tokens:
       ids: text -> id of the file's own tokens.
       raw: tokens are UTF-8 with SentencePiece's spaces.
       added: text -> whether it is special, of the tokens that were added to the model's.
-      flagged: "lstrip", "rstrip" and "single_word" -> those of them that have it.
+      flagged: "lstrip", "rstrip", "single_word" and "normalized" -> those of them that have it.
     """
 
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None, raw: bool) -> None:
@@ -79,7 +79,7 @@ class Tokens:
                 problem = f"is {token} for {text[:100]!r}, which has id {ids[text]} already"
                 entry.fail("id", problem)
             self.added[text] = entry.boolean("special", False)
-            for flag in ("lstrip", "rstrip", "single_word"):
+            for flag in ("lstrip", "rstrip", "single_word", "normalized"):
                 if entry.boolean(flag, False):
                     self.flagged.setdefault(flag, []).append(text)
         if not ids:
