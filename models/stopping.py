@@ -33,7 +33,8 @@ class StopStrings:
             if not stop:
                 raise ValueError("stop string is empty, expected at least one character")
         self.marks: dict[int, str] = {}
-        self._forms = [(stop, stop) for stop in self.stops]  # of the text -> the stop string
+        # Forms in the text -> the stop strings; those that no text holds would be taken for marks.
+        self._forms = [(stop, stop) for stop in self.stops if not _MARKS.search(stop)]
         self.matched: str | None = None
         self._held = ""
 

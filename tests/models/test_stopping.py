@@ -105,6 +105,8 @@ def controlled(stops: list[str], pieces: list[str | int]) -> tuple[list[str], st
         (["\n<|im_end|>"], ["a\n", "b"], ["a", "\nb", ""], None),
         (["x<|im_end|>y<|im_start|>"], ["x", 2, "y", 2, "z"], ["", "", "", "xy", "z", ""], None),
         (["<|im_end|><|im_start|>"], [2, 1], ["", "", ""], "<|im_end|><|im_start|>"),
+        (["<|im_end|>", "\ud800"], ["a", 1, "b"], ["a", "", "b", ""], None),
+        (["\ud800", "x<|im_end|>"], ["a", 2, "b"], ["a", "", "b", ""], None),
         (["<|im_end|>", "b"], ["a", 1, "bc"], ["a", "", "", ""], "b"),
     ],
 )
