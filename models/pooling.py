@@ -54,5 +54,5 @@ def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
 
 
 def normalizes(metadata: Mapping[str, Any]) -> bool:
-    """True where a file divides vectors by their length."""
+    """Tells whether a file divides vectors by their length."""
     return metadata.get(NORMALIZE) is True

@@ -103,7 +103,7 @@ def test_answers_as_templates_take_them(text: str, answer: dict[str, str]) -> No
 
 
 def test_a_transcript_has_no_end_token() -> None:
-    """Where the file asks for one, as those of embedding models do."""
+    """Files of embedding models ask for one."""
     path = GOLDEN.parent / "tokenizers" / "ggml-vocab-llama-spm.gguf"
     metadata = jq.gguf.read_header(path).metadata | {"tokenizer.ggml.add_eos_token": True}
     c = conversation(1000, "llama-spm", turns=turns(1))

@@ -194,7 +194,7 @@ def folder(tmp_path):
     ],
 )
 def test_a_folder_says_how_to_pool(folder, tmp_path, files, pooling, normalize):
-    """Also once it is a GGUF file."""
+    """A GGUF file saved from it says the same."""
     given = models.load(folder(**files))
     ids = [5, 6, 7]
     want = models.embed(given, ids, pooling=pooling, normalize=normalize)

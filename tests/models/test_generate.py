@@ -240,7 +240,7 @@ def test_stop_strings(call):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("stop", "count"), [("</s>", 1), (["</s></s>", "never"], 2)])
 def test_a_stop_string_is_a_control_token(stop, count):
-    """Which has no text; its spelling in ordinary tokens matches as well."""
+    """Control tokens have no text; their spelling in ordinary tokens matches as well."""
     tokenizer = model("text-spm").tokenizer
     options = dict(max_new_tokens=5, logit_bias={2: 1e4}, ignore_end=True, stop=stop)
     out = models.generate(model("text-spm"), PROMPT, **options)
@@ -254,7 +254,7 @@ def test_a_stop_string_is_a_control_token(stop, count):
 
 
 def test_prompts_have_no_end_token():
-    """Where a file asks for one, as those of embedding models do."""
+    """Files of embedding models ask for one."""
     given = model("text-spm")
     metadata = given.metadata | {"tokenizer.ggml.add_eos_token": True}
     ending = models.Model(given.parts(), models.tokenizer.from_metadata(metadata), metadata)

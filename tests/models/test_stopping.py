@@ -85,7 +85,7 @@ def cut(text: str) -> list[str | int]:
 
 
 def controlled(stops: list[str], pieces: list[str | int]) -> tuple[list[str], str | None]:
-    """What each piece, a text or a control token's id, lets pass, and the end; what matched."""
+    """Pushes texts and ids of control tokens; returns the texts that pass, and the match."""
     stop = StopStrings(stops).read_controls(cut)
     texts = [stop.marks.get(piece, "") if isinstance(piece, int) else piece for piece in pieces]
     return [*map(stop.push, texts), stop.finish()], stop.matched

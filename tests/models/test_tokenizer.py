@@ -231,7 +231,7 @@ def test_any_scores_against_plain_merging(
 def test_equal_scores_join_the_leftmost(
     tokens: list[str], scores: list[int], samples: list[str]
 ) -> None:
-    """As llama.cpp does. Unknown characters stay apart."""
+    """llama.cpp joins the leftmost of equal pairs. Unknown characters stay apart."""
     scored = zip(tokens, scores, strict=False)
     t = build(spm_metadata({token: (NORMAL, -float(score)) for token, score in scored}))
     for text in samples:

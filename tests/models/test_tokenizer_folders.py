@@ -192,7 +192,7 @@ def test_a_file_cuts_and_pads_nothing() -> None:
 
 @pytest.mark.parametrize("flags", [{}, {"normalized": True}, {"lstrip": True}])
 def test_messages_do_not_spell_control_tokens(flags: dict[str, bool]) -> None:
-    """Whether they are searched for before or behind the normalizer."""
+    """Tokens are searched for before the normalizer or behind it."""
     content = tiny("qwen2")
     for token in content["added_tokens"]:
         token |= flags

@@ -376,7 +376,7 @@ def test_special_tokens_and_what_is_added() -> None:
 def test_the_template_counts_and_not_the_flags(
     config: dict[str, Any], around: tuple[str, ...], warned: str
 ) -> None:
-    """As in transformers 5, which drops the flags where there is a tokenizer.json."""
+    """Transformers 5 drops the flags, too, where there is a tokenizer.json."""
     content = tiny("qwen2")
     template_of(*around)(content)
     names = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -393,7 +393,7 @@ def test_the_template_counts_and_not_the_flags(
 
 
 def test_two_tokens_in_front() -> None:
-    """As GLM has them; GGUF names one."""
+    """GLM has two; GGUF names one."""
     content = tiny("qwen2")
     template_of("<|im_start|>", "<|endoftext|>", "$A", "<|im_end|>")(content)
     t = tokenizer.from_json(content, {"eos_token": "<|im_end|>"})

@@ -25,7 +25,7 @@ __all__ = ["GEMMA_MARKUP", "Described", "metadata"]
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of a tokenizer beside its tokenizer.json, and the names of its files."""
+    """Facts about a tokenizer beside its tokenizer.json, and the names of its files."""
 
     tokens: Tokens
     named: Named
