@@ -25,7 +25,7 @@ arguments = parser.parse_args()
 model = models.load(arguments.model)
 if model.tokenizer is None:
     sys.exit(f"{arguments.model} holds no tokenizer")
-tokens = jnp.array([model.tokenizer.encode(arguments.prompt)])
+tokens = jnp.array([model.tokenizer.encode(arguments.prompt, add_end=False)])
 new_tokens = 24
 
 # Weights are arguments, so that they are no constants of the program; the cache is donated, so that

@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
         load_adapters(decoder, options.load)
     if options.steps:
         tokens = np.array(model.tokenizer.encode(text, add_special=False), np.int32)
-        train(decoder, tokens, model.tokenizer.encode(""), options)
+        train(decoder, tokens, model.tokenizer.encode("", add_end=False), options)
         save_adapters(decoder, options.save)
         print(f"Saved: {options.save}")
     # Any decoder makes a model: it generates with the adapters beside its weights, which are packed

@@ -64,10 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         norm_eps=1e-5,
     )
     decoder = train(config, Text(tokenizer, training), Text(tokenizer, held_out), options)
-    special = {"bos_token": END, "eos_token": END, "add_bos_token": True}
-    words = models.tokenizer.metadata_from_json(json.loads(tokenizer.to_str()), special)
-    metadata = config.to_metadata() | {"general.name": "tiny-austen"} | words
-    model = models.Model(decoder, models.tokenizer.from_metadata(metadata), metadata)
+    special = {"bos_token": END, "eos_token": END}
+    of_model = models.tokenizer.from_json(json.loads(tokenizer.to_str()), special)
+    metadata = config.to_metadata() | {"general.name": "tiny-austen"}
+    model = models.Model(decoder, of_model, metadata)
     models.save_gguf(model, work / "float.gguf")
     sample = models.generate(
         model, "She was", max_new_tokens=min(64, options.context // 2), temperature=0.7
@@ -103,7 +103,7 @@ def _check_settings(path: pathlib.Path, options: argparse.Namespace) -> None:
 def train_tokenizer(
     path: pathlib.Path, texts: tuple[str, ...], vocab_size: int
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE with GPT-2's way of splitting words; token 0 is END."""
+    """A byte-level BPE with GPT-2's way of splitting words; END, token 0, begins each text."""
     if not path.exists():
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -114,7 +114,11 @@ def train_tokenizer(
         )
         tokenizer.train_from_iterator(texts, trainer)
         tokenizer.save(str(path))
-    return tokenizers.Tokenizer.from_file(str(path))
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, 0)]
+    )
+    return tokenizer
 
 
 class Text:
@@ -122,7 +126,7 @@ class Text:
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, texts: tuple[str, ...]) -> None:
         newline = tokenizer.token_to_id("\u010a")  # "\n" in GPT-2's byte alphabet
-        parts = [np.array([0, *encoded.ids], np.int32) for encoded in tokenizer.encode_batch(texts)]
+        parts = [np.array(encoded.ids, np.int32) for encoded in tokenizer.encode_batch(texts)]
         self.tokens = np.concatenate(parts)
         self.starts = np.flatnonzero((self.tokens == newline) | (self.tokens == 0)) + 1
         self.bytes = sum(len(text.encode()) for text in texts)

@@ -194,4 +194,4 @@ class Conversation:
         assert tokenizer is not None
         if self.has_template:
             return chat.encode(tokenizer, messages)
-        return tokenizer.encode(chat.render(TRANSCRIPT, messages))
+        return tokenizer.encode(chat.render(TRANSCRIPT, messages), add_end=False)

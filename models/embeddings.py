@@ -11,9 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .model import Model
-
-#: How the vectors of a text become one; "none": they do not.
-POOLINGS = ("mean", "last", "cls", "none")
+from .pooling import POOLINGS, normalizes, pooling_of
 
 #: Tokens of a batch, with padding; a longer text has one to itself.
 TOKENS = 4096
@@ -24,8 +22,8 @@ def embed(
     model: Model,
     texts: Any,
     *,
-    pooling: str = "mean",
-    normalize: bool = False,
+    pooling: str | None = None,
+    normalize: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Any:
     """Vectors of texts, float32 (rows, hidden_size): the output of the model's final norm.
@@ -36,8 +34,10 @@ def embed(
     Args:
       texts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
       pooling: "mean" of all tokens' vectors; that of the "last" token, which alone has seen the
-        whole text; that of the first, "cls"; or "none", every token's.
-      normalize: divides every vector by its length; one of length 0 stays as it is.
+        whole text; that of the first, "cls"; or "none", every token's. None: as the model's file
+        says (`pooling_type`, a folder's 1_Pooling), "mean" where it says nothing.
+      normalize: divides every vector by its length; one of length 0 stays as it is. None: where the
+        model's folder says so (modules.json).
       progress: called with (texts done, texts in all).
 
     Returns:
@@ -46,9 +46,14 @@ def embed(
 
     Raises:
       ValueError: no texts, one of no tokens or beyond the context length, an id outside the
-        vocabulary, a text without a tokenizer, another pooling. TypeError: texts of another type.
+        vocabulary, a text without a tokenizer, another pooling, or a file that asks for one that
+        is not supported. TypeError: texts of another type.
         All of them before any work.
     """
+    if pooling is None:
+        pooling = pooling_of(model.metadata, model.config.architecture)
+    if normalize is None:
+        normalize = normalizes(model.metadata)
     if pooling not in POOLINGS:
         raise ValueError(f"pooling={pooling!r} must be one of {', '.join(POOLINGS)}")
     rows, single = _rows(model, texts)

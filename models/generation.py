@@ -200,7 +200,7 @@ def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
     if isinstance(prompt, str):
         if model.tokenizer is None:
             raise ValueError(f"{name} is a text, but the model has no tokenizer: pass token ids")
-        prompt = model.tokenizer.encode(prompt)
+        prompt = model.tokenizer.encode(prompt, add_end=False)
     ids = np.asarray(prompt)
     if ids.ndim != 1 or ids.size == 0:
         raise ValueError(

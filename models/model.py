@@ -70,8 +70,8 @@ class Model:
     Attributes:
       config: the decoder's dimensions.
       tokenizer: None if the file has no vocabulary; prompts are token ids then.
-      metadata: GGUF's keys and values, those of the tokenizer included: what a saved file says of
-        the model.
+      metadata: GGUF's keys and values: what a saved file says of the model, but for the keys of a
+        folder's tokenizer, which `tokenizer.gguf_metadata` gives.
       weights: the arrays of the decoder, packed ones as their planes.
       layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.

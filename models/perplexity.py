@@ -99,12 +99,11 @@ def score(
     length = min(longest, 512) if context is None else context
     if not 2 <= length <= longest:
         raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
-    bos = tokenizer.bos_token_id if tokenizer.vocabulary.add_bos else None
-    start = [] if bos is None else [bos]
+    start = list(tokenizer.vocabulary.before)
     if windows == "whole":
         cut = _windows(tokenizer.encode(text, add_special=False), start, length)
     else:
-        cut = _llama_windows(tokenizer.encode(text), start, length)
+        cut = _llama_windows(tokenizer.encode(text, add_end=False), start, length)
     if not cut:
         raise ValueError("text has too few tokens to predict any")
     first = (len(start) if windows == "whole" else 0) or 1  # tokens of a window not predicted

@@ -132,6 +132,8 @@ class Row:
         # The ids continue a text, so their first space counts.
         self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
         self._stop = StopStrings(sampling.stops)
+        if tokenizer is not None:
+            self._stop.read_controls(tokenizer.cut_at_controls)
         self._end_ids = () if sampling.ignore_end else end_ids
         self._taken = 0
         self.most_tokens = sampling.max_new_tokens
@@ -169,7 +171,8 @@ class Row:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         if self._decoder is not None:
-            self.text += self._stop.push(self._decoder.push(token))
+            text = self._decoder.push(token) + self._stop.marks.get(token, "")
+            self.text += self._stop.push(text)
             if self._stop.matched is not None:
                 self.finish_reason = "stop"
         self.ends.append(len(self.text))

@@ -62,7 +62,8 @@ class Sampling:
       logprobs: 0 to 1024: an Output holds the log-probability of each token, and of as many of the
         likeliest ones, by the model's own logits. None: it does not.
       seed: 0 to 2^32 - 1. Row i of a batch draws as a prompt alone does with `seed + i`.
-      stop: strings that end a text, or one; they need a tokenizer. Kept as a tuple. None: none.
+      stop: strings that end a text, or one; they need a tokenizer. Control tokens, which have no
+        text, match where a string spells them: "<|im_end|>". Kept as a tuple. None: none.
       ignore_end: does not end at the tokenizer's end tokens.
     """
 

@@ -12,7 +12,8 @@ from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
 
-from ..embeddings import POOLINGS, embed
+from ..embeddings import embed
+from ..pooling import POOLINGS
 from .options import (
     add_devices,
     add_implementation,
@@ -40,11 +41,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--pooling",
         choices=POOLINGS,
-        default="mean",
-        help="which tokens' vectors: the mean of all (the default), the last one's, the first "
-        "one's (cls), or each one's (none)",
+        help="which tokens' vectors: the mean of all, the last one's, the first one's (cls), or "
+        "each one's (none); default: as the model's file says, else mean",
     )
-    parser.add_argument("--normalize", action="store_true", help="make them of length 1")
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="make them of length 1; default: as the model's file says, else not",
+    )
     add_devices(parser)
     add_implementation(parser)
     add_no_cache(parser)

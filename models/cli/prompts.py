@@ -111,6 +111,6 @@ def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> 
     try:
         if options.chat:
             return chat.encode(model.tokenizer, [{"role": "user", "content": prompt}])
-        return model.tokenizer.encode(prompt)
+        return model.tokenizer.encode(prompt, add_end=False)
     except ValueError as error:
         raise UsageError(error) from error

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,15 +23,15 @@ from jax.sharding import Mesh
 from jax_q4k import CheckpointError, QuantizedArray
 from jax_q4k.collecting import seldom_collecting
 
-from .. import tokenizer
 from ..json_fields import JSONFields
 from ..model import Model
 from ..place import Rules
 from ..place import place as placed
 from ..tensors import expected_tensors
 from ..unbuilt import unbuilt
-from . import checkpoint_tensors, config_json, tokenizer_files
+from . import checkpoint_tensors, config_json, sentence_transformers, tokenizer_files
 from .checkpoint_tensors import Place
+from .gguf import with_tokenizer
 from .safetensors import PACKED, TYPES, Weights
 
 # Early files store what rope_theta says.
@@ -56,7 +57,8 @@ class CheckpointSource:
     Attributes:
       name: the folder or file, for errors.
       config: the decoder's dimensions.
-      metadata: GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
+      tokenizer: None if the folder holds none.
+      model_metadata: GGUF's keys, but for the tokenizer's.
       tensors: GGUF's names -> shapes, row-major.
       nbytes: GGUF's names -> bytes in the checkpoint.
     """
@@ -80,11 +82,10 @@ class CheckpointSource:
         # A folder's name need not be Unicode.
         folder_name = folder.resolve().name.encode(errors="replace").decode()
         title = {"general.type": "model", "general.name": folder_name or "model"}
-        words = tokenizer_files.metadata(folder, fields, self.config.vocab_size)
-        if needed := words.get("general.name"):  # the folder may be called anything
-            found = title["general.name"]
-            words["general.name"] = found if needed in found.lower() else f"{found} ({needed})"
-        self.metadata = self.description.metadata | title | words
+        self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size)
+        vectors = sentence_transformers.metadata(folder, self.config.architecture)
+        self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors
+        self.model_metadata |= tokenizer_files.sampling(folder, fields)
         self._weights = Weights(given)
         self._decoder = self._of_the_decoder()
         self._tied = self.description.tied and self._tie()
@@ -111,10 +112,14 @@ class CheckpointSource:
         """Closes the file that was read last; `read` opens it again."""
         self._weights.close()
 
-    @property
-    def has_tokenizer(self) -> bool:
-        """True if the folder holds a tokenizer."""
-        return tokenizer.has_tokenizer(self.metadata)
+    @functools.cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
+
+        Warns of what GGUF cannot say of the tokenizer and most files leave out; raises
+        CheckpointError where it cannot say it.
+        """
+        return with_tokenizer(self.model_metadata, self.tokenizer)
 
     def read(self, name: str) -> np.ndarray | QuantizedArray:
         """A tensor by GGUF's name, its rows in GGUF's order; norms and biases become float32.
@@ -316,10 +321,8 @@ def from_pretrained(
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
-        decoder, loaded = unbuilt(source.config, tensors), None
-        if source.has_tokenizer:
-            loaded = tokenizer.from_metadata(source.metadata, source.name)
-        return Model(decoder, loaded, source.metadata, placement)
+        decoder = unbuilt(source.config, tensors)
+        return Model(decoder, source.tokenizer, source.model_metadata, placement)
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -144,7 +144,8 @@ def save_gguf(
 
     Packed weights keep their bytes, float ones their type (float32, float16 or bfloat16); norms and
     biases are float32. The metadata is the model's, with `general.file_type`,
-    `general.quantization_version` and `tokenizer.ggml.model` added where they are missing. A
+    `general.quantization_version` and `tokenizer.ggml.model` added where they are missing, and the
+    keys of a folder's tokenizer: what these cannot say and files usually leave out is warned of. A
     failure leaves no half-written file.
 
     Args:
@@ -159,14 +160,16 @@ def save_gguf(
       ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys; a float
         weight is NaN or infinite; `max_bytes` is no positive integer, or makes more files than
         `load` takes. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not
-        those of its configuration.
+        those of its configuration. jax_q4k.CheckpointError, a ValueError: GGUF cannot say a
+        folder's tokenizer.
         TypeError: no Model, or weights of another type. OSError: the file cannot be written.
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is a {type(model).__name__}; it must be a Model")
     from ..build import named_tensors
 
-    _check_metadata(model)
+    metadata = with_tokenizer(model.metadata, model.tokenizer)
+    _check_metadata(model, metadata)
     tensors = named_tensors(model)
     check_tensors(model.config, tensors, os.fsdecode(path))
     for name, tensor in tensors.items():
@@ -179,7 +182,7 @@ def save_gguf(
     pieces = fused.joined(model.config, pieces, os.fsdecode(path))
     return gguf.write(
         path,
-        completed(model.metadata, _file_type(model.metadata, pieces.values())),
+        completed(metadata, _file_type(metadata, pieces.values())),
         pieces,
         max_bytes=max_bytes,
         progress=progress,
@@ -188,6 +191,20 @@ def save_gguf(
 
 def _vectors_in_float32(tensor: Any) -> Any:
     return tensor if tensor.ndim > 1 else np.asarray(tensor, np.float32)
+
+
+def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None) -> gguf.Metadata:
+    """Metadata with the keys of a folder's tokenizer; those of a GGUF file's have them.
+
+    Raises CheckpointError for a tokenizer that GGUF cannot say.
+    """
+    words = {} if text_tokenizer is None else text_tokenizer.gguf_metadata()
+    if needed := words.get("general.name"):  # the folder may be called anything
+        found = str(metadata.get("general.name", "model"))
+        words["general.name"] = found if needed in found.lower() else f"{found} ({needed})"
+    full = gguf.Metadata(metadata)
+    full.update(words)
+    return full
 
 
 def completed(metadata: Mapping[str, Any], file_type: int) -> gguf.Metadata:
@@ -199,15 +216,15 @@ def completed(metadata: Mapping[str, Any], file_type: int) -> gguf.Metadata:
     return full
 
 
-def _check_metadata(model: Model) -> None:
-    described = Config.from_metadata(model.metadata, "model.metadata")
+def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
+    described = Config.from_metadata(metadata, "model.metadata")
     for field in dataclasses.fields(Config):
         said, is_ = getattr(described, field.name), getattr(model.config, field.name)
         if said != is_:
             raise ValueError(
                 f"model.metadata describes {field.name}={said!r}, but the decoder has {is_!r}"
             )
-    if model.tokenizer is not None and not tokenizer.has_tokenizer(model.metadata):
+    if model.tokenizer is not None and not tokenizer.has_tokenizer(metadata):
         raise ValueError(
             "model.metadata holds no tokenizer.ggml.* keys, but the model has a tokenizer"
         )

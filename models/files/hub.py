@@ -29,6 +29,11 @@ CHECKPOINT = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"

@@ -1,7 +1,7 @@
 """The tokenizer of a Hugging Face checkpoint: tokenizer.json and the files beside it.
 
-tokenizer_config.json names special tokens, chat_template.jinja is the chat template, those in
-additional_chat_templates/ are further ones by name;
+tokenizer_config.json names special tokens, or else special_tokens_map.json; chat_template.jinja is
+the chat template, those in additional_chat_templates/ are further ones by name;
 generation_config.json and config.json say which ids end generation, the first also how to sample.
 """
 
@@ -14,16 +14,19 @@ from jax_q4k import CheckpointError
 
 from .. import tokenizer
 from ..json_fields import JSONFields, read_bytes
-from ..tokenizer.special_tokens import END_TEXTS
+from ..tokenizer import Tokenizer
+from ..tokenizer.vocabulary import SPECIAL_TOKENS
 from . import generation_json
 from .config_json import MAX_CONFIG
 
 MAX_TOKENIZER = 1 << 26  # bytes; the largest published tokenizer.json files have half of it
 MAX_TEMPLATE = 1 << 20  # bytes
+#: Special tokens that files name.
+NAMES = ("bos_token", "eos_token", "unk_token", *SPECIAL_TOKENS)
 
 
-def metadata(folder: Path, config: JSONFields, vocab_size: int) -> dict[str, Any]:
-    """GGUF's `tokenizer.*` keys; none if the folder holds no tokenizer.
+def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
+    """The folder's tokenizer; None if it holds none.
 
     config: config.json.
     """
@@ -34,21 +37,36 @@ def metadata(folder: Path, config: JSONFields, vocab_size: int) -> dict[str, Any
                 raise CheckpointError(
                     str(folder), "tokenizer.json", f"is missing; {name} alone is not supported"
                 )
-        return {}
+        return None
     settings = _optional(folder / "tokenizer_config.json", MAX_CONFIG)
     values = {} if settings is None else dict(settings.values)
+    older = _optional(folder / "special_tokens_map.json", MAX_CONFIG)
+    for name, text in ({} if older is None else older.values).items():
+        if name in NAMES and values.get(name) is None:
+            values[name] = text
     if templates := _templates(folder):  # since transformers 4.51; they take precedence
         values["chat_template"] = templates
-    keys = tokenizer.metadata_from_json(
+    generation = _optional(folder / "generation_config.json", MAX_CONFIG)
+    given = generation, config, config.object("text_config")
+    sources = [source for source in given if source is not None]
+    _, bos_ids = _named_ids(sources, "bos_token_id", vocab_size)
+    eos_file, eos_ids = _named_ids(sources, "eos_token_id", vocab_size)
+    return tokenizer.from_json(
         described.values,
         values,
         vocab_size=vocab_size,
+        bos_token_id=bos_ids[0] if bos_ids else None,
+        eos_token_ids=eos_ids,
         file=described.file,
         config_file=str(folder / "tokenizer_config.json"),
+        eos_file=eos_file,
     )
+
+
+def sampling(folder: Path, config: JSONFields) -> dict[str, Any]:
+    """GGUF's keys of how the model's makers sample; none where the files do not say."""
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
-    _add_ids(keys, config, generation, vocab_size)
-    return keys | generation_json.sampling(config if generation is None else generation)
+    return generation_json.sampling(config if generation is None else generation)
 
 
 def _optional(path: Path, max_bytes: int) -> JSONFields | None:
@@ -71,35 +89,10 @@ def _template(path: Path) -> str:
         raise CheckpointError(str(path), "text", problem) from None
 
 
-def _add_ids(
-    keys: dict[str, Any],
-    config: JSONFields,
-    generation: JSONFields | None,
-    vocab_size: int,
-) -> None:
-    """Adds BOS and EOS where the tokenizer's own files name none, further ends as EOT and EOM.
-
-    generation_config.json has the last word, then config.json, then its text_config.
-    """
-    tokens = keys["tokenizer.ggml.tokens"]
-    for name in ("bos", "eos"):
-        key = f"{name}_token_id"
-        found = [
-            (source, ids)
-            for source in (generation, config, config.object("text_config"))
-            if source and (ids := _ids(source, key, vocab_size))
-        ]
-        if not found:
-            continue
-        source, ids = found[0]
-        first = keys.setdefault(f"tokenizer.ggml.{key}", ids[0])
-        if name == "bos":
-            continue
-        others = [token for token in ids if token != first and tokens[token] not in END_TEXTS]
-        if len(others) > 2:
-            source.fail(key, f"{ids!r:.200} are more tokens that end generation than GGUF can name")
-        for other, token in zip(("eot", "eom"), others, strict=False):
-            keys[f"tokenizer.ggml.{other}_token_id"] = token
+def _named_ids(sources: list[JSONFields], key: str, vocab_size: int) -> tuple[str, list[int]]:
+    """The file that has the last word, the first of `sources` that holds a key, and the ids."""
+    found = [(s.file, ids) for s in sources if (ids := _ids(s, key, vocab_size))]
+    return found[0] if found else ("", [])
 
 
 def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:

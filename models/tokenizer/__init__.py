@@ -1,7 +1,8 @@
-"""Tokenizers built from a GGUF file's own metadata.
+"""Tokenizers of GGUF files, by their metadata, and of folders, by their tokenizer.json.
 
 `tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE) or
-"gemma4" (BPE of raw UTF-8). Ids equal llama.cpp's for the same text and flags.
+"gemma4" (BPE of raw UTF-8); ids equal llama.cpp's for the same text and flags. A tokenizer.json is
+read by the `tokenizers` library; `metadata_from_json` says in GGUF's keys what these can say of it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from typing import Any
 
 from jax_q4k import gguf
 
-from .from_json import metadata_from_json
+from .encoders import GGUFEncoder
+from .from_json import from_json, metadata_from_json
 from .streaming import StreamDecoder
 from .tokenizer import Tokenizer
-from .vocabulary import NO_VOCABULARY, Vocabulary
+from .vocabulary import NO_VOCABULARY, GGUFVocabulary, Vocabulary
 
 __all__ = [
     "StreamDecoder",
     "Tokenizer",
+    "Vocabulary",
     "from_gguf",
+    "from_json",
     "from_metadata",
     "has_tokenizer",
     "metadata_from_json",
@@ -44,7 +48,8 @@ def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokeni
     Raises:
       jax_q4k.GGUFError: the metadata is inconsistent, or names a tokenizer that is not supported.
     """
-    return Tokenizer(Vocabulary.from_metadata(metadata, file))
+    vocabulary = GGUFVocabulary.from_metadata(metadata, file)
+    return Tokenizer(vocabulary, GGUFEncoder(vocabulary))
 
 
 def from_gguf(path: str | os.PathLike[str]) -> Tokenizer:

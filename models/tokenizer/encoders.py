@@ -1,20 +1,25 @@
-"""Text without special tokens -> ids, by the `tokenizers` library's BPE."""
+"""A GGUF file's texts -> ids, by the `tokenizers` library's BPE."""
 
 from __future__ import annotations
 
+import functools
+import heapq
 import itertools
 import re
-from collections.abc import Callable, Iterator
+import string
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jax_q4k import GGUFError
 
 from .pretokenizers import PRE_TOKENIZERS, splitter
-from .vocabulary import KEY, Vocabulary
+from .vocabulary import KEY, GGUFVocabulary, Vocabulary
 
-Encoder = Callable[[str], list[int]]
+#: Encodes a text without special tokens.
+TextEncoder = Callable[[str], list[int]]
 
 SPACE = "\u2581"  # what SentencePiece writes for a space
 
@@ -23,7 +28,66 @@ LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
 MAX_MERGES = 1 << 22
 
 
-def check(vocabulary: Vocabulary) -> None:
+class GGUFEncoder:
+    """Encodes texts as llama.cpp does: special tokens are cut out first."""
+
+    def __init__(self, vocabulary: GGUFVocabulary) -> None:
+        """Raises GGUFError for a vocabulary that cannot be."""
+        check(vocabulary)
+        self._vocabulary = vocabulary
+        # A SentencePiece text starts with a space; each part after a special token does, too.
+        self._prefix = " " if vocabulary.adds_space else ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: an encoder is a function of the process that built it."""
+        return {name: value for name, value in vars(self).items() if name != "_encode"}
+
+    @functools.cached_property
+    def _encode(self) -> TextEncoder:
+        """The encoder, built for the first text: a large vocabulary takes tenths of a second."""
+        return build(self._vocabulary)
+
+    def encode(self, text: str, parse_special: bool, marks: Mapping[str, str]) -> list[int]:
+        """Ids of a text; arguments as `Tokenizer.encode`'s."""
+        special = [entry for entry in self._vocabulary.special if parse_special or not entry[2]]
+        ids: list[int] = []
+        prefix, meanings = self._prefix, str.maketrans(dict(marks))
+        for part in cut(text, special, self._vocabulary.stripping_ids):
+            if isinstance(part, int):
+                ids.append(part)
+                prefix = self._prefix
+            else:
+                ids += self._encode(prefix + part.translate(meanings) if marks else prefix + part)
+                prefix = ""
+        return ids
+
+
+def cut(
+    text: str, special: Iterable[tuple[str, int, bool]], stripping: Container[int] = ()
+) -> list[str | int]:
+    """Text cut at tokens: text parts (never empty) and ids.
+
+    As in llama.cpp the first token of `special` is cut out first, wherever it stands. The white
+    space behind those of `stripping` goes.
+    """
+    parts: list[str | int] = [text] if text else []
+    for token, token_id, _ in special:
+        if token not in text:
+            continue
+        cut: list[str | int] = []
+        for part in parts:
+            if isinstance(part, int) or token not in part:
+                cut.append(part)
+                continue
+            for i, piece in enumerate(part.split(token)):
+                if i and token_id in stripping:
+                    piece = piece.lstrip(string.whitespace)
+                cut += ([token_id] if i else []) + ([piece] if piece else [])
+        parts = cut
+    return parts
+
+
+def check(vocabulary: GGUFVocabulary) -> None:
     """Raises GGUFError for a vocabulary that `build` could not take, in less time than it takes."""
     if not vocabulary.raw:
         return
@@ -40,26 +104,36 @@ def check(vocabulary: Vocabulary) -> None:
             raise GGUFError(vocabulary.file, KEY + "tokens", problem)
 
 
-def build(vocabulary: Vocabulary) -> Encoder:
+def build(vocabulary: GGUFVocabulary) -> TextEncoder:
     """The encoder of a vocabulary that `check` has passed."""
     if vocabulary.model == "llama":
         return sentencepiece(vocabulary)
     return raw_utf8(vocabulary) if vocabulary.raw else byte_level(vocabulary)
 
 
-def byte_level(vocabulary: Vocabulary) -> Encoder:
-    """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says."""
+def byte_level(vocabulary: GGUFVocabulary) -> TextEncoder:
+    """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says.
+
+    Bytes without a token vanish, after merging: what is around them stays apart, as in llama.cpp.
+    """
     assert vocabulary.pre is not None
     pre = PRE_TOKENIZERS[vocabulary.pre]
-    model = models.BPE(
-        vocab=vocabulary.ids, merges=_merges(vocabulary), ignore_merges=pre.ignore_merges
-    )
+    ids = dict(vocabulary.ids)
+    for character in sorted(set(pre_tokenizers.ByteLevel.alphabet()) - ids.keys()):
+        ids[character] = len(ids)
+    model = models.BPE(vocab=ids, merges=_merges(vocabulary), ignore_merges=pre.ignore_merges)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = splitter(pre)
-    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    count = len(vocabulary.tokens)
+
+    def encode(text: str) -> list[int]:
+        found = tokenizer.encode(text, add_special_tokens=False).ids
+        return found if len(ids) == count else [i for i in found if i < count]
+
+    return encode
 
 
-def raw_utf8(vocabulary: Vocabulary) -> Encoder:
+def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
     """BPE by merges of text spelled as SentencePiece does: Gemma 4, Sarvam.
 
     Gemma's runs of line ends that are a token stay whole, whether or not merges lead to them.
@@ -82,19 +156,22 @@ def raw_utf8(vocabulary: Vocabulary) -> Encoder:
     ]
 
 
-def sentencepiece(vocabulary: Vocabulary) -> Encoder:
+def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
     """SentencePiece's BPE, by the library that merges pairs.
 
     Of all neighbours that form a token, those of the highest score are joined first. The library
     merges by rank of pairs, so every way of splitting a token in two becomes a merge, ranked by the
-    token's score. That is the same order as long as scores differ. Among equal scores the lower id
-    goes first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs
-    of spaces share one score; both orders lead to the same ids there.)
+    token's score. That is the same order as long as scores differ. Of equal ones llama.cpp joins
+    the leftmost, which ranks cannot say: `_leftmost` does. (Llama 2's runs of spaces share one
+    score; both orders lead to the same ids there.)
     """
     unknown, ids = vocabulary.unknown_token_id, _with_characters(vocabulary)
     byte_ids = _byte_ids(vocabulary)
     has_bytes = len(byte_ids) == 256
-    tokenizer = _with_byte_fallback(vocabulary, ids, list(_splits(vocabulary, ids)))
+    merges = list(_splits(vocabulary, ids))
+    if _has_ties(vocabulary, merges):
+        return _leftmost(vocabulary, {left + right for left, right in merges})
+    tokenizer = _with_byte_fallback(vocabulary, ids, merges)
     unknown_ids = [] if unknown is None else [unknown]
     parts = {
         i: [byte_ids[byte] for byte in text.encode()] if has_bytes else unknown_ids
@@ -107,6 +184,60 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
         if not parts:
             return found
         return [part for i in found for part in parts.get(i, (i,))]
+
+    return encode
+
+
+def _has_ties(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]]) -> bool:
+    """True if tokens of equal scores are formed, other than runs of one character."""
+    assert vocabulary.scores is not None
+    formed = list(dict.fromkeys(left + right for left, right in merges))
+    scores = vocabulary.scores[[vocabulary.ids[token] for token in formed]]
+    equal = np.flatnonzero(scores[1:] == scores[:-1])
+    return any(len(set(formed[i] + formed[i + 1])) > 1 for i in equal.tolist())
+
+
+def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
+    """SentencePiece's BPE in Python: of equal scores the leftmost pair is joined first.
+
+    formed: tokens that pairs are joined to.
+    """
+    assert vocabulary.scores is not None
+    costs = {token: -float(vocabulary.scores[vocabulary.ids[token]]) for token in formed}
+    byte_ids, unknown = _byte_ids(vocabulary), vocabulary.unknown_token_id
+    unknown_ids = [] if unknown is None else [unknown]
+
+    def ids_of(symbol: str) -> list[int]:
+        if symbol in vocabulary.ids:
+            return [vocabulary.ids[symbol]]
+        return [byte_ids[b] for b in symbol.encode()] if len(byte_ids) == 256 else unknown_ids
+
+    def encode(text: str) -> list[int]:
+        symbols = list(text.replace(" ", SPACE))
+        count = len(symbols)
+        before, behind = list(range(-1, count - 1)), list(range(1, count + 1))
+        pairs: list[tuple[float, int, str]] = []
+
+        def add(left: int, right: int) -> None:
+            if left >= 0 and right < count:
+                token = symbols[left] + symbols[right]
+                if token in costs:
+                    heapq.heappush(pairs, (costs[token], left, token))
+
+        for i in range(count - 1):
+            add(i, i + 1)
+        while pairs:
+            _, left, token = heapq.heappop(pairs)
+            right = behind[left]
+            if not symbols[left] or right >= count or symbols[left] + symbols[right] != token:
+                continue  # one of them has been joined to another
+            symbols[left], symbols[right] = token, ""
+            behind[left] = behind[right]
+            if behind[left] < count:
+                before[behind[left]] = left
+            add(before[left], left)
+            add(left, behind[left])
+        return [i for symbol in symbols if symbol for i in ids_of(symbol)]
 
     return encode
 
@@ -125,7 +256,7 @@ def _with_byte_fallback(
     return Tokenizer(model)
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
     """The file's; the library keeps the last of two equal ones, llama.cpp the first."""
     return list(dict.fromkeys(vocabulary.merges))
 
@@ -143,7 +274,7 @@ def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
     return ids
 
 
-def _splits(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _splits(vocabulary: GGUFVocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Every way of splitting a token into two of `ids`, tokens of the highest score first."""
     assert vocabulary.scores is not None
     for i in np.argsort(-vocabulary.scores, kind="stable").tolist():

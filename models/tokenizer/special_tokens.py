@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gguf.constants import TokenType
@@ -68,15 +68,14 @@ FILL_IN_MIDDLE = (
 
 
 def classify(
-    ids: dict[str, int], named: Callable[[str], int | None], eos: int | None
+    ids: dict[str, int], named: Callable[[str], int | None], ends_of_file: Iterable[int]
 ) -> tuple[tuple[int, ...], dict[int, TokenType]]:
     """Ids that end generation, ascending, and id -> type where it is not the file's.
 
-    ids: token text -> id. named: metadata key -> id or None. eos: the file's own.
+    ids: token text -> id. named: metadata key -> id or None. ends_of_file: those that it names.
     """
     types = {ids[text]: TokenType.CONTROL for text in END_TEXTS if text in ids}
-    keys = (eos, named("eot_token_id"), named("eom_token_id"))
-    ends = {*types, *(token for token in keys if token is not None)}
+    ends = {*types, *ends_of_file}
     for token_kind in FILL_IN_MIDDLE:
         token = named(token_kind.key)
         if token is None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-import string
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
 
-from . import encoders
-from .encoders import SPACE
+from .encoders import SPACE, cut
 from .streaming import StreamDecoder
 from .vocabulary import Vocabulary
 
@@ -31,10 +29,19 @@ def _byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-class Tokenizer:
-    """A GGUF file's tokenizer. Ids equal llama.cpp's for the same text and flags.
+class Encoder(Protocol):
+    """Texts -> ids."""
 
-    Build one with `from_gguf` or `from_metadata`.
+    def encode(self, text: str, parse_special: bool, marks: Mapping[str, str]) -> list[int]:
+        """Ids of a text, without those at its ends; arguments as `Tokenizer.encode`'s."""
+
+
+class Tokenizer:
+    """The tokenizer of a GGUF file or of a folder.
+
+    Ids of a GGUF file equal llama.cpp's for the same text and flags, those of a folder the
+    `tokenizers` library's for its tokenizer.json. Build one with `from_gguf`, `from_metadata` or
+    `from_json`.
 
     Attributes:
       vocabulary: the file's, checked.
@@ -48,26 +55,19 @@ class Tokenizer:
       control_tokens: texts that only `parse_special` reads, the longest first.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        encoder: Encoder,
+        metadata: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        """metadata: makes GGUF's keys, as `gguf_metadata`; None: those of the file are at hand."""
         self.vocabulary = vocabulary
-        encoders.check(vocabulary)
+        self._encoder = encoder
+        self._metadata = metadata
         self._holding: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
-        # A SentencePiece text starts with a space; each part after a special token does, too.
-        self._prefix = " " if vocabulary.model == "llama" and vocabulary.add_space_prefix else ""
-        bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
-        self._before = [bos] if vocabulary.add_bos and bos is not None else []
-        self._after = [eos] if vocabulary.add_eos and eos is not None else []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickling: an encoder is a function of the process that built it."""
-        return {name: value for name, value in vars(self).items() if name != "_encode"}
-
-    @functools.cached_property
-    def _encode(self) -> encoders.Encoder:
-        """The encoder, built for the first text: a large vocabulary takes tenths of a second."""
-        return encoders.build(self.vocabulary)
 
     @property
     def vocab_size(self) -> int:
@@ -101,12 +101,22 @@ class Tokenizer:
 
     @functools.cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        return tuple(text for text, _, control in self._special if control)
+        return tuple(text for text, _, control in self.vocabulary.special if control)
 
     @property
     def adds_space(self) -> bool:
         """True if texts are encoded with a space in front (SentencePiece)."""
-        return bool(self._prefix)
+        return self.vocabulary.adds_space
+
+    def gguf_metadata(self) -> dict[str, Any]:
+        """GGUF's keys that say this tokenizer; none of one that comes from such keys.
+
+        Warns of what GGUF cannot say and most files leave out.
+
+        Raises:
+          jax_q4k.CheckpointError: GGUF cannot say it.
+        """
+        return {} if self._metadata is None else self._metadata()
 
     def token(self, token_id: int) -> str:
         """A token's text as the vocabulary spells it."""
@@ -118,18 +128,22 @@ class Tokenizer:
         add_special: bool = True,
         parse_special: bool = False,
         *,
+        add_end: bool = True,
         marks: Mapping[str, str] | None = None,
     ) -> list[int]:
         """Token ids of a text.
 
         Args:
-          add_special: add BOS and EOS as the file asks.
+          add_special: add BOS and EOS, or what else the file asks for at a text's ends.
           parse_special: read control tokens' text, such as "<|im_end|>", as those tokens; leave it
             off for text from users. User-defined tokens are always read.
+          add_end: with `add_special`, add the EOS, too, where the file asks for one, as texts to
+            embed have it; False: not, as for a prompt that generation continues.
           marks: characters of `text` -> those they stand for, which begin no special token.
 
         Raises:
           TypeError: `text` is no str. ValueError: it holds lone surrogates.
+          jax_q4k.CheckpointError, a ValueError: a folder's tokenizer.json fails on it.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is of type {type(text).__name__}, expected str")
@@ -137,16 +151,10 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text holds a lone surrogate at position {error.start}") from None
-        ids: list[int] = []
-        prefix, meanings = self._prefix, str.maketrans(dict(marks or {}))
-        for part in self._split(text, parse_special):
-            if isinstance(part, int):
-                ids.append(part)
-                prefix = self._prefix
-            else:
-                ids += self._encode(prefix + part.translate(meanings) if marks else prefix + part)
-                prefix = ""
-        return [*self._before, *ids, *self._after] if add_special else ids
+        ids = self._encoder.encode(text, parse_special, marks or {})
+        if not add_special:
+            return ids
+        return [*self.vocabulary.before, *ids, *(self.vocabulary.after if add_end else ())]
 
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True
@@ -190,11 +198,15 @@ class Tokenizer:
         except KeyError:  # not spelled in the byte alphabet: an added token of type normal
             return text.encode()
 
+    def cut_at_controls(self, text: str) -> list[str | int]:
+        """A text cut at what spells control tokens: texts (never empty) and ids."""
+        return cut(text, [entry for entry in self.vocabulary.special if entry[2]])
+
     def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """Ids of the tokens whose own text holds one of some texts; control tokens have none."""
+        """Ids of the tokens that hold one of some texts, control tokens as they are spelled."""
         if texts not in self._holding:
             wanted = [text.encode() for text in texts]
-            every = (self.token_bytes(i, skip_special=True) for i in range(self.vocab_size))
+            every = map(self.token_bytes, range(self.vocab_size))
             found = (i for i, own in enumerate(every) if any(text in own for text in wanted))
             self._holding[texts] = tuple(found)
             while len(self._holding) > _MOST_HOLDING:
@@ -212,39 +224,3 @@ class Tokenizer:
                 f"token id {token_id} is outside of the vocabulary, 0 to {self.vocab_size - 1}"
             )
         return token_id
-
-    @functools.cached_property
-    def _special(self) -> list[tuple[str, int, bool]]:
-        """(text, id, True if only parse_special reads it), longest text first."""
-        kinds: dict[int, bool] = {
-            TokenType.CONTROL: True,
-            TokenType.UNKNOWN: True,
-            TokenType.USER_DEFINED: False,
-        }
-        special = [
-            (token, i, kinds[kind])
-            for i, (token, kind) in enumerate(zip(self.vocabulary.tokens, self._types, strict=True))
-            if kind in kinds
-        ]
-        return sorted(special, key=lambda entry: (-len(entry[0].encode()), entry[1]))
-
-    def _split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Text cut at special tokens: text parts (never empty) and ids.
-
-        As in llama.cpp the longest token is cut out first, wherever it stands.
-        """
-        parts: list[str | int] = [text] if text else []
-        for token, token_id, control in self._special:
-            if token not in text or (control and not parse_special):
-                continue
-            cut: list[str | int] = []
-            for part in parts:
-                if isinstance(part, int) or token not in part:
-                    cut.append(part)
-                    continue
-                for i, piece in enumerate(part.split(token)):
-                    if i and token_id in self.vocabulary.stripping_ids:
-                        piece = piece.lstrip(string.whitespace)
-                    cut += ([token_id] if i else []) + ([piece] if piece else [])
-            parts = cut
-        return parts

@@ -1,7 +1,8 @@
-"""The vocabulary of a GGUF file's tokenizer, checked."""
+"""Vocabularies: what tokens are; and that of a GGUF file's tokenizer, checked."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,40 +32,79 @@ SPECIAL_TOKENS = {
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A checked vocabulary.
+    """A checked vocabulary: what tokens stand for, whatever encodes texts.
 
-    Defaults of missing keys are llama.cpp's, except that byte-level BPE has no BOS and EOS unless
-    the file names them (llama.cpp then takes id 11, a comma in most vocabularies).
+    Attributes:
+      tokens: their texts, by id.
+      ids: text -> id.
+      types: int32 (vocab,), TokenType.
+      raw: tokens are UTF-8 with SentencePiece's spaces, not spelled in GPT-2's byte alphabet.
+      adds_space: a text's tokens begin with a space that is not the text's.
+      bos_token_id, eos_token_id, unknown_token_id: None where the file names none.
+      eos_token_ids: every id that ends generation, ascending.
+      before, after: ids that a text gets at its ends.
+      special_ids: a chat template's name of a special token -> id.
+      chat_templates: name -> template; the file's own is "default".
+      file: its name in errors.
     """
 
-    model: str  # "llama" (SentencePiece), "gpt2" (BPE) or "gemma4" (BPE of raw UTF-8)
     tokens: tuple[str, ...]
-    ids: dict[str, int]  # token text -> id
-    types: np.ndarray  # int32 (vocab,), TokenType
-    scores: np.ndarray | None  # float32 (vocab,), SentencePiece only
-    merges: tuple[tuple[str, str], ...]  # by rank, BPE only
-    pre: str | None  # pre-tokenizer's name, BPE only
+    ids: dict[str, int]
+    types: np.ndarray
+    raw: bool
+    adds_space: bool
     bos_token_id: int | None
     eos_token_id: int | None
     unknown_token_id: int | None
-    eos_token_ids: tuple[int, ...]  # every id that ends generation, ascending
-    add_bos: bool
-    add_eos: bool
-    add_space_prefix: bool
-    stripping_ids: frozenset[int]  # special tokens that swallow the white space after them
-    special_ids: dict[str, int]  # a chat template's name of a special token -> id
-    chat_templates: dict[str, str]  # name -> template; the file's own is "default"
+    eos_token_ids: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    special_ids: dict[str, int]
+    chat_templates: dict[str, str]
     file: str
 
-    @property
-    def raw(self) -> bool:
-        """Tokens are UTF-8 with SentencePiece's spaces, not spelled in GPT-2's byte alphabet."""
-        return self.pre is None or PRE_TOKENIZERS[self.pre].raw
+    @functools.cached_property
+    def special(self) -> list[tuple[str, int, bool]]:
+        """(text, id, True if only parse_special reads it) of tokens, longest text first."""
+        kinds: dict[int, bool] = {
+            TokenType.CONTROL: True,
+            TokenType.UNKNOWN: True,
+            TokenType.USER_DEFINED: False,
+        }
+        types = self.types.tolist()
+        special = [
+            (token, i, kinds[kind])
+            for i, (token, kind) in enumerate(zip(self.tokens, types, strict=True))
+            if kind in kinds
+        ]
+        return sorted(special, key=lambda entry: (-len(entry[0].encode()), entry[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFVocabulary(Vocabulary):
+    """A GGUF file's vocabulary, and how it encodes.
+
+    Defaults of missing keys are llama.cpp's, except that byte-level BPE has no BOS and EOS unless
+    the file names them (llama.cpp then takes id 11, a comma in most vocabularies).
+
+    Attributes:
+      model: "llama" (SentencePiece), "gpt2" (BPE) or "gemma4" (BPE of raw UTF-8).
+      scores: float32 (vocab,), SentencePiece only.
+      merges: by rank, BPE only.
+      pre: the pre-tokenizer's name, BPE only.
+      stripping_ids: special tokens that swallow the white space after them.
+    """
+
+    model: str
+    scores: np.ndarray | None
+    merges: tuple[tuple[str, str], ...]
+    pre: str | None
+    stripping_ids: frozenset[int]
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], file: str) -> Vocabulary:
+    def from_metadata(cls, metadata: Mapping[str, Any], file: str) -> GGUFVocabulary:
         """Raises `GGUFError` naming `file` and the key at fault."""
         return _Reader(Fields(metadata, file)).vocabulary()
 
@@ -90,7 +130,7 @@ class _Reader:
         self.chat_templates = chat_templates(fields)
         self.name = fields.string("general.name", "").lower()
 
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> GGUFVocabulary:
         fields = self.fields
         model = fields.string("model", None)
         if model not in ("llama", "gpt2", "gemma4"):
@@ -115,7 +155,9 @@ class _Reader:
                 problem = f"is missing, but every text is to have one (add_{name}_token)"
                 fields.fail(f"{name}_token_id", problem)
 
-        ends, overruled = classify(ids, lambda key: self.token_id(key, count), eos)
+        keys = eos, *(self.token_id(f"{name}_token_id", count) for name in ("eot", "eom"))
+        own_ends = [token for token in keys if token is not None]
+        ends, overruled = classify(ids, lambda key: self.token_id(key, count), own_ends)
         unknown = self.token_id("unknown_token_id", count, default=0 if spm else None)
         others = {name: fields.integer(key, None) for name, key in SPECIAL_TOKENS.items()}
         special = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, **others}
@@ -123,7 +165,8 @@ class _Reader:
         named = {name: i for name, i in special.items() if i is not None and 0 <= i < count}
         types = self.types(tokens)
         types[list(overruled)] = list(overruled.values())
-        return Vocabulary(
+        adds_space = fields.boolean("add_space_prefix", spm)
+        return GGUFVocabulary(
             model=model,
             tokens=tokens,
             ids=ids,
@@ -135,9 +178,10 @@ class _Reader:
             eos_token_id=eos,
             unknown_token_id=unknown,
             eos_token_ids=ends,
-            add_bos=add_bos,
-            add_eos=add_eos,
-            add_space_prefix=fields.boolean("add_space_prefix", spm),
+            raw=pre is None or PRE_TOKENIZERS[pre].raw,
+            adds_space=spm and adds_space,
+            before=(bos,) if add_bos and bos is not None else (),
+            after=(eos,) if add_eos and eos is not None else (),
             stripping_ids=self.stripping_ids(tokens, types),
             special_ids=named,
             chat_templates=self.chat_templates,

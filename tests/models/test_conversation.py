@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import GOLDEN
 
+import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import chat, tokenizer
 from jax_q4k.models.conversation import Conversation, TooLongError
@@ -134,3 +135,13 @@ def test_threads_that_ask_at_once_get_an_answer_or_an_error() -> None:
         answered = sum(pool.map(ask, range(8)))
     assert answered >= 1
     assert [turn["role"] for turn in talk.turns] == ["user", "assistant"] * answered
+
+
+def test_a_transcript_has_no_end_token() -> None:
+    """Files of embedding models ask for one."""
+    path = GOLDEN.parent / "tokenizers" / "ggml-vocab-llama-spm.gguf"
+    metadata = jq.gguf.read_header(path).metadata | {"tokenizer.ggml.add_eos_token": True}
+    c = conversation(1000, "llama-spm", turns=turns(1))
+    want = c.prompt(10).tokens
+    c.model.tokenizer = tokenizer.from_metadata(metadata)
+    assert c.model.tokenizer.encode("a")[-1] == 2 and c.prompt(10).tokens == want

@@ -1,15 +1,17 @@
 """`models.embed` and `jax-q4k embed`: vectors of texts."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
-from helpers import nmse
+from helpers import GOLDEN, nmse
 
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli, embeddings
+from jax_q4k.models.pooling import POOLINGS
 
 from .golden import model, path
 
@@ -44,7 +46,7 @@ def pooled(vectors, pooling):
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "cohere2", "lfm2"])
-@pytest.mark.parametrize("pooling", embeddings.POOLINGS)
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.usefixtures("exact")
 def test_pooled_vectors_of_the_final_norm(name, pooling):
     """Of rows of different lengths, against each row by itself in NumPy."""
@@ -99,6 +101,151 @@ def test_a_vector_of_length_0_stays_one():
     zeros = jax.numpy.zeros((1, 2, 4))
     found = embeddings._pooled(zeros, np.array([2]), "mean", True)
     np.testing.assert_array_equal(found, np.zeros((1, 4)))
+
+
+def saying(given, **metadata):
+    """The model, of a file that says this."""
+    found = {key.replace("__", "."): value for key, value in metadata.items()}
+    return models.Model(given.parts(), given.tokenizer, given.metadata | found)
+
+
+@pytest.mark.parametrize(
+    ("number", "pooling"),
+    [(0, "none"), (1, "mean"), (2, "cls"), (3, "last"), (np.uint32(3), "last")],
+)
+def test_the_file_says_how_to_pool(number, pooling):
+    """GGUF's pooling_type; an argument overrules it."""
+    given = model("llama-gqa")
+    ids, file = [5, 6, 7, 99], saying(given, llama__pooling_type=number)
+    want = models.embed(given, ids, pooling=pooling)
+    np.testing.assert_array_equal(models.embed(file, ids), want)
+    others = {"mean", "cls", "last"} - {pooling}
+    for other in others:
+        found = models.embed(file, ids, pooling=other)
+        np.testing.assert_array_equal(found, models.embed(given, ids, pooling=other))
+        assert not np.array_equal(found, want)
+    mean = models.embed(given, ids, pooling="mean")
+    np.testing.assert_array_equal(models.embed(given, ids), mean)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (4, r"llama.pooling_type is 4 \(rank\); supported are 0 \(none\), 1 \(mean\)"),
+        (7, "llama.pooling_type is 7; supported are"),
+        (-1, "llama.pooling_type is -1; supported are"),
+        (True, "llama.pooling_type is True"),
+        ([1], r"llama.pooling_type is \[1\]; supported are"),
+        (1.0, "llama.pooling_type is 1.0"),
+        ("mean", "llama.pooling_type is 'mean'"),
+    ],
+)
+def test_poolings_that_are_not_supported(value, message):
+    file = saying(model("llama-gqa"), llama__pooling_type=value)
+    with pytest.raises(ValueError, match=message):
+        models.embed(file, [1, 2])
+    assert models.embed(file, [1, 2], pooling="mean").ndim == 1
+
+
+def module(kind, path=""):
+    return {"type": f"sentence_transformers.models.{kind}", "path": path}
+
+
+TRANSFORMER, POOLING, NORMALIZE = (
+    module("Transformer"),
+    module("Pooling", "1_Pooling"),
+    module("Normalize", "2_Normalize"),
+)
+LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False, "include_prompt": True}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint's folder with other files beside: their paths, and what they hold."""
+
+    def made(**files):
+        shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        at = shutil.copytree(GOLDEN.parent / "checkpoints" / "llama", tmp_path / "model")
+        (at / "1_Pooling").mkdir()
+        names = {"pooling": "1_Pooling/config.json", "bert": "sentence_bert_config.json"}
+        names["settings"] = "config_sentence_transformers.json"
+        for name, content in files.items():
+            (at / names.get(name, f"{name}.json")).write_text(json.dumps(content))
+        return at
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("files", "pooling", "normalize"),
+    [
+        ({}, "mean", False),
+        ({"modules": [TRANSFORMER, POOLING, NORMALIZE], "pooling": LAST}, "last", True),
+        (
+            {"modules": [TRANSFORMER, POOLING], "pooling": {"pooling_mode_cls_token": True}},
+            "cls",
+            False,
+        ),
+        ({"modules": [TRANSFORMER, NORMALIZE]}, "mean", True),
+        ({"pooling": LAST}, "last", False),
+        ({"pooling": {"pooling_mode": "lasttoken"}, "bert": {"max_seq_length": 8}}, "last", False),
+        ({"pooling": LAST, "settings": {"prompts": {"query": "Q: "}, "default_prompt_name": None}},)
+        + ("last", False),
+    ],
+)
+def test_a_folder_says_how_to_pool(folder, tmp_path, files, pooling, normalize):
+    """A GGUF file saved from it says the same."""
+    given = models.load(folder(**files))
+    ids = [5, 6, 7]
+    want = models.embed(given, ids, pooling=pooling, normalize=normalize)
+    assert np.isclose(np.linalg.norm(want), 1, atol=1e-6) == normalize
+    np.testing.assert_array_equal(models.embed(given, ids), want)
+    models.save_gguf(given, tmp_path / "saved.gguf")
+    again = models.load(tmp_path / "saved.gguf")
+    np.testing.assert_array_equal(models.embed(again, ids), want)
+    assert not np.isclose(np.linalg.norm(models.embed(given, ids, normalize=False)), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"modules": [TRANSFORMER, POOLING, module("Dense", "2_Dense")], "pooling": LAST},)
+        + ("modules.json: module 'Dense' here is not supported: supported are Transformer",),
+        ({"modules": [TRANSFORMER, NORMALIZE, POOLING], "pooling": LAST}, "module 'Pooling' here"),
+        ({"pooling": {"pooling_mode_max_tokens": True}},)
+        + ("1_Pooling/config.json: pooling of max is not supported: supported is one of mean",),
+        ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},)
+        + ("pooling of mean and cls is not supported",),
+        ({"pooling": {}}, "pooling of nothing is not supported"),
+        ({"pooling": LAST | {"include_prompt": False}}, "include_prompt=false is not supported"),
+        ({"settings": {"default_prompt_name": "query"}}, "default_prompt_name='query' is not"),
+        ({"bert": {"do_lower_case": True}}, "sentence_bert_config.json: do_lower_case=true is not"),
+    ],
+)
+def test_what_a_folder_says_and_is_not_supported(folder, files, message):
+    """It generates text all the same, and vectors if told how."""
+    given = models.load(folder(**files))
+    with pytest.raises(ValueError, match=f"{message}.*; pass pooling="):
+        models.embed(given, [1, 2])
+    assert models.embed(given, [1, 2], pooling="mean").ndim == 1
+    assert len(models.generate(given, [1, 2], max_new_tokens=2, ignore_end=True).tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"modules": {}}, "modules.json: modules: must be an array, not an object"),
+        ({"modules": [{"path": ""}]}, r"modules.json: modules\[0\].type: is missing"),
+        (
+            {"modules": [module("Pooling", "../x")]},
+            r"modules\[0\].path: is '../x', expected a folder",
+        ),
+        ({"pooling": {"pooling_mode_cls_token": 1}}, "pooling_mode_cls_token: must be a boolean"),
+    ],
+)
+def test_malformed_settings_of_a_folder(folder, files, message):
+    with pytest.raises(jq.CheckpointError, match=message):
+        models.load(folder(**files))
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,40 @@ def test_stop_strings(call):
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("stop", "count"), [("</s>", 1), (["</s></s>", "never"], 2)])
+def test_a_stop_string_is_a_control_token(stop, count):
+    """Control tokens have no text; their spelling in ordinary tokens matches as well."""
+    tokenizer = model("text-spm").tokenizer
+    options = dict(max_new_tokens=5, logit_bias={2: 1e4}, ignore_end=True, stop=stop)
+    out = models.generate(model("text-spm"), PROMPT, **options)
+    assert (out.tokens, out.text, out.finish_reason) == ([2] * count, "", "stop")
+    *_, last = models.stream(model("text-spm"), PROMPT, **options)
+    assert (last.output.tokens, last.output.text) == (out.tokens, "")
+    row = Row(tokenizer, Sampling(stop="</s>\n"), ())
+    for token in (*tokenizer.encode("one", add_special=False), 2, 13, 2):
+        row.push(token)
+    assert (row.text, row.finish_reason, row.tokens[-2:]) == (" one", "stop", [2, 13])
+
+
+def test_prompts_have_no_end_token():
+    """Files of embedding models ask for one."""
+    given = model("text-spm")
+    metadata = given.metadata | {"tokenizer.ggml.add_eos_token": True}
+    ending = models.Model(given.parts(), models.tokenizer.from_metadata(metadata), metadata)
+    assert ending.tokenizer.encode(PROMPT) == [*SPM["prompt"], 2]
+    want = models.generate(given, PROMPT, max_new_tokens=4)
+    assert models.generate(ending, PROMPT, max_new_tokens=4).tokens == want.tokens
+    *_, last = models.stream(ending, PROMPT, max_new_tokens=4)
+    assert last.output.tokens == want.tokens
+    text = "The sea was calm that day, and " * 8
+    for windows in ("whole", "llama.cpp"):
+        scores = [models.score(one, text, context=16, windows=windows) for one in (given, ending)]
+        assert scores[0] == scores[1]
+    np.testing.assert_array_equal(
+        models.embed(ending, PROMPT), models.embed(given, [*SPM["prompt"], 2])
+    )
+
+
 def test_one_row_stops_and_the_others_go_on():
     other = "The sea"
     alone = [

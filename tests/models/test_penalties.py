@@ -85,10 +85,12 @@ def test_dry_of_a_very_long_run_is_finite() -> None:
 def test_tokens_that_break_runs() -> None:
     tokenizer = models.load("demo").tokenizer
     found = tokenizer.tokens_with(("\n", '"'))
-    texts = [tokenizer.token_bytes(i, skip_special=True) for i in range(tokenizer.vocab_size)]
+    texts = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
     assert found == tuple(i for i, text in enumerate(texts) if b"\n" in text or b'"' in text)
     assert found and tokenizer.tokens_with(("\n", '"')) is found
     assert tokenizer.tokens_with(("no token holds this",)) == ()
+    end = tokenizer.eos_token_id  # a control token, as it is spelled
+    assert tokenizer.tokens_with((tokenizer.token(end),)) == (end,)
 
 
 def test_dry_keeps_a_text_from_repeating_itself() -> None:

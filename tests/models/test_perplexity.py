@@ -53,7 +53,7 @@ def test_without_bos_a_windows_first_token_is_context_only(model, monkeypatch):
     monkeypatch.setattr(
         model.tokenizer,
         "vocabulary",
-        dataclasses.replace(model.tokenizer.vocabulary, add_bos=False),
+        dataclasses.replace(model.tokenizer.vocabulary, before=()),
     )
     ids = model.tokenizer.encode(TEXT, add_special=False)
     windows = [ids[i : i + 16] for i in range(0, len(ids), 16)]

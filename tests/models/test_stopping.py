@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,3 +74,50 @@ def test_bad_stops() -> None:
         StopStrings(["a", ""])
     with pytest.raises(TypeError, match="stop string is of type int, expected str"):
         StopStrings([1])  # type: ignore[list-item]
+
+
+CONTROLS = {"<|im_start|>": 1, "<|im_end|>": 2}
+
+
+def cut(text: str) -> list[str | int]:
+    parts = re.split("(" + "|".join(map(re.escape, CONTROLS)) + ")", text)
+    return [CONTROLS.get(part, part) for part in parts if part]
+
+
+def controlled(stops: list[str], pieces: list[str | int]) -> tuple[list[str], str | None]:
+    """Pushes texts and ids of control tokens; returns the texts that pass, and the match."""
+    stop = StopStrings(stops).read_controls(cut)
+    texts = [stop.marks.get(piece, "") if isinstance(piece, int) else piece for piece in pieces]
+    return [*map(stop.push, texts), stop.finish()], stop.matched
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "passed", "matched"),
+    [
+        (["<|im_end|>"], ["a", 2, "b"], ["a", "", "", ""], "<|im_end|>"),
+        (["<|im_end|>"], ["a", 1, "b"], ["a", "", "b", ""], None),  # another token
+        (["<|im_end|>"], ["a<|im", "_end|>b"], ["a", "", ""], "<|im_end|>"),  # spelled as text
+        (["<|im_end|>\n"], ["a", 2, "\n", "b"], ["a", "", "", "", ""], "<|im_end|>\n"),
+        (["<|im_end|>\n"], ["a", 2, "b"], ["a", "", "b", ""], None),
+        (["<|im_end|>\n"], ["a", 2, 2, "\nb"], ["a", "", "", "", ""], "<|im_end|>\n"),
+        # a line end may begin the stop string, and waits
+        (["\n<|im_end|>"], ["a\n", "\n", 2], ["a", "\n", "", ""], "\n<|im_end|>"),
+        (["\n<|im_end|>"], ["a\n", "b"], ["a", "\nb", ""], None),
+        (["x<|im_end|>y<|im_start|>"], ["x", 2, "y", 2, "z"], ["", "", "", "xy", "z", ""], None),
+        (["<|im_end|><|im_start|>"], [2, 1], ["", "", ""], "<|im_end|><|im_start|>"),
+        (["<|im_end|>", "\ud800"], ["a", 1, "b"], ["a", "", "b", ""], None),
+        (["\ud800", "x<|im_end|>"], ["a", 2, "b"], ["a", "", "b", ""], None),
+        (["<|im_end|>", "b"], ["a", 1, "bc"], ["a", "", "", ""], "b"),
+    ],
+)
+def test_control_tokens(
+    stops: list[str], pieces: list[str | int], passed: list[str], matched: str | None
+) -> None:
+    assert controlled(stops, pieces) == (passed, matched)
+
+
+def test_more_control_tokens_than_marks() -> None:
+    stops = [f"<{i}>" for i in range(2049)]
+    with pytest.raises(ValueError, match="stop strings name more than 2048 control tokens"):
+        StopStrings(stops).read_controls(lambda text: [int(text[1:-1])])
+    StopStrings(stops[1:] * 2).read_controls(lambda text: [int(text[1:-1])])

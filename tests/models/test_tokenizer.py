@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import GOLDEN
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -132,7 +132,7 @@ def test_facts_of_the_golden_vocabularies() -> None:
     assert spm.chat_template is None
     gemma = load("gemma-4")
     assert texts(gemma, gemma.eos_token_ids) == ["<eos>", "<|tool_response>", "<turn|>"]
-    assert gemma.vocabulary.add_bos and gemma.token(gemma.bos_token_id) == "<bos>"
+    assert texts(gemma, gemma.vocabulary.before) == ["<bos>"]
 
 
 def merge_by_score(vocabulary: Any, text: str) -> list[int]:
@@ -221,6 +221,24 @@ def test_any_scores_against_plain_merging(
         assert got == want, (text, tokens)
 
 
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text("abc▁", min_size=2, max_size=3), unique=True, min_size=5, max_size=20),
+    st.lists(st.integers(0, 2), min_size=20, max_size=20),
+    st.lists(st.text("abcd ", min_size=3, max_size=20), min_size=3, max_size=3),
+)
+@example(["bc", "ab"], [0, 0], ["abc"])
+def test_equal_scores_join_the_leftmost(
+    tokens: list[str], scores: list[int], samples: list[str]
+) -> None:
+    """llama.cpp joins the leftmost of equal pairs. Unknown characters stay apart."""
+    scored = zip(tokens, scores, strict=False)
+    t = build(spm_metadata({token: (NORMAL, -float(score)) for token, score in scored}))
+    for text in samples:
+        want = merge_by_score(t.vocabulary, " " + text) if text else []
+        assert t.encode(text, add_special=False) == want, (text, tokens)
+
+
 def test_unknown_token_where_bytes_are_missing() -> None:
     metadata = spm_metadata({"▁": (NORMAL, 0.0), "a": (NORMAL, -1.0)})
     count = len(metadata["tokenizer.ggml.tokens"])
@@ -231,6 +249,25 @@ def test_unknown_token_where_bytes_are_missing() -> None:
     metadata["tokenizer.ggml.tokens"] = [tokens[i] for i in keep]
     t = build(metadata)
     assert texts(t, t.encode("aé", add_special=False)) == ["▁", "a", "<unk>"]
+
+
+def test_bytes_without_a_token_keep_what_is_around_them_apart() -> None:
+    """Falcon's vocabulary lacks control characters."""
+    t = load("falcon")
+    lacking = "\x03"
+    assert "\u0103" not in t.vocabulary.ids  # its spelling in the byte alphabet
+    assert texts(t, t.encode("==", add_special=False)) == ["=="]
+    assert t.encode(lacking, add_special=False) == []
+    assert texts(t, t.encode(f"={lacking}=", add_special=False)) == ["=", "="]
+    assert texts(t, t.encode(f"{lacking}=={lacking}", add_special=False)) == ["=="]
+    small = build(bpe_metadata(["a b"]))
+    without = small.vocabulary.tokens.index("x")
+    metadata = bpe_metadata(["a b"], tokens=[t for t in small.vocabulary.tokens if t != "x"])
+    metadata["tokenizer.ggml.token_type"] = np.delete(
+        metadata["tokenizer.ggml.token_type"], without
+    )
+    small = build(metadata)
+    assert texts(small, small.encode("axbxab")) == ["a", "b", "ab"]
 
 
 def test_merges_follow_their_rank() -> None:
@@ -310,7 +347,7 @@ def test_pre_tokenizers(pre: str, text: str, parts: list[str]) -> None:
 )
 def test_every_pre_tokenizer_loses_nothing(pre: str) -> None:
     t = build(bpe_metadata(["a b"], {"<bos>": CONTROL}, pre=pre, bos_token_id=257))
-    assert t.vocabulary.add_bos == PRE_TOKENIZERS[pre].add_bos
+    assert bool(t.vocabulary.before) == PRE_TOKENIZERS[pre].add_bos
     for entry in golden("qwen2")[:60]:
         assert t.decode(t.encode(entry["text"])) == entry["text"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenizers import pre_tokenizers
+
 from ...json_fields import JSONFields
 from ..pretokenizers import PRE_TOKENIZERS, by_patterns
 from ..vocabulary import KEY
-from .tokens import Tokens, merges_of
+from .tokens import Tokens, merge_texts
 
 
 def byte_level(
@@ -16,12 +18,14 @@ def byte_level(
     tokens: Tokens,
     normalizing: list[JSONFields],
     splitting: list[JSONFields],
+    unsaid: list[str],
 ) -> dict[str, Any]:
-    """Model, pre-tokenizer and merges."""
+    """Model, pre-tokenizer and merges; `unsaid` gets what GGUF leaves out."""
     for step in normalizing:
         if step.string("type") != "NFC":
             kind = step.string("type")[:100]
-            step.fail("type", f"{kind!r} is not supported before byte-level BPE, only 'NFC'")
+            step.fail("type", f"{kind!r} before byte-level BPE has no name in GGUF")
+        unsaid.append("NFC normalization: ids of decomposed characters will differ")
     patterns = []
     for i, step in enumerate(splitting):
         match step.string("type"):
@@ -31,18 +35,19 @@ def byte_level(
                 patterns.append(r"\p{N}")
             case "ByteLevel" if i == len(splitting) - 1:
                 if step.boolean("add_prefix_space", True):
-                    step.fail("add_prefix_space", "is true, which is not supported")
+                    step.fail("add_prefix_space", "is true, which GGUF cannot say")
                 if step.boolean("use_regex", True):
                     patterns.append(PRE_TOKENIZERS["gpt-2"].patterns[0])
             case kind:
-                step.fail("type", f"{kind[:100]!r} is not supported here")
+                step.fail("type", f"{kind[:100]!r} has no name in GGUF here")
+    if lacking := len(set(pre_tokenizers.ByteLevel.alphabet()) - tokens.ids.keys()):
+        unsaid.append(f"that {lacking} bytes without a token vanish before texts are merged")
     ignore_merges = model.boolean("ignore_merges", False)
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:
         how = f"splits by {patterns!r} with ignore_merges={ignore_merges}"
         root.fail("pre_tokenizer", f"{how}, which has no name in GGUF")
-    merges = [f"{left} {right}" for left, right in merges_of(model, tokens.ids)]
-    return {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "merges": merges}
+    return {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "merges": merge_texts(model, tokens.ids)}
 
 
 def _pattern(step: JSONFields) -> str:
@@ -53,5 +58,5 @@ def _pattern(step: JSONFields) -> str:
     # "Removed" and inverted drops the text between matches: none, where patterns match all of it.
     accepted = (("Isolated", False), ("Removed", True))
     if (step.string("behavior"), step.boolean("invert", False)) not in accepted:
-        step.fail("behavior", "is not supported, expected 'Isolated', not inverted")
+        step.fail("behavior", "has no name in GGUF, expected 'Isolated', not inverted")
     return pattern.string("Regex")

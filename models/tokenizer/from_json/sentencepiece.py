@@ -16,8 +16,9 @@ from gguf.constants import TokenType
 
 from ...json_fields import JSONFields
 from ..encoders import LONGEST_MERGED, SPACE
-from ..vocabulary import BYTE_TOKEN, KEY
-from .tokens import Merges, Tokens, merges_of
+from ..vocabulary import KEY
+from .decoder import prepends
+from .tokens import Merges, Tokens, merge_texts, merges_of
 
 #: Gemma 4's marks of tool calls and channels, which readers of its answers need.
 GEMMA_MARKUP = (
@@ -32,35 +33,33 @@ def sentencepiece(
     tokens: Tokens,
     normalizing: list[JSONFields],
     splitting: list[JSONFields],
+    unsaid: list[str],
 ) -> dict[str, Any]:
-    """GGUF's keys of a SentencePiece-like model; types byte tokens and the unknown in `tokens`."""
+    """GGUF's keys of a SentencePiece-like model, and "types" where they are not `tokens`' own.
+
+    unsaid: gets what GGUF leaves out.
+    """
     prefix, replaced = _normalizer(normalizing)
     gemma = replaced and not prefix and len(splitting) == 1 and _splits_at_spaces(splitting[0])
     for step in [] if gemma else splitting:
-        prefix, replaced = _metaspace(step, tokens) or prefix, True
+        prefix, replaced = _metaspace(step, tokens, unsaid) or prefix, True
     if not replaced:
         problem = f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE"
         root.fail("normalizer", problem)
-    _mark_bytes(model, tokens)
+    _check_bytes(model, tokens)
     metadata: dict[str, Any] = {
         KEY + "model": "gemma4" if gemma else "llama",
         KEY + "pre": "gemma4" if gemma else "default",
         KEY + "add_space_prefix": prefix,
     }
-    unknown = model.string("unk_token", None)
-    if unknown is not None:
-        if unknown not in tokens.ids:
-            model.fail("unk_token", f"is {unknown[:100]!r}, which is not in the vocabulary")
-        metadata[KEY + "unknown_token_id"] = tokens.ids[unknown]
-        tokens.types[tokens.ids[unknown]] = TokenType.UNKNOWN
     if gemma:
-        pairs = merges_of(model, tokens.ids)
-        metadata[KEY + "merges"] = [f"{left} {right}" for left, right in pairs]
+        metadata[KEY + "merges"] = merge_texts(model, tokens.ids)
+        types = metadata["types"] = tokens.types.copy()
         for text in tokens.added:
             if set(text) == {SPACE}:  # merges form it, and it stands for spaces
-                tokens.types[tokens.ids[text]] = TokenType.NORMAL
+                types[tokens.ids[text]] = TokenType.NORMAL
             elif text in GEMMA_MARKUP:
-                tokens.types[tokens.ids[text]] = TokenType.USER_DEFINED
+                types[tokens.ids[text]] = TokenType.USER_DEFINED
     else:
         metadata[KEY + "scores"] = _scores(model, tokens)
     return metadata
@@ -91,31 +90,29 @@ def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
     return prefix, replaced
 
 
-def _metaspace(step: JSONFields, tokens: Tokens) -> bool:
+def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
     """True if a pre-tokenizer's step, a `Metaspace`, puts a space before a text."""
     kind = step.string("type")
     if kind != "Metaspace" or step.string("replacement") != SPACE:
         expected = f"expected 'ByteLevel' or 'Metaspace' of {SPACE!r}"
         step.fail("type", f"{kind[:100]!r} is not supported, {expected}")
-    early = "always" if step.boolean("add_prefix_space", True) else "never"
-    scheme = step.string("prepend_scheme", early)
     spaced = (text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added)
     if step.boolean("split", True) and (inner := next(spaced, None)) is not None:
         problem = f"is true, so that {inner!r} would never be formed; GGUF cannot say so"
         step.fail("split", problem)
-    return scheme != "never"
+    if prepends(step):
+        how = "after special tokens and before a text's own leading space"
+        unsaid.append(f"where Metaspace puts no space: {how} there will be one")
+    return prepends(step)
 
 
-def _mark_bytes(model: JSONFields, tokens: Tokens) -> None:
-    """Gives the tokens of all 256 bytes, which must be there, their type."""
+def _check_bytes(model: JSONFields, tokens: Tokens) -> None:
+    """Refuses a vocabulary without the tokens of all 256 bytes."""
     if not model.boolean("byte_fallback", False):
         model.fail("byte_fallback", "must be true for BPE that is not byte-level")
     for byte in range(256):
         if f"<0x{byte:02X}>" not in tokens.ids:
             model.fail("vocab", f"lacks '<0x{byte:02X}>', a byte token")
-    for text, token in tokens.ids.items():
-        if BYTE_TOKEN.fullmatch(text):
-            tokens.types[token] = TokenType.BYTE
 
 
 def _is_space(pattern: JSONFields | None) -> bool:

@@ -1,51 +1,101 @@
-"""Special tokens: those of tokenizer_config.json, and those that the post-processor adds."""
+"""Special tokens of a folder: those that tokenizer_config.json and other files name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...json_fields import JSONFields
-from ..vocabulary import KEY, SPECIAL_TOKENS
-from .tokens import Tokens, steps
+from ..vocabulary import SPECIAL_TOKENS
+from .tokens import Tokens
 
-_NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
-def special_tokens(
-    root: JSONFields, config: JSONFields, tokens: Tokens, metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`metadata` with the ids of BOS, EOS, unknown and padding, and whether encoding adds two."""
-    found = dict(metadata)
-    for key, name in _NAMES.items():
-        text = _token_text(config, key)
-        if text is None:
-            continue
-        if text not in tokens.ids:
-            config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
-        found[KEY + name] = tokens.ids[text]
-    for key, name in SPECIAL_TOKENS.items():
+@dataclass(frozen=True)
+class Named:
+    """Ids of special tokens.
+
+    Attributes:
+      bos, eos, unknown: None where no file names one.
+      others: names in chat templates -> ids, such as "pad_token".
+      ends: further ids that end generation.
+    """
+
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    others: dict[str, int]
+    ends: tuple[int, ...]
+
+
+def named_tokens(
+    config: JSONFields,
+    model: JSONFields,
+    tokens: Tokens,
+    around: tuple[list[int], list[int]],
+    bos_token_id: int | None,
+    eos_token_ids: Sequence[int],
+) -> Named:
+    """The special tokens; those that a text gets, and then the ids, count where config has none.
+
+    around: what texts get at their ends. bos_token_id, eos_token_ids: of the model's other files.
+    """
+    found = {key: _token_id(config, key, tokens) for key in ("bos_token", "eos_token", "unk_token")}
+    if found["unk_token"] is None and (text := model.string("unk_token", None)) is not None:
+        found["unk_token"] = tokens.ids[text]
+    before, after = around
+    first = [*before, *([] if bos_token_id is None else [bos_token_id])]
+    last = [*reversed(after), *eos_token_ids]
+    for key, ids, usual in (("bos_token", first, "<s>"), ("eos_token", last, "</s>")):
+        if found[key] is None:
+            found[key] = ids[0] if ids else tokens.ids.get(usual) if tokens.raw else None
+    for key, ids in (("add_bos_token", before), ("add_eos_token", after)):
+        if (asked := config.boolean(key, bool(ids))) != bool(ids):
+            does = "adds one" if ids else "adds none"
+            warnings.warn(
+                f"{config.file}: {key} is {str(asked).lower()}, but tokenizer.json's "
+                f"post_processor {does}; tokenizer.json counts",
+                stacklevel=4,
+            )
+    others = {}
+    for key in SPECIAL_TOKENS:
         text = _token_text(config, key)
         if text in tokens.ids:  # published files name some that are none; only templates read them
-            found[KEY + name] = tokens.ids[text]
-    before, after = _template(root, tokens)
-    for name, ids in (("bos", before), ("eos", after)):
-        if ids and found.setdefault(f"{KEY}{name}_token_id", ids[0]) != ids[0]:
-            problem = f"adds token {ids[0]}, which is not the {name}_token of {config.file}"
-            root.fail("post_processor", problem)
-        if metadata[KEY + "model"] == "llama" and f"{KEY}{name}_token_id" not in found:
-            # SentencePiece's names; readers would take ids 1 and 2.
-            text = {"bos": "<s>", "eos": "</s>"}[name]
-            if text not in tokens.ids:
-                config.fail(f"{name}_token", f"is missing, and {text!r} is not in the vocabulary")
-            found[f"{KEY}{name}_token_id"] = tokens.ids[text]
-        add = config.boolean(f"add_{name}_token", bool(ids))
-        if add and f"{KEY}{name}_token_id" not in found:
-            config.fail(f"add_{name}_token", f"is true, but there is no {name}_token")
-        if name == "bos" and not add and metadata[KEY + "model"] == "gemma4":
-            config.fail("add_bos_token", "is false, but texts of Gemma begin with one in GGUF")
-        found[f"{KEY}add_{name}_token"] = add
-    return found
+            others[key] = tokens.ids[text]
+    ends = tuple(dict.fromkeys(i for i in eos_token_ids if i != found["eos_token"]))
+    return Named(found["bos_token"], found["eos_token"], found["unk_token"], others, ends)
+
+
+def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
+    """Warns where tokenizer_config.json describes added tokens otherwise than tokenizer.json."""
+    found = {entry.string("content"): entry.values for entry in root.objects("added_tokens")}
+    listed = config.object("added_tokens_decoder") or JSONFields({}, config.file)
+    for key in listed.values:
+        entry = listed.object(key) or listed.fail(key, "must be an object, not null")
+        text = entry.string("content")
+        other = found.get(text, {})
+        flags = [flag for flag in _FLAGS if entry.values.get(flag) not in (None, other.get(flag))]
+        if flags or str(other.get("id")) != key:
+            says = (
+                f"{flags[0]} of {text[:100]!r}" if other and flags else f"{text[:100]!r} as {key}"
+            )
+            warnings.warn(
+                f"{config.file}: added_tokens_decoder gives {says}, tokenizer.json does not; "
+                "tokenizer.json counts",
+                stacklevel=4,
+            )
+            return
+
+
+def _token_id(config: JSONFields, key: str, tokens: Tokens) -> int | None:
+    """The id of a token of tokenizer_config.json, which the vocabulary has."""
+    text = _token_text(config, key)
+    if text is not None and text not in tokens.ids:
+        config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
+    return None if text is None else tokens.ids[text]
 
 
 def _token_text(config: JSONFields, key: str) -> str | None:
@@ -56,35 +106,8 @@ def _token_text(config: JSONFields, key: str) -> str | None:
     return config.string(key, None) or None  # early files write "" for none
 
 
-def _template(root: JSONFields, tokens: Tokens) -> tuple[list[int], list[int]]:
-    """Ids that the post-processor puts before and after a text: at most one each."""
-    before: list[int] = []
-    after: list[int] = []
-    for step in steps(root.object("post_processor"), "processors"):
-        kind = step.string("type")
-        if kind == "ByteLevel":  # it concerns offsets only
-            continue
-        if kind != "TemplateProcessing":
-            step.fail("type", f"{kind[:100]!r} is not supported, expected 'TemplateProcessing'")
-        seen = False
-        for entry in step.objects("single"):
-            special = entry.object("SpecialToken")
-            if special is None:
-                if entry.object("Sequence") is None or seen:
-                    step.fail("single", "expected special tokens around one sequence")
-                seen = True
-                continue
-            text = special.string("id")
-            if text not in tokens.ids:
-                special.fail("id", f"is {text[:100]!r}, which is not in the vocabulary")
-            (after if seen else before).append(tokens.ids[text])
-        if len(before) > 1 or len(after) > 1:
-            step.fail("single", "adds more than one token at an end, which is not supported")
-    return before, after
-
-
-def chat_templates(config: JSONFields) -> dict[str, Any]:
-    """One template, or a list of them by name, of which GGUF keeps one, "default", apart."""
+def chat_templates(config: JSONFields) -> dict[str, str]:
+    """Name -> template; one without a name is "default"."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
         entries = config.objects("chat_template")
@@ -96,8 +119,13 @@ def chat_templates(config: JSONFields) -> dict[str, Any]:
             (name + text).encode()
         except UnicodeEncodeError:
             config.fail("chat_template", "holds a lone surrogate")
-    key = "tokenizer.chat_template"
-    found: dict[str, Any] = {key: named.pop("default")} if "default" in named else {}
-    if named:
-        found["tokenizer.chat_templates"] = list(named)
-    return found | {f"{key}.{name}": text for name, text in named.items()}
+    return named
+
+
+def template_metadata(named: dict[str, str]) -> dict[str, Any]:
+    """GGUF's keys of chat templates, which keep the default one apart."""
+    key, others = "tokenizer.chat_template", {n: t for n, t in named.items() if n != "default"}
+    found: dict[str, Any] = {key: named["default"]} if "default" in named else {}
+    if others:
+        found["tokenizer.chat_templates"] = list(others)
+    return found | {f"{key}.{name}": text for name, text in others.items()}

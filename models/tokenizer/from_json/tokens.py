@@ -11,6 +11,7 @@ from gguf.constants import TokenType
 
 from ...json_fields import JSONFields
 from ..encoders import MAX_MERGES
+from ..vocabulary import BYTE_TOKEN
 
 Merges = list[tuple[str, str]]
 
@@ -25,14 +26,16 @@ class Tokens:
       texts: by id, padded to the size.
       types: int32 (size,), TokenType.
       ids: text -> id of the file's own tokens.
+      raw: tokens are UTF-8 with SentencePiece's spaces.
       added: text -> whether it is special, of the tokens that were added to the model's.
-      stripping: those of them that swallow the white space behind them ("rstrip").
+      flagged: "lstrip", "rstrip", "single_word" and "normalized" -> those of them that have it.
     """
 
-    def __init__(self, root: JSONFields, model: JSONFields, size: int | None) -> None:
+    def __init__(self, root: JSONFields, model: JSONFields, size: int | None, raw: bool) -> None:
         """size: of the model's vocabulary; None: the number of tokens, whose ids leave no gap."""
+        self.raw = raw
         self.added: dict[str, bool] = {}
-        self.stripping: set[str] = set()
+        self.flagged: dict[str, list[str]] = {}
         self.ids = self._read_ids(root, model, size)
         self.texts = self._read_texts(model, size)
         self.types = np.full(len(self.texts), TokenType.UNUSED, np.int32)
@@ -40,6 +43,21 @@ class Tokens:
         for text, special in self.added.items():
             control = special or _LOOKS_SPECIAL.fullmatch(text)
             self.types[self.ids[text]] = TokenType.CONTROL if control else TokenType.USER_DEFINED
+        if model.boolean("byte_fallback", False):
+            for text, token in self.ids.items():
+                if BYTE_TOKEN.fullmatch(text):
+                    self.types[token] = TokenType.BYTE
+        unknown = model.string("unk_token", None)
+        if unknown is not None:
+            if unknown not in self.ids:
+                model.fail("unk_token", f"is {unknown[:100]!r}, which is not in the vocabulary")
+            if raw:
+                self.types[self.ids[unknown]] = TokenType.UNKNOWN
+
+    @property
+    def stripping(self) -> set[str]:
+        """Added tokens that swallow the white space behind them."""
+        return set(self.flagged.get("rstrip", ()))
 
     def _read_ids(self, root: JSONFields, model: JSONFields, size: int | None) -> dict[str, int]:
         ids: dict[str, int] = {}
@@ -61,8 +79,9 @@ class Tokens:
                 problem = f"is {token} for {text[:100]!r}, which has id {ids[text]} already"
                 entry.fail("id", problem)
             self.added[text] = entry.boolean("special", False)
-            if entry.boolean("rstrip", False):
-                self.stripping.add(text)
+            for flag in ("lstrip", "rstrip", "single_word", "normalized"):
+                if entry.boolean(flag, False):
+                    self.flagged.setdefault(flag, []).append(text)
         if not ids:
             model.fail("vocab", "is empty")
         return ids
@@ -120,10 +139,19 @@ def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
         if (
             not isinstance(pair, list)
             or len(pair) != 2
-            or not all(isinstance(part, str) and part in ids and " " not in part for part in pair)
+            or not all(isinstance(part, str) and part in ids for part in pair)
             or "".join(pair) not in ids
         ):
-            problem = f"is {value!r:.200}, expected two tokens without spaces that form a third"
+            problem = f"is {value!r:.200}, expected two tokens that form a third"
             model.fail(f"merges[{rank}]", problem)
         merges.append((pair[0], pair[1]))
     return merges
+
+
+def merge_texts(model: JSONFields, ids: Mapping[str, int]) -> list[str]:
+    """Merges as GGUF writes them; refuses tokens with spaces, which end a token there."""
+    merges = merges_of(model, ids)
+    for rank, pair in enumerate(merges):
+        if any(" " in part for part in pair):
+            model.fail(f"merges[{rank}]", f"is {list(pair)!r:.200}, whose spaces GGUF cannot say")
+    return [f"{left} {right}" for left, right in merges]

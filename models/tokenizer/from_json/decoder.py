@@ -1,0 +1,57 @@
+"""How a tokenizer.json turns tokens into text: the `decoder`."""
+
+from __future__ import annotations
+
+from ...json_fields import JSONFields
+from ..encoders import SPACE
+from .tokens import steps
+
+
+def decoding(root: JSONFields) -> tuple[bool, bool]:
+    """(tokens are UTF-8 with SPACE for spaces instead of bytes, a text loses its first space).
+
+    Raises CheckpointError for a decoder that does neither.
+    """
+    given = steps(root.object("decoder"), "decoders")
+    if not given:
+        return _guessed(root)
+    raw, strips = True, False
+    for step in given:
+        match step.string("type"):
+            case "ByteLevel":
+                raw = False
+            case "ByteFallback" | "Fuse":
+                pass
+            case "Replace" if _is(step.object("pattern"), SPACE) and step.string("content") == " ":
+                pass
+            case "Strip" if step.string("content") == " " and not step.integer("stop", 0):
+                strips = step.integer("start", 0) > 0
+            case "Metaspace" if step.string("replacement", SPACE) == SPACE:
+                strips = prepends(step)
+            case kind:
+                expected = f"expected are 'ByteLevel', or steps that write {SPACE!r} as a space"
+                step.fail("type", f"{kind[:100]!r} of this kind is not supported; {expected}")
+    return raw, raw and strips
+
+
+def prepends(metaspace: JSONFields) -> bool:
+    """True if a `Metaspace` puts a space before a text."""
+    early = "always" if metaspace.boolean("add_prefix_space", True) else "never"
+    return metaspace.string("prepend_scheme", early) != "never"
+
+
+def _guessed(root: JSONFields) -> tuple[bool, bool]:
+    """`decoding` of a file without a decoder, by what it does before merging."""
+    parts = steps(root.object("normalizer"), "normalizers")
+    parts += steps(root.object("pre_tokenizer"), "pretokenizers")
+    kinds = [step.string("type") for step in parts]
+    if "ByteLevel" in kinds:
+        return False, False
+    return True, any(
+        kind == "Prepend" or (kind == "Metaspace" and prepends(step))
+        for kind, step in zip(kinds, parts, strict=True)
+    )
+
+
+def _is(pattern: JSONFields | None, text: str) -> bool:
+    return pattern is not None and pattern.values == {"String": text}

@@ -1,0 +1,111 @@
+"""A tokenizer.json -> GGUF's `tokenizer.*` metadata.
+
+Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; GGUF must have a name for its way of
+splitting texts. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama", or "gemma4"
+if it splits texts as Gemma's files do, which keeps its merges.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...json_fields import JSONFields
+from ..special_tokens import END_TEXTS
+from ..vocabulary import KEY, PHI_3_KEEPS, PHI_3_NAMES, SPECIAL_TOKENS, Vocabulary
+from .byte_level import byte_level
+from .sentencepiece import GEMMA_MARKUP, sentencepiece
+from .special_tokens import Named, template_metadata
+from .tokens import Tokens, steps
+
+__all__ = ["GEMMA_MARKUP", "Described", "metadata"]
+
+
+@dataclass(frozen=True)
+class Described:
+    """Facts about a tokenizer beside its tokenizer.json, and the names of its files."""
+
+    tokens: Tokens
+    named: Named
+    vocabulary: Vocabulary
+    config_file: str
+    eos_file: str
+
+
+def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dict[str, Any]:
+    """GGUF's keys. Warns of what they cannot say; raises CheckpointError where files need it.
+
+    content: gives the object of the tokenizer.json.
+    """
+    tokens, file = described.tokens, described.vocabulary.file
+    root = JSONFields(content(), file)
+    model = root.object("model") or root.fail("model", "is missing")
+    splitting = steps(root.object("pre_tokenizer"), "pretokenizers")
+    normalizing = steps(root.object("normalizer"), "normalizers")
+    found: dict[str, Any]
+    unsaid: list[str] = []
+    if any(step.string("type") == "ByteLevel" for step in splitting):
+        found = byte_level(root, model, tokens, normalizing, splitting, unsaid)
+    else:
+        found = sentencepiece(root, model, tokens, normalizing, splitting, unsaid)
+    found[KEY + "tokens"] = tokens.texts
+    found[KEY + "token_type"] = found.pop("types", tokens.types)
+    if set(tokens.added) - tokens.stripping == set(PHI_3_KEEPS):
+        found["general.name"] = PHI_3_NAMES[0]
+        unsaid += _flags(tokens.flagged, ("lstrip", "single_word"))
+    else:
+        unsaid += _flags(tokens.flagged, ("lstrip", "rstrip", "single_word"))
+    if any(step.string("type") == "Prepend" for step in normalizing):
+        unsaid += _flags(tokens.flagged, ("normalized",))  # a space is then part of them
+    found |= _special_tokens(root, described, found[KEY + "model"], unsaid)
+    for what in unsaid:
+        warnings.warn(f"{file}: GGUF cannot say {what}", stacklevel=3)
+    return found | template_metadata(described.vocabulary.chat_templates)
+
+
+def _flags(flagged: dict[str, list[str]], flags: tuple[str, ...]) -> list[str]:
+    """Added tokens that have flags, in words."""
+    found = []
+    for flag in flags:
+        if texts := flagged.get(flag):
+            shown = ", ".join(repr(text[:50]) for text in texts[:3])
+            more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+            found.append(f"that added tokens have {flag}: {shown}{more}")
+    return found
+
+
+def _special_tokens(
+    root: JSONFields, described: Described, model: str, unsaid: list[str]
+) -> dict[str, Any]:
+    """Ids of special tokens, and which of them a text gets."""
+    named, tokens, vocabulary = described.named, described.tokens, described.vocabulary
+    found: dict[str, Any] = {}
+    for name, token, ids in (
+        ("bos", named.bos, vocabulary.before),
+        ("eos", named.eos, vocabulary.after),
+    ):
+        if token is not None:
+            found[f"{KEY}{name}_token_id"] = token
+        elif model == "llama":  # readers would take ids 1 and 2
+            problem = "is missing, and neither is '<s>' or '</s>' in the vocabulary"
+            JSONFields({}, described.config_file).fail(f"{name}_token", problem)
+        adds = ids == (token,)
+        if ids and not adds:
+            place = "before" if name == "bos" else "behind"
+            shown = ", ".join(repr(tokens.texts[i]) for i in ids)
+            unsaid.append(f"that {shown} are put {place} texts: nothing is")
+        if name == "bos" and not adds and model == "gemma4":
+            problem = "puts no BOS before texts, but those of Gemma begin with one in GGUF"
+            root.fail("post_processor", problem)
+        found[f"{KEY}add_{name}_token"] = adds
+    if named.unknown is not None:
+        found[KEY + "unknown_token_id"] = named.unknown
+    found |= {KEY + SPECIAL_TOKENS[name]: token for name, token in named.others.items()}
+    others = [token for token in named.ends if tokens.texts[token] not in END_TEXTS]
+    if len(others) > 2:
+        problem = f"{others!r:.200} are more tokens that end generation than GGUF can name"
+        JSONFields({}, described.eos_file).fail("eos_token_id", problem)
+    names = zip(others, ("eot", "eom"), strict=False)
+    return found | {f"{KEY}{other}_token_id": token for token, other in names}
