@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -83,6 +84,14 @@ def test_a_table_overrules_the_model(says, tmp_path, monkeypatch):
         choice = decide(decoded_products_rule, *shape, m)
         assert choice.config.decoded == says and choice.why.startswith("measured for H200")
     assert decide(decoded_products_rule, *shape, 200).why.startswith("rule decoded_products")
+
+
+def test_a_table_that_changes_is_read_again(tmp_path, monkeypatch):
+    """In one process, under one name: what was read before must not answer."""
+    for says in (True, False, True):
+        _table(tmp_path, monkeypatch, config={"decoded": says})
+        os.utime(tmp_path / "table.json", ns=(0, 1000 + says))
+        assert decide(decoded_products_rule, ("Q4_K",), (4096,), 4096, 1024).config.decoded == says
 
 
 def test_a_table_cannot_ask_for_what_there_is_not(tmp_path, monkeypatch):
