@@ -328,6 +328,11 @@ def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
         np.testing.assert_allclose(tensor, want, rtol=1e-6)
     stored["model.audio.weight"] = np.zeros(3, np.float32)
     refused(checkpoints.write(folder, described, stored), "'model.audio.weight': is not part of")
+    del stored["model.audio.weight"]
+    name = "model.layers.0.self_attn.q_proj.weight"
+    twice = stored | {name: np.zeros_like(tensors[name])}
+    message = f"is the decoder's '{name}', and so is '({name}|{names[name]})'"
+    refused(checkpoints.write(folder, described, twice), message)
     del inner["hidden_size"]
     refused(checkpoints.write(folder, described, stored), "text_config.hidden_size: is missing")
 
