@@ -73,8 +73,8 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
     Raises:
       jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, of another model, or holds
         what is not supported: adapters of experts, embeddings, routers or norms, DoRA, and those
-        whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is not finite; a model over several devices. OSError:
-        it cannot be read.
+        whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
+        not finite; a model over several devices. OSError: it cannot be read.
     """
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")

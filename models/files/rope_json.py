@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from ..architecture import Architecture, CheckpointClass
 from ..config import Config
 from ..json_fields import JSONFields
-from ..rope import frequencies
+from ..rope import exact_frequencies, frequencies, pair_of
 from ..rope_fields import MIN_DIVISOR
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -39,7 +38,7 @@ class Rope:
         if len(given) == 2 and given[0][1].values != given[1][1].values:
             fields.fail("rope_scaling", "differs from rope_parameters")
         self._config, self._kind_of_decoder = fields, architecture
-        self._fields = given[0][1] if given else fields
+        self._outer = self._fields = given[0][1] if given else fields
         self.values: dict[str, Any] = {}
         if given and (whole := self._fields.object("full_attention")) is not None:
             self._read_local(self._fields.object("sliding_attention"))
@@ -72,6 +71,9 @@ class Rope:
             return {"rope_freqs.weight": self._llama3(config)}
         if self._kind == "proportional":
             return {"rope_freqs.weight": self._proportional(config)}
+        if self._kind == "yarn":
+            divisors = self._yarn_divisors(config)
+            return {} if (divisors == 1).all() else {"rope_freqs.weight": divisors}
         if self._kind != "longrope":
             return {}
         return {
@@ -132,7 +134,10 @@ class Rope:
         return np.array([*sections, 0], np.int32)
 
     def _yarn(self) -> dict[str, Any]:
-        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`."""
+        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`.
+
+        What they cannot say of the frequencies is in `_yarn_divisors`.
+        """
         get, named = self._fields, self._kind_of_decoder.yarn_keys
         latent = self._kind_of_decoder.latent
         factor = self._factor()
@@ -153,19 +158,41 @@ class Rope:
         }
         if named:
             values["rope.scaling.yarn_log_multiplier"] = log_multiplier
-        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-            value = get.number(key, default)
-            if named:
-                values[f"rope.scaling.yarn_{key}"] = value
-            elif value != default:
-                get.fail(key, f"is {value}, which is not supported, expected {default}")
-        if not get.boolean("truncate", True):
-            message = "truncate: false is not kept: GGUF's YaRN begins and ends at whole pairs"
-            warnings.warn(f"{get.file}: {get.prefix}{message}", stacklevel=2)
+        self._betas = self._beta("beta_fast", 32.0), self._beta("beta_slow", 1.0)
+        if named:
+            keys = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
+            values |= dict(zip(keys, self._betas, strict=True))
         implied = (1 + growth) / (1 + log_multiplier * growth)
         if latent and log_multiplier:
             implied = 1.0
         return values | self._magnitude(magnitude / implied)
+
+    def _beta(self, key: str, default: float) -> float:
+        """Rotations within the original context; 0 stands for the default, as in transformers."""
+        value = self._fields.number(key, 0.0, above=-MIN_DIVISOR, most=1e6)
+        return default if value == 0 else value
+
+    def _yarn_divisors(self, config: Config) -> np.ndarray:
+        """Divisors that make frequencies transformers' of those that GGUF's keys give.
+
+        The formula is that of transformers' `_compute_yarn_parameters`: unlike GGUF's, its ramp may
+        begin and end between pairs (`truncate`), and every class has betas.
+        """
+        rope, original = config.ropes[0], self._original()
+        first, last = (pair_of(rope, original, beta) for beta in self._betas)
+        # transformers reads it beside the rotations of types of layers, not in them.
+        if self._outer.boolean("truncate", True):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rope.dim - 1)
+        last += 0.001 if first == last else 0
+        stretched = np.clip((np.arange(rope.dim // 2) - first) / (last - first), 0.0, 1.0)
+        wanted = exact_frequencies(rope, stretched)
+        divisors = (frequencies(rope) / wanted).astype(np.float32)
+        same = wanted.astype(np.float32) == frequencies(rope)
+        divisors = np.where(same, np.float32(1), divisors)
+        if not (divisors > MIN_DIVISOR).all():
+            self._fields.fail("factor", f"is {rope.factor:g}, too large for these betas")
+        return divisors
 
     def _longrope(self) -> dict[str, Any]:
         """https://arxiv.org/abs/2402.13753: the magnitude is sqrt(1 + ln scale / ln original)."""

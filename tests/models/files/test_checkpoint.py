@@ -432,8 +432,8 @@ CONFIG = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
     ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
     (
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16}},
-        "rope_parameters.beta_fast: is 16.0, which is not supported, expected 32",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}},
+        "rope_parameters.beta_fast: must be a number above",
     ),
     (
         {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},
