@@ -21,7 +21,9 @@ from .op import KernelCall, Op
 def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Weights of `w` as floats.
 
-    They are ggml's values exactly in float32, rounded to nearest in other dtypes.
+    They are ggml's values exactly in float32, rounded to nearest in other dtypes. Subnormal weights
+    (MXFP4 has some, below 2^-126) are kept here; XLA's arithmetic on a CPU takes subnormal numbers
+    for zero, and so do products, which may take a block for zero whose scale 2^(e - 128) is one.
 
     Args:
       w: QuantizedArray (n, k).
