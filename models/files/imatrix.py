@@ -50,8 +50,11 @@ def _means(file: str, name: str, sums: np.ndarray, counts: np.ndarray | None) ->
         found = "is missing" if counts is None else f"has shape {counts.shape}"
         problem = f"{found}, but sums have shape {sums.shape}"
         raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
-    rows = counts.reshape(-1, 1)
+    rows = counts.reshape(-1, 1).astype(np.float64)
     means = np.where(rows > 0, sums.reshape(len(rows), -1) / np.where(rows > 0, rows, 1), 1)
+    if means.max() > np.finfo(np.float32).max:
+        problem = "is so small that means are infinite in float32"
+        raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
     return means.astype(np.float32).reshape(sums.shape)
 
 

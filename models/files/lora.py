@@ -40,6 +40,12 @@ _MLX = re.compile(r"(.+)\.lora_([ab])")
 _PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _TRAINED = re.compile(r"(layers\.(\d+)\.)?([\w.]+)\.lora_([ab])")  # by examples/lora.py
 _GGUF = re.compile(r"(.+\.weight)\.lora_([ab])")
+_GGUF_KEYS = (
+    "adapter.type",
+    "adapter.lora.alpha",
+    "adapter.lora.task_name",
+    "adapter.lora.prompt_prefix",
+)
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 Fail: TypeAlias = Callable[[str, str], NoReturn]
@@ -239,11 +245,14 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
         ):
             if (found := fields.string(key)) != value:
                 fields.fail(key, f"is {found!r:.100}, expected {value!r}")
-        if fields.value("adapter.alora.invocation_tokens", None) is not None:
-            problem = "are there: activated LoRA is not supported"
-            fields.fail("adapter.alora.invocation_tokens", problem)
+        for key in fields.values:
+            if key == "adapter.alora.invocation_tokens":
+                fields.fail(key, "are there: activated LoRA is not supported")
+            if key.startswith("adapter.") and key not in _GGUF_KEYS:
+                fields.fail(key, "is not known; it may make another adapter of the same tensors")
         alpha = fields.number("adapter.lora.alpha", 0.0, most=MAX_SCALE, above=-MAX_SCALE)
-        expected, pairs = expected_tensors(config), {}
+        pairs: dict[str, Pair] = {}
+        expected = expected_tensors(config)
         for name, both in _paired(opened.header.tensors, _GGUF, fail).items():
             a, b = (_floats(opened.read(stored)) for stored in both)
             parts: tuple[str, ...] = (name,)
@@ -269,7 +278,8 @@ def _from_example(
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
     at_place = {place: name for name, place in named_linears(config).items()}
-    expected, pairs = expected_tensors(config), {}
+    pairs: dict[str, Pair] = {}
+    expected = expected_tensors(config)
     found: dict[str, dict[str, str]] = {}
     for name in weights.stored:
         match = _TRAINED.fullmatch(name)

@@ -296,6 +296,11 @@ BAD_FILES = {
         {"adapter__alora__invocation_tokens": [1, 2]},
         "adapter.alora.invocation_tokens: are there: activated LoRA is not supported",
     ),
+    "unknown-key": (
+        {NAME: (A, B)},
+        {"adapter__lora__of_tomorrow": True, "adapter__lora__task_name": "chat"},
+        "adapter.lora.of_tomorrow: is not known; it may make another adapter of the same tensors",
+    ),
     "nan": (
         {},
         {"adapter__lora__alpha": np.float32("nan")},
