@@ -22,8 +22,8 @@ def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Weights of `w` as floats.
 
     They are ggml's values exactly in float32, rounded to nearest in other dtypes. Subnormal weights
-    (MXFP4 has some, below 2^-126) are kept here; XLA's arithmetic on a CPU takes subnormal numbers
-    for zero, and so do products, which may take a block for zero whose scale 2^(e - 128) is one.
+    (MXFP4 has some, below 2^-126) are kept; XLA's own arithmetic on a CPU takes them for zero, so
+    that products by plain JAX lack them.
 
     Args:
       w: QuantizedArray (n, k).
