@@ -57,12 +57,12 @@ _PLAIN = re.compile(r"\w+(\.\w+)*")  # other patterns could take for ever
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a file of settings says.
+    """Settings of an adapter.
 
     Attributes:
       of_mlx: tensors are mlx-lm's, (k, rank) and (rank, n).
       scale: (module as the tensors name it, rank) -> the factor of B A.
-      ranks: that tensors may have; None: any.
+      ranks: ranks that tensors may have; None: any.
     """
 
     of_mlx: bool

@@ -169,8 +169,11 @@ class Rope:
 
     def _beta(self, key: str, default: float) -> float:
         """Rotations within the original context; 0 stands for the default, as in transformers."""
-        value = self._fields.number(key, 0.0, above=-MIN_DIVISOR, most=1e6)
-        return default if value == 0 else value
+        if (value := self._fields.number(key, 0.0)) == 0:
+            return default
+        if not MIN_DIVISOR <= value <= 1e6:
+            self._fields.fail(key, f"must be 0 or from {MIN_DIVISOR} to 1e6, not {value}")
+        return value
 
     def _yarn_divisors(self, config: Config) -> np.ndarray:
         """Divisors that make frequencies transformers' of those that GGUF's keys give.
@@ -180,8 +183,8 @@ class Rope:
         """
         rope, original = config.ropes[0], self._original()
         first, last = (pair_of(rope, original, beta) for beta in self._betas)
-        # transformers reads it beside the rotations of types of layers, not in them.
-        if self._outer.boolean("truncate", True):
+        # transformers reads it beside the rotations of types of layers, not in them; null is false.
+        if self._outer.boolean("truncate", "truncate" not in self._outer):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rope.dim - 1)
         last += 0.001 if first == last else 0

@@ -432,8 +432,12 @@ CONFIG = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
     ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
     (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e-300}},
+        "rope_parameters.beta_slow: must be 0 or from 1e-06 to 1e6, not 1e-300",
+    ),
+    (
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}},
-        "rope_parameters.beta_fast: must be a number above",
+        "rope_parameters.beta_fast: must be 0 or from 1e-06 to 1e6, not -1",
     ),
     (
         {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},

@@ -132,7 +132,7 @@ def test_an_untrained_olora_adapter_is_not_added(tmp_path):
 
 
 def test_names_of_modules_in_patterns_are_those_of_the_tensors(tmp_path):
-    """Of a class that takes images, too; and a dot stands for any character, as in PEFT."""
+    """Names with language_model count, and a dot stands for any character, as in PEFT."""
     given = model("gemma3")
     pairs = random_pairs(given, ("attn_q",))
     layers = {"model.layers": "model.language_model.layers"}
@@ -332,7 +332,7 @@ def test_gguf_files_that_are_refused(case, tmp_path):
 
 @pytest.mark.parametrize("end", ["a", "b"])
 def test_gguf_tensors_without_axes_are_refused(end, tmp_path):
-    """As gguf-py writes them; this package's writer refuses to."""
+    """gguf-py writes them; this package's writer refuses to."""
     given, tensors = model("llama-gqa"), {f"{NAME}.lora_a": A, f"{NAME}.lora_b": B}
     tensors[f"{NAME}.lora_{end}"] = ONE
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")

@@ -65,6 +65,7 @@ def frequencies(config: dict, dim: int) -> np.ndarray:
 CASES = {
     "llama": (llama(), False),
     "between-pairs": (llama(truncate=False), True),
+    "null": (llama(truncate=None), True),
     "betas": (llama(beta_fast=16, beta_slow=2.5), True),
     "betas-between-pairs": (llama(beta_fast=16, beta_slow=2.5, truncate=False), True),
     "betas-of-0": (llama(beta_fast=0, beta_slow=None), False),
