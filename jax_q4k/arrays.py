@@ -92,8 +92,8 @@ class QuantizedArray:
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
         """Weights as an array of this shape and a floating dtype.
 
-        In float32 they are exactly ggml's values. Raises TypeError for another dtype, and if a
-        plane is not uint8, or a part of one.
+        In float32 they are exactly ggml's values, subnormal ones, too. Raises TypeError for another
+        dtype, and if a plane is not uint8, or a part of one.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")

@@ -52,7 +52,7 @@ def generate(
         token and head) or float8_e4m3fn.
       draft: guesses of the next tokens, which one pass over all of them checks; None: none are
         made. "lookup", or a `drafts.PromptLookup`: what followed the last tokens where they stood
-        before; a smaller Model with the same vocabulary, or a `drafts.DraftModel`; or a
+        before; a smaller Model with the same vocabulary, or a `drafts.DraftModel`; or
         what `load_nextn` reads, the layer of the model's file that predicts further ones. The
         tokens are those without drafts, but for rounding: with activations="f32" they are the same.
       prefix: what is computed of an earlier text is used where the prompt begins as it does, and
@@ -72,7 +72,7 @@ def generate(
     """
     rows, single = _rows(model, prompts)
     samplings = _samplings(sampling, fields, len(rows))
-    _check(model, rows, samplings, shift)
+    _check(model, rows, samplings, prefix, shift)
     if prefix is not None and len(rows) > 1:
         raise ValueError(f"prefix serves one prompt; there are {len(rows)}")
     outputs: list[Output] = []
@@ -117,7 +117,7 @@ def stream(
     if not single:
         raise TypeError("prompt is a list of prompts; stream takes one")
     samplings = _samplings(sampling, fields, 1)
-    _check(model, rows, samplings, shift)
+    _check(model, rows, samplings, prefix, shift)
     return _pieces(Run(model, rows, samplings, cache_dtype, draft, prefix=prefix, shift=shift))
 
 
@@ -214,9 +214,14 @@ def _check(
     model: Model,
     prompts: list[np.ndarray],
     samplings: list[Sampling],
-    shift: ContextShift | None,
+    prefix: Any,
+    shift: Any,
 ) -> None:
-    """Raises ValueError where a row does not fit the model."""
+    """Raises TypeError for arguments of other types, ValueError where a row does not fit."""
+    for name, given, kind in (("prefix", prefix, Prefix), ("shift", shift, ContextShift)):
+        if given is not None and not isinstance(given, kind):
+            found = f"{name} is of type {type(given).__name__}"
+            raise TypeError(f"{found}; it must be a {kind.__name__} or None")
     context = model.config.context_length
     for ids, sampling in zip(prompts, samplings, strict=True):
         if shift is not None and (len(ids) >= context or shift.keep > context // 2):

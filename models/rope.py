@@ -61,25 +61,32 @@ def frequencies(rope: Rope, divisors: Any = None) -> np.ndarray:
 
     divisors: (dim / 2,), a file's, which divide them: how Llama 3 stretches its low frequencies.
     """
-    exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
-    radians = rope.theta**-exponents
-    stretched = 1.0 if rope.yarn is None else _stretched(rope, rope.yarn)
-    radians = radians * (stretched / rope.factor + (1 - stretched))
+    radians = exact_frequencies(rope, None if rope.yarn is None else _stretched(rope, rope.yarn))
     if divisors is not None:
         radians = radians / np.asarray(divisors, np.float64)
     return radians.astype(np.float32)
 
 
+def exact_frequencies(rope: Rope, stretched: np.ndarray | None) -> np.ndarray:
+    """Radians per token of every pair before any divisors, float64 (dim / 2,).
+
+    stretched: (dim / 2,), the part of each pair's frequency that the factor divides; None: all.
+    """
+    exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
+    part = 1.0 if stretched is None else stretched
+    return rope.theta**-exponents * (part / rope.factor + (1 - part))
+
+
+def pair_of(rope: Rope, original_context: int, rotations: float) -> float:
+    """The pair that rotates so many times within the original context, a fraction."""
+    wavelength = original_context / (rotations * 2 * math.pi)
+    return rope.dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+
 def _stretched(rope: Rope, yarn: Yarn) -> np.ndarray:
-    """The part of each pair's frequency that YaRN stretches, (dim / 2,)."""
-
-    def pair(rotations: float) -> float:
-        """The pair that rotates so many times within the original context."""
-        wavelength = yarn.original_context / (rotations * 2 * math.pi)
-        return rope.dim * math.log(wavelength) / (2 * math.log(rope.theta))
-
-    first = max(0, math.floor(pair(yarn.beta_fast)))
-    last = min(rope.dim - 1, math.ceil(pair(yarn.beta_slow)))
+    """The part of each pair's frequency that llama.cpp's YaRN stretches, (dim / 2,)."""
+    first = max(0, math.floor(pair_of(rope, yarn.original_context, yarn.beta_fast)))
+    last = min(rope.dim - 1, math.ceil(pair_of(rope, yarn.original_context, yarn.beta_slow)))
     return np.clip((np.arange(rope.dim // 2) - first) / max(0.001, last - first), 0.0, 1.0)
 
 

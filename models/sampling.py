@@ -8,12 +8,19 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from .stopping import StopStrings
 
 #: Temperatures below it take the likeliest token.
 LEAST_TEMPERATURE = 1e-5
 #: Most tokens that `logit_bias` may name.
 MAX_BIASES = 4096
+#: Bounds of a bias: beyond the lower one float32 is infinite, and so it may be above the upper one
+#: once penalties have multiplied it.
+LEAST_BIAS, MOST_BIAS = -float(np.finfo(np.float32).max), 1e30
+#: What is closer to 0 counts as 0 in programs.
+_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 #: Most likely tokens whose probabilities `logprobs` may ask for.
 MAX_LOGPROBS = 1024
 
@@ -33,7 +40,8 @@ class Sampling:
 
     Filters apply in llama.cpp's order: bias, penalties, DRY, `processors`, top-k, top-p, min-p,
     then temperature, so which tokens stay does not depend on the temperature. Numbers are data of
-    the compiled programs: others compile nothing (`ways.Way` has what does).
+    the compiled programs: others compile nothing (`ways.Way` has what does). They are float32
+    there: numbers but 0 that are closer to 0 than 1.2e-38 are refused.
 
     Attributes:
       max_new_tokens: at least 1.
@@ -53,8 +61,8 @@ class Sampling:
         `dry_base`, 1 to 100. 0: nothing.
       dry_penalty_last_n: the last tokens that runs are looked for in; -1: all.
       dry_sequence_breakers: texts; no run goes across a token that holds one. Kept as a tuple.
-      logit_bias: token ids -> what is added to their logits; -inf excludes one. Kept as a tuple of
-        pairs, by id.
+      logit_bias: token ids -> what is added to their logits, -3.4e38 to 1e30; -inf excludes one.
+        Kept as a tuple of pairs, by id.
       processors: functions of a row's logits, in jit, one behind the other: (logits float32
         (vocab_size,), tokens int32 (capacity,), length int32 ()) -> logits. The first `length`
         tokens are the text so far. Each function is traced once for a program: give the same object
@@ -147,12 +155,16 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
         raise TypeError(
             f"logit_bias={given!r} must hold pairs of a token id and a number"
         ) from None
+    except OverflowError:
+        raise ValueError(f"logit_bias={given!r:.100} holds a number beyond float64") from None
     if len(found) > MAX_BIASES:
         raise ValueError(f"logit_bias names {len(found)} tokens; it may name {MAX_BIASES}")
     before = -1
     for token, bias in found:
-        if not 0 <= token < 2**31 or not bias < math.inf:  # NaN, too
-            raise ValueError(f"logit_bias has {token}: {bias}; ids are from 0, numbers below inf")
+        in_range = bias == -math.inf or LEAST_BIAS <= bias <= MOST_BIAS  # written so that NaN fails
+        if not 0 <= token < 2**31 or not in_range:
+            rule = f"ids are from 0, numbers in [{LEAST_BIAS:.8g}, {MOST_BIAS:g}] or -inf"
+            raise ValueError(f"logit_bias has {token}: {bias}; {rule}")
         if token == before:
             raise ValueError(f"logit_bias names token {token} twice")
         before = token
@@ -186,4 +198,7 @@ def _in_range(field: dataclasses.Field[Any], value: Any) -> float:
     # Written so that NaN fails.
     if not (low < number <= high if open_low else low <= number <= high):
         raise ValueError(message)
+    # Temperatures near 0 take the likeliest token, whatever they are.
+    if 0 < abs(number) < _LEAST_NORMAL and field.name != "temperature":
+        raise ValueError(f"{message}; float32 takes it for 0")
     return number

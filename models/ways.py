@@ -206,13 +206,15 @@ class Parameters:
                 ids[row, slot], biases[row, slot] = token, bias
             if not sampling.ignore_end:
                 ends[row, : len(end_ids)] = end_ids
-        floats = "temperature", "top_p", "min_p", "dry_multiplier", "dry_base"
+        floats = "top_p", "min_p", "dry_multiplier", "dry_base"
         penalties = "repetition_penalty", "presence_penalty", "frequency_penalty"
         integers = "top_k", "dry_allowed_length", "dry_penalty_last_n", "max_new_tokens"
         order = {chain: i for i, chain in enumerate(way.processors)}
         chains: Any = [order.get(tuple(sampling.processors), -1) for sampling in samplings]
         return cls(
             seed=each("seed", np.uint32),
+            # float32 would round what is nearly LEAST_TEMPERATURE up to it.
+            temperature=np.array([0 if s.greedy else s.temperature for s in samplings], np.float32),  # type: ignore[arg-type]
             **{name: each(name) for name in (*floats, *penalties)},
             **{name: each(name, np.int32) for name in integers},
             dry_breaks=_breaks(samplings, way, breaks),

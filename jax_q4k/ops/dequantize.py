@@ -21,7 +21,9 @@ from .op import KernelCall, Op
 def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Weights of `w` as floats.
 
-    They are ggml's values exactly in float32, rounded to nearest in other dtypes.
+    They are ggml's values exactly in float32, rounded to nearest in other dtypes. Subnormal weights
+    (MXFP4 has some, below 2^-126) are kept; XLA's own arithmetic on a CPU takes them for zero, so
+    that products by plain JAX lack them.
 
     Args:
       w: QuantizedArray (n, k).

@@ -37,7 +37,7 @@ from .safetensors import PACKED, TYPES, Weights
 # Early files store what rope_theta says.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 # Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
-DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
+_DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
 _BESIDE_THE_DECODER = {
     "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
     "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
@@ -158,15 +158,15 @@ class CheckpointSource:
         if self.description.multimodal:
             for what, beside in _BESIDE_THE_DECODER.items():
                 self._skip(names, [name for name in names if beside.match(name)], what)
-        found = {name: name for name in names}
-        if self.description.multimodal:
-            found = {
-                DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
-            }
-        elif "embed_tokens.weight" in names:  # of a class without a head
-            found = {
-                name if name == _HEAD else f"model.{name}": stored for name, stored in found.items()
-            }
+        multimodal = self.description.multimodal
+        headless = not multimodal and "embed_tokens.weight" in names  # of a class without a head
+        found: dict[str, str] = {}
+        for name in names:
+            in_a_decoder = name_in_decoder(name) if multimodal else name
+            if headless and name != _HEAD:
+                in_a_decoder = f"model.{name}"
+            if (earlier := found.setdefault(in_a_decoder, name)) != name:
+                self._fail(name, f"is the decoder's {in_a_decoder!r}, and so is {earlier!r}")
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)
         unused = [
@@ -323,6 +323,11 @@ def from_pretrained(
             progress(done, total)
         decoder = unbuilt(source.config, tensors)
         return Model(decoder, source.tokenizer, source.model_metadata, placement)
+
+
+def name_in_decoder(name: str) -> str:
+    """The name that a tensor or module has in a class of text alone."""
+    return _DECODER.sub("model.", name).removeprefix("language_model.")
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:

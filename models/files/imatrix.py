@@ -42,13 +42,19 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 def _means(file: str, name: str, sums: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
     """Means of sums (k,), or (experts, k), by one count, or one of each expert."""
+    if sums.ndim not in (1, 2):
+        problem = f"has shape {sums.shape}, expected (k,) or (experts, k)"
+        raise GGUFError(file, f"tensor {name + _SUMS!r}", problem)
     experts = 1 if sums.ndim == 1 else len(sums)
-    if counts is None or sums.ndim > 2 or counts.size not in (1, experts):
+    if counts is None or counts.size not in (1, experts):
         found = "is missing" if counts is None else f"has shape {counts.shape}"
         problem = f"{found}, but sums have shape {sums.shape}"
         raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
-    rows = counts.reshape(-1, 1)
+    rows = counts.reshape(-1, 1).astype(np.float64)
     means = np.where(rows > 0, sums.reshape(len(rows), -1) / np.where(rows > 0, rows, 1), 1)
+    if means.max() > np.finfo(np.float32).max:
+        problem = "is so small that means are infinite in float32"
+        raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
     return means.astype(np.float32).reshape(sums.shape)
 
 

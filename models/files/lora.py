@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +25,10 @@ from ..config import Config
 from ..json_fields import JSONFields
 from ..model import Model, Parts
 from ..tensors import expected_tensors, table
-from . import checkpoint_tensors, fused
-from .checkpoint import DECODER, interleaved
+from . import checkpoint_tensors, fused, lora_settings
+from .checkpoint import interleaved, name_in_decoder
 from .config_json import MAX_CONFIG
+from .lora_settings import MAX_SCALE
 from .safetensors import TYPES, Weights
 
 if TYPE_CHECKING:
@@ -40,33 +40,28 @@ _MLX = re.compile(r"(.+)\.lora_([ab])")
 _PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _TRAINED = re.compile(r"(layers\.(\d+)\.)?([\w.]+)\.lora_([ab])")  # by examples/lora.py
 _GGUF = re.compile(r"(.+\.weight)\.lora_([ab])")
-#: Beyond it a scale means that something is wrong.
-MAX_SCALE = 1e6
-#: Settings of PEFT that would make another adapter of the same tensors -> what they may be.
-_ONLY: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False,),
-    "fan_in_fan_out": (False,),
-    "lora_bias": (False,),
-    "bias": ("none",),
-    "modules_to_save": ([],),
-    "target_parameters": ([],),
-    "trainable_token_indices": ([], {}),
-    "alora_invocation_tokens": ([],),
-    "use_qalora": (False,),
-    "layer_replication": ([],),
-    "arrow_config": (),
-}
+_GGUF_KEYS = (
+    "adapter.type",
+    "adapter.lora.alpha",
+    "adapter.lora.task_name",
+    "adapter.lora.prompt_prefix",
+)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 Fail: TypeAlias = Callable[[str, str], NoReturn]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The matrices of one adapter: a (rank, k) and b (n, rank), and their factor."""
+    """The matrices of one adapter: a (rank, k) and b (n, rank), and their factor.
+
+    names: of the file's tensors that hold them.
+    """
 
     a: np.ndarray
     b: np.ndarray
     scale: float
+    names: tuple[str, str]
 
 
 def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0) -> Model:
@@ -83,9 +78,9 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
 
     Raises:
       jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, of another model, or holds
-        what is not supported: adapters of experts, embeddings, routers or norms, and DoRA. Both are
-        ValueErrors. ValueError: a scale that is not finite; a model over several devices. OSError:
-        it cannot be read.
+        what is not supported: adapters of experts, embeddings, routers or norms, DoRA, and those
+        whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
+        not finite; a model over several devices. OSError: it cannot be read.
     """
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
@@ -178,71 +173,38 @@ def _from_modules(
     """Adapters of PEFT or of mlx-lm, by the names of a checkpoint's modules."""
     if not description.exists():
         raise CheckpointError(str(file), _CONFIG, "is missing beside it")
-    fields = JSONFields.read(description, MAX_CONFIG)
-    of_mlx = "peft_type" not in fields and "lora_parameters" in fields
-    scale_of = _mlx_scale(fields) if of_mlx else _peft_scale(fields)
+    settings = lora_settings.read(JSONFields.read(description, MAX_CONFIG))
     fail = _failing(CheckpointError, str(file))
-    found = _paired(weights.stored, _MLX if of_mlx else _PEFT, fail)
-    modules = {DECODER.sub("model.", name).removeprefix("language_model."): name for name in found}
+    paired = _paired(weights.stored, _MLX if settings.of_mlx else _PEFT, fail)
+    modules: dict[str, str] = {}
+    for name, both in paired.items():
+        if (earlier := modules.setdefault(name_in_decoder(name), name)) != name:
+            fail(f"tensor {both[0]!r}", f"is of the module that {paired[earlier][0]!r} is of")
     checkpoint, places = _places(config, modules, fail)
     _check_types(weights, fail)
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
     for module, name in modules.items():
-        a, b = (weights.read(stored) for stored in found[name])
-        if of_mlx:  # (k, rank) and (rank, n)
+        names = paired[name]
+        a, b = (weights.read(stored) for stored in names)
+        if settings.of_mlx:
             a, b = a.T, b.T
         gguf_names = places[f"{module}.weight"]
         whole = sum(expected[part].shape[0] for part, _ in gguf_names if part in expected)
         for part, rows in gguf_names:
             if part not in targets:
-                fail(f"tensor {found[name][0]!r}", _not_adapted(part))
-            _check_shapes(a, b, (whole, expected[part].shape[-1]), found[name], fail)
+                fail(f"tensor {names[0]!r}", _not_adapted(part))
+            _check_shapes(a, b, (whole, expected[part].shape[-1]), names, fail)
+            if settings.ranks is not None and a.shape[0] not in settings.ranks:
+                ranks = ", ".join(map(str, sorted(settings.ranks)))
+                problem = f"has rank {a.shape[0]}; r and rank_pattern of {_CONFIG} say {ranks}"
+                fail(f"tensor {names[0]!r}", problem)
             of_part, entry = b[rows], expected[part].entry
             if entry.rotated and config.interleaved_rope and not checkpoint.interleaved_rope:
                 of_part = interleaved(of_part, getattr(config, entry.rotated))
-            pairs[part] = Pair(a, of_part, scale_of(module, a.shape[0]))
+            pair = Pair(a, of_part, settings.scale(name, a.shape[0]), names)
+            _add(pairs, part, pair, fail)
     return pairs
-
-
-def _mlx_scale(fields: JSONFields) -> Callable[[str, int], float]:
-    """As `_peft_scale`, of a file of mlx-lm: one factor for all, whatever their rank."""
-    kind = fields.string("fine_tune_type", "lora")
-    if kind != "lora":
-        fields.fail("fine_tune_type", f"must be 'lora', not {kind!r:.100}")
-    parameters = JSONFields(fields.value("lora_parameters"), fields.file, "lora_parameters.")
-    scale = parameters.number("scale", most=MAX_SCALE, above=-MAX_SCALE)
-    return lambda module, rank: scale
-
-
-def _peft_scale(fields: JSONFields) -> Callable[[str, int], float]:
-    """(module, rank) -> the factor that adapter_config.json gives; refuses other kinds."""
-    kind = fields.string("peft_type")
-    if kind != "LORA":
-        fields.fail("peft_type", f"must be 'LORA', not {kind!r:.100}")
-    for key, allowed in _ONLY.items():
-        value = fields.value(key, None)
-        if value is not None and value not in allowed:
-            fields.fail(key, f"is {value!r:.100}, which is not supported")
-    alpha = fields.number("lora_alpha", most=MAX_SCALE, above=-MAX_SCALE)
-    fields.integer("r", least=1)
-    by_root = fields.boolean("use_rslora", False)
-    of_modules = fields.object("alpha_pattern")
-    patterns = {} if of_modules is None else of_modules.values
-    alphas: dict[str, float] = {}
-    for pattern in patterns:
-        if not re.fullmatch(r"\w+(\.\w+)*", pattern):  # others could take for ever
-            problem = f"holds {pattern!r:.100}; only plain names of modules are supported"
-            fields.fail("alpha_pattern", problem)
-        assert of_modules is not None
-        alphas[pattern] = of_modules.number(pattern, most=MAX_SCALE, above=-MAX_SCALE)
-
-    def scale_of(module: str, rank: int) -> float:
-        names = (name for name in alphas if f".{module}".endswith(f".{name}"))
-        own = next((alphas[name] for name in names), alpha)
-        return own / (math.sqrt(rank) if by_root else rank)
-
-    return scale_of
 
 
 def _places(
@@ -283,15 +245,16 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
         ):
             if (found := fields.string(key)) != value:
                 fields.fail(key, f"is {found!r:.100}, expected {value!r}")
-        if fields.value("adapter.alora.invocation_tokens", None) is not None:
-            problem = "are there: activated LoRA is not supported"
-            fields.fail("adapter.alora.invocation_tokens", problem)
+        for key in fields.values:
+            if key == "adapter.alora.invocation_tokens":
+                fields.fail(key, "are there: activated LoRA is not supported")
+            if key.startswith("adapter.") and key not in _GGUF_KEYS:
+                fields.fail(key, "is not known; it may make another adapter of the same tensors")
         alpha = fields.number("adapter.lora.alpha", 0.0, most=MAX_SCALE, above=-MAX_SCALE)
-        expected, pairs = expected_tensors(config), {}
+        pairs: dict[str, Pair] = {}
+        expected = expected_tensors(config)
         for name, both in _paired(opened.header.tensors, _GGUF, fail).items():
             a, b = (_floats(opened.read(stored)) for stored in both)
-            # llama.cpp takes an alpha of 0, which stands for a missing one, as none.
-            scale = alpha / max(a.shape[0], 1) if alpha else 1.0
             parts: tuple[str, ...] = (name,)
             is_one = name in expected and b.shape[:1] == expected[name].shape[:1]
             if not is_one:
@@ -300,9 +263,11 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
                 fail(f"tensor {both[0]!r}", _not_adapted(unknown[0]))
             counts = [expected[part].shape[0] for part in parts]
             _check_shapes(a, b, (sum(counts), expected[parts[0]].shape[-1]), both, fail)
+            # llama.cpp takes an alpha of 0, which stands for a missing one, as none.
+            scale = alpha / a.shape[0] if alpha else 1.0
             ends = np.cumsum(counts)
             for part, start, end in zip(parts, ends - counts, ends, strict=True):
-                pairs[part] = Pair(a, b[start:end], scale)
+                _add(pairs, part, Pair(a, b[start:end], scale, both), fail)
     return pairs
 
 
@@ -313,7 +278,8 @@ def _from_example(
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
     at_place = {place: name for name, place in named_linears(config).items()}
-    expected, pairs = expected_tensors(config), {}
+    pairs: dict[str, Pair] = {}
+    expected = expected_tensors(config)
     found: dict[str, dict[str, str]] = {}
     for name in weights.stored:
         match = _TRAINED.fullmatch(name)
@@ -332,8 +298,9 @@ def _from_example(
         a, b = (weights.read(both[end]) for end in "ab")
         if a.ndim == b.ndim == 2:
             a, b = a.T, b.T
-        _check_shapes(a, b, expected[target].shape, (both["a"], both["b"]), fail)
-        pairs[target] = Pair(a, b, 1.0)
+        names = both["a"], both["b"]
+        _check_shapes(a, b, expected[target].shape, names, fail)
+        _add(pairs, target, Pair(a, b, 1.0, names), fail)
     return pairs
 
 
@@ -355,6 +322,20 @@ def _paired(
             name = next(iter(both.values()))
             fail(f"tensor {name!r:.200}", f"is there without its lora_{missing}")
     return {name: (both["a"], both["b"]) for name, both in found.items()}
+
+
+def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
+    """Refuses a second adapter of a matrix, and one beyond float32."""
+    if matrix in pairs:
+        problem = f"is of {matrix}, and so is {pairs[matrix].names[0]!r}"
+        fail(f"tensor {pair.names[0]!r}", problem)
+    between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # of A x, where |x| is up to 1
+    added = abs(pair.scale) * (np.abs(pair.b).astype(np.float64) @ between)
+    for name, reach in zip(pair.names, (between.max(), added.max()), strict=True):
+        if not reach <= _MAX_FLOAT32:
+            problem = "holds numbers so large that the adapter is infinite in float32"
+            fail(f"tensor {name!r}", problem)
+    pairs[matrix] = pair
 
 
 def _not_adapted(name: str) -> str:

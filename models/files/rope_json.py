@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from ..architecture import Architecture, CheckpointClass
 from ..config import Config
 from ..json_fields import JSONFields
-from ..rope import frequencies
+from ..rope import exact_frequencies, frequencies, pair_of
 from ..rope_fields import MIN_DIVISOR
 from . import config_keys
 
@@ -68,7 +67,7 @@ class Rope:
         if given is None and checkpoint.rope_needed:
             fields.fail("rope_parameters", "is missing, as is rope_scaling")
         self._config, self._kind_of_decoder = fields, architecture
-        self._fields = fields if given is None else given
+        self._outer = self._fields = fields if given is None else given
         if given is not None and checkpoint.rope_by_type and given.prefix.endswith("parameters."):
             given.mapping("full_attention")
         self.values: dict[str, Any] = {}
@@ -103,6 +102,9 @@ class Rope:
             return {"rope_freqs.weight": self._llama3(config)}
         if self._kind == "proportional":
             return {"rope_freqs.weight": self._proportional(config)}
+        if self._kind == "yarn":
+            divisors = self._yarn_divisors(config)
+            return {} if (divisors == 1).all() else {"rope_freqs.weight": divisors}
         if self._kind != "longrope":
             return {}
         return {
@@ -167,7 +169,10 @@ class Rope:
         return np.array([*sections, 0], np.int32)
 
     def _yarn(self) -> dict[str, Any]:
-        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`."""
+        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`.
+
+        What they cannot say of the frequencies is in `_yarn_divisors`.
+        """
         get, named = self._fields, self._kind_of_decoder.yarn_keys
         latent = self._kind_of_decoder.latent
         factor = self._factor()
@@ -188,19 +193,44 @@ class Rope:
         }
         if named:
             values["rope.scaling.yarn_log_multiplier"] = log_multiplier
-        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
-            value = get.number(key, default)
-            if named:
-                values[f"rope.scaling.yarn_{key}"] = value
-            elif value != default:
-                get.fail(key, f"is {value}, which is not supported, expected {default}")
-        if not get.boolean("truncate", True):
-            message = "truncate: false is not kept: GGUF's YaRN begins and ends at whole pairs"
-            warnings.warn(f"{get.file}: {get.prefix}{message}", stacklevel=2)
+        self._betas = self._beta("beta_fast", 32.0), self._beta("beta_slow", 1.0)
+        if named:
+            keys = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
+            values |= dict(zip(keys, self._betas, strict=True))
         implied = (1 + growth) / (1 + log_multiplier * growth)
         if latent and log_multiplier:
             implied = 1.0
         return values | self._magnitude(magnitude / implied)
+
+    def _beta(self, key: str, default: float) -> float:
+        """Rotations within the original context; 0 stands for the default, as in transformers."""
+        if (value := self._fields.number(key, 0.0)) == 0:
+            return default
+        if not MIN_DIVISOR <= value <= 1e6:
+            self._fields.fail(key, f"must be 0 or from {MIN_DIVISOR} to 1e6, not {value}")
+        return value
+
+    def _yarn_divisors(self, config: Config) -> np.ndarray:
+        """Divisors that make frequencies transformers' of those that GGUF's keys give.
+
+        The formula is that of transformers' `_compute_yarn_parameters`: unlike GGUF's, its ramp may
+        begin and end between pairs (`truncate`), and every class has betas.
+        """
+        rope, original = config.ropes[0], self._original()
+        first, last = (pair_of(rope, original, beta) for beta in self._betas)
+        # transformers reads it beside the rotations of types of layers, not in them; null is false.
+        if self._outer.boolean("truncate", "truncate" not in self._outer):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rope.dim - 1)
+        last += 0.001 if first == last else 0
+        stretched = np.clip((np.arange(rope.dim // 2) - first) / (last - first), 0.0, 1.0)
+        wanted = exact_frequencies(rope, stretched)
+        divisors = (frequencies(rope) / wanted).astype(np.float32)
+        same = wanted.astype(np.float32) == frequencies(rope)
+        divisors = np.where(same, np.float32(1), divisors)
+        if not (divisors > MIN_DIVISOR).all():
+            self._fields.fail("factor", f"is {rope.factor:g}, too large for these betas")
+        return divisors
 
     def _longrope(self) -> dict[str, Any]:
         """https://arxiv.org/abs/2402.13753: the magnitude is sqrt(1 + ln scale / ln original)."""

@@ -25,6 +25,7 @@ from ..json_fields import JSONFields
 TYPES = gguf.PLAIN
 PACKED = "U8"  # blocks and scales of packed weights
 MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
+_MAX_ELEMENTS = np.iinfo(np.intp).max // 8  # NumPy's, of sizes beside a 0, too
 _CHUNK = 1 << 20  # elements checked at a time
 _COMPARED = 1 << 24  # elements compared at a time
 
@@ -79,16 +80,19 @@ class Weights:
         """
         stored = self.stored[name]
         file, shape = str(stored.file), stored.shape
-        first, last, _ = (slice(None) if rows is None else rows).indices(shape[0])
-        part = slice(first, last)
-        whole = last - first == shape[0]
+        if rows is None or not shape:
+            first, whole, wanted = 0, True, shape
+        else:
+            first, last, _ = rows.indices(shape[0])
+            part, wanted = slice(first, last), (last - first, *shape[1:])
+            whole = wanted == shape
 
         def values_of() -> np.ndarray:
             handle = self._handle(stored.file)
             return handle.get_tensor(name) if whole else handle.get_slice(name)[part]
 
         values = _checked(stored.file, f"tensor {name!r}", values_of)
-        if values.shape != (last - first, *shape[1:]) or values.dtype != stored.numpy_dtype:
+        if values.shape != wanted or values.dtype != stored.numpy_dtype:
             raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
         if stored.dtype == PACKED:
             return values
@@ -124,6 +128,9 @@ class Weights:
             for name in handle.keys():
                 part = handle.get_slice(name)
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+                if math.prod(size for size in shape if size) > _MAX_ELEMENTS:
+                    problem = f"has shape {shape}, beyond the {_MAX_ELEMENTS} elements of an array"
+                    raise CheckpointError(str(file), f"tensor {name!r}", problem)
                 if name in self.stored:
                     problem = f"is in {self.stored[name].file.name} too"
                     raise CheckpointError(str(file), f"tensor {name!r}", problem)

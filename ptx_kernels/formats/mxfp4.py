@@ -22,14 +22,23 @@ TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    """Times two powers of two, neither of which is subnormal: XLA takes such for zero on a CPU."""
+    """Products, but for subnormal weights: XLA's arithmetic takes such for zero on a CPU.
+
+    A product is with two powers of two, neither of which is subnormal. Subnormal weights, of which
+    `e` is 0 or 1, are made as bits: multiples of 2^-149.
+    """
     e = field["e"].astype(np.int32)
-    low = e >> 1
+    entries, low = codes.entries(TABLE, field["qs"], xp), e >> 1
 
     def power(exponent: Any) -> Any:  # 2^(exponent - 64)
         return ((exponent + 63) << 23).view(np.float32)
 
-    return codes.entries(TABLE, field["qs"], xp) * power(low) * power(e - low)
+    products = (entries * power(low) * power(e - low)).view(np.int32)
+    quants = entries.astype(np.int32)
+    magnitudes = xp.abs(quants) << (e & 1)  # times 2^-128, if e is below 2
+    subnormal = (e < 2) & (magnitudes < 4)
+    bits = xp.where(subnormal, magnitudes << 21 | quants & np.int32(-1 << 31), products)
+    return bits.view(np.float32)
 
 
 def _scale(k: Builder, e: Value) -> Value:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+import jax_q4k as jq
 from ptx_kernels import formats
 
 ALL = ["IQ4_NL", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "NVFP4"]
@@ -133,9 +134,22 @@ def test_jax_decodes_the_same_bits(name, jit):
     got = np.asarray((jax.jit(decode) if jit else decode)([jnp.asarray(p) for p in planes]))
     assert got.shape == (2, 5, 12 * format.block_size)
     want = format.decode(planes)
-    subnormal = np.abs(want) < np.finfo(np.float32).tiny  # XLA takes them for zero on a CPU
-    want = np.where(subnormal, np.copysign(np.float32(0), want), want)
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_subnormal_weights(dtype):
+    """MXFP4's smallest, as gguf-py has them; bfloat16 has them, too."""
+    format = formats.get("MXFP4")
+    raw = random_blocks(format, 200, seed=2)
+    raw[:, 0] = np.arange(200) % 4
+    want = ggml_values(format, raw).reshape(10, -1)
+    tiny = np.finfo(np.float32).tiny
+    assert set(np.unique(np.abs(want[np.abs(want) < tiny]))) == {0, tiny / 4, tiny / 2, tiny * 0.75}
+    w = jq.QuantizedArray.from_gguf_bytes(raw.reshape(-1), "MXFP4", want.shape)
+    bits = np.uint32 if dtype == np.float32 else np.uint16
+    for got in (w.dequantize(dtype), jq.dequantize(w, dtype)):
+        np.testing.assert_array_equal(np.asarray(got).view(bits), want.astype(dtype).view(bits))
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -162,6 +162,11 @@ def test_importance_of_experts_that_does_not_fit():
             r"'output.weight.counts': has shape \(2,\), but sums have shape \(256,\)",
         ),
         (
+            {"output.weight": (np.full(256, 3e38), [0.1])},
+            "imatrix",
+            "'output.weight.counts': is so small that means are infinite in float32",
+        ),
+        (
             {"output.weight": (-np.ones(256), [1])},
             "imatrix",
             "'output.weight.in_sum2': must hold non-negative float32",

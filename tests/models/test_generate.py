@@ -473,6 +473,17 @@ def test_ways_that_do_not_fit():
         models.generate(loaded, [[1, 2], [1, 2, 3]], [long, long])
 
 
+def test_arguments_of_other_types():
+    """Before any work, and naming the argument."""
+    loaded = model("llama-gqa")
+    for call in models.generate, models.stream:
+        for name, kind in ("prefix", "Prefix"), ("shift", "ContextShift"):
+            for given in ("x", 5, False, object):
+                found = f"{name} is of type {type(given).__name__}; it must be a {kind} or None"
+                with pytest.raises(TypeError, match=found):
+                    call(loaded, [1], **{name: given})
+
+
 def test_parameters_do_not_recompile(compilations):
     """Random numbers of random stages: after one program for each set of stages, none."""
     loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(1)

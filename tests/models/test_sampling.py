@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jax_q4k.models import penalties, sampler, ways
-from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.sampling import LEAST_TEMPERATURE, Sampling
 from jax_q4k.models.ways import Parameters, Way
 
 VOCAB = 50
@@ -301,6 +301,10 @@ def test_bias() -> None:
         ({-1: 1}, "has -1: 1.0"),
         ({1: math.nan}, "has 1: nan"),
         ({1: math.inf}, "has 1: inf"),
+        ({0: 1e39}, r"has 0: 1e\+39; .* numbers in \[-3.4028235e\+38, 1e\+30\] or -inf"),
+        ({0: -1e39}, r"has 0: -1e\+39; .* numbers in \[-3.4028235e\+38, 1e\+30\] or -inf"),
+        ({0: 1.1e30}, r"has 0: 1.1e\+30; .* numbers in \[-3.4028235e\+38, 1e\+30\] or -inf"),
+        ({0: 10**400}, "holds a number beyond float64"),
         ([(1, 2), (1, 3)], "names token 1 twice"),
         ({i: 1 for i in range(5000)}, "names 5000 tokens"),
     ):
@@ -309,6 +313,40 @@ def test_bias() -> None:
     for bias in ("ab", {"a": 1}, [3], 7):
         with pytest.raises(TypeError, match="logit_bias"):
             Sampling(logit_bias=bias)
+
+
+@pytest.mark.parametrize(("temperature", "penalty"), [(0, 0.01), (0.01, 0.01), (100, 100)])
+def test_the_largest_numbers_stay_finite(temperature: float, penalty: float) -> None:
+    """A biased token is the one that is taken, or never, whatever multiplies its logit."""
+    logits = jnp.asarray(logits_of(3, batch=1))
+    counts = jnp.ones(logits.shape, jnp.int32)
+    numbers = {"temperature": temperature, "repetition_penalty": penalty, "presence_penalty": 100}
+    least = -float(np.finfo(np.float32).max)
+    for bias, taken in ({5: 1e30}, {5}), ({5: least}, set(range(VOCAB)) - {5}):
+        for filters in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_p": 1.2e-38}):
+            sampling = Sampling(logit_bias=bias, **numbers, **filters)
+            assert int(sample(logits, sampling, counts=counts)[0]) in taken
+
+
+@pytest.mark.parametrize(
+    "name", ["top_p", "min_p", "presence_penalty", "frequency_penalty", "dry_multiplier"]
+)
+def test_numbers_that_float32_takes_for_0(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}=1e-40 must be .*; float32 takes it for 0"):
+        Sampling(**{name: 1e-40})
+    assert getattr(Sampling(**{name: 1.2e-38}), name) == 1.2e-38
+
+
+def test_temperatures_below_the_least_are_greedy_in_any_batch() -> None:
+    """Also where float32 rounds them up to it; two logits that differ less than noise."""
+    below = math.nextafter(LEAST_TEMPERATURE, 0)
+    assert (
+        np.float32(below) == np.float32(LEAST_TEMPERATURE) and Sampling(temperature=1e-300).greedy
+    )
+    logits = jnp.zeros((64, VOCAB)).at[:, 9].set(1e-6)
+    rows = [Sampling(temperature=below, seed=seed) for seed in range(63)]
+    tokens = np.asarray(sample(logits, [*rows, Sampling(temperature=1)]))
+    assert (tokens[:63] == 9).all()
 
 
 def test_stops_are_a_tuple() -> None:

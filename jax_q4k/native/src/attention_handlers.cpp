@@ -145,7 +145,7 @@ void causal_attention(Call& call, float scale, float soft_cap, int64_t window, b
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
   const AttentionOptions options{scale, soft_cap};
   auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
-  const int64_t seen = window > 0 ? std::min(time, window + kQueryTokens) : time;
+  const int64_t seen = window > 0 ? std::min(time, std::min(window, time) + kQueryTokens) : time;
   threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * (head_dim + value_dim) / 2, [&](int64_t t) {
     const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // long ones first
     const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;

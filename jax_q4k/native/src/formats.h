@@ -31,6 +31,9 @@
   X(Q6_K, 256, 128, 64, 16, 2)         \
   X(TQ1_0, 256, 52, 2)                 \
   X(TQ2_0, 256, 64, 2)
+
+// Whether a block's scale, and its weights, may be subnormal floats.
+#define JAX_Q4K_HAS_SUBNORMALS(type) ((type) == kMXFP4)
 #endif
 
 #if !defined(JAX_Q4K_LIST_ALONE) && !defined(JAX_Q4K_READERS)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ffi.h"
+#include "subnormals.h"
 
 namespace jax_q4k {
 namespace {
@@ -90,6 +91,7 @@ inline Prepared prepare(const Threads& threads, const float* x, int64_t m, int64
 
 // Rows [first, first + count) of w times all activations: y[j * stride + r].
 inline void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, float* y, int64_t stride) {
+  const Subnormals kept(JAX_Q4K_HAS_SUBNORMALS(w.type));
   if (x.rows) {
     kernels->gemv[w.type](w, first, count, x.rows, static_cast<int>(x.m), y, stride);
   } else if (x.blocks) {

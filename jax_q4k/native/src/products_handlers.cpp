@@ -145,6 +145,7 @@ void embedding(Call& call, std::string_view format) {
   float* y = results.floats("y", {count, w.k});
   call.finish();
   threads.run(count, kEasy * w.k, [&](int64_t i) {
+    const Subnormals kept(JAX_Q4K_HAS_SUBNORMALS(w.type));
     if (ids[i] >= 0 && ids[i] < w.n)
       kernels->decode[w.type](w, ids[i], y + i * w.k);
     else

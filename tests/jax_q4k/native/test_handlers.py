@@ -278,6 +278,19 @@ def test_nothing_is_no_fault(name, operands, attributes, results):
         assert np.isnan(array).all() if name == "embedding" else not array.any()
 
 
+@needs_native
+def test_the_largest_window_is_none():
+    """Nothing overflows, which a sanitizer would tell."""
+    x = np.random.default_rng(0).normal(size=(1, 40, 2, 32)).astype(np.float32)
+    result, lengths = [jax.ShapeDtypeStruct(x.shape, jnp.float32)], np.array([40], np.int32)
+    got = [
+        native.call("causal_attention", result, x, x, x, lengths, **CAUSAL | {"window": window})[0]
+        for window in (0, np.int64(2**63 - 1), 39)
+    ]
+    np.testing.assert_array_equal(got[0], got[1])
+    assert not np.array_equal(got[0], got[2])
+
+
 @pytest.fixture
 def no_library(monkeypatch):
     """As where it was not built, and nobody has been told."""

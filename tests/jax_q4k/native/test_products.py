@@ -229,6 +229,24 @@ def test_activations_next_to_nothing(kernels, m):
     assert np.abs(np.asarray(y)).max() < 1e-33
 
 
+def test_subnormal_scales_and_weights(kernels):
+    """MXFP4's exponents 0 to 3, by every kernel: XLA's threads take subnormal numbers for zero."""
+    rng = np.random.default_rng(0)
+    qs, e = (rng.integers(0, high, (40, 8, size), np.uint8) for high, size in ((256, 16), (4, 1)))
+    w = QuantizedArray.tree_unflatten("MXFP4", (jnp.asarray(qs), jnp.asarray(e)))
+    exact = oracles.weights("MXFP4", (qs, e))
+    assert (np.abs(exact[exact != 0]) < np.finfo(np.float32).tiny).mean() > 0.1
+    y = np.asarray(calls.embedding(jnp.arange(40, dtype=jnp.int32), w))
+    np.testing.assert_array_equal(y, exact.astype(np.float32))
+    for m in (1, 3, 7, 40):
+        x = activations(m, 256) * np.float32(2**100)
+        for quantized in (True, False):
+            (y,) = calls.linear(jnp.asarray(x), [w], quantized=quantized)
+            assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10, (m, quantized)
+    tiny = np.full((1, 256), 1e-39, np.float32)  # the thread flushes afterwards as before
+    assert not np.asarray(jax.jit(lambda x: x * 0.5)(tiny)).any()
+
+
 def test_rows_of_a_table(kernels):
     for format in PRODUCTS:
         w, exact = matrix(format, 9, columns(format, 1, 2))

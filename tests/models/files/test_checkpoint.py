@@ -320,6 +320,11 @@ def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
         np.testing.assert_allclose(tensor, want, rtol=1e-6)
     stored["model.audio.weight"] = np.zeros(3, np.float32)
     refused(checkpoints.write(folder, described, stored), "'model.audio.weight': is not part of")
+    del stored["model.audio.weight"]
+    name = "model.layers.0.self_attn.q_proj.weight"
+    twice = stored | {name: np.zeros_like(tensors[name])}
+    message = f"is the decoder's '{name}', and so is '({name}|{names[name]})'"
+    refused(checkpoints.write(folder, described, twice), message)
     del inner["hidden_size"]
     refused(checkpoints.write(folder, described, stored), "text_config.hidden_size: is missing")
 
@@ -466,8 +471,12 @@ CONFIG = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
     ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
     (
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16}},
-        "rope_parameters.beta_fast: is 16.0, which is not supported, expected 32",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_slow": 1e-300}},
+        "rope_parameters.beta_slow: must be 0 or from 1e-06 to 1e6, not 1e-300",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}},
+        "rope_parameters.beta_fast: must be 0 or from 1e-06 to 1e6, not -1",
     ),
     (
         {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},

@@ -192,8 +192,6 @@ def test_what_classes_imply():
     early = {"rope_parameters": None, "rope_theta": 1e4, "attention_bias": None}
     glm = describe(changed("glm4", early))
     assert (glm.config.rope_dim, glm.biases) == (32, ("qkv",))
-    with pytest.warns(UserWarning, match="rope_parameters.truncate: false is not kept"):
-        assert describe(changed("gpt-oss", {}, {"truncate": False})).config.yarn is not None
 
 
 @pytest.mark.parametrize(

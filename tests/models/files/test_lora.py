@@ -1,7 +1,6 @@
 """Adapters beside packed weights: W x + scale * B (A x), as if W + scale * B A had been read."""
 
 import json
-import os
 import re
 
 import jax
@@ -16,34 +15,17 @@ from jax_q4k import models
 from jax_q4k.models.build import build
 from jax_q4k.models.files import checkpoint_tensors, lora
 
+from ..adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf, write_peft
 from ..checkpoints import halves
 from ..golden import model, path
 
-RANK, ALPHA = 3, 6.0
 TOKENS = np.arange(5, 45, dtype=np.int32)[None]
-CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "use_dora": False}
 
 
 @pytest.fixture(autouse=True)
 def exact():
     with jq.implementation("native", activations="f32"):
         yield
-
-
-def random_pairs(given, short=None, seed=0):
-    """GGUF's name -> (a (rank, k), b (n, rank)) of its matrices, or of those of these names."""
-    rng, tensors = np.random.default_rng(seed), models.named_tensors(given)
-    names = [n for n in lora.named_linears(given.config) if n in tensors]
-    if short is not None:
-        names = [n for n in names if n.split(".")[-2] in short]
-    shapes = {name: tensors[name].shape for name in names}
-    return {
-        name: (
-            rng.normal(size=(RANK, k)).astype(np.float32) / k**0.5,
-            rng.normal(size=(n, RANK)).astype(np.float32) / 2,
-        )
-        for name, (n, k) in shapes.items()
-    }
 
 
 def merged(given, pairs, scale):
@@ -56,41 +38,6 @@ def merged(given, pairs, scale):
         added = b.astype(np.float64) @ a.astype(np.float64)
         tensors[name] = jnp.asarray(np.asarray(tensors[name], np.float64) + scale * added, "f4")
     return models.Model(build(given.config, tensors), given.tokenizer, given.metadata)
-
-
-def write_gguf(file, given, pairs, dtype=np.float32, **metadata):
-    said = {
-        "general.type": "adapter",
-        "general.architecture": given.config.architecture,
-        "adapter.type": "lora",
-        "adapter.lora.alpha": np.float32(ALPHA),
-    } | {key.replace("__", "."): value for key, value in metadata.items()}
-    tensors = {}
-    for name, (a, b) in pairs.items():
-        tensors |= {f"{name}.lora_a": a.astype(dtype), f"{name}.lora_b": b.astype(dtype)}
-    jq.gguf.write(file, {k: v for k, v in said.items() if v is not None}, tensors)
-    return file
-
-
-def write_peft(folder, given, pairs, config=CONFIG):
-    """By the names of the checkpoint's modules, rows in its order; fused ones need one a."""
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    tensors, kind = {}, given.config.kind
-    places = checkpoint_tensors.places(given.config, kind.checkpoints[0])
-    expected = models.tensors.expected_tensors(given.config)
-    for name, (a, b) in pairs.items():
-        place, entry = places[name], expected[name].entry
-        module = f"base_model.model.{place.names[0].removesuffix('.weight')}"
-        if entry.rotated and given.config.interleaved_rope:
-            b = halves(b, getattr(given.config, entry.rotated))
-        tensors[f"{module}.lora_A.weight"] = a
-        whole = tensors.setdefault(
-            f"{module}.lora_B.weight", np.zeros((place.shape[0], RANK), np.float32)
-        )
-        whole[place.rows] = b
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3-qknorm", "gemma3", "smollm3"])
@@ -313,6 +260,11 @@ def test_those_of_mlx_lm(tmp_path):
         ({"lora_parameters": {}}, "lora_parameters.scale: is missing"),
         ({"lora_parameters": 3}, "lora_parameters: must be an object"),
         ({"lora_parameters": None}, "peft_type|lora_parameters"),
+        ({"use_dora": True}, "use_dora: is True, which is not supported"),
+        (
+            {"lora_parameters": {"rank": RANK, "alpha": 2 * RANK, "scale": 1.0}},
+            "lora_parameters.alpha: is 6 with rank=3: mlx-lm's versions differ",
+        ),
         ({"lora_parameters": {"scale": "x"}}, "lora_parameters.scale: must be a number"),
     ):
         described.write_text(json.dumps(settings | bad))
@@ -320,178 +272,7 @@ def test_those_of_mlx_lm(tmp_path):
             models.with_lora(given, tmp_path)
 
 
-BAD_SETTINGS = [
-    ({"peft_type": "IA3"}, "peft_type: must be 'LORA', not 'IA3'"),
-    ({"peft_type": None}, "peft_type: is missing"),
-    ({"lora_alpha": "x"}, "lora_alpha: must be a number"),
-    ({"lora_alpha": 1e400}, "JSON: is malformed|lora_alpha: must be a number"),
-    ({"r": 0}, "r: must be an integer from 1"),
-    ({"use_dora": True}, "use_dora: is True, which is not supported"),
-    ({"bias": "all"}, "bias: is 'all', which is not supported"),
-    (
-        {"modules_to_save": ["lm_head"]},
-        r"modules_to_save: is \['lm_head'\], which is not",
-    ),
-    ({"fan_in_fan_out": True}, "fan_in_fan_out: is True"),
-    ({"use_rslora": 1}, "use_rslora: must be a boolean"),
-    ({"alpha_pattern": {"(a+)+$": 1}}, r"alpha_pattern: holds '\(a\+\)\+\$'; only plain names"),
-    ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern.q_proj: must be a number"),
-    ({"alpha_pattern": []}, "alpha_pattern: must be an object|JSON|alpha_pattern"),
-]
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS)
-def test_settings_of_peft_that_are_refused(settings, message, tmp_path):
-    given = model("qwen3-qknorm")
-    pairs = random_pairs(given, ("attn_q",))
-    file = write_peft(tmp_path / "peft", given, pairs, CONFIG | settings)
-    with pytest.raises(jq.CheckpointError, match=message) as caught:
-        models.with_lora(given, file)
-    assert caught.value.file == str(file / "adapter_config.json")
-
-
-def test_malformed_descriptions(tmp_path):
-    given = model("qwen3-qknorm")
-    folder = write_peft(tmp_path / "peft", given, random_pairs(given, ("attn_q",)))
-    described = folder / "adapter_config.json"
-    for text in ("", "[]", "{", "[" * 100_000, '{"r": 1, "r": 2}', '{"r": NaN}', "1" * 10_000):
-        described.write_text(text)
-        with pytest.raises(jq.CheckpointError):
-            models.with_lora(given, folder)
-    described.unlink()
-    with pytest.raises(jq.CheckpointError, match="adapter_config.json: is missing beside it"):
-        models.with_lora(given, folder)
-    os.mkfifo(described)
-    with pytest.raises(jq.CheckpointError, match="must be a regular file"):
-        models.with_lora(given, folder)
-    (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(jq.CheckpointError, match="adapter_model.safetensors: is missing in the"):
-        models.with_lora(given, folder)
-    with pytest.raises(FileNotFoundError):
-        models.with_lora(given, tmp_path / "nothing.gguf")
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        models.with_lora(given, tmp_path / "nothing.safetensors")
-
-
-A, B = np.ones((RANK, 256), np.float32), np.ones((256, RANK), np.float32)
-Q = "base_model.model.model.layers.0.self_attn.q_proj"
-BAD_TENSORS = {
-    "nothing": ({}, "tensors: holds none"),
-    "other": ({"weight": A}, "tensor 'weight': is no part of a LoRA adapter"),
-    "alone": ({f"{Q}.lora_A.weight": A}, "is there without its lora_b"),
-    "rank": ({f"{Q}.lora_A.weight": A, f"{Q}.lora_B.weight": B[:, :2]}, r"\(256, 2\), expected"),
-    "columns": ({f"{Q}.lora_A.weight": A[:, 1:], f"{Q}.lora_B.weight": B}, r"\(3, 255\), expected"),
-    "rows": ({f"{Q}.lora_A.weight": A, f"{Q}.lora_B.weight": B[1:]}, r"\(255, 3\), expected"),
-    "axes": ({f"{Q}.lora_A.weight": A[0], f"{Q}.lora_B.weight": B}, r"has shape \(256,\), exp"),
-    "no-rank": ({f"{Q}.lora_A.weight": A[:0], f"{Q}.lora_B.weight": B[:, :0]}, r"\(0, 256\), exp"),
-    "type": (
-        {f"{Q}.lora_A.weight": A.astype(np.float64), f"{Q}.lora_B.weight": B},
-        "has dtype F64; supported are",
-    ),
-    "nan": ({f"{Q}.lora_A.weight": A * np.nan, f"{Q}.lora_B.weight": B}, "element 0 is NaN"),
-    "layer": (
-        {f"{Q[:-19]}9.self_attn.q_proj.lora_{x}.weight": A for x in "AB"},
-        "is of no module of a llama model",
-    ),
-    "norm": (
-        {f"base_model.model.model.norm.lora_{x}.weight": A for x in "AB"},
-        "is of output_norm.weight, which is none of a model's matrices",
-    ),
-    "embedding": (
-        {f"base_model.model.model.embed_tokens.lora_embedding_{x}": A for x in "AB"},
-        "is no part of a LoRA adapter of matrices",
-    ),
-    "vocabulary": (
-        {f"base_model.model.model.embed_tokens.lora_{x}.weight": A for x in "AB"},
-        "is of token_embd.weight, which is none of a model's matrices",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_TENSORS)
-def test_tensors_of_peft_that_are_refused(case, tmp_path):
-    tensors, message = BAD_TENSORS[case]
-    given = model("llama-gqa")
-    folder = write_peft(tmp_path / "peft", given, {})
-    save_file(tensors, folder / "adapter_model.safetensors")
-    with pytest.raises(jq.CheckpointError, match=message):
-        models.with_lora(given, folder)
-
-
-NAME = "blk.0.attn_q.weight"
-BAD_FILES = {
-    "type": ({}, {"general__type": "model"}, "general.type: is 'model', expected 'adapter'"),
-    "untyped": ({}, {"general__type": None}, "general.type: is missing"),
-    "control": ({}, {"adapter__type": "x"}, "adapter.type: is 'x', expected 'lora'"),
-    "activated": (
-        {NAME: (A, B)},
-        {"adapter__alora__invocation_tokens": [1, 2]},
-        "adapter.alora.invocation_tokens: are there: activated LoRA is not supported",
-    ),
-    "nan": (
-        {},
-        {"adapter__lora__alpha": np.float32("nan")},
-        "adapter.lora.alpha: must be a number",
-    ),
-    "architecture": (
-        {},
-        {"general__architecture": "qwen2"},
-        "general.architecture: is 'qwen2', expected 'llama'",
-    ),
-    "empty": ({}, {}, "tensors: holds none"),
-    "rank": ({NAME: (A, B[:, :2])}, {}, r"has shape \(256, 2\), expected \(256, 3\)"),
-    "transposed": ({NAME: (A.T, B)}, {}, r"has shape \(256, 3\), expected \(rank, 256\)"),
-    "norm": ({"output_norm.weight": (A, B)}, {}, "is of output_norm.weight, which is none"),
-    "embedding": ({"token_embd.weight": (A, B)}, {}, "is of token_embd.weight, which is none"),
-    "unknown": ({"blk.0.attn_x.weight": (A, B)}, {}, "is of blk.0.attn_x.weight, which is none"),
-    "layer": ({"blk.7.attn_q.weight": (A, B)}, {}, "is of blk.7.attn_q.weight, which is none"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_gguf_files_that_are_refused(case, tmp_path):
-    pairs, metadata, message = BAD_FILES[case]
-    given = model("llama-gqa")
-    file = write_gguf(tmp_path / "a.gguf", given, pairs, **metadata)
-    with pytest.raises(jq.GGUFError, match=message):
-        models.with_lora(given, file)
-
-
-def test_experts_and_tied_outputs_are_refused(tmp_path):
-    mixtral = model("mixtral")
-    pair = np.ones((RANK, 4), np.float32), np.ones((4, RANK), np.float32)
-    name = "blk.0.ffn_down_exps.weight"
-    with pytest.raises(jq.GGUFError, match="is of experts .*, whose adapters are not supported"):
-        models.with_lora(mixtral, write_gguf(tmp_path / "a.gguf", mixtral, {name: pair}))
-    config, tied = model("gemma3").config, model("gemma3")
-    pair = np.ones((1, config.hidden_size), np.float32), np.ones((config.vocab_size, 1), np.float32)
-    with pytest.raises(jq.GGUFError, match="has no such matrix: its output is tied"):
-        models.with_lora(tied, write_gguf(tmp_path / "b.gguf", tied, {"output.weight": pair}))
-
-
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e7, True, "1"])
 def test_scales_that_are_none(scale, tmp_path):
     with pytest.raises(ValueError, match=re.escape(f"scale={scale!r} must be a number")):
         models.with_lora(model("llama-gqa"), tmp_path / "a.gguf", scale=scale)
-
-
-def test_a_damaged_file(tmp_path):
-    """Any change gives a typed error or an adapter."""
-    from gguf_bytes import damage
-
-    given, rng = model("llama-gqa"), np.random.default_rng(0)
-    file = write_gguf(tmp_path / "a.gguf", given, random_pairs(given, ("attn_q",)))
-    peft = write_peft(tmp_path / "peft", given, random_pairs(given, ("attn_q",)))
-    weights = peft / "adapter_model.safetensors"
-    outcomes = set()
-    for sound, size in ((file, 500), (weights, 600), (peft / "adapter_config.json", 80)):
-        data = sound.read_bytes()
-        for _ in range(100):
-            sound.write_bytes(damage(data, size, rng))
-            try:
-                lora.read(file if sound == file else peft, given.config)
-                outcomes.add("read")
-            except (jq.GGUFError, jq.CheckpointError):
-                outcomes.add("refused")
-        sound.write_bytes(data)
-    assert outcomes == {"read", "refused"}
