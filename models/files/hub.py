@@ -86,14 +86,10 @@ def fetched(name: Name) -> Path:
     Of a repository's GGUF files it is the one of the type that is named, of DEFAULT if none is, or
     the only one; without GGUF files, the checkpoint.
 
-    Raises OSError, which says what to do: `huggingface_hub` is not installed, the hub cannot be
-    reached and its cache lacks the model, there is no such model, or no such file of it.
+    Raises OSError, which says what to do: the hub cannot be reached and its cache lacks the model,
+    there is no such model, or no such file of it.
     """
-    try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError:
-        problem = "No such file; to fetch a model of the Hugging Face hub, pip install "
-        _fail(name, problem + "huggingface_hub")
+    hub = importlib.import_module("huggingface_hub")  # a quarter of a second, for these names alone
     if name.file is not None:
         return _files(hub, name, _parts_of(name.file))
     listed = _asked(name, lambda: hub.list_repo_files(name.repository))

@@ -45,7 +45,7 @@ def load(
       path: a GGUF file, or the first of several, NAME-00001-of-00003.gguf; a Hugging Face
         checkpoint's folder, or one .safetensors file in it; "demo", the small model that comes with
         this package; or, where there is no such file, a name on the Hugging Face hub, ORG/NAME,
-        ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf, which is downloaded if huggingface_hub is installed.
+        ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf, which is downloaded.
       progress: called with (bytes done, bytes in all) while tensors are read.
       mesh: devices that the model is split over: along the mesh's only axis, or that named `tp`,
         `model` or `tensor`. Along one named `dp`, `data` or `batch` batches are split, and each

@@ -1,0 +1,272 @@
+"""Figures that pages give are those of benchmarks/results/, of the demo, and of the recipes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from statements import ROOT, Statements, quoted, table
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.files import recipes
+from jax_q4k.models.tensors import expected_tensors
+from ptx_kernels import formats
+
+statements = Statements()
+says = statements.says
+
+PEERS = ("ours", "llama.cpp", "ik_llama.cpp")
+#: Rows of README's tables -> the keys of results, figure by figure.
+ROWS = {
+    "prompt of 128 / 512": ("prefill_128", "prefill_512"),
+    "prompt of 128 / 512, tokens per second": ("prefill_128", "prefill_512"),
+    "decode, no context / after 2048": ("decode_0", "decode_2048"),
+    "2 / 4 / 8 / 16 sequences together": ("batch_2", "batch_4", "batch_8", "batch_16"),
+    "decode beside a program that computes on each core": ("decode_shared",),
+    "peak memory of a prompt of 512, MiB": ("peak_megabytes_512",),
+}
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+def of_threads(name: str, threads: int) -> dict[str, Any]:
+    return next(run for run in results(name)["results"] if run["threads"] == threads)
+
+
+def assert_cell(cell: str, run: dict[str, float], keys: tuple[str, ...]) -> None:
+    """The figures of a cell are a result's, rounded as the page rounds them."""
+    shown = cell.split(" / ")
+    for figure, key in zip(shown, keys, strict=True):
+        digits = len(figure.partition(".")[2])
+        assert figure == f"{run[key]:.{digits}f}", key
+
+
+@says("README.md", "A llama of 1.04 billion weights in Q4_K_M beside llama.cpp and its fork")
+def llama_beside_peers():
+    for name, *cells in table("README.md", "| | 1 core"):
+        for at, cell in enumerate(cells):
+            run = of_threads("cpu", 1 + at // 3)[PEERS[at % 3]]
+            assert_cell(cell, run, ROWS[name])
+
+
+@says("README.md", "The shapes of Gemma 3 1B and of Qwen 3.5 0.8B, and a mixture")
+def other_shapes():
+    files = ("cpu_gemma3_1b", "cpu_qwen35_800m", "cpu_moe_3b")
+    for name, *cells in table("README.md", "| | Gemma 3 1B"):
+        for at, cell in enumerate(cells):
+            assert_cell(cell, of_threads(files[at // 2], 2)[PEERS[at % 2]], ROWS[name])
+
+
+@says(
+    "README.md",
+    "From then the first token takes 0.5 s, of which most is compiling, and 0.1 s with programs",
+    "Decoding reads weights at nine tenths of the rate at which these cores read memory at all",
+    "A model is loaded in 0.8 to 1.3 s there",
+    "A model that waits takes nothing of a core",
+)
+def first_tokens():
+    runs = [of_threads("cpu", threads)["ours"] for threads in (1, 2)]
+    assert {f"{ours['load_seconds']:.1f}" for ours in runs} == {"0.8", "1.3"}
+    for ours in runs:
+        assert ours["idle_percent"] < 0.1
+        assert round(ours["first_token_seconds"], 1) == 0.5
+        assert round(ours["kept_first_token_seconds"], 1) == 0.1
+        assert round(ours["read_share"], 1) == 0.9
+
+
+def started(stage: str) -> dict[str, float]:
+    return next(run for run in results("startup")["results"] if run["stage"] == stage)
+
+
+@says(
+    "docs/performance.md",
+    "Llama 1B's first token comes 0.93 s after the command's start, llama.cpp's 0.78 s, "
+    "and 1.85 s the first time, each the fastest of five",
+)
+@says(
+    "README.md",
+    "says its first word 0.9 s after its process started, with kept programs, and "
+    "`llama-completion` 0.8 s, each the fastest of five",
+)
+def starts():
+    second = started("command, llama-1b, second start: first token")
+    first = started("command, llama-1b, first start: first token")
+    assert f"{second['seconds']:.2f} {second['llama.cpp']:.2f}" == "0.93 0.78"
+    assert f"{first['seconds']:.2f}" == "1.85" and results("startup")["repeats"] == 5
+
+
+@says(
+    "README.md",
+    "1.6 to 2.1 times as many tokens per second where the text repeats itself, 0.97 to 1.04 "
+    "where it does not; on the demo model, whose steps take 0.3 ms, 1.0",
+)
+@says("docs/performance.md", "make texts that repeat themselves 1.6 to 2.1 times as fast")
+def drafts():
+    cases = results("drafts")["cases"]
+    ratios = {name: case["ratios"] for name, case in cases.items()}
+    repeating, draws = ratios["a text that repeats itself"], ratios["a text of draws"]
+    assert f"{min(repeating):.1f} {max(repeating):.1f}" == "1.6 2.1"
+    assert f"{min(draws):.2f} {max(draws):.2f}" == "0.97 1.04"
+    for name in ("the demo model, greedy", "the demo model, of draws"):
+        assert round(cases[name]["ratio"], 1) == 1.0
+        assert round(1000 / cases[name]["plain_tokens_per_second"], 1) == 0.3
+
+
+@says("docs/performance.md", "prompts are 1.14 to 1.26 times as fast as ik_llama.cpp's")
+def avx2():
+    runs = [run["ratios"]["ik_llama.cpp"] for run in results("cpu_avx2")["results"]]
+    ratios = [x for run in runs for key in ("prefill_128", "prefill_512") for x in run[key]]
+    assert f"{min(ratios):.2f} {max(ratios):.2f}" == "1.14 1.26"
+
+
+@says(
+    "docs/performance.md",
+    "prompts of 512 tokens 8.0 times the speed with 8, and decoding 6.5 times",
+)
+def threads():
+    figures = {run["figure"]: run["predicted"] for run in results("cpu_threads")["results"]}
+    times = {name: predicted["8"] / predicted["1"] for name, predicted in figures.items()}
+    assert f"{times['prefill_512']:.1f} {times['decode_0']:.1f}" == "8.0 6.5"
+
+
+def predicted(name: str, shape: str) -> dict[str, dict[str, Any]]:
+    """Predictions of a model's programs, by docs/performance.md's names of these."""
+    found = {}
+    for program in results(name)["programs"]:
+        behind = f" behind {program['before']}" if program.get("before") else ""
+        prompt = f"prompt of {program['prompt']}{behind}"
+        what = prompt if program["prompt"] else f"batch {program['batch']}"
+        if program["shape"] == shape:
+            found[what] = program
+    return found
+
+
+@says("docs/performance.md", "They agree within 15 % on each of these")
+def whole_programs():
+    now, before = (predicted(f"step_times{when}", "llama-3.1-8b") for when in ("", "_before"))
+    rows = table("docs/performance.md", "| program | launches")
+    assert [what for what, *_ in rows] == list(now)
+    for what, launches, us, by_events, of_xla, rate, event_rate, *were in rows:
+        one = now[what]
+        seconds = [one[key] for key in ("seconds", "event_seconds", "xla_seconds")]
+        assert [us, by_events, of_xla] == [f"{1e6 * s:.0f}" for s in seconds]
+        rates = one["tokens_per_second"], one["event_tokens_per_second"]
+        assert [launches, rate, event_rate] == [f"{x:.0f}" for x in (one["launches"], *rates)]
+        assert abs(one["apart"]) < 0.15
+        if what in before:  # not a piece of a prompt
+            other = before[what]
+            assert were == [str(other["launches"]), f"{other['tokens_per_second']:.0f}"]
+
+
+@says("docs/performance.md", "### Long prompts")
+def long_prompts():
+    now = predicted("step_times", "llama-3.1-8b")
+    for size, *shown in table("docs/performance.md", "| Llama 3.1 8B, prompt of"):
+        one = now.get(f"prompt of {size}")
+        if one is not None:  # the lengths that results hold
+            seconds = [one[key] for key in ("seconds", "event_seconds", "xla_seconds")]
+            rounded = [f"{1e6 * s:.0f}" for s in seconds]
+            assert shown[:4] == [str(one["launches"]), *rounded]
+
+
+@says(
+    "docs/performance.md",
+    "Qwen 3 30B-A3B takes in 12933 tokens a second",
+    "Gemma 3 12B 14757 instead of",
+    "Gemma 3 12B takes in 20086 tokens a second",
+    "The models differ by more than 15 % for prompts of Qwen 3 30B-A3B",
+)
+def other_models():
+    qwen, gemma = (predicted("step_times", shape) for shape in ("qwen3-30b-a3b", "gemma-3-12b"))
+    piece = "prompt of 256 behind 4096"
+    rates = [p["tokens_per_second"] for p in (qwen[piece], gemma[piece], gemma["prompt of 4096"])]
+    assert [f"{rate:.0f}" for rate in rates] == ["12933", "14757", "20086"]
+    apart = {what: abs(program["apart"]) > 0.15 for what, program in qwen.items()}
+    assert apart == {what: what.startswith("prompt") for what in qwen}
+    assert not any(abs(program["apart"]) > 0.15 for program in gemma.values())
+
+
+@says("README.md", "Of 300 bugs planted in the kernels' PTX the checks find 299")
+def mutants():
+    assert (results("mutation")["mutants"], results("mutation")["killed"]) == (300, 299)
+
+
+@says(
+    "README.md", "4.6 million weights in 3 MB", "Model(llama, 6 layers, 2948736 bytes of weights)"
+)
+@says("docs/index.md", "4.6 million weights in 3 MB")
+def demo():
+    model = models.load("demo")
+    sizes = [math.prod(t.shape) for t in models.named_tensors(model).values()]
+    assert f"{sum(sizes) / 1e6:.1f}" == "4.6"
+    assert round(models.demo_path().stat().st_size / 1e6) == 3
+    assert repr(model) == "Model(llama, 6 layers, 2948736 bytes of weights)"
+
+
+@says("README.md", "llama.cpp's recipe: Q4_K, Q5_K, Q6_K")
+def recipe_of_the_demo():
+    model = models.load("demo")
+    shapes = {name: t.shape for name, t in models.named_tensors(model).items()}
+    types = recipes.tensor_types(recipes.get("Q4_K_S"), model.config, shapes)
+    assert set(types.values()) == {"Q4_K", "Q5_K", "Q6_K", "F32"}
+
+
+#: Llama 3.1 8B.
+LLAMA = models.Config(
+    architecture="llama",
+    vocab_size=128256,
+    context_length=131072,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-5,
+    rope_theta=5e5,
+)
+
+
+def bits_a_weight(recipe: str) -> float:
+    """Bits of all tensors of Llama 3.1 8B over its weights."""
+    needed = {n: e.shape for n, e in expected_tensors(LLAMA).items() if e.required}
+    shapes = needed | {"output.weight": (128256, 4096), "rope_freqs.weight": (64,)}
+    types = recipes.tensor_types(recipes.get(recipe), LLAMA, shapes)
+    bits = 0.0
+    for name, kind in types.items():
+        block = None if kind == "F32" else formats.get(kind)
+        bits += math.prod(shapes[name]) * (
+            32 if block is None else 8 * block.block_bytes / block.block_size
+        )
+    return bits / sum(math.prod(shape) for shape in shapes.values())
+
+
+@says("docs/index.md", "a Q4_K_M model takes 4.9 bits a weight in memory")
+@says("docs/quantizing.md", "Bits are those of Llama 3.1 8B, all tensors together")
+def bits():
+    shown = {}
+    for names, figures, _ in table("docs/quantizing.md", "| type | bits"):
+        shown |= dict(zip(quoted(names), figures.split(", "), strict=True))
+    assert shown == {name: f"{bits_a_weight(name):.1f}" for name in recipes.RECIPES}
+
+
+@says(
+    "docs/arrays.md",
+    "(64, 256), 2, 16384 weights, 13440 bytes",
+    "of nnx.Param: 13 norms here",
+)
+def sizes():
+    w = jq.quantize([[1.0] * 256] * 64, "Q6_K")
+    assert (w.shape, w.ndim, w.size, w.nbytes) == ((64, 256), 2, 16384, 13440)
+    tensors = models.named_tensors(models.load("demo"))
+    assert sum(not jq.is_quantized(tensor) for tensor in tensors.values()) == 13
+
+
+@pytest.mark.parametrize("statement", statements.parameters())
+def test_statement(statement):
+    statement.test()
