@@ -750,7 +750,7 @@ def prefetched():
     "are decoded to float16 from 65 rows on",
 )
 def gains_of_decoding():
-    assert decoded._GAIN == {"f16": 1.25, "int8": 1.8, "f32": 1.25} and FEW_ROWS == 64
+    assert decoded._GAIN == {"f16": 0.75, "int8": 1.8, "f32": 1.25} and FEW_ROWS == 64
 
 
 @says(KERNELS, "chooses f16 where the device's rate is known, from 17 rows on")
