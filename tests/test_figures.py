@@ -279,7 +279,7 @@ def packed_and_decoded():
 @says(
     "docs/performance.md",
     "Qwen 3 30B-A3B takes in 12933 tokens a second",
-    "Gemma 3 12B 14757 instead of",
+    "Gemma 3 12B 12947 instead of",
     "Gemma 3 12B takes in 20086 tokens a second",
     "The models differ by more than 15 % for prompts of Qwen 3 30B-A3B",
 )
@@ -287,7 +287,7 @@ def other_models():
     qwen, gemma = (predicted("step_times", shape) for shape in ("qwen3-30b-a3b", "gemma-3-12b"))
     piece = "prompt of 256 behind 4096"
     rates = [p["tokens_per_second"] for p in (qwen[piece], gemma[piece], gemma["prompt of 4096"])]
-    assert [f"{rate:.0f}" for rate in rates] == ["12933", "14757", "20086"]
+    assert [f"{rate:.0f}" for rate in rates] == ["12933", "12947", "20086"]
     apart = {what: abs(program["apart"]) > 0.15 for what, program in qwen.items()}
     assert apart == {what: what.startswith("prompt") for what in qwen}
     assert not any(abs(program["apart"]) > 0.15 for program in gemma.values())
