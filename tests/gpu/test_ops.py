@@ -1,4 +1,4 @@
-"""Every operation by PTX kernels on the GPU against plain JAX on the same device."""
+"""Every operation by PTX kernels on the GPU against plain JAX, there or on the CPU."""
 
 from __future__ import annotations
 
