@@ -51,6 +51,7 @@ _GOLDEN = ("llama-gqa", "qwen3-qknorm")
 #: Sequences of a step, tokens before it, and tokens of prompts, of the 8B model.
 _BATCHES, _CONTEXT, _PROMPTS = (1, 8, 32), 512, (512, 4096)
 _MODELS_SECONDS = 150  # kept back for the models while kernels are timed
+_TEST_PROCESSES = 11  # at most: so many have shared the memory of an H100
 _TESTS_SHARE = 0.4  # of all the time, at most
 _QUESTIONS_SECONDS = 75  # at most
 _OVERTIME = 25  # seconds, until a run that hangs is ended
@@ -82,7 +83,8 @@ def run_tests(seconds: float, *, collect_only: bool = False) -> dict[str, Any]:
     else:
         command += ["--maxfail=20"]
         if importlib.util.find_spec("xdist"):
-            command += ["-n", "4"]  # most of their time is compiling, on the host
+            # most of their time is compiling, on the host
+            command += ["-n", str(min(os.cpu_count() or 1, _TEST_PROCESSES))]
     started = time.monotonic()
     try:
         done = subprocess.run(

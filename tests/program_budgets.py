@@ -139,7 +139,7 @@ BUDGETS: dict[Asked, dict[str, Budget]] = {
         "gemm_q6_k_f16_m32 4096x14336": Budget(6.15, None, 1.06, TENSOR_ROWS),
         "gemm_q6_k_f16_m32 128256x4096": Budget(6.15, None, 1.06, TENSOR_ROWS),
     },
-    Asked("llama-3.1-8b", prompt=512): {
+    Asked("llama-3.1-8b", prompt=192): {
         "rms_norm": Budget(None, None, 1.0, SHARED),
         "qkv_gemm_q4_k_f16_m64 6144x4096": Budget(7.91, None, 1.01, PROMPT),
         "gemm_q4_k_f16_m64 4096x4096": Budget(7.88, None, 1.01, PROMPT),

@@ -746,11 +746,12 @@ def prefetched():
 
 @says(
     KERNELS,
-    "must win by 1.25 over float16 kernels and float32 products, and by 1.8 over int8 ones",
+    "decoded ones are chosen over float16 kernels up to 1.33 times their estimate. They must win "
+    "by 1.25 over float32 products, and by 1.8 over int8 kernels",
     "are decoded to float16 from 65 rows on",
 )
 def gains_of_decoding():
-    assert decoded._GAIN == {"f16": 1.25, "int8": 1.8, "f32": 1.25} and FEW_ROWS == 64
+    assert decoded._GAIN == {"f16": 0.75, "int8": 1.8, "f32": 1.25} and FEW_ROWS == 64
 
 
 @says(KERNELS, "chooses f16 where the device's rate is known, from 17 rows on")
@@ -772,8 +773,8 @@ def overruled_rules():
 
 @says(
     "docs/performance.md",
-    "A run that hangs is ended after 475 seconds",
-    "`tests/gpu`, for three minutes at most",
+    "A run that hangs is ended after 525 seconds",
+    "`tests/gpu`, for 200 seconds at most",
 )
 @says(KERNELS, "540 seconds, what matters most first")
 @says("docs/performance.md", "nine minutes: ptx_kernels/tuning/tuned/DEVICE.json")
@@ -782,7 +783,7 @@ def seconds_of_measuring():
     seconds = int(re.search(r'"--seconds", type=float, default=(\d+)', gpu)[1])
     over = int(re.search(r"^_OVERTIME = (\d+)", gpu, re.MULTILINE)[1])
     share = float(re.search(r"^_TESTS_SHARE = ([\d.]+)", gpu, re.MULTILINE)[1])
-    assert (seconds + over, seconds * share) == (475, 180)
+    assert (seconds + over, seconds * share) == (525, 200)
     assert "math.inf if options.model else 540" in (ROOT / "tools/tune.py").read_text()
 
 

@@ -20,6 +20,8 @@ RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 OURS, THEIRS, XLA, FORK = "#00796b", "#b0bec5", "#ef9a3c", "#78909c"
 #: Who is measured on a CPU, as results call them -> color.
 PROGRAMS = {"ours": OURS, "llama.cpp": THEIRS, "ik_llama.cpp": FORK}
+#: Of the 8B on GPUs.
+GPU_SERIES = {"H100": XLA, "H200": OURS, "predicted, H200": THEIRS}
 #: Of one column of a phone, at which texts are still read: inches.
 WIDTH = 5.2
 
@@ -119,6 +121,34 @@ def predicted() -> Figures:
     return found
 
 
+def gpu() -> Figures:
+    """Tokens per second of Llama 3.1 8B: measured on an H100 and an H200, predicted for an H200."""
+    programs = [p for p in _read("step_times")["programs"] if p["shape"] == "llama-3.1-8b"]
+    found: Figures = {"decoding, sequences together": {}, "prompt": {}}
+    for batch, prompt in ((1, 0), (8, 0), (32, 0), (1, 4096)):
+        (one,) = (
+            p for p in programs if (p["batch"], p["prompt"], p["before"]) == (batch, prompt, 0)
+        )
+        rates = [
+            _measured(name, batch, prompt)
+            for name in ("gpu-nvidia-h100-80gb-hbm3", "gpu-nvidia-h200")
+        ]
+        group = found["prompt" if prompt else "decoding, sequences together"]
+        group[f"{prompt or batch}"] = [round(rate) for rate in (*rates, one["tokens_per_second"])]
+    return found
+
+
+def _measured(device: str, batch: int, prompt: int) -> float:
+    """Tokens per second of the 8B on a GPU, by `python -m benchmarks.gpu`."""
+    (rate,) = (
+        m["tokens_per_second"]
+        for m in _read(f"{device}-20261126")["models"]
+        if "8B" in m["name"]
+        and (m["tokens"] if "ms" in m else 0, m.get("batch", 1)) == (prompt, batch)
+    )
+    return float(rate)
+
+
 def _new(rows: float, title: str) -> Any:
     from matplotlib.figure import Figure
 
@@ -135,13 +165,13 @@ def _plain(axes: Any) -> None:
     axes.invert_yaxis()
 
 
-def _grouped(figures: Figures, heading: str) -> Any:
-    """Axes for each title, in them a group for each name, in it a bar for each program."""
-    first = next(iter(figures.values()))
-    bars = len(next(iter(first.values())))
-    programs = [(who.replace("ours", "jax-q4k"), color) for who, color in PROGRAMS.items()][:bars]
-    figure = _new(len(first) * (bars + 0.3) * len(figures), heading)
-    all_axes = figure.subplots(len(figures), 1)
+def _grouped(figures: Figures, heading: str, series: dict[str, str] = PROGRAMS) -> Any:
+    """Axes for each title, in them a group for each name, in it a bar for each of a series."""
+    sizes = [len(groups) for groups in figures.values()]
+    bars = len(next(iter(next(iter(figures.values())).values())))
+    programs = [(who.replace("ours", "jax-q4k"), color) for who, color in series.items()][:bars]
+    figure = _new(sum(sizes) * (bars + 0.3), heading)
+    all_axes = figure.subplots(len(figures), 1, height_ratios=sizes)
     for axes, (title, groups) in zip(all_axes, figures.items(), strict=True):
         for row, (who, color) in enumerate(programs):
             at = [i + 0.76 / bars * (row - (bars - 1) / 2) for i in range(len(groups))]
@@ -163,6 +193,12 @@ def draw_cpu(figures: Figures) -> Any:
 
 def draw_cpu_peers(figures: Figures) -> Any:
     return _grouped(figures, "Tokens per second, Llama 1B")
+
+
+def draw_gpu(figures: Figures) -> Any:
+    """Measured ones in color."""
+    title = "Tokens per second, Llama 3.1 8B on GPUs"
+    return _grouped(figures, title, GPU_SERIES)
 
 
 def _stacked(figures: Figures, title: str, parts: list[tuple[str, str]], total: str) -> Any:
@@ -225,6 +261,7 @@ def draw_llama_step(figures: Figures) -> Any:
 ALL: dict[str, tuple[Callable[[], Figures], Callable[[Figures], Any]]] = {
     "cpu": (cpu, draw_cpu),
     "cpu-peers": (cpu_peers, draw_cpu_peers),
+    "gpu": (gpu, draw_gpu),
     "launches": (launches, draw_launches),
     "llama-step": (llama_step, draw_llama_step),
     "predicted": (predicted, draw_predicted),

@@ -1,4 +1,4 @@
-"""Every kernel family on the GPU, launched without JAX, against the simulator on the same PTX."""
+"""Kernels on the GPU, launched without JAX, against the simulator on the same PTX."""
 
 from __future__ import annotations
 
@@ -219,6 +219,8 @@ SHAPES = [
         ("merge_attention", dict(batch=2, num_heads=5, head_dim=80, splits=splits))
         for splits in (2, 37)
     ),
+    ("argmax", dict(rows=3, columns=4001, splits=4)),
+    ("top_k", dict(rows=3, columns=4001, count=40, splits=4)),
 ]
 
 

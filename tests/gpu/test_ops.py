@@ -1,4 +1,4 @@
-"""Every operation by PTX kernels on the GPU against plain JAX on the same device."""
+"""Every operation by PTX kernels on the GPU against plain JAX, there or on the CPU."""
 
 from __future__ import annotations
 
@@ -41,21 +41,26 @@ def activations(shape: tuple[int, ...], dtype: str = "float32", seed: int = 1):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32)).astype(dtype)
 
 
-def both(function, *arguments, **options):
-    """The function's results by PTX, jitted, and by plain JAX; float32 NumPy arrays."""
+def run(implementation: str, platform: str, function, *arguments, **options):
+    """The function's results, jitted, on the first device of a platform; float32 NumPy arrays."""
     import jax
 
     import jax_q4k as jq
 
-    def run(implementation: str):
-        jitted = jax.jit(
-            lambda *args: jq.implementation(implementation)(function)(*args, **options)
-        )
-        leaves = jax.tree.leaves(jitted(*arguments))
-        assert {d.platform for leaf in leaves for d in leaf.devices()} == {"gpu"}
-        return [np.asarray(leaf.astype("float32")) for leaf in leaves]
+    device = jax.devices(platform)[0]
+    jitted = jax.jit(lambda *args: jq.implementation(implementation)(function)(*args, **options))
+    with jax.default_device(device):
+        leaves = jax.tree.leaves(jitted(*jax.device_put(arguments, device)))
+    assert {d for leaf in leaves for d in leaf.devices()} == {device}
+    return [np.asarray(leaf.astype("float32")) for leaf in leaves]
 
-    return run("ptx"), run("xla")
+
+def both(function, *arguments, **options):
+    """Results by PTX and by plain JAX on the GPU."""
+    return (
+        run("ptx", "gpu", function, *arguments, **options),
+        run("xla", "gpu", function, *arguments, **options),
+    )
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -235,9 +240,10 @@ def test_gated_delta_step(jq, tiled):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 96)])
 def test_quantize_q8_1(jq, shape, dtype):
-    (values, scale_sum), (want_values, want_scale_sum) = both(
-        jq.quantize_q8_1, activations(shape, dtype)
-    )
+    x = activations(shape, dtype)
+    values, scale_sum = run("ptx", "gpu", jq.quantize_q8_1, x)
+    # on the CPU: XLA's float32 division on a GPU is approximate, and moves 0.15 % of values
+    want_values, want_scale_sum = run("xla", "cpu", jq.quantize_q8_1, x)
     # a last-bit difference in x * (127 / amax) may move a tie to the neighbour, no further
     assert np.abs(values - want_values).max() <= 1 and np.mean(values != want_values) <= 1e-3
     assert nmse(scale_sum[..., 0], want_scale_sum[..., 0]) <= TOLERANCE

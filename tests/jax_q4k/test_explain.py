@@ -60,7 +60,7 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
 
 
 def test_prompts_are_float16_where_that_is_fastest():
-    x, w = floats(512, 4096), packed("Q4_K", 4096, 4096)
+    x, w = floats(256, 4096), packed("Q4_K", 4096, 4096)
     of = {
         (device, activations): jq.explain(
             jq.matmul, x, w, platform="cuda", device=device, activations=activations

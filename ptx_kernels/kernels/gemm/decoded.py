@@ -14,10 +14,13 @@ from ..family import Key, Match, Rule, TableRows
 from .rules import FEW_ROWS, f16_products_rule, fused_gemm_rule
 from .tilings import Shape
 
-#: Factors by which decoded products have to win over others of each kind. cuBLAS may reach 600
-#: TFLOP/s where 700 are taken, and `Shape.seconds` is above the cost model's: up to 1.2 times for
-#: f16 products, 1.4 to 1.6 times for int8 ones.
-_GAIN = {"f16": 1.25, "int8": 1.8, "f32": 1.25}
+#: Factors by which decoded products have to win over others of each kind, by these formulas.
+#: f16: in Llama 3.1 8B's prompts on an H200 tiles of f16 products take 1.8 times `Shape.seconds`
+#: and decoded ones 1.3 times `_decoded_seconds`, so the latter win up to 1.4 times the former's
+#: estimate, less a margin: prompts cross near 270 tokens. int8 and f32 were not measured: cuBLAS
+#: may reach 600 TFLOP/s where 700 are taken, and `Shape.seconds` of int8 products is 1.4 to 1.6
+#: times the cost model's.
+_GAIN = {"f16": 0.75, "int8": 1.8, "f32": 1.25}
 
 #: Seconds of a launch, and of what its first bytes wait.
 _LAUNCH_SECONDS = 2.1e-6
