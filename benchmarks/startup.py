@@ -49,17 +49,20 @@ HOST = f"""
 import statistics, sys, time
 import jax
 from jax_q4k import models
-from jax_q4k.models.ways import Way
+from jax_q4k.models.programs import Loop
 model, sampling = models.load("demo"), models.Sampling(max_new_tokens=310, ignore_end=True)
 sys.modules[models.stream.__module__].FLUENT_CALL = 0.0  # a token a call
-programs, ran = model.programs(Way.of([sampling])), []
-loop = programs.new_loop()
-def timed(*arguments):
-    began = time.perf_counter()
-    state = jax.block_until_ready(loop(*arguments))
-    ran.append(time.perf_counter() - began)
-    return state
-timed.lower, programs.new_loop = loop.lower, lambda: timed
+ran, jitted = [], Loop.jitted
+def timed_loop(self, **options):
+    loop = jitted(self, **options)
+    def timed(*arguments):
+        began = time.perf_counter()
+        state = jax.block_until_ready(loop(*arguments))
+        ran.append(time.perf_counter() - began)
+        return state
+    timed.lower = loop.lower
+    return timed
+Loop.jitted = timed_loop
 pieces, took = models.stream(model, {PROMPT!r}, sampling), []
 for _ in range(305):
     began = time.perf_counter()

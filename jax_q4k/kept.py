@@ -29,7 +29,7 @@ from .errors import CompiledFileError
 from .implementation import current_selection
 from .jax_internals import trace_context
 
-__all__ = ["KeptPrograms", "settings", "trace_context", "types_of"]
+__all__ = ["KeptPrograms", "Types", "settings", "trace_context"]
 
 _SUFFIX = ".program"
 #: Beginnings of the names of environment variables that change what is compiled, or what runs.
@@ -118,10 +118,25 @@ class KeptPrograms:
             _say(f"{header.program} is not kept: {error}")
 
 
-def types_of(arguments: Any) -> tuple[Any, ...]:
-    """Structure, shapes and dtypes of arrays in pytrees, hashable: as programs depend on them."""
-    leaves, tree = jax.tree.flatten(arguments)
-    return tree, *((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)
+class Types:
+    """Structure, shapes and dtypes of arrays in pytrees, as programs depend on them: part of a key.
+
+    Its hash is computed once: those of a model's weights are part of every call's key.
+    """
+
+    __slots__ = ("_hash", "_items")
+
+    def __init__(self, arrays: Any) -> None:
+        leaves, tree = jax.tree.flatten(arrays)
+        types = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves]
+        self._items = tree, *types
+        self._hash = hash(self._items)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or isinstance(other, Types) and self._items == other._items
 
 
 def _listed(arrays: Any) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_q4k import current_selection, page_dtype, selected
 from jax_q4k.collecting import seldom_collecting
-from jax_q4k.kept import settings, trace_context, types_of
+from jax_q4k.kept import Types, settings, trace_context
 
 from .buckets import bucket
 from .drafts import Draft, DraftModel, NextTokens, PromptLookup
@@ -231,6 +231,7 @@ class Run:
             self._weights = model.weights, kind.model.weights
         elif isinstance(kind, NextTokens):
             self._weights = model.weights, dict(kind.weights)
+        self._types_of_weights = Types(self._weights)
         self._samplings, self._way, self._end_ids = samplings, way, end_ids
         self._batch = model.padded_batch(max(len(prompts), filled_to))
         self._lay_out()
@@ -431,12 +432,16 @@ class Run:
         return at_place
 
     def _call(self, program: Start | Begin | Loop, *arguments: Any) -> float:
-        """Runs a program that gives a State; returns the seconds without compiling."""
+        """Runs a program that gives a State; returns the seconds without compiling.
+
+        The first of its arguments are the weights.
+        """
         # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
         allowed = jax.transfer_guard_host_to_device("allow")
         with selected(self._selection), self._model.on_devices(), allowed:
             is_kept = can_be_kept(self._model, program)
-            key = program, types_of(arguments), trace_context(), self._kept_by(is_kept)
+            types = self._types_of_weights, Types(arguments[1:])
+            key = program, types, trace_context(), self._kept_by(is_kept)
             compiled = functools.partial(self._compiled, program, arguments, is_kept)
             ready = self._model.ready.get(key, compiled)
             began = time.perf_counter()

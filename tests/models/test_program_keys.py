@@ -67,6 +67,13 @@ def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
         assert json.dumps(changed.about()) != json.dumps(program.about()), name
 
 
+def test_a_gpus_network_has_another_key() -> None:
+    """Its programs have compiler options, and drafts of another length."""
+    network = golden.model("llama-gqa").network
+    other = dataclasses.replace(network, on_gpu=True)
+    assert Loop(other) != Loop(network) and Loop(other).about() != Loop(network).about()
+
+
 def test_kinds_have_keys_of_their_own() -> None:
     network = golden.model("llama-gqa").network
     all_about = [json.dumps(made(kind, network).about()) for kind in KINDS]
@@ -222,12 +229,12 @@ def _other_version(version: Callable[[str], str], changed: str, name: str) -> st
 
 
 def test_types_of_arguments_tell_structure_shape_and_dtype() -> None:
-    one = kept.types_of(({"a": np.zeros(3, np.int32)}, np.float32(1)))
-    assert one == kept.types_of(({"a": jnp.ones(3, jnp.int32)}, np.float32(2)))
+    one = kept.Types(({"a": np.zeros(3, np.int32)}, np.float32(1)))
+    assert one == kept.Types(({"a": jnp.ones(3, jnp.int32)}, np.float32(2)))
     for changed in (
         ({"b": np.zeros(3, np.int32)}, np.float32(1)),
         ({"a": np.zeros(4, np.int32)}, np.float32(1)),
         ({"a": np.zeros(3, np.int8)}, np.float32(1)),
         ([np.zeros(3, np.int32)], np.float32(1)),
     ):
-        assert kept.types_of(changed) != one
+        assert kept.Types(changed) != one

@@ -150,14 +150,13 @@ def test_generation_in_batches(name, tmp_path):
 def test_kept_programs_tell_adapters_apart(tmp_path):
     """Programs are named by what is adapted; other numbers of the same matrices use the same."""
     from jax_q4k.kept import KeptPrograms
-    from jax_q4k.models.compiled import fingerprint
 
     given = models.load(path("llama-gqa"))
     pairs = [random_pairs(given, ("attn_q",), i) for i in range(2)]
     pairs += [random_pairs(given, ("attn_v",)), random_pairs(given)]
     files = [write_gguf(tmp_path / f"{i}.gguf", given, pair) for i, pair in enumerate(pairs)]
     adapted = [given, *(models.with_lora(given, file) for file in files)]
-    names = [fingerprint(one) for one in adapted]
+    names = [one.network.fingerprint() for one in adapted]
     assert names[1] == names[2] and len(set(names)) == 4
     kept = KeptPrograms(tmp_path / "kept", 1 << 27)
     for one, pair in zip(adapted, [{}, *pairs], strict=True):
