@@ -83,18 +83,18 @@ class Program:
     def name(self) -> str:
         return type(self).__qualname__.lower()
 
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute == "__name__":  # JAX names what it compiles by it
-            return self.name
-        raise AttributeError(attribute)
-
     def jitted(self, *, keep_unused: bool = False) -> Any:
         """The jitted function. Its compiled code is freed with the last reference to it.
 
         keep_unused: as `jax_q4k.kept` needs it. Elsewhere it would do harm: JAX 0.12 then never
         frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
         """
-        function: Any = self
+
+        def function(*arguments: Any) -> Any:
+            return self(*arguments)
+
+        # JAX keeps what it compiles by the function; equal programs' functions are not equal.
+        function.__name__ = function.__qualname__ = self.name
         return jax.jit(
             function,
             donate_argnums=self.donated,
