@@ -83,6 +83,25 @@ def test_every_length_has_programs_of_its_own(folder):
         )
 
 
+def test_batches_and_prompts_of_one_model_have_programs_of_their_own(folder):
+    """In memory, too: an executable for other shapes would read beyond its arguments."""
+    loaded = with_kept(models.load(golden.path("llama-gqa")), folder)
+    batches = [[PROMPT], [PROMPT, PROMPT[::-1]], [PROMPT * 5], [PROMPT]]
+    for prompts in batches:
+        outs = models.generate(loaded, prompts, max_new_tokens=9)
+        alone = models.generate(golden.model("llama-gqa"), prompts, max_new_tokens=9)
+        assert [out.tokens for out in outs] == [out.tokens for out in alone]
+
+
+def test_compiling_under_another_setting_is_told_from_running():
+    loaded = models.load(golden.path("llama-gqa"))
+    models.generate(loaded, PROMPT, max_new_tokens=9)
+    assert models.generate(loaded, PROMPT, max_new_tokens=9).timings.compile == 0
+    for change in (jax.default_matmul_precision("highest"), jq.implementation("xla")):
+        with change:
+            assert models.generate(loaded, PROMPT, max_new_tokens=9).timings.compile > 0
+
+
 def test_settings_that_change_between_calls(folder):
     """Programs in memory come from files too, so that JAX does not look after them."""
     loaded = with_kept(models.load(golden.path("llama-gqa")), folder)
