@@ -1,0 +1,79 @@
+"""What may stand in the place of a program's file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from jax_q4k.compiled import MAGIC
+
+
+def programs(folder: Path) -> list[Path]:
+    """The folder's programs."""
+    return sorted(folder.glob("*.program"))
+
+
+def _with_header(text: bytes) -> Callable[[Path], object]:
+    """A file whose header has the right checksum."""
+
+    def write(file: Path) -> None:
+        size = len(text).to_bytes(4, "little")
+        file.write_bytes(MAGIC + size + hashlib.sha256(text).digest() + text + b"body")
+
+    return write
+
+
+def _cut(share: float) -> Callable[[Path], object]:
+    return lambda file: os.truncate(file, int(file.stat().st_size * share))
+
+
+def _flip(share: float) -> Callable[[Path], object]:
+    def flip(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[int(len(data) * share)] ^= 0x10
+        file.write_bytes(data)
+
+    return flip
+
+
+def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def replace(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return replace
+
+
+def _neighbour(file: Path) -> None:
+    """Another program of the folder, under this one's name."""
+    others = [other for other in programs(file.parent) if other != file]
+    file.write_bytes(others[0].read_bytes())
+
+
+#: Such as a read soon comes to the end of.
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "empty": _cut(0),
+    "cut in the header": _cut(0.001),
+    "cut in the body": _cut(0.7),
+    "a bit of the header": _flip(0.002),
+    "a bit of the body": _flip(0.5),
+    "another program": _neighbour,
+    "a folder": _instead(lambda file: file.mkdir()),
+    "a dangling link": _instead(lambda file: file.symlink_to("nowhere")),
+    "no UTF-8": _with_header(b"\xff\xfe{}"),
+    "no JSON": _with_header(b"{"),
+    "other fields": _with_header(b'{"program": "start"}'),
+    "deep JSON": _with_header(b"[" * 100_000),
+    "a long number": _with_header(b"1" * 5000),
+    "not readable": lambda file: file.chmod(0),
+}
+
+#: A read of one never ends, or takes all memory first.
+ENDLESS: dict[str, Callable[[Path], object]] = {
+    "a pipe": _instead(os.mkfifo),
+    "a link to /dev/zero": _instead(lambda file: file.symlink_to("/dev/zero")),
+    "200 GB of nothing": lambda file: os.truncate(file, 200 << 30),
+}

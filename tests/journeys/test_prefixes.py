@@ -1,0 +1,92 @@
+"""Texts that go on, in one folder with calls that begin and end."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from implementations import needs_native
+
+from jax_q4k import models
+
+from .calls import Call
+from .journey import Journey
+
+pytestmark = needs_native
+
+#: Windows, which hold no more than they must see; states; pages alone.
+NAMES = ("gemma3", "gpt-oss", "qwen35", "llama-gqa")
+
+
+def two_turns(journey: Journey, call: Call) -> None:
+    """A text that goes on once."""
+    prefix = models.Prefix()
+    ((tokens, *_),) = journey.take(call, prefix)
+    prompt = (*call.prompts[0], *tokens, 20, 21, 22, 23, 24)
+    journey.take(dataclasses.replace(call, prompts=(prompt,)), prefix, streamed=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_goes_on_after_another_call(name: str, tmp_path: Path) -> None:
+    """The call before has a cache of the same size, for no text but its own."""
+    journey = Journey(tmp_path)
+    call = Call(model=name, prompts=(tuple(range(30, 55)),), new_tokens=60)
+    journey.take(call)
+    journey.restart()
+    two_turns(journey, call)
+
+
+def test_a_call_after_a_text_that_went_on(tmp_path: Path) -> None:
+    journey, call = Journey(tmp_path), Call(prompts=(tuple(range(30, 55)),))
+    two_turns(journey, call)
+    for new in (20, 90):
+        journey.restart()
+        journey.take(dataclasses.replace(call, new_tokens=new))
+    journey.restart()
+    two_turns(journey, call)
+
+
+def test_texts_of_growing_and_other_sizes(tmp_path: Path) -> None:
+    """A cache that grows, then a text that differs, then the first one again."""
+    journey, prefix = Journey(tmp_path), models.Prefix()
+    prompt = tuple(range(30, 45))
+    for new in (10, 60, 20):
+        call = Call(prompts=(prompt,), new_tokens=new)
+        ((tokens, *_),) = journey.take(call, prefix)
+        prompt = (*prompt, *tokens, 9)
+    for other in ((*prompt[:20], 7, 8), prompt, prompt[:5]):
+        journey.take(Call(prompts=(other,), new_tokens=10), prefix)
+
+
+def test_a_stream_that_is_left(tmp_path: Path) -> None:
+    """What it left in the prefix and in the folder serves the calls after it."""
+    journey, prefix, call = Journey(tmp_path), models.Prefix(), Call(new_tokens=100)
+    pieces = call.pieces(journey.model(call), prefix)
+    taken = [next(pieces).token for _ in range(7)]
+    pieces.close()
+    ((tokens, *_),) = journey.take(dataclasses.replace(call, new_tokens=7))
+    assert list(tokens) == taken
+    prompt = (*call.prompts[0], *taken, 40)
+    journey.take(Call(prompts=(prompt,), new_tokens=100), prefix)
+    journey.restart()
+    journey.take(call)
+
+
+def test_conversations_beside_calls(tmp_path: Path) -> None:
+    """Each answer is that of a conversation with the same turns, nothing of which is computed."""
+    sizes, calls = (12, 64), Call(model="demo", new_tokens=64)
+    messages = ("How are you?", "And your sister?")
+    sampling = {"temperature": 0.5, "seed": 3}
+    journey = Journey(tmp_path)
+    journey.take(calls)
+    journey.restart()
+    with calls.selected():
+        talk = models.Conversation(journey.model(calls))
+        for size, message in zip(sizes, messages, strict=True):
+            anew = models.Conversation(calls.load(), turns=list(talk.turns))
+            want = anew.answer(message, max_new_tokens=size, **sampling)
+            got = talk.answer(message, max_new_tokens=size, **sampling)
+            assert (got.tokens, got.text) == (want.tokens, want.text)
+            assert talk.turns == anew.turns
+    journey.take(calls)

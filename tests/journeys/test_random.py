@@ -1,0 +1,33 @@
+"""Random journeys: a few kinds of calls in turn, each time with other lengths."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from implementations import needs_native
+
+from .amount import JOURNEYS
+from .calls import Call, changed
+from .journey import Journey
+
+pytestmark = needs_native
+KINDS, CALLS = 3, 6
+
+
+@pytest.mark.parametrize("seed", range(JOURNEYS or 4))
+def test_a_journey(seed: int, tmp_path: Path) -> None:
+    """Each kind differs from the one before in two fields at most, each call from its kind in one.
+
+    So programs that must be told apart by one thing meet each other in the folder.
+    """
+    choose = random.Random(seed).choice
+    journey, kinds = Journey(tmp_path), [Call()]
+    for _ in range(KINDS):
+        kinds.append(changed(changed(kinds[-1], choose), choose))
+    for _ in range(CALLS):
+        call = changed(choose(kinds[1:]), choose, ("new_tokens", "seed"))
+        journey.take(call, streamed=len(call.prompts) == 1 and choose((True, False)))
+        if choose((True, True, False)):
+            journey.restart()
