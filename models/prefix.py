@@ -11,8 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_q4k.implementation import Selection
-
 from .config import Config
 from .kv_cache import PagedCache, grown
 from .model import Model
@@ -46,12 +44,13 @@ class Prefix:
             self.tokens: list[int] = []
             self._cache: PagedCache | None = None
             self._model: weakref.ref[Model] | None = None
-            self._selection: Selection | None = None
+            self._selection: Any = None
 
-    def keep(
-        self, model: Model, tokens: Sequence[int], cache: PagedCache, selection: Selection
-    ) -> None:
-        """Takes over the cache of a text, of one sequence, that operations so selected made."""
+    def keep(self, model: Model, tokens: Sequence[int], cache: PagedCache, selection: Any) -> None:
+        """Takes over the cache of a text, of one sequence.
+
+        selection: `jax_q4k.current_selection()` of the operations that made it.
+        """
         with self._lock:
             self.tokens, self._cache, self._model = list(tokens), cache, weakref.ref(model)
             self._selection = selection
@@ -62,7 +61,7 @@ class Prefix:
         prompt: Sequence[int],
         capacity: int,
         dtype: Any,
-        selection: Selection,
+        selection: Any,
     ) -> tuple[PagedCache, int] | None:
         """The cache of a prompt's first tokens, and how many they are; None: there is none to use.
 

@@ -48,7 +48,7 @@ NAMES = {
 #: Files of other programs and of readers.
 THEIRS = (
     r"(adapter_)?config\.json|tokenizer(_config)?\.json|convert_lora_to_gguf\.py|src/models/NAME\.cpp"
-    r"|modeling_NAME\.py|~/\.nv/ComputeCache"
+    r"|modeling_NAME\.py|~/\.nv/ComputeCache|modules\.json|1_Pooling/config\.json"
 )
 #: Files that a reader would write, and those that commands make.
 UNWRITTEN = r".*NAME\.py|.*\b(q4_x|scale_rows|fictitious)\.py|site/|~/\.cache/.*"

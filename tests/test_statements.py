@@ -33,6 +33,7 @@ from jax_q4k.models.cli import bench, cache
 from jax_q4k.models.cli import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
 from jax_q4k.models.files import hub, recipes
+from jax_q4k.models.pooling import pooling_of
 from jax_q4k.models.prefix import PIECE
 from jax_q4k.models.ways import Way
 from jax_q4k.native import build
@@ -188,12 +189,21 @@ def defaults_of_bench():
     assert PIECE == 128 and options("bench")["--cache-dtype"].default == "float32"
 
 
-@says("docs/embeddings.md", "| `mean` (default) | the mean of all tokens'")
+@says(
+    "docs/embeddings.md",
+    "Without `pooling` the model's file decides",
+    "`mean` where it says nothing",
+    "(a classifier's `rank`, the maximum",
+)
 def poolings():
     shown = [quoted(cell)[0] for cell, _ in table("docs/embeddings.md", "| `pooling`")]
     assert sorted(shown) == sorted(embeddings.POOLINGS)
-    assert inspect.signature(models.embed).parameters["pooling"].default == "mean"
-    assert options("embed")["--pooling"].default == "mean"
+    assert inspect.signature(models.embed).parameters["pooling"].default is None
+    assert options("embed")["--pooling"].default is None
+    key = "llama.pooling_type"
+    assert pooling_of({}, "llama") == "mean" and pooling_of({key: 3}, "llama") == "last"
+    with pytest.raises(ValueError, match="rank"):
+        pooling_of({key: 4}, "llama")
 
 
 @says("docs/troubleshooting.md", "`--cache-dtype bfloat16` or `int8` halves or quarters it")
@@ -652,8 +662,8 @@ def kernels_alone():
 
 @says(
     "docs/export.md",
-    "whose `field` says what is wrong: `magic`, `header`, `body`, `program`, `device`, "
-    "`versions`, `model` or `shapes`",
+    "whose `field` says what is wrong: `file` (no regular one), `magic`, `header`, `body`, "
+    "`program`, `device`, `versions`, `model` or `shapes`",
 )
 def fields_of_errors():
     """Those of the docstring that the code's checks are tested against."""
