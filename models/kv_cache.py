@@ -107,17 +107,10 @@ class PagedCache:
 
     @classmethod
     def shapes(
-        cls,
-        config: Config,
-        batch: int,
-        capacity: int,
-        *,
-        page_size: int = PAGE_SIZE,
-        dtype: Any = jnp.float32,
-        ahead: int = 1,
+        cls, config: Config, batch: int, capacity: int, *, dtype: Any, ahead: int
     ) -> PagedCache:
         """Shapes and dtypes of what `create` gives on one device, as `jax.ShapeDtypeStruct`s."""
-        per_sequence = -(-capacity // page_size)
+        per_sequence = -(-capacity // PAGE_SIZE)
 
         def array(shape: tuple[int, ...], dtype: Any, _: Any) -> Any:
             return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
@@ -125,7 +118,7 @@ class PagedCache:
         def like(values: np.ndarray) -> Any:
             return jax.ShapeDtypeStruct(values.shape, values.dtype)
 
-        given = page_size, jq.page_dtype(dtype), ahead, None, like, array
+        given = PAGE_SIZE, jq.page_dtype(dtype), ahead, None, like, array
         return cls._of(config, batch, per_sequence, *given)
 
     @classmethod

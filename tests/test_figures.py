@@ -14,6 +14,7 @@ from jax_q4k import models
 from jax_q4k.models.files import recipes
 from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
+from tools.random_model import LLAMA_3_1_8B
 
 statements = Statements()
 says = statements.says
@@ -318,27 +319,11 @@ def recipe_of_the_demo():
     assert set(types.values()) == {"Q4_K", "Q5_K", "Q6_K", "F32"}
 
 
-#: Llama 3.1 8B.
-LLAMA = models.Config(
-    architecture="llama",
-    vocab_size=128256,
-    context_length=131072,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    norm_eps=1e-5,
-    rope_theta=5e5,
-)
-
-
 def bits_a_weight(recipe: str) -> float:
     """Bits of all tensors of Llama 3.1 8B over its weights."""
-    needed = {n: e.shape for n, e in expected_tensors(LLAMA).items() if e.required}
+    needed = {n: e.shape for n, e in expected_tensors(LLAMA_3_1_8B).items() if e.required}
     shapes = needed | {"output.weight": (128256, 4096), "rope_freqs.weight": (64,)}
-    types = recipes.tensor_types(recipes.get(recipe), LLAMA, shapes)
+    types = recipes.tensor_types(recipes.get(recipe), LLAMA_3_1_8B, shapes)
     bits = 0.0
     for name, kind in types.items():
         block = None if kind == "F32" else formats.get(kind)
