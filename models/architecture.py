@@ -180,6 +180,7 @@ class Architecture:
         `rope.freq_base_swa` names no other; "global": that of all layers; None: windowed layers
         rotate as all others.
       yarn_keys: `rope.scaling.yarn_*` may say what YaRN's constants are.
+      divisors_in_metadata: llama.cpp reads no `rope_freqs.weight` of such files.
       temperature: `attention.temperature_scale` may say how queries grow with their position.
       activation: of the gate, or of `up` where there is none: a name of
         `jax_q4k.ACTIVATION_FUNCTIONS`.
@@ -227,6 +228,7 @@ class Architecture:
     optional_rope: bool = False
     local_rope_theta: float | Literal["global"] | None = None
     yarn_keys: bool = False
+    divisors_in_metadata: bool = False
     temperature: bool = False
     activation: str = "silu"
     windowed: Callable[[int], bool] | None = None

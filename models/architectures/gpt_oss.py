@@ -46,5 +46,6 @@ ARCHITECTURE = Architecture(
     biases=("qkv", "attention_output", "router", "experts"),
     activation="swiglu_oai",
     windowed=lambda layer: layer % 2 == 0,
+    divisors_in_metadata=True,
     window=128,
 )

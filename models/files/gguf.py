@@ -32,7 +32,7 @@ from ..rope_fields import MIN_DIVISOR
 from ..tensors import check_tensors, float_array, unused_tensors, without_unused_layers
 from ..tokenizer import Tokenizer
 from ..unbuilt import unbuilt
-from . import earlier, fused
+from . import earlier, fused, rope_divisors
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
@@ -90,6 +90,7 @@ def from_gguf(
     if placement is not None:
         new = tensors.keys() - loaded.tensors.keys()
         tensors |= {name: jax.device_put(tensors[name], placement.tensors[name]) for name in new}
+    tensors |= rope_divisors.of_metadata(config, loaded.metadata, file)
     for name in DIVISORS:
         divisors = tensors.get(name)
         if divisors is not None and not (float_array(divisors) > MIN_DIVISOR).all():
@@ -180,6 +181,7 @@ def save_gguf(
         for name, tensor in tensors.items()
     }
     pieces = fused.joined(model.config, pieces, os.fsdecode(path))
+    metadata, pieces = rope_divisors.in_metadata(model.config, metadata, pieces)
     return gguf.write(
         path,
         completed(metadata, _file_type(metadata, pieces.values())),

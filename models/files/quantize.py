@@ -21,7 +21,7 @@ from ..build import build, named_tensors
 from ..config import Config
 from ..model import Model
 from ..tensors import check_tensors, expected_tensors
-from . import fused, recipes
+from . import fused, recipes, rope_divisors
 from .gguf import completed, describe
 from .sources import open_source
 
@@ -118,7 +118,8 @@ def quantize_file(
             for name, kind in _types(recipe, config, shapes, importance, opened.packed).items()
         }
         tensors = fused.joined(config, tensors, os.fsdecode(path))
-        metadata = completed(opened.metadata, recipe.file_type)
+        metadata, tensors = rope_divisors.in_metadata(config, opened.metadata, tensors)
+        metadata = completed(metadata, recipe.file_type)
         return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
 
