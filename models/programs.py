@@ -89,9 +89,10 @@ class Program:
         keep_unused: as `jax_q4k.kept` needs it. Elsewhere it would do harm: JAX 0.12 then never
         frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
         """
+        run: Any = self
 
         def function(*arguments: Any) -> Any:
-            return self(*arguments)
+            return run(*arguments)
 
         # JAX keeps what it compiles by the function; equal programs' functions are not equal.
         function.__name__ = function.__qualname__ = self.name
