@@ -36,8 +36,8 @@ _SUFFIX = ".program"
 _VARIABLES = ("XLA_", "TF_XLA_", "JAX_Q4K_", "NPROC", "PJRT_NPROC", "CUDA_", "NVIDIA_")
 #: Packages by which programs are traced, beside those that `compiled.Header` names.
 _PACKAGES = ("flax", "numpy")
-#: Files of the packages that no program depends on.
-_NO_SOURCES = (".gguf", ".md", ".pyc")
+#: Files of the packages that no program depends on, or that the CPU kernels' fingerprint tells.
+_NO_SOURCES = (".gguf", ".md", ".pyc", ".so", ".cpp", ".h")
 
 _IMPORTED = time.time_ns()
 
