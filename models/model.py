@@ -95,7 +95,6 @@ class Model:
         parts = decoder if isinstance(decoder, Parts) else split(decoder)
         self.config: Config = parts.config
         self.tokenizer = tokenizer
-        self.placement = placement
         self.metadata = gguf.Metadata(metadata)
         if "general.architecture" not in self.metadata:
             self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
@@ -131,6 +130,10 @@ class Model:
             return decoder.norm(decoder.vectors(rows(tokens), lengths))
 
         self._vectors_pass = lambda: jax.jit(normed)
+
+    @property
+    def placement(self) -> Placement | None:
+        return self.network.placement
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
         """The decoder's modules with `weights`, which may be tracers.

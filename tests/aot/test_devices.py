@@ -88,7 +88,7 @@ def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
     gpus = np.array(aot.gpus("h200", DEVICES)).reshape(groups, -1)
     mesh = Mesh(gpus, ("dp", "tp"), axis_types=(kind, kind))
     model, weights, where = abstract_model(mesh)
-    model.placement = where
+    model.network = dataclasses.replace(model.network, placement=where)
     cache = jax.eval_shape(
         lambda: models.PagedCache.create(CONFIG, groups, 4096, dtype=jnp.bfloat16)
     )
