@@ -93,6 +93,18 @@ def test_batches_and_prompts_of_one_model_have_programs_of_their_own(folder):
         assert [out.tokens for out in outs] == [out.tokens for out in alone]
 
 
+def test_weights_of_other_types_have_programs_of_their_own(folder):
+    """An executable does not look at what its arguments are."""
+    loaded, other = (models.load(golden.path("llama-gqa")) for _ in range(2))
+    with_kept(loaded, folder)
+    models.generate(loaded, PROMPT, max_new_tokens=9)
+    for model in (loaded, other):
+        model.weights = [w.astype("bfloat16") if w.dtype == "float32" else w for w in model.weights]
+    again = models.generate(loaded, PROMPT, max_new_tokens=9)
+    assert again.tokens == models.generate(other, PROMPT, max_new_tokens=9).tokens
+    assert len(list(folder.folder.iterdir())) == 4
+
+
 def test_compiling_under_another_setting_is_told_from_running():
     loaded = models.load(golden.path("llama-gqa"))
     models.generate(loaded, PROMPT, max_new_tokens=9)
