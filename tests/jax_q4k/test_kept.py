@@ -75,6 +75,21 @@ def test_another_program_is_another_file(what, calls, tmp_path, monkeypatch):
     assert calls(**changed) == 2
 
 
+def test_another_structure_is_another_program(tmp_path):
+    """With the same leaves: what a function does may depend on it."""
+
+    def function(both):
+        return both["a"] + both["b"] if isinstance(both, dict) else both[0] - both[1]
+
+    programs, (device,) = KeptPrograms(tmp_path, 1 << 20), X.devices()
+    program, result = jax.jit(function, keep_unused=True), jax.ShapeDtypeStruct(X.shape, X.dtype)
+    for both, want in (({"a": X, "b": X}, 2 * X), ((X, X), 0 * X)):
+        loaded = programs.get("program", program, (both,), result, device, model="m", about={})
+        (y,) = loaded(jax.tree.leaves(both))
+        assert y.tolist() == want.tolist()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_an_option_of_jax(calls):
     calls()
     with jax.default_matmul_precision("highest"):
