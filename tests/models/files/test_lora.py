@@ -167,6 +167,17 @@ def test_kept_programs_tell_adapters_apart(tmp_path):
             assert models.generate(again, [5, 6, 7], max_new_tokens=8).tokens == want.tokens
 
 
+def test_matrices_of_one_shape_make_other_programs(tmp_path):
+    given = models.load(path("llama-gqa"))
+    files = [
+        write_gguf(tmp_path / f"{name}.gguf", given, random_pairs(given, (name,)))
+        for name in ("attn_k", "attn_v")
+    ]
+    keys, values = (models.with_lora(given, file) for file in files)
+    assert [w.shape for w in keys.weights] == [w.shape for w in values.weights]
+    assert keys.network.fingerprint() != values.network.fingerprint()
+
+
 def test_gradients_and_saving(tmp_path):
     given = model("llama-gqa")
     adapted = models.with_lora(given, write_gguf(tmp_path / "a.gguf", given, random_pairs(given)))
