@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
+
+from .process_wide import ProcessWide
 
 __all__ = ["seldom_collecting"]
 
 #: Objects made before the youngest are looked at, and how often they are before older ones are.
 _SELDOM = 50_000, 20, 100
 
-_lock = threading.Lock()
-_inside = 0  # blocks that have begun and not ended, of all threads
-_before = gc.get_threshold()
+
+def _hold_back() -> tuple[int, int, int]:
+    before = gc.get_threshold()
+    gc.set_threshold(*_SELDOM)
+    return before
+
+
+_held_back = ProcessWide(_hold_back, lambda before: gc.set_threshold(*before))
 
 
 @contextlib.contextmanager
@@ -24,16 +30,5 @@ def seldom_collecting() -> Iterator[None]:
     Imports and tracing make objects that stay; looking at all of them again and again takes a tenth
     of the time to the first token. The thresholds from before come back with the last block's end.
     """
-    global _inside, _before
-    with _lock:
-        if not _inside:
-            _before = gc.get_threshold()
-            gc.set_threshold(*_SELDOM)
-        _inside += 1
-    try:
+    with _held_back.block():
         yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                gc.set_threshold(*_before)

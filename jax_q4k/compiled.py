@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,6 +34,7 @@ from .jax_internals import (
     serialized_program,
     topology_fingerprint,
 )
+from .process_wide import ProcessWide
 from .replacing import replacing
 
 __all__ = [
@@ -181,37 +181,24 @@ def _compiled(
     What that cache gives cannot be serialized once more: a CPU's executable loses functions. Nor
     need it hold a copy of what goes to a file.
     """
-    with _without_cache():
+    with _without_cache.block():
         executable = lowered.compile(compiler_options=options)
     return executable, serialized_program(executable)
 
 
-_lock = threading.Lock()
-_without = 0  # threads that compile without JAX's cache
-_before = True
+def _switch_off() -> bool:
+    before: bool = jax.config.values["jax_enable_compilation_cache"]
+    _switch(False)
+    return before
 
 
-@contextlib.contextmanager
-def _without_cache() -> Iterator[None]:
-    """JAX's compilation cache is off inside the block, in all threads: its switch is global.
+def _switch(on: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", on)
+    reset_cache()  # JAX looks when it next compiles
 
-    What was set before the first of several blocks comes back with the end of the last one.
-    """
-    global _without, _before
-    with _lock:
-        if not _without:
-            _before = jax.config.values["jax_enable_compilation_cache"]
-            jax.config.update("jax_enable_compilation_cache", False)
-            reset_cache()  # JAX looks when it next compiles
-        _without += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _without -= 1
-            if not _without:
-                jax.config.update("jax_enable_compilation_cache", _before)
-                reset_cache()
+
+#: JAX's compilation cache is off inside a block: its switch is one of the process.
+_without_cache = ProcessWide(_switch_off, _switch)
 
 
 def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:

@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import jax
 
 import ptx_kernels
+from ptx_kernels.file_stamp import file_stamp
 
 from . import compiled
 from .errors import CompiledFileError
@@ -105,8 +105,9 @@ class KeptPrograms:
 
     def _keep(self, path: Path, header: compiled.Header, body: bytes) -> None:
         try:
-            if not _is_regular(path):
-                path.unlink(missing_ok=True)
+            path.unlink(
+                missing_ok=True
+            )  # what cannot be used, which `write` would follow or refuse
             compiled.write(path, header, body)
             found = [(file.lstat(), file) for file in self.folder.glob(f"*{_SUFFIX}")]
             size = 0
@@ -144,12 +145,6 @@ def _listed(arrays: Any) -> list[Any]:
     return [str(tree), *([leaf.shape, str(leaf.dtype)] for leaf in leaves)]
 
 
-def _is_regular(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISREG(path.lstat().st_mode)
-    return False
-
-
 def _say(what: str) -> None:
     loud = jax.config.values["jax_explain_cache_misses"]
     _log.log(logging.WARNING if loud else logging.DEBUG, what)
@@ -160,7 +155,7 @@ def settings(device: jax.Device) -> dict[str, Any]:
     selection = current_selection()._asdict()
     config = {name: repr(v) for name, v in jax.config.values.items() if "cache" not in name}
     variables = {
-        name: [value, _stamp(value)]  # the value may name a file, as of a tuning table
+        name: [value, file_stamp(value)]  # the value may name a file, as of a tuning table
         for name, value in os.environ.items()
         if name.startswith(_VARIABLES)
     }
@@ -207,17 +202,9 @@ def _sources() -> str:
 
 def _sources_have_changed() -> bool:
     """Whether a file of the packages is newer than their import in this process."""
-    stamps = filter(None, map(_stamp, _source_files()))
-    return any(changed > _IMPORTED for _, _, changed in stamps)
-
-
-def _stamp(path: str) -> list[Any] | None:
-    """What changes where a file does; None: there is none."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return [path, found.st_size, found.st_mtime_ns]
+    with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile: it has changed
+        return any(os.stat(path).st_mtime_ns > _IMPORTED for path in _source_files())
+    return True
 
 
 def _digest(said: Any) -> str:

@@ -157,13 +157,6 @@ class _Sampling(Program):
             self.network.placement,
         )
 
-    def _no_logprobs(self, batch: int, capacity: int, vocab_size: int) -> Logprobs | None:
-        if self.way.logprobs is None:
-            return None
-        shape = batch, capacity, min(self.way.logprobs, vocab_size)
-        tokens, likeliest = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
-        return Logprobs(jnp.zeros((batch, capacity), jnp.float32), tokens, likeliest)
-
     def _take(
         self, state: State, parameters: Parameters, logits: jax.Array, cache: PagedCache
     ) -> State:
@@ -235,16 +228,11 @@ class Start(_Sampling):
         logits = decoder.logits(last_tokens(vectors, lengths))
         whole = text if text is not None else Text(_padded(tokens, cache.capacity), lengths)
         vocab_size = decoder.config.vocab_size
-        state = State(
-            cache=cache,
-            token=jnp.zeros(batch, jnp.int32),
-            tokens=jnp.zeros((batch, cache.capacity), jnp.int32),
-            counts=jnp.zeros(batch, jnp.int32),
+        state = dataclasses.replace(
+            _state(self, batch, cache, jnp.zeros),
             finished=lengths == 0,  # rows that only fill up the batch
-            step=jnp.int32(0),
             seen=count_tokens(*whole, vocab_size) if self.way.penalizes else None,
             text=whole.tokens if self.reads_text else None,
-            logprobs=self._no_logprobs(batch, cache.capacity, vocab_size),
             drafting=drafting,
         )
         state = self._take(state, parameters, logits, cache)
@@ -269,8 +257,7 @@ class Start(_Sampling):
 
     def results(self, arguments: tuple[Any, ...]) -> State:
         """The result's shapes and dtypes for arguments, or for their shapes; without drafts."""
-        cache = arguments[3]
-        return _state_shapes(self, len(arguments[1]), cache.capacity, _shapes(cache))
+        return _state(self, len(arguments[1]), _shapes(arguments[3]), jax.ShapeDtypeStruct)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,7 +286,7 @@ class Begin(Start):
 
     def results(self, arguments: tuple[Any, ...]) -> State:
         cache = PagedCache.shapes(*self._cache(len(arguments[1])), **self._options)
-        return _state_shapes(self, len(arguments[1]), cache.capacity, cache)
+        return _state(self, len(arguments[1]), cache, jax.ShapeDtypeStruct)
 
     def _cache(self, batch: int) -> tuple[Config, int, int]:
         return self.network.config, batch, self.capacity
@@ -373,7 +360,7 @@ class Score(Program):
 class Programs:
     """Jitted programs of one model, way of sampling and kind of drafts; each compiles per shape."""
 
-    def __init__(self, network: Network, way: Way = Way(), draft: Draft | None = None) -> None:  # noqa: B008
+    def __init__(self, network: Network, way: Way, draft: Draft | None = None) -> None:
         given = network, way, draft
         self.start, self.loop = Start(*given).jitted(), Loop(*given).jitted()
         self.decode, self.score = Decode(*given).jitted(), Score(network).jitted()
@@ -383,27 +370,26 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def _state_shapes(program: Program, batch: int, capacity: int, cache: PagedCache) -> State:
-    """The State of a program without drafts, which nobody traces to see."""
+def _state(program: Program, batch: int, cache: PagedCache, array: Callable[..., Any]) -> State:
+    """A program's State without drafts, before the first token.
 
-    def array(dtype: Any, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-
-    way, vocab_size = program.way, program.network.config.vocab_size
+    array: (shape, dtype) -> an array of it, `jnp.zeros`; or its description, which nobody traces.
+    """
+    way, vocab_size, rows = program.way, program.network.config.vocab_size, (batch, cache.capacity)
     logprobs = None
     if way.logprobs is not None:
-        likeliest = batch, capacity, min(way.logprobs, vocab_size)
-        of_tokens = array("int32", *likeliest), array("float32", *likeliest)
-        logprobs = Logprobs(array("float32", batch, capacity), *of_tokens)
+        likeliest = *rows, min(way.logprobs, vocab_size)
+        of_tokens = array(likeliest, jnp.int32), array(likeliest, jnp.float32)
+        logprobs = Logprobs(array(rows, jnp.float32), *of_tokens)
     return State(
         cache=cache,
-        token=array("int32", batch),
-        tokens=array("int32", batch, capacity),
-        counts=array("int32", batch),
-        finished=array("bool", batch),
-        step=array("int32"),
-        seen=array("int32", batch, vocab_size) if way.penalizes else None,
-        text=array("int32", batch, capacity) if program.reads_text else None,
+        token=array((batch,), jnp.int32),
+        tokens=array(rows, jnp.int32),
+        counts=array((batch,), jnp.int32),
+        finished=array((batch,), bool),
+        step=array((), jnp.int32),
+        seen=array((batch, vocab_size), jnp.int32) if way.penalizes else None,
+        text=array(rows, jnp.int32) if program.reads_text else None,
         logprobs=logprobs,
     )
 

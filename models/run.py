@@ -104,6 +104,11 @@ def _breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
     return breaks
 
 
+def _settings_of(model: Model) -> str:
+    device, *_ = model.weights[0].devices()
+    return json.dumps(settings(device))
+
+
 def _with_room(sampling: Sampling, row: Row) -> Sampling:
     """As many new tokens as the row's context has room for."""
     room = max(row.room, 1)
@@ -232,6 +237,9 @@ class Run:
         elif isinstance(kind, NextTokens):
             self._weights = model.weights, dict(kind.weights)
         self._types_of_weights = Types(self._weights)
+        # What executables of files depend on besides; of others JAX takes care. It takes longer to
+        # see than a small model's step, so once a call.
+        self._kept_by = None if model.kept is None else (model.kept, _settings_of(model))
         self._samplings, self._way, self._end_ids = samplings, way, end_ids
         self._batch = model.padded_batch(max(len(prompts), filled_to))
         self._lay_out()
@@ -441,19 +449,12 @@ class Run:
         with selected(self._selection), self._model.on_devices(), allowed:
             is_kept = can_be_kept(self._model, program)
             types = self._types_of_weights, Types(arguments[1:])
-            key = program, types, trace_context(), self._kept_by(is_kept)
+            key = program, types, trace_context(), self._kept_by if is_kept else None
             compiled = functools.partial(self._compiled, program, arguments, is_kept)
             ready = self._model.ready.get(key, compiled)
             began = time.perf_counter()
             self._state = ready(*arguments)
         return time.perf_counter() - began
-
-    def _kept_by(self, is_kept: bool) -> Any:
-        """What an executable of `model.kept` depends on besides; of others JAX takes care."""
-        if not is_kept:
-            return None
-        (device,) = self._model.weights[0].devices()
-        return self._model.kept, json.dumps(settings(device))
 
     @seldom_collecting()
     def _compiled(

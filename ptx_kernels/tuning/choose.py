@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..devices import Target, target
+from ..file_stamp import file_stamp
 from ..kernels.family import Rule
 from . import tables
 
@@ -92,22 +93,13 @@ def tables_for(device: Target) -> list[tables.Table]:
       TuningTableError: the user's table is malformed.
     """
     path = os.environ.get(VARIABLE)
-    known = [*([_user_table(path, *_stamp(path))] if path else []), *tables.packaged()]
+    known = [*([_user_table(path, file_stamp(path))] if path else []), *tables.packaged()]
     return [table for table in known if table.is_for(device.name, device.multiprocessors)]
 
 
 @functools.lru_cache(maxsize=16)
-def _user_table(path: str, *_stamp: int) -> tables.Table:
+def _user_table(path: str, _stamp: tuple[int, ...]) -> tables.Table:
     return tables.load(Path(path))
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    """Numbers that change where a file does; none of one that is not there."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 _record: ContextVar[list[Choice] | None] = ContextVar("record", default=None)
