@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import importlib.util
 import io
 import os
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,21 +223,21 @@ def time_models(run: Run) -> None:
     decoded: list[gpu_models.DecodeRate] = []
     prompts: list[gpu_models.PromptRate] = []
 
-    def decode(name: str, model: models.Model, **options: Any) -> None:
+    def measure(what: str, rows: list[Any], rate: Callable[[], Any]) -> None:
         if run.clock.left() <= 0:
-            skipped.append(f"{name}, batch {options.get('batch', 1)}: out of time")
+            skipped.append(f"{what}: out of time")
             return
-        decoded.append(gpu_models.decode_rate(name, model, **options))
-        found.append(decoded[-1].as_dict())
+        rows.append(rate())
+        found.append(rows[-1].as_dict())
         run.save()
 
+    def decode(name: str, model: models.Model, batch: int = 1, **options: Any) -> None:
+        rate = functools.partial(gpu_models.decode_rate, name, model, batch=batch, **options)
+        measure(f"{name}, batch {batch}", decoded, rate)
+
     def prompt(name: str, model: models.Model, tokens: int) -> None:
-        if run.clock.left() <= 0:
-            skipped.append(f"{name}, a prompt of {tokens}: out of time")
-            return
-        prompts.append(gpu_models.prompt_rate(name, model, tokens))
-        found.append(prompts[-1].as_dict())
-        run.save()
+        rate = functools.partial(gpu_models.prompt_rate, name, model, tokens)
+        measure(f"{name}, a prompt of {tokens}", prompts, rate)
 
     if run.options.dry_run:
         small = random_model(gpu_models.SMALL_MODEL)
@@ -244,7 +245,7 @@ def time_models(run: Run) -> None:
         prompt("small, on the CPU", small, 8)
         skipped.append("all others: a dry run")
     else:
-        bandwidth = {"copy_bandwidth": run.results.get("copy_bandwidth")}
+        bandwidth: dict[str, Any] = {"copy_bandwidth": run.results.get("copy_bandwidth")}
         memory_bytes = run.results["device"]["memory_bytes"]
         if memory_bytes < _MODEL_MEMORY:
             needs = f"has {memory_bytes >> 30} GiB, it needs {_MODEL_MEMORY >> 30}"

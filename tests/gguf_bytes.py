@@ -186,10 +186,7 @@ def write_sample(path: Path, tokens: int = 60) -> Path:
     writer.add_tensor("plain.F16", rng.normal(size=7).astype(np.float16))
     brain = (rng.normal(size=(2, 4)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     writer.add_tensor("plain.BF16", brain.view(np.uint8), raw_dtype=Tensor.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    close(writer)
     return path
 
 
@@ -214,3 +211,18 @@ def assert_same_as_ggufs_reader(file: jq.gguf.GGUFFile, path: Path) -> None:
             dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[want.tensor_type.name]
             assert got.dtype == dtype
             assert np.asarray(got).tobytes() == want.data.tobytes(), want.name
+
+
+def write_tensors(writer: gguf.GGUFWriter, tensors: dict[str, np.ndarray]) -> None:
+    """Writes tensors by the gguf package's writer, and closes it."""
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    close(writer)
+
+
+def close(writer: gguf.GGUFWriter) -> None:
+    """Writes what the gguf package's writer was given."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

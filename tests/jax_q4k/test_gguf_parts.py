@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import entry, rewritten, string, write_sample
+from gguf_bytes import entry, rewritten, string, write_sample, write_tensors
 
 import jax_q4k as jq
 
@@ -84,12 +84,7 @@ def test_parts_of_the_gguf_packages_writer_are_read(tmp_path):
     arrays = {f"t{i}": rng.normal(size=(7, 64)).astype(np.float32) for i in range(9)}
     options = {"split_max_tensors": 4, "small_first_shard": True}
     writer = gguf.GGUFWriter(tmp_path / "g.gguf", "llama", **options)
-    for name, array in arrays.items():
-        writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensors(writer, arrays)
     read = jq.gguf.read(tmp_path / "g-00001-of-00004.gguf")
     assert read.header.parts[3].endswith("g-00004-of-00004.gguf")
     assert read.metadata == {"general.architecture": "llama"}

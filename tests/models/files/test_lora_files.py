@@ -7,6 +7,7 @@ import re
 import gguf
 import numpy as np
 import pytest
+from gguf_bytes import write_tensors
 from safetensors.numpy import load_file, save_file
 
 import jax_q4k as jq
@@ -352,15 +353,6 @@ def test_importance_of_other_axes_is_refused(shape, tmp_path):
     message = rf"in_sum2': has shape {re.escape(str(shape))}, expected \(k,\) or \(experts, k\)"
     with pytest.raises(jq.GGUFError, match=message):
         models.read_imatrix(tmp_path / "i.gguf")
-
-
-def write_tensors(writer, tensors):
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_sizes_beside_a_zero_that_no_array_has(tmp_path):
