@@ -151,7 +151,7 @@ def _say(what: str) -> None:
 
 
 def settings(device: jax.Device) -> dict[str, Any]:
-    """What has an effect on tracing or compiling, from outside; JSON."""
+    """Settings outside a program that change its tracing or compiling; JSON."""
     selection = current_selection()._asdict()
     config = {name: repr(v) for name, v in jax.config.values.items() if "cache" not in name}
     variables = {

@@ -87,7 +87,7 @@ def _check_magnitude(get: Fields) -> None:
 
 
 def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
-    """What keys must say that other architectures read."""
+    """Values that keys of other architectures must have."""
     neutral: dict[str, tuple[Any, ...]] = {}
     if not kind.yarn_keys:
         neutral["rope.scaling.yarn_beta_fast"] = (32,)

@@ -28,7 +28,7 @@ class Statement:
 
 
 class Statements:
-    """Those of a test module, in order."""
+    """Statements of a test module, in order."""
 
     def __init__(self) -> None:
         self._by_check: dict[Callable[[], Any], Statement] = {}

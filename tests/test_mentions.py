@@ -1,4 +1,4 @@
-"""What pages mention is there: files, names, arguments, options, modules, variables, extras."""
+"""Pages mention what is there: files, names, arguments, options, modules, variables, extras."""
 
 from __future__ import annotations
 

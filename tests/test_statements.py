@@ -225,7 +225,7 @@ def caches():
     "`models.score` counts all tokens, the end of the text included",
 )
 def perplexity():
-    """Of llama.cpp's `perplexity.cpp`: `count += n_ctx - first - 1`, where `first = n_ctx/2`."""
+    """Count of llama.cpp's perplexity.cpp: `count += n_ctx - first - 1`, `first = n_ctx/2`."""
     model, text = models.load("demo"), "The sea was calm, and the evening came. " * 12
     ids, with_bos = (model.tokenizer.encode(text, add_special=add) for add in (False, True))
     windows, rest = divmod(len(with_bos), 32)
@@ -564,7 +564,7 @@ sys.meta_path.insert(0, Refused())
 
 
 def process(code: str, before: str = PROCESS) -> Any:
-    """What a program in a process of its own prints, JSON."""
+    """JSON that a program in a process of its own prints."""
     command = [sys.executable, "-c", before + textwrap.dedent(code)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -666,7 +666,7 @@ def kernels_alone():
     "`program`, `device`, `versions`, `model` or `shapes`",
 )
 def fields_of_errors():
-    """Those of the docstring that the code's checks are tested against."""
+    """Fields of the docstring that the code's checks are tested against."""
     page = (ROOT / "docs/export.md").read_text()
     shown = quoted(
         " ".join(page.partition("whose `field` says")[2].partition(". Checksums")[0].split())

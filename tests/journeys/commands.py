@@ -20,7 +20,7 @@ PATIENCE = 60
 
 
 def arguments(call: Call) -> list[str]:
-    """Those of `jax-q4k generate`, which writes JSON then."""
+    """Results of `jax-q4k generate`, which writes JSON then."""
     fields = {"temperature": 0, "min_p": 0} | SAMPLINGS[call.sampling]
     fields |= {"max_new_tokens": call.new_tokens, "seed": call.seed}
     given = ["generate", str(path(call.model)), "--json", "--cache-dtype", call.cache_dtype]
@@ -74,7 +74,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What a command that succeeds writes."""
+    """Output of a command that succeeds."""
     try:
         out, notes = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:

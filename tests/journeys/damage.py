@@ -1,4 +1,4 @@
-"""What may stand in the place of a program's file."""
+"""Things that may stand in the place of a program's file."""
 
 from __future__ import annotations
 

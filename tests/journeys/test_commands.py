@@ -50,7 +50,7 @@ def without_the_tests_cache() -> Iterator[None]:
 def command(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Command:
-    """What a command line writes, which succeeds; `lines` are its standard input."""
+    """Output of a command line that succeeds; `lines` are its standard input."""
 
     def run(*given: str, lines: str = "") -> str:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
@@ -88,7 +88,7 @@ def test_one_command_after_another(folder: Path, command: Command) -> None:
 
 
 def test_streams_as_text(folder: Path, command: Command) -> None:
-    """What a command writes without --json."""
+    """Output of a command without --json."""
     given = ("generate", "--demo", "-p", "My dear", "--temperature", "0.8", "--seed", "3", "-n")
     want = command(*given, "90", "--no-cache")
     assert not folder.exists()

@@ -78,7 +78,7 @@ class User(RuleBasedStateMachine):
         return dataclasses.replace(call, prompts=call.prompts[:1])
 
     def with_prefix(self, prompt: Sequence[int], new_tokens: int) -> None:
-        """What is computed of a text is rounded as the whole is with exact pages and products."""
+        """A reused prefix is rounded as the whole is, with exact pages and products."""
         call = dataclasses.replace(
             self.single(self.call),
             prompts=(tuple(prompt),),

@@ -60,7 +60,7 @@ def test_texts_of_growing_and_other_sizes(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_is_left(tmp_path: Path) -> None:
-    """What it left in the prefix and in the folder serves the calls after it."""
+    """Programs in the folder and the prefix's cache serve the calls after it."""
     journey, prefix, call = Journey(tmp_path), models.Prefix(), Call(new_tokens=100)
     pieces = call.pieces(journey.model(call), prefix)
     taken = [next(pieces).token for _ in range(7)]

@@ -96,7 +96,7 @@ def test_messages_that_are_given_stay_as_they_are() -> None:
 
 
 def test_forms_that_depend_on_a_variable() -> None:
-    """What probing with one value has found does not answer for another, nor under another type."""
+    """Probing with one value does not answer for another, nor for another type."""
     template = "{% if typed %}" + TYPED + "{% else %}" + TEXTS + "{% endif %}"
     messages = [{"role": "user", "content": parts("a", "b")}]
     for typed, text in ((False, "a\nb"), (True, "ab"), (0, "a\nb"), (1, "ab"), (False, "a\nb")):

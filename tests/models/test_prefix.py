@@ -160,7 +160,7 @@ def test_a_conversation_whose_answer_is_left() -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_another_implementation_computes_its_own() -> None:
-    """What plain JAX computed of a text is not what the CPU's kernels would have."""
+    """A cache that plain JAX computed is not the one that the CPU's kernels would have."""
     loaded, prefix = model("llama-gqa"), models.Prefix()
     prompt = reference("llama-gqa").prompt.tolist()
     models.generate(loaded, prompt[:20], prefix=prefix, **FIELDS)

@@ -1,4 +1,4 @@
-"""What is made once for each key, and waits where several threads ask for it."""
+"""Values made once for each key; several threads that ask for one wait."""
 
 from __future__ import annotations
 

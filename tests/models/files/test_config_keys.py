@@ -152,7 +152,7 @@ def test_model_types():
 
 
 def test_keys_that_are_read_are_known(monkeypatch):
-    """What describing each case asks for, collected."""
+    """Keys that describing each case asks for, collected."""
     asked, value = set(), json_fields.JSONFields.value
 
     def collecting(self, key, *default):
@@ -240,7 +240,7 @@ def test_both_keys_of_rotary_positions(early, new, outer, message):
 
 
 def test_defaults_of_classes():
-    """What transformers 5.24 takes where a key is missing."""
+    """Defaults of transformers 5.24 for missing keys."""
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     mistral |= {"num_key_value_heads": 2, "max_position_embeddings": 32768}
     assert describe(mistral).config.context_length == 4096

@@ -1,4 +1,4 @@
-"""Which tensor is the output layer: flags of config.json and what the files hold.
+"""Choice of the output layer: flags of config.json and what the files hold.
 
 tests/data/checkpoints/tied.json and tied.npz are transformers 5.24's decisions and logits.
 """
@@ -58,7 +58,7 @@ def test_transformers_decisions(name):
 
 
 def test_every_class_has_a_decision():
-    """Those that are missing share a config class with one that is there, but for Qwen's and
+    """Classes that are missing share a config class with one that is there, but for Qwen's and
     Gemma's, whose defaults were read in transformers' sources."""
     missing = {name: CLASSES[name].tied for name in CLASSES.keys() - CASES["classes"].keys()}
     assert missing == {
@@ -130,7 +130,7 @@ def test_what_is_missing(name, tmp_path):
 
 
 def test_tensors_of_a_class_without_a_head(tmp_path):
-    """As `LlamaModel.save_pretrained` names them, and some folders of `LlamaForCausalLM`."""
+    """Names as `LlamaModel.save_pretrained` writes them, and some folders of `LlamaForCausalLM`."""
     name = "LlamaForCausalLM"
     held = {key.removeprefix("model."): values for key, values in tensors(name).items()}
     assert error(folder(tmp_path, name, held, "False"), name, "head") <= 1e-11
