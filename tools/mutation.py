@@ -2,8 +2,8 @@
 
 Options: `--subjects PATTERN ...`, `--mutants 300`, `--json FILE`.
 
-Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects, one at a time,
-and runs what the tests run: the simulator with all its checks against the exact results, then
+Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/support/subjects, one at a
+time, and runs what the tests run: the simulator with all its checks against the exact results, then
 again under perturbations of what hardware leaves open; and the rule that every float instruction
 states its rounding. A mutant that nothing notices survives. Those that compute the same as the
 kernel do not count: index arithmetic that gives every thread of the launch the same numbers (found
@@ -117,10 +117,10 @@ def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: boo
 
 
 def _subjects() -> ModuleType:
-    """tests/subjects: the tests' folder is no package that could be imported from here."""
+    """Imports tests/support/subjects; the tests' folder is no package of its own."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.insert(0, str(ROOT / "tests"))
-    return importlib.import_module("subjects")
+    return importlib.import_module("support.subjects")
 
 
 def load_subject(label: str):  # type: ignore[no-untyped-def]
@@ -316,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--subjects", nargs="*", default=["*"], help="patterns of labels in tests/subjects"
+        "--subjects", nargs="*", default=["*"], help="patterns of labels in tests/support/subjects"
     )
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "transforms.md"
 HEAD = """\
 # Operations under JAX's transforms
 
-`python -m tools.transforms` writes this page from the tables in `tests/transforms`. \
+`python -m tools.transforms` writes this page from the tables in `tests/support/transforms`. \
 `tests/jax_q4k/test_transforms.py` runs every cell, and fails where one is otherwise.
 
 - **yes**: the results are those of plain JAX on decoded weights in float64.
@@ -28,10 +28,10 @@ HEAD = """\
 
 
 def tables() -> Any:
-    """tests/transforms: the tests' folder is no package that could be imported from here."""
+    """Imports tests/support/transforms; the tests' folder is no package of its own."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.append(str(ROOT / "tests"))
-    return importlib.import_module("transforms.cells")
+    return importlib.import_module("support.transforms.cells")
 
 
 def page() -> str:

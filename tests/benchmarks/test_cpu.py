@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from benchmarks import cpu, random_file
 from jax_q4k import gguf, models, native

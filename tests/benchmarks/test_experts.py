@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from benchmarks import experts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from implementations import needs_native
+from support.implementations import needs_native
 
 from benchmarks import float_products
 from jax_q4k import native, quantizers

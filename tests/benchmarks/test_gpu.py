@@ -7,9 +7,9 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from benchmarks import gpu, gpu_kernels, gpu_questions
 from benchmarks.common import RESULTS
@@ -23,7 +23,6 @@ from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.report import figures
 
-ROOT = Path(__file__).parents[2]
 DRY = ["--dry-run", "--skip", "tests", "questions", "models"]
 
 

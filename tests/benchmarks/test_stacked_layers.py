@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from benchmarks import stacked_layers
 from tools import aot

@@ -13,7 +13,7 @@ def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         static, "cases", lambda: [case for case in CASES if case.family == "append_kv"][:2]
     )
-    # tests/aot compiles the real one
+    # tests/jax_q4k/aot compiles the real one
     monkeypatch.setattr(static, "launches_of_8b_step", lambda: {"launches": 1})
     layer = static.layer_times.LayerTime("8B", "local", 12, 10, 86_000_000, 40e-6, 4e-6)
     monkeypatch.setattr(static.layer_times, "layer_times", lambda: [layer])

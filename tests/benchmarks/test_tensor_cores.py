@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
+
+from support.paths import ROOT
 
 from benchmarks import tensor_cores
 from benchmarks.common import RESULTS
@@ -15,7 +16,7 @@ from ptx_kernels import formats
 from ptx_kernels.devices import target
 from ptx_kernels.kernels.gemm import GemmConfig, fused_gemm_rule, gemm_rule
 
-DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+DOCS = ROOT / "docs" / "kernels.md"
 
 
 def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):

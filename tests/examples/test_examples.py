@@ -2,14 +2,11 @@ import json
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
-from helpers import GOLDEN
+from support.paths import EXAMPLES, GOLDEN
 
 pytestmark = pytest.mark.cpu_kernels
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(monkeypatch, capsys, name, *arguments):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 from examples import kernels
 from jax_q4k import models

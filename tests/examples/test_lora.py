@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers import GOLDEN, nmse
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from examples import lora

@@ -9,17 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN, ROOT
 
 import jax_q4k as jq
 from jax_q4k import models
 
-ROOT = Path(__file__).parents[2]
 PROCESSES, DEVICES = 2, 4  # per process
 TIMEOUT = 240  # seconds
 PROMPT = [1, 5, 9, 2, 7, 11, 3, 4]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import re
 import sys
 
 import numpy as np
 import pytest
+from support.paths import EXAMPLES
 
 from jax_q4k import models
 
 pytestmark = pytest.mark.cpu_kernels
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SETTINGS = [
     "--batch",
     "2",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from instruction_rows import Group, differences, groups
+from support.instruction_rows import Group, differences, groups
 
 from ptx_kernels import driver, simulator
 

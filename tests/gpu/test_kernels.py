@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
 
 from ptx_kernels import driver, formats, simulator
 from ptx_kernels.kernels import KERNELS

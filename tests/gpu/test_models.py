@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import GOLDEN, nmse
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from helpers import nmse
+from support.helpers import nmse
 
 from ptx_kernels import formats
 from ptx_kernels.kernels.operands import random_blocks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import nmse
-from tensor_kernels import STEPS, WARPS, WORDS, load_matrices, pipeline, product
+from support.helpers import nmse
+from support.tensor_kernels import STEPS, WARPS, WORDS, load_matrices, pipeline, product
 
 from ptx_kernels import driver, simulator
 from ptx_kernels.ptx.instructions import f32_to_bf16

@@ -6,7 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-from format_lists import PRODUCTS
+from support.format_lists import PRODUCTS
 
 import jax_q4k as jq
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
 from jax import export
+from support.format_lists import PRODUCTS
 
 import jax_q4k as jq
 

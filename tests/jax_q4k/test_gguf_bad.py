@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Tensor
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import (
+from support.gguf_bytes import (
     array_entry,
     build,
     entry,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_bytes import assert_same_as_ggufs_reader, damage, parse, write_sample
-from helpers import GOLDEN
+from support.gguf_bytes import assert_same_as_ggufs_reader, damage, parse, write_sample
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 

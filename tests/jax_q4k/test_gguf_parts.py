@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import entry, rewritten, string, write_sample, write_tensors
+from support.gguf_bytes import entry, rewritten, string, write_sample, write_tensors
 
 import jax_q4k as jq
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Tensor
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import (
+from support.gguf_bytes import (
     array_entry,
     assert_same_as_ggufs_reader,
     build,
@@ -27,7 +27,7 @@ from gguf_bytes import (
     u32,
     write_sample,
 )
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.gguf.tensor_reader import Blocks, TensorReader

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import assert_same_as_ggufs_reader, write_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.gguf_bytes import assert_same_as_ggufs_reader, write_sample
 
 import jax_q4k as jq
 

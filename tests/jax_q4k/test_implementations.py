@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from implementations import IMPLEMENTATIONS, needs_native
-from oracles import random_planes
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS, needs_native
+from support.oracles import random_planes
 
 import jax_q4k as jq
 from jax_q4k import custom_call

@@ -7,10 +7,10 @@ import importlib
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from jax_q4k import jax_internals
 
-ROOT = Path(__file__).parents[2]
 FILE = Path(jax_internals.__file__)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 import jax_q4k as jq
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import nmse
 from jax.experimental import checkify
+from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k.ops.op import OPS

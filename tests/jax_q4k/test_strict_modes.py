@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import in_64_bit_mode, nmse
-from implementations import NATIVE
+from support.helpers import in_64_bit_mode, nmse
+from support.implementations import NATIVE
 
 import jax_q4k as jq
 from jax_q4k import native

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import NATIVE
 from jax import export
+from support.implementations import NATIVE
 
 import jax_q4k as jq
 

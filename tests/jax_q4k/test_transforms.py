@@ -7,11 +7,11 @@ import re
 
 import jax
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS
-from transforms.cells import LOWERED, RUNS, TOLERANCES, lowered, oracle, results, status
-from transforms.operations import CASES, DTYPES, Refusal
-from transforms.transforms import TRANSFORMS, loss
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
+from support.transforms.cells import LOWERED, RUNS, TOLERANCES, lowered, oracle, results, status
+from support.transforms.operations import CASES, DTYPES, Refusal
+from support.transforms.transforms import TRANSFORMS, loss
 
 import jax_q4k as jq
 from jax_q4k.ops.op import OPS

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

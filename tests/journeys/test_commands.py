@@ -11,8 +11,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from implementations import needs_native
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from support.implementations import needs_native
 
 from jax_q4k import models
 from jax_q4k.models import cli

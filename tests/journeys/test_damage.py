@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from .calls import Call
 from .damage import DAMAGES, programs

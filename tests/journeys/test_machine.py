@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from implementations import needs_native
+from support.implementations import needs_native
 
 from jax_q4k import models
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from jax_q4k import models
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from .amount import JOURNEYS
 from .calls import Call, changed

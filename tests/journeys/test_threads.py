@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from jax_q4k import models
 

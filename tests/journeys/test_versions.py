@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 from jax_q4k import models
 

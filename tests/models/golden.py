@@ -11,7 +11,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from helpers import GOLDEN, nmse
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 

@@ -6,8 +6,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gguf_bytes import damage, parse
-from implementations import needs_native
+from support.gguf_bytes import damage, parse
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import array_entry, damage, entry, parse, rewritten, string, text_entry, u32
+from support.gguf_bytes import array_entry, damage, entry, parse, rewritten, string, text_entry, u32
 from tokenizers import pre_tokenizers
 
 import jax_q4k as jq

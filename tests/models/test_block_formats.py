@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import GOLDEN, TESTS, nmse
+from support.helpers import nmse
+from support.paths import GOLDEN, TESTS
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.models import chat, tokenizer

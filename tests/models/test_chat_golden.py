@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 from jax_q4k.models import chat
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from gguf_bytes import rewritten, text_entry
-from helpers import GOLDEN
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
+from support.gguf_bytes import rewritten, text_entry
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import current_selection, models

@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from gguf_bytes import rewritten, text_entry
+from support.gguf_bytes import rewritten, text_entry
 
 from jax_q4k import models
 from jax_q4k.models import cli

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_bytes import float_entry, rewritten, text_entry
+from support.gguf_bytes import float_entry, rewritten, text_entry
 
 from jax_q4k import models
 from jax_q4k.models import cli

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
+from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import DATA
 
 import jax_q4k as jq
 from jax_q4k import models
 
 pytestmark = pytest.mark.cpu_kernels
 
-DATA = Path(__file__).parents[1] / "data"
 CARD = models.demo_path().with_suffix(".md")
 EXCERPT = (
     DATA / "persuasion.txt"

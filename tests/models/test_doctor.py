@@ -6,7 +6,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import environment, native

@@ -5,10 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from implementations import needs_native
+from support.helpers import nmse
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -6,7 +6,8 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from helpers import GOLDEN, nmse
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import Selection, current_selection, models

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import pytest
-from helpers import nmse
-from implementations import needs_native
+from support.helpers import nmse
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import tokenizers
-from helpers import GOLDEN, TESTS
+from support.paths import GOLDEN, TESTS
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 
 import jax_q4k as jq

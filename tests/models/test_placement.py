@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from helpers import GOLDEN, nmse
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import GOLDEN, nmse
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GOLDEN, in_64_bit_mode
-from implementations import NATIVE
+from support.helpers import in_64_bit_mode
+from support.implementations import NATIVE
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models, native

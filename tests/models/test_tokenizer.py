@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import GOLDEN
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.paths import GOLDEN
 from tokenizers import pre_tokenizers
 
 import jax_q4k as jq

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import tokenizers
-from helpers import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

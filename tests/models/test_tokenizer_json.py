@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 from gguf.constants import TokenType
-from helpers import GOLDEN
+from support.paths import GOLDEN
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import models as bpe
 

@@ -6,15 +6,13 @@ import dataclasses
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from ptx_kernels import __main__ as cli
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.matvec import preset_cases
-
-ROOT = Path(__file__).parents[2]
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from format_lists import EIGHTS
+from support.format_lists import EIGHTS
+from support.paths import DATA, ROOT
 
 from ptx_kernels.kernels import CASES, KERNELS, Case
 from ptx_kernels.kernels.gemm import GemmConfig
 
-GOLDEN = Path(__file__).parent.parent / "data" / "ptx"
+GOLDEN = DATA / "ptx"
 _HALVES = dict(format="Q4_K", n=32, columns=512, m=16, config=GemmConfig(1, 1, 2, 16, 2, "f16"))
 #: Each family's first case, and gemm's other products; no code books of thousands of words.
 REVIEWED = {
@@ -52,7 +52,7 @@ def test_text_does_not_depend_on_the_process():
         subprocess.run(
             [sys.executable, "-c", script],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             check=True,

@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from subjects import Subject, attention_subject, decode_subject, matvec_subject, quantize_subject
+from support.subjects import (
+    Subject,
+    attention_subject,
+    decode_subject,
+    matvec_subject,
+    quantize_subject,
+)
 
 from ptx_kernels.kernels.matvec import MatvecConfig
 from ptx_kernels.simulator import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from subjects import SUBJECTS, subject
+from support.subjects import SUBJECTS, subject
 
 from ptx_kernels import simulator
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from subjects import SUBJECTS, subject
+from support.subjects import SUBJECTS, subject
 
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.simulate import simulate

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from support.paths import ROOT
 
 griffe = pytest.importorskip("griffe", reason="griffe is of the extra docs")
 
@@ -54,10 +53,9 @@ def test_other_docstrings_stay():
 
 def test_griffe_reads_every_parameter_of_the_public_operations():
     """An argument that its function lacks is a warning, which `make docs` takes for an error."""
-    root = Path(__file__).parents[2]
-    extensions = griffe.load_extensions(str(root / "tools" / "docstrings.py"))
+    extensions = griffe.load_extensions(str(ROOT / "tools" / "docstrings.py"))
     package = griffe.load(
-        "jax_q4k", extensions=extensions, docstring_parser="google", search_paths=[root]
+        "jax_q4k", extensions=extensions, docstring_parser="google", search_paths=[ROOT]
     )
     function = package["ops.paged_attention.paged_attention"]
     (described,) = [s for s in function.docstring.parsed if s.kind.value == "parameters"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from subjects import SUBJECTS, subject
+from support.subjects import SUBJECTS, subject
 
 from ptx_kernels.ptx import Kernel
 from tools import mutation

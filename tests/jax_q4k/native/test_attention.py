@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from helpers import nmse
+from support import oracles
+from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k.ops import causal_attention

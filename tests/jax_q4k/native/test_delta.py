@@ -1,12 +1,12 @@
 """The gated delta rule by the CPU's kernels, with every instruction set at hand."""
 
-import delta_nets
 import jax
 import numpy as np
 import pytest
-from delta_nets import EPS
-from helpers import nmse
-from implementations import needs_native
+from support import delta_nets
+from support.delta_nets import EPS
+from support.helpers import nmse
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import native

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import jax
 import jax.numpy as jnp
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import native

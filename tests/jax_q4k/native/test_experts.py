@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from implementations import needs_native
-from oracles import gated
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.implementations import needs_native
+from support.oracles import gated
 
 import jax_q4k as jq
 from jax_q4k import native

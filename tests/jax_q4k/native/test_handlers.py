@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import needs_native
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import native

@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from oracles import gated
+from support import oracles
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.oracles import gated
 
 import jax_q4k as jq
 from jax_q4k import QuantizedArray

@@ -8,10 +8,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from helpers import nmse
-from implementations import needs_native
+from support import oracles
+from support.helpers import nmse
+from support.implementations import needs_native
 
 import jax_q4k as jq
 

@@ -3,10 +3,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS
+from support import oracles
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 

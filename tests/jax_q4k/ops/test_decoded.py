@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
+from support.helpers import nmse
 
 import jax_q4k as jq
 from ptx_kernels import formats, tuning

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import IMPLEMENTATIONS
+from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels import formats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import nmse
+from support.helpers import nmse
 
 from ..cases import CASES, CONTIGUOUS, PAGES, RING, SCALES, STATE, ramp
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS, NATIVE
-from oracles import dequantized, gated, quantized, rms_norm_oracle
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS, NATIVE
+from support.oracles import dequantized, gated, quantized, rms_norm_oracle
 
 import jax_q4k as jq
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import NATIVE, needs_native
+from support.helpers import nmse
+from support.implementations import NATIVE, needs_native
 
 import jax_q4k as jq
 from jax_q4k.ops.float_matmul import MAX_F32_ROWS

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import gated_delta_rule as rule_oracle
-from oracles import gated_delta_step as step_oracle
+from support.helpers import nmse
+from support.oracles import gated_delta_rule as rule_oracle
+from support.oracles import gated_delta_step as step_oracle
 
 import jax_q4k as jq
 

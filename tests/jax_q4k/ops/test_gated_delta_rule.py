@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 
-import delta_nets
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS, NATIVE
+from support import delta_nets
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS, NATIVE
 
 import jax_q4k as jq
 from jax_q4k.ops.gated_delta_rule import CHUNK, FEW, chunked, stepwise

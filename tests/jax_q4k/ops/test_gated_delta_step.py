@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import delta_nets
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from delta_nets import EPS
-from helpers import nmse
-from implementations import IMPLEMENTATIONS, NATIVE
+from support import delta_nets
+from support.delta_nets import EPS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS, NATIVE
 
 import jax_q4k as jq
 

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k.ops import backends

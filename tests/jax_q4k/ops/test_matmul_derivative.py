@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from implementations import IMPLEMENTATIONS
 from jax.test_util import check_grads
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from tools import aot

@@ -5,9 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from helpers import nmse
+from support import oracles
+from support.helpers import nmse
 
 import jax_q4k as jq
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS
+from support import oracles
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels.kernels.attention import rules

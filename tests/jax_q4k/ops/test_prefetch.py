@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from implementations import NATIVE
+from support.implementations import NATIVE
 
 import jax_q4k as jq
 from jax_q4k.ops.prefetch import MOST_ROWS

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels.kernels.rms_norm import MAX_COLUMNS

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 

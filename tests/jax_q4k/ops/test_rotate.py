@@ -2,9 +2,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import IMPLEMENTATIONS, needs_native
-from oracles import rotated
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS, needs_native
+from support.oracles import rotated
 
 import jax_q4k as jq
 from jax_q4k import native, rotate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
+from support.helpers import nmse
 
 import jax_q4k as jq
 

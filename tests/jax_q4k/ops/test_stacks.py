@@ -10,9 +10,9 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from implementations import IMPLEMENTATIONS, NATIVE, needs_native
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS, NATIVE, needs_native
 
 import jax_q4k as jq
 from ptx_kernels import formats

@@ -7,7 +7,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from helpers import nmse
+from support.helpers import nmse
 
 from jax_q4k.quantizers import affine
 

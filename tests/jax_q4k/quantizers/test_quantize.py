@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import gguf
 import jax
@@ -11,22 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
-from helpers import nmse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from support.helpers import nmse
+from support.paths import DATA
 
 import jax_q4k as jq
 from jax_q4k import quantizers
 from jax_q4k.quantizers import CHUNK
 from ptx_kernels import formats
 
-DATA = Path(__file__).parents[2] / "data" / "quantize"
+QUANTIZE = DATA / "quantize"
 # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
-GGML = np.load(DATA / "ggml.npz")
+GGML = np.load(QUANTIZE / "ggml.npz")
 # relative, of ggml's quantizers there
-GGML_RMSE = json.loads((DATA / "ggml_rmse.json").read_text())
-RMSE = json.loads((DATA / "rmse.json").read_text())  # and of these quantizers, when last recorded
+GGML_RMSE = json.loads((QUANTIZE / "ggml_rmse.json").read_text())
+RMSE = json.loads(
+    (QUANTIZE / "rmse.json").read_text()
+)  # and of these quantizers, when last recorded
 KINDS = ["normal", "laplace", "heavy", "offset", "tiny", "sparse", "onesided"]
 FORMATS = list(quantizers.names())
 SEARCHED = [name for name in FORMATS if name != "Q8_0"]

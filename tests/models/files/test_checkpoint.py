@@ -14,8 +14,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GOLDEN, nmse
 from safetensors.numpy import load_file, save_file
+from support.helpers import nmse
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

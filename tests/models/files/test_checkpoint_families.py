@@ -13,8 +13,9 @@ import re
 
 import numpy as np
 import pytest
-from helpers import GOLDEN, TESTS, nmse
-from implementations import needs_native
+from support.helpers import nmse
+from support.implementations import needs_native
+from support.paths import GOLDEN, TESTS
 
 import jax_q4k as jq
 from jax_q4k import models

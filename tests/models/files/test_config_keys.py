@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.models import json_fields

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import array_entry, entry, rewritten, u64
+from support.gguf_bytes import array_entry, entry, rewritten, u64
 
 import jax_q4k as jq
 from jax_q4k import models

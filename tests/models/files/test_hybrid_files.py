@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from helpers import nmse
-from implementations import needs_native
+from support.helpers import nmse
+from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import GOLDEN
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

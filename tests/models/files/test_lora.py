@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
 from safetensors.numpy import save_file
+from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -7,8 +7,8 @@ import re
 import gguf
 import numpy as np
 import pytest
-from gguf_bytes import write_tensors
 from safetensors.numpy import load_file, save_file
+from support.gguf_bytes import write_tensors
 
 import jax_q4k as jq
 from jax_q4k import models
@@ -380,7 +380,7 @@ def test_experts_and_tied_outputs_are_refused(tmp_path):
 
 def test_a_damaged_file(tmp_path):
     """Any change gives a typed error or an adapter."""
-    from gguf_bytes import damage
+    from support.gguf_bytes import damage
 
     given, rng = model("llama-gqa"), np.random.default_rng(0)
     file = write_gguf(tmp_path / "a.gguf", given, random_pairs(given, ("attn_q",)))

@@ -9,8 +9,9 @@ import json
 
 import numpy as np
 import pytest
-from helpers import GOLDEN, nmse
-from implementations import needs_native
+from support.helpers import nmse
+from support.implementations import needs_native
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Tensor
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import ALIGNMENT, build, entry, tensor, text_entry, u32
-from helpers import TESTS, nmse
+from support.gguf_bytes import ALIGNMENT, build, entry, tensor, text_entry, u32
+from support.helpers import nmse
+from support.paths import TESTS
 
 import jax_q4k as jq
 from jax_q4k import models, quantizers

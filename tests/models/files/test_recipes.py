@@ -9,10 +9,10 @@ random models of many architectures, and of its mixtures: shape and type of each
 """
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.paths import DATA
 
 import jax_q4k as jq
 from jax_q4k.models.config import Config
@@ -21,7 +21,6 @@ from jax_q4k.models.tensors import expected_tensors
 
 from ..golden import NAMES, path
 
-DATA = Path(__file__).parents[2] / "data"
 CASES = json.loads((DATA / "recipes.json").read_text())
 ARCHITECTURES = json.loads((DATA / "recipes_of_architectures.json").read_text())
 

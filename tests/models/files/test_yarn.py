@@ -11,8 +11,9 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import TESTS, nmse
-from implementations import needs_native
+from support.helpers import nmse
+from support.implementations import needs_native
+from support.paths import TESTS
 
 import jax_q4k as jq
 from jax_q4k import models

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import gated
+from support.helpers import nmse
+from support.oracles import gated
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.activation import GATES, sigmoid, softplus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import int8_vectors, stored
+from support.oracles import int8_vectors, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.append_kv import append_kv

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import bf16_parts
-from oracles import causal_attention as oracle
-from subjects import causal_subject
+from support.helpers import nmse
+from support.oracles import bf16_parts
+from support.oracles import causal_attention as oracle
+from support.subjects import causal_subject
 
 from ptx_kernels import simulator
 from ptx_kernels.devices import DEVICES, target

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_runs import run, simulate
-from helpers import nmse
-from oracles import stored
+from support.attention_runs import run, simulate
+from support.helpers import nmse
+from support.oracles import stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.attention import PagedAttentionConfig, leaves_f16, paged_attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import half_rows, loaded, random_planes, stored
+from support.oracles import half_rows, loaded, random_planes, stored
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.decode import decode

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from assembled import spilled
-from format_lists import PRODUCTS
-from subjects.experts import (
+from support.assembled import spilled
+from support.format_lists import PRODUCTS
+from support.subjects.experts import (
     EXPERTS,
     IDS,
     expert_gated_subject,

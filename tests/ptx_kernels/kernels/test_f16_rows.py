@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import half_rows, loaded, rms_norm_oracle, stored
+from support.helpers import nmse
+from support.oracles import half_rows, loaded, rms_norm_oracle, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.activation import GATES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from oracles import random_planes, weights
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.oracles import random_planes, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.devices import target

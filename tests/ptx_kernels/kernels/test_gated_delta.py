@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import gated_delta_rule as rule_oracle
-from oracles import gated_delta_step as step_oracle
+from support.helpers import nmse
+from support.oracles import gated_delta_rule as rule_oracle
+from support.oracles import gated_delta_step as step_oracle
 
 from ptx_kernels import simulator
 from ptx_kernels.devices import target

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import dequantized, gated, half_operands, quantized, random_planes, weights
+from support.helpers import nmse
+from support.oracles import dequantized, gated, half_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.devices import target

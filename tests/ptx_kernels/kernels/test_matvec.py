@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from format_lists import PRODUCTS
-from helpers import nmse
-from oracles import activation_operands, quantized, random_planes, weights
+from support.format_lists import PRODUCTS
+from support.helpers import nmse
+from support.oracles import activation_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, matvec, matvec_rule

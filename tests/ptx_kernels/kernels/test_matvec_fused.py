@@ -11,8 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import activation_operands, gated, quantized, random_planes, rms_norm_oracle, weights
+from support.helpers import nmse
+from support.oracles import (
+    activation_operands,
+    gated,
+    quantized,
+    random_planes,
+    rms_norm_oracle,
+    weights,
+)
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracles import bf16_parts, loaded
-from subjects import piece_subject
-from subjects.pages import cached, page_operands
+from support.oracles import bf16_parts, loaded
+from support.subjects import piece_subject
+from support.subjects.pages import cached, page_operands
 
 from ptx_kernels import simulator
 from ptx_kernels.devices import DEVICES, REFERENCE, target

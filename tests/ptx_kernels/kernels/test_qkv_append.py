@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import random_planes, rms_norm_oracle, rotated, stored, weights
+from support.helpers import nmse
+from support.oracles import random_planes, rms_norm_oracle, rotated, stored, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, qkv_append_matvec, qkv_matvec

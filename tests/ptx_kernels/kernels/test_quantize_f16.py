@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import half_operands, loaded, stored
+from support.oracles import half_operands, loaded, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.quantize_f16 import quantize_f16

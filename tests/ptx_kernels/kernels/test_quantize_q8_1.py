@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import loaded, quantized, stored
+from support.oracles import loaded, quantized, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.quantize_q8_1 import QuantizeConfig, quantize_q8_1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import half_operands, quantized, rms_norm_oracle
+from support.helpers import nmse
+from support.oracles import half_operands, quantized, rms_norm_oracle
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm, rms_norm_rule

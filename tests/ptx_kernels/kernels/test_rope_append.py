@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import nmse
-from oracles import int8_vectors, loaded, rms_norm_oracle, rotated, stored
+from support.helpers import nmse
+from support.oracles import int8_vectors, loaded, rms_norm_oracle, rotated, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.rope_append import rope_append

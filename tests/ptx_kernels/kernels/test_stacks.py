@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from assembled import spilled
-from format_lists import PRODUCTS
-from oracles import half_operands, quantized, random_planes
+from support.assembled import spilled
+from support.format_lists import PRODUCTS
+from support.oracles import half_operands, quantized, random_planes
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels import CASES, KERNELS

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_runs import run, sectors, simulate
-from helpers import nmse
-from oracles import attention, int8_vectors, stored
+from support.attention_runs import run, sectors, simulate
+from support.helpers import nmse
+from support.oracles import attention, int8_vectors, stored
 
 from ptx_kernels.kernels.attention import (
     PagedAttentionConfig,

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from assembled import spilled
-from format_lists import PRODUCTS
+from support.assembled import spilled
+from support.format_lists import PRODUCTS
 
 from ptx_kernels import formats
 from ptx_kernels.devices import target

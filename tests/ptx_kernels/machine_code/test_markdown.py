@@ -6,15 +6,15 @@ Its tables have the rows they should.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.machine_code import markdown
 
-DOCS = Path(__file__).parents[3] / "docs" / "kernels.md"
+DOCS = ROOT / "docs" / "kernels.md"
 ADVICE = "python -m ptx_kernels report --markdown docs/kernels.md [--family F] writes the tables"
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import re
 
 import pytest
-from assembled import assemble_each
+from support.assembled import assemble_each
 
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.machine_code import ptxas

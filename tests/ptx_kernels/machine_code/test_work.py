@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from format_lists import PRODUCTS
+from support.format_lists import PRODUCTS
 
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.attention import PagedAttentionConfig

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from instruction_rows import Group, differences, extended, groups, narrow
+from support.instruction_rows import Group, differences, extended, groups, narrow
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels import CASES, KERNELS

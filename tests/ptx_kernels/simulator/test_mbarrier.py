@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tensor_kernels import STEPS, WORDS, pipeline
+from support.tensor_kernels import STEPS, WORDS, pipeline
 
 from ptx_kernels import simulator
 from ptx_kernels.machine_code.ptxas import assemble

@@ -9,8 +9,8 @@ import re
 
 import numpy as np
 import pytest
-from helpers import nmse
-from tensor_kernels import WARPS, load_matrices, product
+from support.helpers import nmse
+from support.tensor_kernels import WARPS, load_matrices, product
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Builder, KernelError, bf16, f16, f32, kernel, s8, s32, u8, u32

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import DATA
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx.instructions import bf16_to_f32
 from ptx_kernels.simulator import DeviceBuffer
 
-CUDA = Path(__file__).parents[2] / "data" / "cuda"
+CUDA = DATA / "cuda"
 RNG = np.random.default_rng(7)
 SPECIAL = np.array(
     [

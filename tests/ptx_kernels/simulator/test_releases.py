@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from support.paths import DATA
 
 from ptx_kernels import simulator
 from ptx_kernels.simulator import GlobalRace, SharedRace, SimulationError
 
 from .ptx_text import module
 
-CUDA = Path(__file__).parents[2] / "data" / "cuda"
+CUDA = DATA / "cuda"
 BLOCKS, THREADS = 5, 64
 
 #: Every thread leaves a word in y, thread 0 counts its block in z[0]; the block that comes last

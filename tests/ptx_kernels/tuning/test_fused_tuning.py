@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from assembled import spilled
+from support.assembled import spilled
 
 from ptx_kernels.devices import DEVICES, target
 from ptx_kernels.formats import get, names

@@ -7,9 +7,9 @@ Delta nets beside attention, windowed beside global layers, and latent attention
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from jax_q4k import models
 from jax_q4k.models.config import Config
@@ -26,7 +26,7 @@ from tools.thunks import Array
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs/performance.md"
+DOCUMENT = ROOT / "docs/performance.md"
 
 
 @dataclasses.dataclass(frozen=True)

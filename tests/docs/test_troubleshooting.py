@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from tools import snippets
 
-ROOT = Path(__file__).parents[1]
 PAGE = "docs/troubleshooting.md"
 #: Characters of a message's longest piece: shorter ones say nothing.
 SHORTEST = 7

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.paths import ROOT
 
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
 from tools import snippets
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 CHECKPOINT = ROOT / "tests" / "data" / "checkpoints" / "llama"
 
@@ -47,7 +47,7 @@ def sections() -> list:
     found = []
     for page in snippets.pages():
         if page == "README.md":
-            continue  # tests/test_readme.py
+            continue  # tests/docs/test_readme.py
         code: dict[str, str] = {}
         for block in snippets.blocks(page):
             if block.language == "python" and not block.not_run:

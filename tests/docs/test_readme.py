@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-REPOSITORY = Path(__file__).parent.parent
+from support.paths import ROOT
 
 
 def snippets() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def test_snippets(tmp_path):
@@ -26,6 +25,6 @@ def test_snippets(tmp_path):
 
 
 def test_links():
-    text = (REPOSITORY / "README.md").read_text()
+    text = (ROOT / "README.md").read_text()
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
-        assert (REPOSITORY / target).exists(), target
+        assert (ROOT / target).exists(), target

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from format_lists import EIGHTS
-from helpers import GOLDEN, nmse
-from implementations import IMPLEMENTATIONS
-from oracles import activation_operands, dequantized, quantized, random_planes, weights
+from support.format_lists import EIGHTS
+from support.helpers import nmse
+from support.implementations import IMPLEMENTATIONS
+from support.oracles import activation_operands, dequantized, quantized, random_planes, weights
+from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.native import calls

@@ -8,13 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-TESTS = Path(__file__).parent
-GOLDEN = TESTS / "data" / "golden"
+from .paths import ROOT, TESTS
 
 
 def nmse(got, want) -> float:
@@ -39,9 +37,8 @@ def in_64_bit_mode(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     call = f"helpers.called({function.__module__!r}, {function.__name__!r}, {arguments!r})"
     done = subprocess.run(
-        [sys.executable, "-c", f"import helpers; print({call})"],
-        env=os.environ
-        | {"JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+        [sys.executable, "-c", f"from support import helpers; print({call})"],
+        env=os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,
     )

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from oracles import (
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.gemm import GemmConfig, gemm
+from ptx_kernels.kernels.gemm.gemm import tile_count
+from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, mixture_matvec
+from ptx_kernels.kernels.route import Routing, route
+from ptx_kernels.kernels.router import RouterConfig, router
+from support.oracles import (
     activation_operands,
     dequantized,
     gated,
@@ -12,13 +19,6 @@ from oracles import (
     rms_norm_oracle,
     weights,
 )
-
-from ptx_kernels import formats, simulator
-from ptx_kernels.kernels.gemm import GemmConfig, gemm
-from ptx_kernels.kernels.gemm.gemm import tile_count
-from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, mixture_matvec
-from ptx_kernels.kernels.route import Routing, route
-from ptx_kernels.kernels.router import RouterConfig, router
 
 from .base import Subject, rng_of
 

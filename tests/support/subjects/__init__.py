@@ -13,8 +13,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from format_lists import PRODUCTS
-
 from ptx_kernels.kernels.attention import (
     CausalAttentionConfig,
     MergeConfig,
@@ -23,6 +21,7 @@ from ptx_kernels.kernels.attention import (
 from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStepConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from support.format_lists import PRODUCTS
 
 from .attention import (
     attention_subject,

@@ -23,7 +23,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from rich.console import Console
-from statements import ROOT, Statements, quoted, table
+from support.statements import ROOT, Statements, quoted, table
 
 import jax_q4k as jq
 from jax_q4k import compiled, gguf, models, native, quantizers

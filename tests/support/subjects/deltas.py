@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from oracles import gated_delta_rule as rule_oracle
-from oracles import gated_delta_step as step_oracle
 
 from ptx_kernels.kernels.gated_delta import (
     GatedDeltaRuleConfig,
@@ -12,6 +10,8 @@ from ptx_kernels.kernels.gated_delta import (
     gated_delta_rule,
     gated_delta_step,
 )
+from support.oracles import gated_delta_rule as rule_oracle
+from support.oracles import gated_delta_step as step_oracle
 
 from .base import Subject, rng_of
 

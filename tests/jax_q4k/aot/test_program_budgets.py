@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from program_budgets import BUDGETS, KILOBYTES_AHEAD, LOAD_TO_USE, Limits
+from support.program_budgets import BUDGETS, KILOBYTES_AHEAD, LOAD_TO_USE, Limits
 
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.machine_code.accesses import accesses

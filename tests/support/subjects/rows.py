@@ -5,7 +5,14 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from oracles import (
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.decode import decode
+from ptx_kernels.kernels.f16_rows import F16RowsConfig, f16_rows
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
+from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+from support.oracles import (
     half_operands,
     half_rows,
     loaded,
@@ -14,13 +21,6 @@ from oracles import (
     rms_norm_oracle,
     stored,
 )
-
-from ptx_kernels import formats, simulator
-from ptx_kernels.kernels.decode import decode
-from ptx_kernels.kernels.f16_rows import F16RowsConfig, f16_rows
-from ptx_kernels.kernels.quantize_f16 import quantize_f16
-from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
-from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
 
 from .base import Subject, rng_of
 

@@ -15,6 +15,7 @@ from typing import Any
 import huggingface_hub.constants
 import jax
 import pytest
+from support.paths import ROOT
 
 import jax_q4k as jq
 import ptx_kernels
@@ -24,7 +25,6 @@ from ptx_kernels import simulator, tuning
 from ptx_kernels.kernels import KERNELS
 from tools import snippets
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("ptx_kernels/ptx", "ptx_kernels/simulator", "ptx_kernels/tuning", "jax_q4k/native")
 PAGES = [
     *snippets.pages(),

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from statements import ROOT, Statements, quoted, table
+from support.statements import ROOT, Statements, quoted, table
 
 import jax_q4k as jq
 from jax_q4k import models

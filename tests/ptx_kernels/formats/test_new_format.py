@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.paths import ROOT
+
 PARTS = ROOT / "tests" / "data" / "new_format"
 
 ONE_SET_OF_KERNELS = """

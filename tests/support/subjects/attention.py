@@ -6,17 +6,6 @@ import functools
 from typing import Any
 
 import numpy as np
-from oracles import (
-    attention,
-    bf16_parts,
-    dequantized,
-    loaded,
-    quantized,
-    stored,
-)
-from oracles import (
-    causal_attention as causal_oracle,
-)
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.attention import (
@@ -28,6 +17,17 @@ from ptx_kernels.kernels.attention import (
     merge_attention,
     paged_attention,
     split_keys,
+)
+from support.oracles import (
+    attention,
+    bf16_parts,
+    dequantized,
+    loaded,
+    quantized,
+    stored,
+)
+from support.oracles import (
+    causal_attention as causal_oracle,
 )
 
 from .base import Subject, rng_of

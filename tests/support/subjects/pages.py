@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from oracles import (
+
+from ptx_kernels.kernels.append_kv import append_kv
+from ptx_kernels.kernels.rope_append import rope_append
+from support.oracles import (
     int8_vectors,
     rms_norm_oracle,
     rotated,
     stored,
 )
-
-from ptx_kernels.kernels.append_kv import append_kv
-from ptx_kernels.kernels.rope_append import rope_append
 
 from .base import Subject, rng_of
 

@@ -6,16 +6,6 @@ import functools
 from dataclasses import replace
 
 import numpy as np
-from oracles import (
-    activation_operands,
-    dequantized,
-    gated,
-    half_operands,
-    quantized,
-    random_planes,
-    rotated,
-    weights,
-)
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.gemm import GemmConfig, gated_gemm, gemm, qkv_gemm
@@ -28,6 +18,16 @@ from ptx_kernels.kernels.matvec import (
     qkv_matvec,
 )
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+from support.oracles import (
+    activation_operands,
+    dequantized,
+    gated,
+    half_operands,
+    quantized,
+    random_planes,
+    rotated,
+    weights,
+)
 
 from .base import Subject, rng_of
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from helpers import nmse
-from oracles import (
-    loaded,
-)
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Kernel
+from support.helpers import nmse
+from support.oracles import (
+    loaded,
+)
 
 _OPEN = re.compile(r"\.approx\.|\bmma\.[^;]*\.f32|\b(?:atom|red)\.[^;]*add\.f32")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from oracles import attention, int8_vectors, loaded, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.attention import PagedAttentionConfig, merge_attention, paged_attention
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.simulator.traffic import total
+from support.oracles import attention, int8_vectors, loaded, stored
 
 _DEFAULT = PagedAttentionConfig()
 
