@@ -73,6 +73,11 @@ def _keep_compiled_programs(config: pytest.Config) -> None:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Ids that name their parameters: `rows=4-causal=True`."""
+    return f"{argname}={val}" if isinstance(val, int | float | complex | None) else None
+
+
 def pytest_collection_finish() -> None:
     """Python's collector leaves what was imported alone, and comes a tenth as often.
 

@@ -1,0 +1,71 @@
+"""Mutants of source files, and how some of them are chosen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replaces the text between two (line, column) places; lines count from 1, columns from 0."""
+
+    start: tuple[int, int]
+    end: tuple[int, int]
+    text: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug: `before` becomes `after` at `path:line`.
+
+    `edits` contain `{id}` where the number of the mutant goes: they keep the original code beside
+    the mutated, and a call decides at run time which one counts.
+    """
+
+    operator: str
+    path: str
+    line: int
+    before: str
+    after: str
+    edits: tuple[Edit, ...]
+
+    def overlaps(self, other: Mutant) -> bool:
+        (a, b), (c, d) = self._range(), other._range()
+        return self.path == other.path and (a == c or (a < d and c < b))
+
+    def _range(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return min(edit.start for edit in self.edits), max(edit.end for edit in self.edits)
+
+
+def draw(found: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
+    """Chooses `count` mutants that do not overlap, one operator after the other, by `seed`."""
+    rng = random.Random(seed)
+    by_operator: dict[str, list[Mutant]] = {}
+    for mutant in found:
+        by_operator.setdefault(mutant.operator, []).append(mutant)
+    for mutants in by_operator.values():
+        rng.shuffle(mutants)
+    chosen: list[Mutant] = []
+    while len(chosen) < count and any(by_operator.values()):
+        for mutants in by_operator.values():
+            while mutants and len(chosen) < count:
+                mutant = mutants.pop()
+                if not any(mutant.overlaps(other) for other in chosen):
+                    chosen.append(mutant)
+                    break
+    return chosen
+
+
+def apply(text: str, mutants: Sequence[tuple[int, Mutant]]) -> str:
+    """Plants the mutants, given with their numbers, into the text of their file."""
+    lines = text.split("\n")
+    edits = [(edit, number) for number, mutant in mutants for edit in mutant.edits]
+    for edit, number in sorted(edits, key=lambda pair: (pair[0].start, pair[0].end), reverse=True):
+        (first, left), (last, right) = edit.start, edit.end
+        whole = "\n".join(lines[first - 1 : last])
+        tail = len(lines[last - 1]) - right
+        new = whole[:left] + edit.text.replace("{id}", str(number)) + whole[len(whole) - tail :]
+        lines[first - 1 : last] = new.split("\n")
+    return "\n".join(lines)
