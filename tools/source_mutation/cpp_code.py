@@ -77,7 +77,8 @@ def mutants(path: str, text: str) -> Iterator[Mutant]:
                 yield _mutant("function", path, line, at[1], other, Edit(*span, now))
         if at := _STATEMENT.match(code):
             place = (number, len(at[1]))
-            edit = Edit(place, place, "if (!jax_q4k_mutant::on({id})) ")
+            # with an else of its own: one may follow that belongs to an `if` above
+            edit = Edit(place, place, "if (jax_q4k_mutant::on({id})) {} else ")
             yield _mutant("statement", path, line, code.strip(), ";", edit)
 
 
