@@ -8,11 +8,17 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import tiers
 
 from ptx_kernels import driver
+from ptx_kernels.machine_code import disk_cache
+
+_LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 @functools.cache
@@ -35,12 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the golden files under tests/data from what the code gives now",
     )
-    parser.addoption(
-        "--every-cell",
-        action="store_true",
-        help="run all of JAX's transforms with each implementation and dtype of activations, and"
-        " twenty perturbations of every kernel instead of three",
-    )
+    tiers.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # test processes share it
     _have_devices(8)
     _keep_compiled_programs(config)
+    _keep_machine_code(config)
 
 
 def _have_devices(count: int) -> None:
@@ -88,15 +90,37 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[_LEFT_OUT] = tiers.select(config, items)
     if reason := no_gpu_reason():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def _keep_machine_code(config: pytest.Config) -> None:
+    """What ptxas and nvdisasm make of a text, from one run of the tests to the next."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "jax-q4k-tests" / "machine-code"
+    os.environ.setdefault(disk_cache.VARIABLE, str(folder))
+    if not hasattr(config, "workerinput"):
+        disk_cache.remove_oldest(folder, most_bytes=1 << 30)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes over what a worker of pytest-xdist left out; all leave out the same."""
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.stash[_LEFT_OUT] = Counter(left_out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash[_LEFT_OUT])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what tests measured: `record_property("figure", line)`."""
+    """Prints what tests measured, `record_property("figure", line)`, and what was left out."""
     figures = [
         value
         for report in terminalreporter.stats.get("passed", [])
@@ -107,6 +131,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for line in sorted(figures):
             terminalreporter.line(line)
+    config = terminalreporter.config
+    for line in tiers.summary(config.getoption("--tier"), config.stash.get(_LEFT_OUT, Counter())):
+        terminalreporter.line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def page() -> str:
             f"For CUDA (`ptx`) programs are lowered and not run: {of(cells.LOWERED, transforms)}. "
             "The simulator (`sim`) runs their kernels.",
             "",
-            "`pytest tests/jax_q4k/test_transforms.py --every-cell` runs all columns with each "
+            "`pytest tests/jax_q4k/test_transforms.py --tier full` runs all columns with each "
             "implementation and dtype, in many minutes.",
             "",
         ]

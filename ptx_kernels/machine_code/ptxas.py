@@ -18,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import disk_cache
+
 #: The architectures every kernel is assembled for: A100, H100 and H200, B200, RTX 50 series.
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
 
@@ -121,6 +123,14 @@ def _ptxas(text: str, arch: str) -> tuple[dict[str, str], bytes]:
     Raises:
       AssemblyError: ptxas refused the text. ToolNotFoundError: there is no ptxas.
     """
+    printed, cubin = disk_cache.cached(
+        find_tool("ptxas"), arch, text.encode(), lambda: _run_ptxas(text, arch)
+    )
+    _, *parts = re.split(r"Compiling entry function '([^']+)'", printed)
+    return dict(zip(parts[::2], parts[1::2], strict=True)), cubin
+
+
+def _run_ptxas(text: str, arch: str) -> tuple[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="ptx_kernels-") as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text)
@@ -133,8 +143,7 @@ def _ptxas(text: str, arch: str) -> tuple[dict[str, str], bytes]:
         printed = ptxas.stdout + ptxas.stderr
         if ptxas.returncode != 0:
             raise _complaint(arch, text, printed)
-        _, *parts = re.split(r"Compiling entry function '([^']+)'", printed)
-        return dict(zip(parts[::2], parts[1::2], strict=True)), cubin.read_bytes()
+        return printed, cubin.read_bytes()
 
 
 def _assembly(arch: str, printed: str, cubin: bytes) -> Assembly:

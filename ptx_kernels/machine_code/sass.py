@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from . import disk_cache
 from .ptxas import find_tool
 
 
@@ -139,13 +140,18 @@ def disassemble_all(cubin: bytes) -> dict[str, tuple[SassInstruction, ...]]:
     Raises:
       ToolNotFoundError: there is no nvdisasm.
     """
+    tool = find_tool("nvdisasm")
+    listing, _ = disk_cache.cached(tool, "-c", cubin, lambda: (_run_nvdisasm(cubin), b""))
+    _, *parts = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", listing, flags=re.MULTILINE)
+    return {name: parse(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _run_nvdisasm(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(prefix="ptx_kernels-", suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [str(find_tool("nvdisasm")), "-c", file.name]
-        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    _, *parts = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", listing, flags=re.MULTILINE)
-    return {name: parse(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:

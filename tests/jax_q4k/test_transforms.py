@@ -40,7 +40,7 @@ def each(names):
 @each(SOME_ARE_RIGHT)
 def test_what_is_right(name, implementation, pytestconfig):
     wrong, compared = [], 0
-    every = tuple(TRANSFORMS) if pytestconfig.getoption("every_cell") else ()
+    every = tuple(TRANSFORMS) if pytestconfig.getoption("--tier") == "full" else ()
     for dtype in DTYPES:
         asked = every or RUNS.get((implementation, dtype), ())
         right = [t for t in asked if status(CASES[name], t) is True]

@@ -1,0 +1,82 @@
+"""On-disk cache of what CUDA tools print and write, in the folder that `$PTX_KERNELS_CACHE` names.
+
+Assembling all kernels takes minutes, and the same text gives the same machine code. Without the
+variable nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+VARIABLE = "PTX_KERNELS_CACHE"
+
+
+@functools.cache
+def _tool_id(tool: Path) -> str:
+    """The tool's own version text: two builds of a release differ in it."""
+    return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def cached(
+    tool: Path, arguments: str, source: bytes, run: Callable[[], tuple[str, bytes]]
+) -> tuple[str, bytes]:
+    """Returns (printed text, file) of a tool's run from the cache, or of `run`, which then is kept.
+
+    The key holds all that determines them: the tool's version, its arguments and the source. Files
+    are written under another name first, and hold a hash of their contents: one that does not match
+    is made anew.
+    """
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return run()
+    key = hashlib.sha256(json.dumps([_tool_id(tool), arguments]).encode() + source).hexdigest()
+    path = Path(folder) / key[:2] / key
+    if found := _read(path):
+        return found
+    printed, made = run()
+    _write(path, printed, made)
+    return printed, made
+
+
+def _read(path: Path) -> tuple[str, bytes] | None:
+    try:
+        data = path.read_bytes()
+        os.utime(path)  # least recently used files are removed first
+    except OSError:
+        return None
+    digest, rest = data[:32], data[32:]
+    if hashlib.sha256(rest).digest() != digest:
+        return None
+    length = int.from_bytes(rest[:8], "little")
+    return rest[8 : 8 + length].decode(), rest[8 + length :]
+
+
+def _write(path: Path, printed: str, made: bytes) -> None:
+    text = printed.encode()
+    rest = len(text).to_bytes(8, "little") + text + made
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(hashlib.sha256(rest).digest() + rest)
+        partial.replace(path)
+    except OSError:  # a full disk or a read-only folder: nothing is kept
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def remove_oldest(folder: Path, most_bytes: int) -> None:
+    """Removes the files that were not used for longest until the rest has at most `most_bytes`."""
+    files = [(file.stat(), file) for file in folder.glob("??/*") if file.is_file()]
+    size = sum(stat.st_size for stat, _ in files)
+    for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):
+        if size <= most_bytes:
+            return
+        file.unlink(missing_ok=True)
+        size -= stat.st_size

@@ -1,0 +1,104 @@
+"""Tiers of the suite: `--tier quick` (the default), `all` or `full`.
+
+- quick: no test that is marked `slow`; of a `grid`, cells in which every value occurs.
+- all: every test; of a `grid`, cells in which every pair of values occurs.
+- full: every cell of every grid.
+
+A test that is named by its node id runs in any tier.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+TIERS = ("quick", "all", "full")
+
+
+def add_options(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=TIERS,
+        default="quick",
+        help="quick: without slow tests, each value of a grid's parameters; all: every test, each"
+        " pair of values; full: each cell of every grid, twenty perturbations of a kernel",
+    )
+
+
+def left_out(items: Iterable[pytest.Item], tier: str) -> dict[str, list[pytest.Item]]:
+    """The items that a tier leaves out: {"slow": [...], "grid": [...]}."""
+    out: dict[str, list[pytest.Item]] = {"slow": [], "grid": []}
+    grids: dict[Hashable, list[Any]] = defaultdict(list)
+    for item in items:
+        if tier == "quick" and (mark := item.get_closest_marker("slow")):
+            if len(mark.args) != 1 or not isinstance(mark.args[0], str):
+                raise pytest.UsageError(f"{item.nodeid}: slow(reason) says why it is slow")
+            out["slow"].append(item)
+        elif tier != "full" and (mark := item.get_closest_marker("grid")):
+            indices = item.callspec.indices  # type: ignore[attr-defined]
+            apart = mark.kwargs.get("apart", ())
+            grids[(item.nodeid.partition("[")[0], *(indices[axis] for axis in apart))].append(item)
+    for (name, *_), cells in grids.items():
+        rows = [tuple(cell.callspec.indices.values()) for cell in cells]
+        chosen = covering(rows, 1 if tier == "quick" else 2, seed=str(name))
+        out["grid"] += (cell for i, cell in enumerate(cells) if i not in chosen)
+    return out
+
+
+def covering(rows: Sequence[tuple[Hashable, ...]], strength: int, seed: str) -> set[int]:
+    """Indices of rows in which every combination of `strength` columns' values occurs.
+
+    Few rows, not the fewest; the same for a seed.
+    """
+
+    def parts(row: tuple[Hashable, ...]) -> set[Hashable]:
+        columns = list(enumerate(row))
+        return set(itertools.combinations(columns, min(strength, len(columns))))
+
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    missing = set().union(*map(parts, rows))
+    chosen: set[int] = set()
+    most = max((len(parts(row)) for row in rows), default=0)
+    for least in range(most, 0, -1):  # rows that bring most first
+        for index in order:
+            if len(new := parts(rows[index]) & missing) >= least:
+                chosen.add(index)
+                missing -= new
+    return chosen
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> Counter[str]:
+    """Takes what the tier leaves out from `items`; returns how many tests of each kind."""
+    named = {argument for argument in config.args if "::" in argument}
+
+    def is_named(item: pytest.Item) -> bool:
+        return any(item.nodeid == n or item.nodeid.startswith(f"{n}[") for n in named)
+
+    tier = config.getoption("--tier")
+    candidates = [item for item in items if not is_named(item)] if named else items
+    out = left_out(candidates, tier)
+    gone = {id(item) for kind in out.values() for item in kind}
+    if gone:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
+        items[:] = [item for item in items if id(item) not in gone]
+    return Counter({kind: len(found) for kind, found in out.items()})
+
+
+def summary(tier: str, counts: Counter[str]) -> list[str]:
+    """Lines that say what a run left out, and which command runs it."""
+    if not counts.total():
+        return []
+    slow, cells = counts["slow"], counts["grid"]
+    if tier == "quick":
+        return [
+            f"the quick tier left out {slow:,} slow tests and {cells:,} cells of grids:",
+            "`make test-all` runs the slow tests, and each pair of grids' parameters;",
+            "`pytest --tier full` every cell",
+        ]
+    return [f"left out {cells:,} cells of grids, which `pytest --tier full` runs"]
