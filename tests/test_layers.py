@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import graphlib
 import importlib
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.paths import ROOT
 
-PACKAGES = ("ptx_kernels", "jax_q4k", "models")
+from tools.imports import PACKAGES, arrows, imported, modules
 
-
-def modules() -> dict[str, Path]:
-    """Every module of the packages by its name; `models` is installed as `jax_q4k.models`."""
-    files = [f for package in PACKAGES for f in (ROOT / package).rglob("*.py")]
-    of_name = {}
-    for file in files:
-        parts = file.relative_to(ROOT).with_suffix("").parts
-        of_name[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-    return {name: file for name, file in of_name.items() if not name.startswith("jax_q4k.models")}
-
-
-MODULES = modules()
-
-
-def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports at the top, in functions, and those for type checkers alone."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.Import, ast.ImportFrom)):
-            yield child
-        else:
-            yield from statements(child)
-
-
-def imported(name: str) -> Iterator[tuple[str, str]]:
-    """(module, name that is taken from it or nothing) of each import of a module."""
-    package = name.split(".") if MODULES[name].name == "__init__.py" else name.split(".")[:-1]
-    for statement in statements(ast.parse(MODULES[name].read_text())):
-        if isinstance(statement, ast.Import):
-            yield from ((alias.name, "") for alias in statement.names)
-            continue
-        above = package[: len(package) + 1 - statement.level] if statement.level else []
-        source = ".".join([*above, *filter(None, [statement.module])])
-        yield from ((source, alias.name) for alias in statement.names)
-
-
-def dependencies(name: str) -> set[str]:
-    """Modules of the packages that a module imports."""
-    found = set()
-    for source, taken in imported(name):
-        source = source.replace("jax_q4k.models", "models")
-        whole = f"{source}.{taken}"
-        found |= {whole} & MODULES.keys() or {source} & MODULES.keys()
-    return found - {name}
-
-
-@functools.cache
-def imports() -> dict[str, set[str]]:
-    return {name: dependencies(name) for name in MODULES}
+MODULES = modules(*PACKAGES)
 
 
 def test_no_circle():
     try:
-        tuple(graphlib.TopologicalSorter(imports()).static_order())
+        tuple(graphlib.TopologicalSorter(arrows(*PACKAGES)).static_order())
     except graphlib.CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
@@ -93,7 +41,7 @@ def test_imports_point_down(below, above):
 
     found = [
         (name, other)
-        for name, others in imports().items()
+        for name, others in arrows(*PACKAGES).items()
         for other in others
         if within(name, below) and within(other, above)
     ]
@@ -105,7 +53,7 @@ def test_ptx_kernels_needs_no_jax():
         source.split(".")[0]
         for name in MODULES
         if name.startswith("ptx_kernels")
-        for source, _ in imported(name)
+        for source, _ in imported(name, MODULES[name])
     }
     assert not roots & {"jax", "jaxlib", "flax"}
 
@@ -116,7 +64,7 @@ def test_models_use_public_names_of_jax_q4k():
         (name, source, taken)
         for name in MODULES
         if name.split(".")[0] == "models"
-        for source, taken in imported(name)
+        for source, taken in imported(name, MODULES[name])
         if source.split(".")[0] == "jax_q4k" and not is_public(source, taken)
     ]
     assert not private

@@ -1,0 +1,89 @@
+"""Which tests a change can reach: too many are slow, too few would hide a failure."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from support.paths import ROOT
+
+from tools import reach
+from tools.imports import arrows, modules
+
+
+def test_imports_by_way_of_others():
+    """A format reaches what multiplies by it; a command no test of kernels."""
+    format = reach.reached(["ptx_kernels/formats/q4_k.py"])
+    assert format is not None
+    assert {
+        "tests/ptx_kernels/test_golden_ptx.py",
+        "tests/jax_q4k/ops/test_matmul.py",
+        "tests/models/test_generate.py",
+    } <= format
+    command = reach.reached(["models/cli/generate.py"])
+    assert command is not None and "tests/models/test_cli_generate.py" in command
+    assert not any(test.startswith("tests/ptx_kernels/kernels/") for test in command)
+
+
+def test_sources_of_the_library_reach_what_computes_with_it():
+    found = reach.reached(["jax_q4k/native/src/attention.h"])
+    assert found is not None
+    assert {"tests/jax_q4k/native/test_attention.py", "tests/models/test_native.py"} <= found
+    assert "tests/ptx_kernels/ptx/test_language.py" not in found
+
+
+def test_files_are_reached_by_their_names():
+    assert "tests/ptx_kernels/simulator/test_nvcc.py" in (
+        reach.reached(["tests/data/cuda/build.py"]) or ()
+    )
+    assert "tests/docs/test_docs.py" in (reach.reached(["docs/guide.md"]) or ())
+    assert "tests/examples/test_lora.py" in (reach.reached(["examples/lora.py"]) or ())
+    assert "tests/docs/test_figures.py" in (reach.reached(["benchmarks/results/cpu.json"]) or ())
+
+
+def test_a_test_reaches_itself_and_a_helper_those_that_import_it():
+    assert "tests/models/test_kept.py" in (reach.reached(["tests/models/test_kept.py"]) or ())
+    helper = reach.reached(["tests/support/gguf_bytes.py"])
+    assert helper is not None
+    for test, (imports, _, _) in reach._tests().items():
+        assert (test in helper) >= ("tests.support.gguf_bytes" in imports), test
+
+
+@pytest.mark.parametrize("path", ["pyproject.toml", "tests/conftest.py", f"{1}new/{2}new"])
+def test_all_tests_where_it_cannot_tell(path):
+    assert reach.reached([path, "docs/guide.md"]) is None
+
+
+def test_nothing_reaches_nothing():
+    assert reach.reached([]) == set()
+    assert reach.reached(["LICENSE"]) == set()
+
+
+def test_every_module_of_the_packages_reaches_a_test():
+    """One that no test imports, not even by way of others, would never run what it breaks."""
+    covered = set().union(*(imports for imports, _, _ in reach._tests().values()))
+    packages = modules(*reach.PACKAGES)
+    alone = {name for name in packages if name not in covered}
+    assert not {name for name in alone if not name.endswith("__main__")}
+
+
+def test_arrows_see_imports_in_functions_and_of_the_tests_own_folder():
+    graph = arrows(*reach._FOLDERS)
+    assert (
+        "ptx_kernels" in graph["tests.test_layers"] or "tools.imports" in graph["tests.test_layers"]
+    )
+    assert "tests.support.helpers" in graph["tests.models.golden"]
+
+
+def test_a_change_is_the_difference_to_a_tree():
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git repository: an archive of the sources")
+    assert reach.changed_since(reach.tree_hash()) == []
+    assert reach.changed_since("0" * 40) is None
+    empty = git("hash-object", "-t", "tree", "-w", "/dev/null")
+    assert "README.md" in (reach.changed_since(empty) or ())

@@ -1,0 +1,150 @@
+"""Prints the test files that a change can reach: `python -m tools.reach [--since TREE]`.
+
+The change is the difference between TREE (by default the one in tests/passed.txt, on which every
+test passed) and the commit that is checked out. It reaches a test file that imports a changed
+module, directly or by way of others; one whose strings name a changed file, or a folder that it
+lies in; and, where the change is in a package, one that starts processes. Prints `tests`, which is
+all of them, where it cannot tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from .imports import OTHERS, PACKAGES, ROOT, arrows, modules
+
+PASSED = ROOT / "tests" / "passed.txt"
+#: What every test depends on.
+_EVERYTHING = ("pyproject.toml", "setup.py", "tests/conftest.py", "tests/support/tiers.py")
+#: What no test reads.
+_NOTHING = (".gitignore", "CHANGELOG.md", "LICENSE", "tests/passed.txt", "tests/README.md")
+_FOLDERS = (*PACKAGES, *OTHERS)
+
+
+def reached(changed: Iterable[str]) -> set[str] | None:
+    """The test files, as paths from the root, that the changed paths reach; None for all."""
+    found: set[str] = set()
+    for path in changed:
+        if path in _EVERYTHING:
+            return None
+        if path in _NOTHING:
+            continue
+        tests = _reached_by(path)
+        if not tests and not path.startswith("tests/"):
+            return None
+        found |= tests
+    return {path for path in found if (ROOT / path).exists()}
+
+
+def _reached_by(path: str) -> set[str]:
+    module, package = _module(path), path.split("/")[0] in PACKAGES
+    names = {*Path(path).parts, Path(path).name.split(".")[0], path}
+    names -= {"tests", "data", "support"}  # parts of all paths
+    found = set()
+    for test, (imports, strings, starts) in _tests().items():
+        if module in imports or strings & names or (package and starts):
+            found.add(test)
+    return found
+
+
+def _module(path: str) -> str:
+    """The module's name, of any other file of a package that of the package beside it."""
+    parts = Path(path).with_suffix("").parts if path.endswith(".py") else Path(path).parts[:-1]
+    if parts and parts[-1] == "__init__":
+        parts = parts[:-1]
+    known = modules(*_FOLDERS)
+    while parts and ".".join(parts) not in known and not path.endswith(".py"):
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+@cache
+def _tests() -> dict[str, tuple[set[str], set[str], bool]]:
+    """Of each test file: modules that it reaches, strings, and whether it starts processes."""
+    found = {}
+    for name, file in modules(*_FOLDERS).items():
+        if name.startswith("tests.") and file.name.startswith("test_"):
+            imports = _closure(name)
+            own = [m for m in imports if m.startswith("tests.")]
+            strings = set().union(*map(_strings, own))
+            starts = any(_starts(m) for m in own if not m.startswith("tests.support."))
+            found[str(file.relative_to(ROOT))] = imports, strings, starts
+    return found
+
+
+def _closure(name: str) -> set[str]:
+    """The modules that a module imports, by way of others too, with their packages and itself."""
+    graph, found, left = arrows(*_FOLDERS), set[str](), [name]
+    while left:
+        module = left.pop()
+        if module in graph and module not in found:
+            found.add(module)
+            left += graph[module] | _imports_by_name(module)
+            left.append(module.rpartition(".")[0])
+    return found
+
+
+@cache
+def _imports_by_name(module: str) -> set[str]:
+    """Modules below a package whose __init__ imports some of them when they are asked for."""
+    known = modules(*_FOLDERS)
+    file = known[module]
+    if file.name != "__init__.py" or "import_module(" not in file.read_text():
+        return set()
+    below = {name for name in known if name.startswith(f"{module}.")}
+    return {name for name in below if not name.endswith(".__main__")}
+
+
+@cache
+def _strings(module: str) -> set[str]:
+    """Strings of a module's text, and their parts between slashes."""
+    tree = ast.parse(modules(*_FOLDERS)[module].read_text())
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    whole = {text for text in texts if isinstance(text, str) and len(text) < 200}
+    return whole | {part for text in whole for part in text.split("/") if len(part) > 2}
+
+
+def _starts(module: str) -> bool:
+    text = modules(*_FOLDERS)[module].read_text()
+    return any(word in text for word in ("subprocess", "multiprocessing", "runpy"))
+
+
+def tree_hash(revision: str = "HEAD") -> str:
+    return _git("rev-parse", f"{revision}^{{tree}}").strip()
+
+
+def changed_since(tree: str) -> list[str] | None:
+    """Paths that differ between a tree and the commit; None where git does not know the tree."""
+    try:
+        listed = _git("diff-tree", "-r", "--name-only", "--no-renames", tree, "HEAD^{tree}")
+        return listed.splitlines()
+    except subprocess.CalledProcessError:
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.reach", description=__doc__)
+    parser.add_argument("--since", help="a tree or commit that git knows")
+    arguments = parser.parse_args(argv)
+    since = arguments.since or (PASSED.read_text().split()[0] if PASSED.exists() else "")
+    changed = changed_since(since) if since else None
+    if changed is None:
+        print(f"tests; {since or 'no tree'} is not known here", file=sys.stderr)
+    tests = None if changed is None else reached(changed)
+    print(*(["tests"] if tests is None else sorted(tests)), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
