@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiers
+from support import budget, tiers, timings
 
 from ptx_kernels import driver
 from ptx_kernels.machine_code import disk_cache
@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="rewrite the golden files under tests/data from what the code gives now",
     )
     tiers.add_options(parser)
+    budget.add_options(parser)
+    parser.addoption("--timings", type=Path, metavar="FILE", help="write every test's seconds here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,6 +56,11 @@ def pytest_configure(config: pytest.Config) -> None:
     _have_devices(8)
     _keep_compiled_programs(config)
     _keep_machine_code(config)
+    reports = not hasattr(config, "workerinput")
+    if reports:
+        config.pluginmanager.register(timings.Timings(config.getoption("--timings")))
+    if seconds := config.getoption("--budget"):
+        config.pluginmanager.register(budget.Budget(seconds, reports))
 
 
 def _have_devices(count: int) -> None:
@@ -92,6 +99,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[_LEFT_OUT] = tiers.select(config, items)
+    if config.getoption("--budget"):
+        budget.first_those_left_over(items)
     if reason := no_gpu_reason():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -116,7 +125,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = dict(session.config.stash[_LEFT_OUT])
+        output = session.config.workeroutput
+        output["left_out"] = dict(session.config.stash.get(_LEFT_OUT, Counter()))
+        output["megabytes"] = timings.own_megabytes()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

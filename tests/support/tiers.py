@@ -1,7 +1,8 @@
-"""Tiers of the suite: `--tier quick` (the default), `all` or `full`.
+"""Tiers of the suite: `--tier quick` (the default), `all`, `rest` or `full`.
 
 - quick: no test that is marked `slow`; of a `grid`, cells in which every value occurs.
 - all: every test; of a `grid`, cells in which every pair of values occurs.
+- rest: what `all` has and `quick` has not.
 - full: every cell of every grid.
 
 A test that is named by its node id runs in any tier.
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-TIERS = ("quick", "all", "full")
+TIERS = ("quick", "all", "rest", "full")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -26,28 +27,45 @@ def add_options(parser: pytest.Parser) -> None:
         choices=TIERS,
         default="quick",
         help="quick: without slow tests, each value of a grid's parameters; all: every test, each"
-        " pair of values; full: each cell of every grid, twenty perturbations of a kernel",
+        " pair of values; rest: what all has beyond quick; full: each cell of every grid, and"
+        " twenty perturbations of a kernel",
     )
 
 
-def left_out(items: Iterable[pytest.Item], tier: str) -> dict[str, list[pytest.Item]]:
-    """The items that a tier leaves out: {"slow": [...], "grid": [...]}."""
-    out: dict[str, list[pytest.Item]] = {"slow": [], "grid": []}
+def left_out(items: Sequence[pytest.Item], tier: str) -> dict[str, list[pytest.Item]]:
+    """The items that a tier leaves out: {"slow": [...], "grid": [...], "quick": [...]}."""
+    out: dict[str, list[pytest.Item]] = {"slow": [], "grid": [], "quick": []}
+    if tier == "full":
+        return out
+    quick = _left_out_by_marks(items, "quick")
+    if tier == "quick":
+        return out | quick
+    out |= {"slow": [], "grid": _left_out_by_marks(items, "all")["grid"]}
+    if tier == "rest":
+        later = {id(item) for kind in quick.values() for item in kind}
+        out["quick"] = [item for item in items if id(item) not in later]
+    return out
+
+
+def _left_out_by_marks(items: Iterable[pytest.Item], tier: str) -> dict[str, list[pytest.Item]]:
+    slow: list[pytest.Item] = []
     grids: dict[Hashable, list[Any]] = defaultdict(list)
     for item in items:
-        if tier == "quick" and (mark := item.get_closest_marker("slow")):
+        if mark := item.get_closest_marker("slow"):
             if len(mark.args) != 1 or not isinstance(mark.args[0], str):
                 raise pytest.UsageError(f"{item.nodeid}: slow(reason) says why it is slow")
-            out["slow"].append(item)
-        elif tier != "full" and (mark := item.get_closest_marker("grid")):
-            indices = item.callspec.indices  # type: ignore[attr-defined]
-            apart = mark.kwargs.get("apart", ())
-            grids[(item.nodeid.partition("[")[0], *(indices[axis] for axis in apart))].append(item)
-    for (name, *_), cells in grids.items():
-        rows = [tuple(cell.callspec.indices.values()) for cell in cells]
+            slow.append(item)
+        if mark := item.get_closest_marker("grid"):
+            params = item.callspec.params  # type: ignore[attr-defined]
+            apart = (params[axis] for axis in mark.kwargs.get("apart", ()))
+            grids[(item.nodeid.partition("[")[0], *apart)].append(item)
+    cells: list[pytest.Item] = []
+    for (name, *_), grid in grids.items():
+        # the ids of each `parametrize`; pytest's indices number the tests
+        rows = [tuple(item.callspec._idlist) for item in grid]
         chosen = covering(rows, 1 if tier == "quick" else 2, seed=str(name))
-        out["grid"] += (cell for i, cell in enumerate(cells) if i not in chosen)
-    return out
+        cells += (item for i, item in enumerate(grid) if i not in chosen)
+    return {"slow": slow, "grid": [item for item in cells if item not in slow]}
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int, seed: str) -> set[int]:
@@ -92,9 +110,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> Counter[str]:
 
 def summary(tier: str, counts: Counter[str]) -> list[str]:
     """Lines that say what a run left out, and which command runs it."""
-    if not counts.total():
-        return []
     slow, cells = counts["slow"], counts["grid"]
+    if not slow + cells:
+        return []
     if tier == "quick":
         return [
             f"the quick tier left out {slow:,} slow tests and {cells:,} cells of grids:",

@@ -1,0 +1,65 @@
+"""A limit of time for a run: `--budget SECONDS`.
+
+Tests that would begin later are not run. They are named at the end, and in a file: a later run with
+a budget begins with them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+_REASON = "no time left in the budget"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    parser.addoption("--budget", type=float, metavar="SECONDS", help="begin no test after these")
+
+
+def left_over() -> Path:
+    """The file that names the tests for which earlier runs had no time."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "jax-q4k-tests" / "not-run.txt"
+
+
+def first_those_left_over(items: list[pytest.Item]) -> None:
+    """Puts the tests that an earlier run had no time for in front."""
+    file = left_over()
+    names = set(file.read_text().splitlines()) if file.exists() else set()
+    items.sort(key=lambda item: item.nodeid not in names)
+
+
+class Budget:
+    """A plugin of every process that runs tests; the one that reports names what was not run."""
+
+    def __init__(self, seconds: float, reports: bool):
+        self.deadline = time.monotonic() + seconds
+        self.reports = reports
+        self.run: set[str] = set()
+        self.not_run: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if time.monotonic() > self.deadline:
+            pytest.skip(_REASON)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple) and _REASON in report.longrepr[2]:
+            self.not_run.add(report.nodeid)
+        elif report.when == "call":
+            self.run.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.reports:
+            return
+        file = left_over()
+        before = set(file.read_text().splitlines()) if file.exists() else set()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(sorted(before - self.run | self.not_run)))
+        if self.not_run:
+            terminalreporter.section(f"{len(self.not_run)} tests not run: {_REASON}")
+            for test in sorted(self.not_run):
+                terminalreporter.line(test)
