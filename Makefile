@@ -17,7 +17,7 @@ ifeq ($(findstring cuda,$(EXTRAS)),)
 export JAX_PLATFORMS ?= cpu
 endif
 
-.PHONY: demo test sanitize lint types docs clean
+.PHONY: demo test test-all sanitize lint types docs clean
 
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
@@ -36,8 +36,16 @@ demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo 'Another beginning: $(BIN)/jax-q4k generate --demo -p "My dear" -n 100 --temperature 0.8 --seed 7'
 	@echo 'A model of your own: $(BIN)/jax-q4k generate MODEL.gguf -p "..." -n 64'
 
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --disable-warnings
+
+# The quick tier: minutes. It says at its end what it left out.
 test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --disable-warnings
+	$(PYTEST)
+
+# Everything; tests/passed.txt then names the tree, and CI runs of this tier what later changes reach.
+test-all: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
+	$(PYTEST) --tier all
+	$(BIN)/python -m tools.reach --record
 
 sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(abspath $(BIN)/python)

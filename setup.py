@@ -25,10 +25,14 @@ class BuildLibrary(build_ext):
         return str(Path(*fullname.split(".")[:-1]) / native_build.LIBRARY)
 
     def build_extension(self, ext):
-        if self.editable_mode and "CXX" not in os.environ and native_build.is_current(LIBRARY):
+        current = "CXX" not in os.environ and native_build.is_current(LIBRARY)
+        if current and self.editable_mode:
             return  # an earlier installation's, minutes of compiling
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
+        if current:
+            self.copy_file(str(LIBRARY), str(target))
+            return
         try:
             left_out = native_build.compile_library(target)
             if left_out:

@@ -1,5 +1,8 @@
 """Prints the test files that a change can reach: `python -m tools.reach [--since TREE]`.
 
+`--record` writes the tree that is checked out into tests/passed.txt, after a run of all tests.
+`--touches PATH ...` prints the changed files that are these or lie below them instead.
+
 The change is the difference between TREE (by default the one in tests/passed.txt, on which every
 test passed) and the commit that is checked out. It reaches a test file that imports a changed
 module, directly or by way of others; one whose strings name a changed file, or a folder that it
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import datetime
+import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -115,6 +120,10 @@ def _starts(module: str) -> bool:
     return any(word in text for word in ("subprocess", "multiprocessing", "runpy"))
 
 
+def _is_below(path: str, paths: Iterable[str]) -> bool:
+    return any(path == above or path.startswith(f"{above}/") for above in paths)
+
+
 def tree_hash(revision: str = "HEAD") -> str:
     return _git("rev-parse", f"{revision}^{{tree}}").strip()
 
@@ -133,14 +142,40 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+def record() -> str:
+    """Writes the tree on which all tests passed into tests/passed.txt; says what it did.
+
+    A tree with changes that are not committed cannot be found again, and is not written.
+    """
+    mine = f":!{PASSED.relative_to(ROOT)}"
+    if changes := _git("status", "--porcelain", "--", ".", mine):
+        return f"tests/passed.txt stays as it is, since these are not committed:\n{changes}"
+    PASSED.write_text(f"{tree_hash()} {datetime.date.today()} Python {platform.python_version()}\n")
+    return "tests/passed.txt names this tree now: commit it"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.reach", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.reach",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--since", help="a tree or commit that git knows")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--touches", nargs="+", metavar="PATH")
     arguments = parser.parse_args(argv)
+    if arguments.record:
+        print(record())
+        return 0
     since = arguments.since or (PASSED.read_text().split()[0] if PASSED.exists() else "")
     changed = changed_since(since) if since else None
     if changed is None:
-        print(f"tests; {since or 'no tree'} is not known here", file=sys.stderr)
+        print(f"{since or 'no tree'} is not known here: everything counts", file=sys.stderr)
+    if arguments.touches:
+        paths = tuple(arguments.touches)
+        found = paths if changed is None else [c for c in changed if _is_below(c, paths)]
+        print(*found, sep="\n")
+        return 0
     tests = None if changed is None else reached(changed)
     print(*(["tests"] if tests is None else sorted(tests)), sep="\n")
     return 0
