@@ -32,6 +32,11 @@ def test_slow():
 def test_grid(rows, format, flag):
     pass
 
+@pytest.mark.slow("of three, one", quick=["b*"])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_names(name):
+    pass
+
 @pytest.mark.slow("is killed")
 def test_crash():
     if os.environ.get("CRASH"):
@@ -75,13 +80,14 @@ def cells(names: list[str]) -> list[list[str]]:
 def test_the_quick_tier_says_what_it_leaves_out(project, workers):
     status, printed, names = run(project, *workers)
     assert status == 0 and "test_quick" in names and "test_slow" not in names
+    assert [name for name in names if name.startswith("test_names")] == ["test_names[b]"]
     grid = cells(names)
     assert {value for cell in grid for value in cell} == {
         *("flag=False", "flag=True", "a", "b", "c"),
         *(f"rows={row}" for row in range(4)),
     }
     assert len(grid) <= 6
-    assert f"the quick tier left out 2 slow tests and {24 - len(grid)} cells of grids" in printed
+    assert f"the quick tier left out 4 slow tests and {24 - len(grid)} cells of grids" in printed
     assert "make test-all" in printed and "most memory: " in printed
 
 

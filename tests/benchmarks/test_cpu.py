@@ -65,6 +65,7 @@ def test_a_file_of_random_weights(file):
     assert models.from_gguf(file).tokenizer.vocab_size == SMALL.vocab_size
 
 
+@pytest.mark.slow("runs every part of a benchmark")
 @needs_native
 def test_all_are_measured_and_compared(file, tmp_path, capsys):
     folder, results = tmp_path / "bin", tmp_path / "cpu.json"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from support.implementations import needs_native
 
 from benchmarks import float_products
 from jax_q4k import native, quantizers
 
 
+@pytest.mark.slow("measures")
 @needs_native
 def test_a_measurement(monkeypatch):
     monkeypatch.setattr(float_products, "SECONDS", 0.0)

@@ -52,6 +52,7 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
     assert done.stdout == ""
 
 
+@pytest.mark.slow("runs every part of a benchmark")
 def test_a_dry_run_goes_to_the_end(tmp_path):
     """Each part: tests collected, questions, kernels, a model, tables, chart and file."""
     done = subprocess.run(

@@ -21,6 +21,7 @@ from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_types
 
 
+@pytest.mark.slow("computes with matrices of full size", quick=["Q4_K"])
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K", "Q5_0", "Q8_0"])
 def test_random_weights_have_unit_gain(format):
     values = np.asarray(random_weight(jax.random.key(0), format, 64, 1024).dequantize()) * 32
@@ -41,6 +42,7 @@ def test_the_8b_shape_has_the_bytes_of_the_real_file():
     assert round(total / 1e9, 3) == 4.617
 
 
+@pytest.mark.slow("compiles a model of several layers")
 def test_decode_rate():
     model = random_model(SMALL_MODEL)
     rate = decode_rate("small", model, tokens=8, segments=3, copy_bandwidth=1e10)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import gradients
 
 
+@pytest.mark.slow("measures")
 def test_a_measurement(monkeypatch):
     monkeypatch.setattr(gradients, "ROUNDS", 1)
     found = {row["operation"]: row for row in gradients.measure(256, 256, 9)}

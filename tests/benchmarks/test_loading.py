@@ -32,6 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow("loads a large file in processes of their own")
 @pytest.mark.parametrize(("processes", "devices"), [(1, 8), (2, 4)])
 def test_a_model_is_held_and_read_once(model: Path, processes: int, devices: int) -> None:
     share = model.stat().st_size / processes

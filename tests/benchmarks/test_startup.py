@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import startup
 
 
+@pytest.mark.slow("starts the command several times")
 def test_stages_and_the_command_are_timed(monkeypatch):
     monkeypatch.setattr(startup, "STAGES", {"import": "import sys\n---\nimport this"})
     found = startup.measure(startup.HERE, {"demo": "demo"})

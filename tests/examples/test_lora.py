@@ -47,6 +47,7 @@ def test_adapters_change_nothing_at_first():
         )
 
 
+@pytest.mark.slow("trains for twenty steps")
 def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
     decoder = adapted_decoder()
     assert isinstance(
@@ -62,6 +63,7 @@ def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow("compiles two training steps")
 @pytest.mark.usefixtures("exact")
 def test_gradient_is_that_of_the_model_with_decoded_weights():
     decoder = adapted_decoder()
@@ -125,6 +127,7 @@ def test_merged_adapters_compute_the_same():
 
 
 # what int8 activations round to differs by processor, and it adds up
+@pytest.mark.slow("trains, saves and generates in three processes")
 @pytest.mark.usefixtures("exact")
 def test_command(tmp_path, capsys):
     gguf, text = GOLDEN / "text-spm.Q4_K_M.gguf", tmp_path / "verse.txt"

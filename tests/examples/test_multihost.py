@@ -151,6 +151,7 @@ def test_tokens_and_parts() -> None:
         assert counts["output_norm.weight"] == infos["output_norm.weight"].nbytes
 
 
+@pytest.mark.slow("starts four processes, each with programs to compile")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_ways_of_generating(kind: str) -> None:
     path = GOLDEN / "text-spm.Q4_K_M.gguf"

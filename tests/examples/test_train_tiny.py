@@ -58,6 +58,7 @@ def losses(work):
     return by_step
 
 
+@pytest.mark.slow("trains three times")
 def test_an_interrupted_run_ends_as_one_that_was_not(train_tiny, text, tmp_path, monkeypatch):
     def run(work):
         train_tiny.main([str(tmp_path / work), "--text", str(text), "--steps", "9", *SETTINGS])

@@ -70,6 +70,28 @@ FAMILIES = (
     *WITH_EXPERTS,
 )
 
+#: A file for each feature that a decoder may have: the quick tier runs these on implementations
+#: other than the CPU's kernels, which run every file.
+FEATURES = {
+    "rope on pairs of neighbors": "llama-gqa",
+    "rope scaled as Llama 3 has it": "llama3-rope",
+    "rope of long and short factors": "phi3-long",
+    "rope by yarn, attention sinks": "gpt-oss-mxfp4",
+    "rope of three positions": "qwen2vl",
+    "layers without rope": "smollm3",
+    "norms of queries and keys": "qwen3-qknorm",
+    "norms before and after, soft caps": "gemma2",
+    "norms after alone": "olmo2",
+    "LayerNorm, attention beside the MLP, windows": "cohere2",
+    "biases, an MLP without gate": "starcoder2",
+    "embeddings of each layer, shared KV": "gemma4-e",
+    "latent attention, experts in groups": "deepseek2",
+    "experts": "granitemoe",
+    "gated delta nets": "qwen35",
+    "short convolutions, experts": "lfm2moe",
+}
+FEATURED = tuple(FEATURES.values())
+
 
 class Reference(NamedTuple):
     prompt: np.ndarray  # int32 (48,)

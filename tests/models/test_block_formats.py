@@ -14,6 +14,7 @@ from jax_q4k import models
 FILES = sorted(file.stem for file in (GOLDEN / "formats").glob("*.gguf"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 @pytest.mark.parametrize("name", FILES)
 def test_logits_are_llama_cpps(name, implementation):

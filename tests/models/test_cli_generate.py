@@ -71,6 +71,7 @@ def _bounded(size: int) -> Any:
     return texts_of
 
 
+@pytest.mark.slow("starts the command three times")
 def test_several_prompts(run: Any) -> None:
     """Each gets what it gets alone; the seed of a row is one more than that of the row before."""
     texts = ["The sea", "My dear", "And"]
@@ -190,6 +191,7 @@ def test_suggestions_that_are_not_applied() -> None:
     assert found == {"repetition_penalty": 1.1}
 
 
+@pytest.mark.slow("starts the command for each value", quick=["range"])
 @pytest.mark.parametrize("entry", ["text", "range"])
 def test_what_a_file_cannot_suggest(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str
@@ -231,6 +233,7 @@ def test_completion(run: Any, shell: str) -> None:
         assert (done.returncode, done.stdout) == (0, "generate\n")
 
 
+@pytest.mark.slow("starts the command three times")
 def test_an_adapter(run: Any, tmp_path: Path) -> None:
     loaded = model("llama-gqa")
     file = write_gguf(tmp_path / "a=b.gguf", loaded, random_pairs(loaded))

@@ -62,6 +62,7 @@ def test_a_step_that_was_compiled_before_runs(file, tmp_path):
     jax.block_until_ready(step(token, step.create_cache()))
 
 
+@pytest.mark.slow("compiles programs of three models", quick=["qwen35"])
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize("name", ["qwen35", "gemma4-e", "deepseek2-noyarn"])
 def test_states_and_pages_of_other_kinds(name, tmp_path):

@@ -36,6 +36,7 @@ def by_hand(name: str, prompt: list[int], count: int, keep: int) -> list[int]:
     return new
 
 
+@pytest.mark.slow("compiles programs of two lengths", quick=["*llama-gqa*draft=None*"])
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen35"])
 def test_texts_go_on(name: str, draft: Any) -> None:
@@ -53,6 +54,7 @@ def test_texts_go_on(name: str, draft: Any) -> None:
     assert last.output.timings.decoded_tokens == 69
 
 
+@pytest.mark.slow("compiles programs of two lengths")
 def test_draws_do_not_begin_anew() -> None:
     """A step's noise is that of a text without a shift."""
     loaded, flat = short("llama-gqa"), {"temperature": 100.0, "max_new_tokens": 120, "seed": 3}

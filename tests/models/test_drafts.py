@@ -60,6 +60,7 @@ def test_what_is_looked_up(text, count, shortest, further):
         assert drafts[0].tolist() == want
 
 
+@pytest.mark.slow("compiles three programs a case", quick=["gemma2-greedy", "qwen35-drawn"])
 @needs_native
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", ["qwen35", "gemma2"])
@@ -74,6 +75,7 @@ def test_tokens_are_those_without_drafts(name, sampling):
     assert 0 <= got[0].timings.accepted_tokens <= got[0].timings.drafted_tokens
 
 
+@pytest.mark.slow("compiles programs of two models", quick=["lfm2moe"])
 @needs_native
 @pytest.mark.parametrize("drafter", ["lfm2moe", "qwen35"])
 def test_a_draft_model(drafter):
@@ -118,6 +120,7 @@ def test_what_drafts_may_cost():
     assert found == MOST_CREDIT + 1
 
 
+@pytest.mark.slow("compiles a program for each way of stopping")
 @needs_native
 def test_streams_stop_strings_and_end_tokens():
     loaded = models.load(models.demo_path())
@@ -171,6 +174,7 @@ def vectors_by_definition(weights, embedding, tokens, vectors):
     return norm(x, "shared_head_norm")
 
 
+@pytest.mark.slow("compiles each part of a layer by itself")
 @needs_native
 def test_a_layer_of_further_tokens_is_its_definition():
     """A prompt's pairs in one pass, then some more, then one more."""
@@ -194,6 +198,7 @@ def test_a_layer_of_further_tokens_is_its_definition():
     assert nmse(got[0], want[19]) <= 1e-10 and cache.context_lens.tolist() == [20]
 
 
+@pytest.mark.slow("compiles three programs", quick=["greedy"])
 @needs_native
 @pytest.mark.parametrize("sampling", ["greedy", "drawn"])
 def test_drafts_of_the_file_s_own_layer(sampling):

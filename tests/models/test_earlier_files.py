@@ -70,6 +70,7 @@ def of_delta(config, tensors, prefix) -> jax.Array:
     )
 
 
+@pytest.mark.slow("compiles each model twice", quick=["qwen3next"])
 @needs_native
 @pytest.mark.parametrize("name", ["deepseek2", "deepseek2-lite", "qwen3next"])
 def test_logits_are_those_of_todays_file(name, tmp_path):

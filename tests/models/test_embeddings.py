@@ -46,6 +46,10 @@ def pooled(vectors, pooling):
     ]
 
 
+@pytest.mark.slow(
+    "compiles a program a model and pooling",
+    quick=["mean-lfm2", "last-gemma3", "none-cohere2", "cls-llama-gqa"],
+)
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "cohere2", "lfm2"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.usefixtures("exact")

@@ -21,6 +21,7 @@ from jax_q4k.models.tensors import expected_tensors, unused_tensors
 
 from .golden import (
     FAMILIES,
+    FEATURED,
     NAMES,
     VARIANTS,
     WITH_EXPERTS,
@@ -34,6 +35,7 @@ from .golden import (
 pytestmark = needs_native
 
 PROMPT = 48  # tokens
+OTHER_FEATURES = [name for name in FEATURED if name in FAMILIES]
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +64,7 @@ def test_logits(name):
     check_logits(name)
 
 
+@pytest.mark.slow("eight passes of 27 layers")
 def test_int8_activations_of_many_layers():
     """On average as near to exact ones as llama.cpp's: 27 layers of 64 make of rounding a lottery.
 
@@ -96,6 +99,7 @@ def test_a_prompt_of_several_chunks(implementation):
     assert greedy.tolist() == reference(name).greedy.tolist()
 
 
+@pytest.mark.slow("compiles each model by XLA alone", quick=FEATURED)
 @pytest.mark.parametrize("name", [*NAMES, *VARIANTS, *FAMILIES])
 def test_logits_of_plain_jax(name):
     with jq.implementation("xla", activations="f32"):
@@ -104,6 +108,7 @@ def test_logits_of_plain_jax(name):
     assert nmse(got[0], reference(name).logits) <= 1e-8
 
 
+@pytest.mark.slow("compiles two programs a model", quick=OTHER_FEATURES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_paged_decode_of_prompts_of_two_lengths(name):
     """Every token behind 40 and 13 of them, in steps, with the logits of the full pass."""
@@ -144,6 +149,7 @@ def test_tokens_have_the_experts_that_llama_cpp_gives_them(name, monkeypatch):
         np.testing.assert_array_equal(chosen, data["routes_f32"])
 
 
+@pytest.mark.slow("compiles each model twice", quick=OTHER_FEATURES)
 @pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
 def test_a_saved_file_holds_the_tensors_of_the_one_it_was_loaded_from(name, tmp_path):
     """Under their names, fused ones whole; in other files of the architecture they are apart."""
@@ -268,6 +274,9 @@ def prompt_error(name, config, tensors):
     return nmse(got[0], reference(name).logits[:PROMPT])
 
 
+@pytest.mark.slow(
+    "runs a model step by step for each fact", quick=["deepseek2-*", "qwen35-*", "gemma4-e-*"]
+)
 @pytest.mark.parametrize(("name", "facts"), FACTS)
 def test_every_fact_moves_the_logits(name, facts, monkeypatch):
     config, tensors = model(name).config, models.named_tensors(model(name))
@@ -283,6 +292,7 @@ def test_every_fact_moves_the_logits(name, facts, monkeypatch):
     assert prompt_error(name, dataclasses.replace(config, **changed), tensors) >= 1e-3
 
 
+@pytest.mark.slow("runs a model step by step for each tensor", quick=["deepseek2-*", "qwen35-*"])
 @pytest.mark.parametrize(("name", "part", "value"), TENSORS)
 def test_every_tensor_moves_the_logits(name, part, value):
     config, tensors = model(name).config, models.named_tensors(model(name))

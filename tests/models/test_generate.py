@@ -41,6 +41,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow("compiles a program a model", quick=["llama3-rope", "gemma3", "qwen2-odd"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_llama_cpps(name):
@@ -50,6 +51,7 @@ def test_greedy_tokens_are_llama_cpps(name):
     assert out.text is None and out.finish_reason == "length"
 
 
+@pytest.mark.slow("compiles a program a model", quick=["llama-gqa", "gemma2", "qwen3-qknorm"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_prompts_of_different_lengths(name):
@@ -177,6 +179,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
     assert models.generate(loaded, PROMPT, max_new_tokens=40).tokens == want
 
 
+@pytest.mark.slow("compiles more programs than are kept")
 def test_programs_used_last_are_kept(monkeypatch, compilations):
     """Others are compiled anew, and leave no executable behind."""
     monkeypatch.setattr(sys.modules[models.Model.__module__], "MOST_PROGRAMS", 4)
@@ -373,6 +376,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow("compiles a program for each row", quick=["draft=None"])
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.usefixtures("exact")
 def test_a_row_is_what_it_is_alone(draft):
@@ -516,6 +520,7 @@ def test_parameters_do_not_recompile(compilations):
     assert compilations[0] == 0
 
 
+@pytest.mark.slow("compiles programs for all stages of sampling")
 def test_stages_that_come_and_go_do_not_recompile(compilations):
     """After the first few sets of them, programs serve all others: each with its own tokens."""
     loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(2)

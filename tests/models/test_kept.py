@@ -39,6 +39,7 @@ def tokens(file, kept=None, **options):
     return models.generate(loaded, PROMPT, max_new_tokens=9, **options).tokens
 
 
+@pytest.mark.slow("compiles each program twice", quick=["int8 pages"])
 @pytest.mark.parametrize("what", CALLS)
 def test_the_tokens_are_those_of_compiling(what, folder, monkeypatch):
     file, options = golden.path("llama-gqa"), CALLS[what]
@@ -49,6 +50,7 @@ def test_the_tokens_are_those_of_compiling(what, folder, monkeypatch):
     assert tokens(file, folder, **options) == want
 
 
+@pytest.mark.slow("compiles programs of three models", quick=["qwen35"])
 @pytest.mark.parametrize("name", ["qwen35", "gemma4-e", "deepseek2-noyarn"])
 def test_states_and_pages_of_other_kinds(name, folder, monkeypatch):
     file, options = golden.path(name), {"ignore_end": True}
@@ -105,6 +107,7 @@ def test_weights_of_other_types_have_programs_of_their_own(folder):
     assert len(list(folder.folder.iterdir())) == 4
 
 
+@pytest.mark.slow("compiles a program for each setting")
 def test_compiling_under_another_setting_is_told_from_running():
     loaded = models.load(golden.path("llama-gqa"))
     models.generate(loaded, PROMPT, max_new_tokens=9)
@@ -114,6 +117,7 @@ def test_compiling_under_another_setting_is_told_from_running():
             assert models.generate(loaded, PROMPT, max_new_tokens=9).timings.compile > 0
 
 
+@pytest.mark.slow("compiles a program for each setting")
 def test_settings_that_change_between_calls(folder, monkeypatch):
     """Programs in memory come from files too, so that JAX does not look after them."""
     loaded = with_kept(models.load(golden.path("llama-gqa")), folder)

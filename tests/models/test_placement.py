@@ -79,6 +79,10 @@ def of_one_device(name: str) -> Decoded:
     return decoded(models.load(path(name)))
 
 
+@pytest.mark.slow(
+    "compiles a program for each number of devices",
+    quick=["llama-gqa-*Auto-devices=4", "qwen2-bias-*Explicit-devices=2"],
+)
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -96,6 +100,7 @@ def test_golden_models(name: str, kind: AxisType, devices: int) -> None:
     assert all(np.prod([int(n) for n in shape.split(",")]) <= activations for _, shape in gathered)
 
 
+@pytest.mark.slow("compiles two programs a model", quick=["qwen2-odd-*Auto*"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_generated_tokens(name: str, kind: AxisType) -> None:
@@ -109,6 +114,7 @@ def test_logits_and_generated_tokens(name: str, kind: AxisType) -> None:
     assert first == second
 
 
+@pytest.mark.slow("compiles programs for several devices", quick=["axes1-*"])
 @pytest.mark.parametrize(
     ("axes", "kind"),
     [
@@ -176,6 +182,10 @@ def of_prompts(model: models.Model, **options: Any) -> list[list[int]]:
     return [out.tokens for out in models.generate(model, PROMPTS, **options)]
 
 
+@pytest.mark.slow(
+    "compiles three programs a model and mesh",
+    quick=["lfm2moe-axes0-*", "deepseek2-noyarn-axes1-*", "qwen35-axes2-*"],
+)
 @pytest.mark.parametrize(
     ("axes", "kind"),
     [
@@ -220,6 +230,7 @@ def test_heads_of_each_layer_decide_what_is_split() -> None:
     assert tensors["per_layer_token_embd.weight"].sharding.spec == P("tp")
 
 
+@pytest.mark.slow("compiles programs for two devices", quick=["axes0"])
 @pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2}])
 def test_drafts(axes: dict[str, int]) -> None:
     """Sampled with a penalty, where rows or the vocabulary are split in arrays' types."""
@@ -253,6 +264,7 @@ def random_model(config: models.Config, on: Mesh) -> models.Model:
     return models.Model(build(config, placed), None, None, placement)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
     "fields",
@@ -272,6 +284,7 @@ def test_sampling(fields: dict[str, Any], kind: AxisType) -> None:
     assert first == second
 
 
+@pytest.mark.slow("compiles four programs for two devices")
 def test_score_stream_and_batches() -> None:
     file = GOLDEN / "text-spm.Q4_K_M.gguf"
     one, several = models.load(file), quietly(file, mesh=mesh(2, AxisType.Explicit))

@@ -52,6 +52,10 @@ def prefill_and_decode(
     return np.concatenate(rows)
 
 
+@pytest.mark.slow(
+    "simulates every launch of several steps",
+    quick=["gemma2-*", "gpt-oss-mxfp4-*", "gemma4-e-*", "qwen2-bias-*"],
+)
 @pytest.mark.parametrize(
     "name, prompt",
     [
@@ -74,6 +78,7 @@ def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) 
     assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) : prompt + STEPS]) <= 1e-2
 
 
+@pytest.mark.slow("simulates the launches of the demo model")
 def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest: its two rows of pages, and a matrix of every kind that a recipe has."""
     model = models.from_gguf(models.demo_path())
@@ -89,6 +94,7 @@ def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow("simulates every launch of two steps", quick=["qwen3-*"])
 @pytest.mark.parametrize("name, fused", [("qwen2-bias", ()), ("qwen3-qknorm", ("gated_matmul",))])
 def test_fused_paths_switched_off(
     name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch
@@ -105,6 +111,7 @@ def test_fused_paths_switched_off(
     assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-2
 
 
+@pytest.mark.slow("simulates every launch of two steps", quick=["qwen35-*", "deepseek2-*"])
 @pytest.mark.parametrize(
     "name, prompt",
     [

@@ -1,6 +1,7 @@
 """Tiers of the suite: `--tier quick` (the default), `all`, `rest` or `full`.
 
-- quick: no test that is marked `slow`; of a `grid`, cells in which every value occurs.
+- quick: no test that is marked `slow(reason, quick=ids)`, but those whose parameters' ids match one
+  of the patterns; of a `grid`, cells in which every value occurs.
 - all: every test; of a `grid`, cells in which every pair of values occurs.
 - rest: what `all` has and `quick` has not.
 - full: every cell of every grid.
@@ -10,6 +11,7 @@ A test that is named by its node id runs in any tier.
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import random
 from collections import Counter, defaultdict
@@ -54,7 +56,8 @@ def _left_out_by_marks(items: Iterable[pytest.Item], tier: str) -> dict[str, lis
         if mark := item.get_closest_marker("slow"):
             if len(mark.args) != 1 or not isinstance(mark.args[0], str):
                 raise pytest.UsageError(f"{item.nodeid}: slow(reason) says why it is slow")
-            slow.append(item)
+            if not _is_quick(item, mark.kwargs.get("quick", ())):
+                slow.append(item)
         if mark := item.get_closest_marker("grid"):
             params = item.callspec.params  # type: ignore[attr-defined]
             apart = (params[axis] for axis in mark.kwargs.get("apart", ()))
@@ -66,6 +69,12 @@ def _left_out_by_marks(items: Iterable[pytest.Item], tier: str) -> dict[str, lis
         chosen = covering(rows, 1 if tier == "quick" else 2, seed=str(name))
         cells += (item for i, item in enumerate(grid) if i not in chosen)
     return {"slow": slow, "grid": [item for item in cells if item not in slow]}
+
+
+def _is_quick(item: pytest.Item, ids: Iterable[str]) -> bool:
+    """True if the item's parameters, as its name shows them, are among those of `slow(quick=)`."""
+    inside = item.name.partition("[")[2].rstrip("]")
+    return any(fnmatch.fnmatchcase(inside, pattern) for pattern in ids)
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int, seed: str) -> set[int]:
@@ -100,12 +109,28 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> Counter[str]:
 
     tier = config.getoption("--tier")
     candidates = [item for item in items if not is_named(item)] if named else items
+    if list(config.args) == config.getini("testpaths"):
+        _check_patterns(items)
     out = left_out(candidates, tier)
     gone = {id(item) for kind in out.values() for item in kind}
     if gone:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in gone])
         items[:] = [item for item in items if id(item) not in gone]
     return Counter({kind: len(found) for kind, found in out.items()})
+
+
+def _check_patterns(items: Iterable[pytest.Item]) -> None:
+    """Raises UsageError where a pattern of `slow(quick=)` matches no test of the whole suite."""
+    unmatched: set[tuple[str, str]] = set()
+    matched: set[tuple[str, str]] = set()
+    for item in items:
+        if mark := item.get_closest_marker("slow"):
+            function = item.nodeid.partition("[")[0]
+            for pattern in mark.kwargs.get("quick", ()):
+                found = matched if _is_quick(item, [pattern]) else unmatched
+                found.add((function, pattern))
+    if wrong := sorted(unmatched - matched):
+        raise pytest.UsageError(f"slow(quick=): patterns of no test's parameters: {wrong}")
 
 
 def summary(tier: str, counts: Counter[str]) -> list[str]:

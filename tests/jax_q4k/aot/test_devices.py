@@ -79,6 +79,7 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     return model, weights, where
 
 
+@pytest.mark.slow("compiles for several GPUs", quick=["*Auto*"])
 @pytest.mark.parametrize(
     ("kind", "groups"), [(AxisType.Auto, 1), (AxisType.Explicit, 1), (AxisType.Explicit, 2)]
 )

@@ -111,6 +111,7 @@ def family(name: str) -> str:
     return name.partition("_q4_k")[0].partition("_q6_k")[0].partition("_q5_0")[0]
 
 
+@pytest.mark.slow("compiles layers of five models for a GPU", quick=["latent"])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_launches_of_a_layer(kind, record_property):
     program = layer_times.decode_step(kind.config).program
@@ -125,6 +126,7 @@ def test_launches_of_a_layer(kind, record_property):
     assert len(launches) - len(ours) <= kind.others
 
 
+@pytest.mark.slow("assembles and simulates every kernel of a layer")
 @pytest.mark.parametrize("model, most", PREDICTED, ids=lambda x: x if isinstance(x, str) else "")
 def test_predicted_time_of_a_layer(model, most, record_property):
     config, kinds = layer_times.LAYERS[model]

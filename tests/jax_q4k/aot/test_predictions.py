@@ -75,6 +75,7 @@ def test_small_tiles_read_activations_again():
     assert found.seconds > 25e-6 and found.bound == "l2"
 
 
+@pytest.mark.slow("simulates kernels of full size")
 def test_bytes_in_flight_are_different_ones():
     """Four lanes load a super-block's header a word each: no byte counts twice.
 

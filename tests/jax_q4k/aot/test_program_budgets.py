@@ -41,6 +41,9 @@ def of_weights(i: SassInstruction) -> bool:
     return i.category.startswith("load global") and ".CONSTANT" in i.opcode
 
 
+@pytest.mark.slow(
+    "assembles and simulates every kernel of a program", quick=["llama-3.1-8b, batch 1"]
+)
 @pytest.mark.parametrize("program", BUDGETS, ids=str)
 def test_no_kernel_costs_more(program: Asked):
     """And each has its limits: a kernel that is new in a program gets a row."""
