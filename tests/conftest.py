@@ -147,6 +147,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(line)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if mark := item.get_closest_marker("slow"):
+        item.user_properties.append(("slow", mark.args[0]))  # for the timings
+
+
 @pytest.fixture(autouse=True)
 def _default_device(request: pytest.FixtureRequest):
     """On a machine with a GPU, tests without the `gpu` mark still run on the CPU."""

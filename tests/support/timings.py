@@ -1,4 +1,7 @@
-"""Seconds of every test and the memory of the processes that ran them: `--timings FILE`."""
+"""Seconds of every test and the memory of the processes that ran them: `--timings FILE`.
+
+`tools.test_times` makes the tables of tests/README.md from the file.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-#: A worker that needs more could not run beside another on a machine of 8 GB.
-MOST_MEGABYTES = 3072
 
 
 def own_megabytes() -> int:
@@ -25,10 +25,12 @@ class Timings:
     def __init__(self, file: Path | None):
         self.file = file
         self.seconds: dict[str, float] = defaultdict(float)
+        self.reasons: dict[str, str] = {}
         self.megabytes: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
+        self.reasons |= {report.nodeid: r for name, r in report.user_properties if name == "slow"}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -41,4 +43,5 @@ class Timings:
         terminalreporter.line(f"most memory: {each}")
         if self.file:
             rounded = {test: round(seconds, 3) for test, seconds in self.seconds.items()}
-            self.file.write_text(json.dumps({"megabytes": most, "seconds": rounded}, indent=0))
+            found = {"megabytes": most, "seconds": rounded, "reasons": self.reasons}
+            self.file.write_text(json.dumps(found, indent=0))
