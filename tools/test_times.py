@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -76,11 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     text = PAGE.read_text()
     for name, lines in parts.items():
-        body = "\n".join(["", *lines, ""])
-        pattern = rf"(<!-- {name} -->).*?(<!-- end -->)"
-        text, count = re.subn(pattern, lambda m: m[1] + body + m[2], text, flags=re.DOTALL)
-        if count != 1:
+        head, found, rest = text.partition(f"<!-- {name} -->")
+        if not found:
             raise SystemExit(f"{PAGE} has no place for the table {name!r}")
+        _, end, tail = rest.partition("<!-- end -->")
+        text = "\n".join([head + found, *lines, end + tail])
     PAGE.write_text(text)
     for function in bare:
         print(f"{function} takes more than {LONG:.0f} s and has no slow(reason)")

@@ -30,7 +30,8 @@ class Timings:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
-        self.reasons |= {report.nodeid: r for name, r in report.user_properties if name == "slow"}
+        if reason := dict(report.user_properties).get("slow"):
+            self.reasons[report.nodeid] = str(reason)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
