@@ -6,14 +6,13 @@ import functools
 import gc
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import budget, tiers, timings
+from support import budget, memory, tiers, timings
 
 from ptx_kernels import driver
 from ptx_kernels.machine_code import disk_cache
@@ -59,6 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
     reports = not hasattr(config, "workerinput")
     if reports:
         config.pluginmanager.register(timings.Timings(config.getoption("--timings")))
+    config.pluginmanager.register(memory.Bound())
     if seconds := config.getoption("--budget"):
         config.pluginmanager.register(budget.Budget(seconds, reports))
 
@@ -163,19 +163,6 @@ def _default_device(request: pytest.FixtureRequest):
     on_gpu = request.node.get_closest_marker("gpu") is not None
     with jax.default_device(jax.devices("cuda" if on_gpu else "cpu")[0]):
         yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _few_mappings():
-    """Compiled programs go where a process has many: it crashes at the system's 65,530 mappings.
-
-    Each of XLA's programs for a CPU takes about eleven, and JAX keeps what it compiled.
-    """
-    yield
-    maps, jax = Path("/proc/self/maps"), sys.modules.get("jax")
-    if jax is not None and maps.exists() and maps.read_bytes().count(b"\n") > 16_000:
-        jax.clear_caches()
-        gc.collect()
 
 
 @pytest.fixture

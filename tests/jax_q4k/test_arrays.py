@@ -36,6 +36,7 @@ def make(name: str, shape: tuple[int, ...]) -> jq.QuantizedArray:
     return jq.QuantizedArray.from_gguf_bytes(random_bytes(name, shape), name, shape)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [(512,), (6, 256), (3, 4, 512)])
 def test_bytes_come_back_and_weights_are_ggmls(name, shape):
@@ -74,6 +75,7 @@ def test_raw_is_copied():
     assert w.to_gguf_bytes() == raw.tobytes()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])  # one plane and four
 @pytest.mark.parametrize(
     "index",

@@ -34,6 +34,7 @@ def normal(*shape: int, seed: int = 0, dtype=jnp.float32) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [1, 3, 8, 9])
 @pytest.mark.parametrize("format", FORMATS)
 def test_matmul(format: str, rows: int) -> None:
@@ -71,6 +72,7 @@ def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float
     assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("format", FORMATS)
 def test_dequantize_and_embedding(format: str, dtype) -> None:

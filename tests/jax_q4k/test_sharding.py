@@ -467,6 +467,7 @@ def gathered(text: str) -> int:
     return max((int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes), default=0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_split_operands_stay_where_they_are(name: str, kind: str) -> None:

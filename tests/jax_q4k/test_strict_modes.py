@@ -29,6 +29,7 @@ def strict(transfers="disallow"):
         yield
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("name", CASES)
 def test_operations_and_their_derivatives(name, implementation):

@@ -117,6 +117,7 @@ def values(aval, rows):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("name", CASES)
 def test_on_a_cpu_one_program_serves_all_numbers_of_rows(name, implementation):

@@ -15,8 +15,10 @@ from ptx_kernels.machine_code.ptxas import TARGETS, Assembly, assemble_together
 _AT_ONCE = 16
 
 
-def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
-    """(text, arch) -> Assembly, of every text on every one of `TARGETS` that it is for.
+def assemble_each(
+    texts: Iterable[str], archs: Iterable[str] = TARGETS
+) -> dict[tuple[str, str], Assembly]:
+    """(text, arch) -> Assembly, of every text on every one of `archs` that it is for.
 
     All but the cubin is as `assemble` has it.
 
@@ -32,7 +34,7 @@ def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
         (part, arch)
         for (_, target), alike in by_head
         for part in _batches(list(alike))
-        for arch in TARGETS
+        for arch in archs
         if _number(arch) >= _number(target)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

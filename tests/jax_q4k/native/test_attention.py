@@ -31,6 +31,7 @@ def cache(dtype, num_pages, kv_heads, head_dim):
     return filled[:2], dict(zip(("k_scales", "v_scales"), filled[2:], strict=False))
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -57,6 +58,7 @@ def test_contexts_of_several_parts(kernels, options):
     assert nmse(got, want) <= 1e-11
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pages_of_every_type(kernels, dtype):
     (k, v), scales = cache(dtype, 6, 2, 48)
@@ -69,6 +71,7 @@ def test_pages_of_every_type(kernels, dtype):
     assert nmse(got, want) <= 1e-11
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [2, 16])  # few queries, and more than read pages as they lie
 def test_heads_of_512_dimensions(kernels, heads, dtype):
@@ -82,6 +85,7 @@ def test_heads_of_512_dimensions(kernels, heads, dtype):
     assert nmse(got, oracles.attention(q, *held, *arrays[2:], 512**-0.5)) <= 1e-11
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "heads, kv_heads, head_dim, value_dim", [(16, 1, 576, 512), (20, 1, 288, 256), (6, 2, 64, 32)]
@@ -107,6 +111,7 @@ def test_latent_pages(kernels, heads, kv_heads, head_dim, value_dim, dtype):
     assert nmse(got, want) <= 1e-11
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_latent_rows_are_stored_as_keys_are(kernels, dtype):
     """Bit for bit, whatever follows them; the last of several tokens for a slot stays."""
@@ -130,6 +135,7 @@ def test_page_ids_outside_the_pages_are_not_read(kernels):
     assert nmse(got, want) <= 1e-12 and not got[2].any()
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
 def test_values_are_stored_rounded_to_even(kernels, dtype):
     """Every value of 8 bits of mantissa over many powers of two, ties, the largest, and NaN.
@@ -170,6 +176,7 @@ def test_values_are_stored_rounded_to_even(kernels, dtype):
         )
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_contiguous_cache_of_any_length(kernels, dtype):
     """Its last 16 tokens may be fewer; so may their scales."""
@@ -217,6 +224,7 @@ def test_the_last_of_several_tokens_for_a_slot_stays(kernels):
         )
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim, half", [(32, 12), (512, 256), (512, 64)])
@@ -253,6 +261,7 @@ def test_rope_append(kernels, dim, half, dtype, interleaved):
         assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("window, capped", [(None, False), (1, False), (9, True), (30, False)])
 @pytest.mark.parametrize("time", [1, 16, 37])
 def test_causal_attention(kernels, time, window, capped):
@@ -272,6 +281,7 @@ def test_causal_attention(kernels, time, window, capped):
         assert nmse(got[row, :length], np.asarray(want)[row, :length]) <= 1e-12
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("head_dim, value_dim", [(192, 128), (512, 512), (32, 576)])
 def test_causal_attention_with_values_of_another_width(kernels, head_dim, value_dim):
     q, k = normal(2, 37, 4, head_dim), normal(2, 37, 4, head_dim, seed=1)

@@ -23,6 +23,7 @@ def rule(*operands, **options):
     )
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("time", [1, 2, 37])
 @pytest.mark.parametrize("dims", DIMS)
 def test_the_rule(kernels, dims, time):
@@ -53,6 +54,7 @@ def test_padding_at_the_end_leaves_the_state_bit_for_bit(kernels):
     assert np.isfinite(o).all()
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("width", [1, 4, 6])
 @pytest.mark.parametrize("dims", DIMS)
 def test_the_step(kernels, dims, width):

@@ -47,6 +47,7 @@ def products(x, w, ids):
     return np.where(known[..., None], np.einsum("mtnk,mtk->mtn", chosen, x), 0)
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("m", [1, 4, 60])
 def test_the_experts_of_every_token(kernels, m, quantized):
@@ -96,6 +97,7 @@ def test_every_type_of_matrix(format):
             assert nmse(y, products(rows, exact, ids)) <= 1e-10
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("m", [2, 40])
 @pytest.mark.parametrize("quantized", [True, False])

@@ -40,6 +40,7 @@ def columns(format, spans, blocks):
     return 256 * spans + (32 * blocks if formats.get(format).block_size == 32 else 0)
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_every_format_and_number_of_rows(kernels, format):
     for n, m, spans, blocks in [
@@ -59,6 +60,7 @@ def test_every_format_and_number_of_rows(kernels, format):
             assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10, (n, m, k, quantized)
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_float_weights(kernels, dtype):
     """Rows that end within a vector, a span and a tile; another matrix beside them."""
@@ -80,6 +82,7 @@ def test_float_weights(kernels, dtype):
         np.testing.assert_array_equal(rows, np.asarray(w)[[n - 1, 0]].astype(np.float32))
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_float_activations_see_decoded_weights(kernels, format):
     """Each column of the identity gives a column of the matrix, for few rows and for many."""
@@ -94,6 +97,7 @@ def test_float_activations_see_decoded_weights(kernels, format):
         np.testing.assert_array_equal(few, decoded.T[first : first + 3])
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_extreme_weights(kernels, format, kind):
@@ -121,6 +125,7 @@ def hundred_thousand_blocks(format):
     return w, jnp.asarray(x), seen(x, True) @ exact.T
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_a_hundred_thousand_random_blocks(kernels, format):
     w, x, want = hundred_thousand_blocks(format)
@@ -161,6 +166,7 @@ def test_norm_biases_and_residual(kernels, m):
     assert nmse(y, residual + normalized @ exact_v.T) <= 1e-10
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("activation", jq.ACTIVATION_FUNCTIONS)
 @pytest.mark.parametrize("m", [1, 19])
 def test_gate_and_up(kernels, activation, m):
@@ -172,6 +178,7 @@ def test_gate_and_up(kernels, activation, m):
     assert nmse(y, gated(activation, g, u)) <= 1e-10
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("m", [1, 270])
 def test_the_whole_network(kernels, m, quantized):
@@ -194,6 +201,7 @@ def test_the_whole_network(kernels, m, quantized):
         assert nmse(y - residual, want) <= (1e-6 if quantized_down else 1e-9)
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("m", [2, 20])
 @pytest.mark.parametrize("quantized", [True, False])
@@ -207,6 +215,7 @@ def test_a_bad_activation_spoils_its_row_alone(kernels, value, m, quantized):
     assert nmse(np.asarray(y)[others], seen(x[others], quantized) @ exact.T) <= 1e-10
 
 
+@pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("format", [f for f in PRODUCTS if formats.get(f).block_size < 256])
 def test_a_bad_scale_spoils_its_row_alone(kernels, format):
     # A row that ends within a span of 256 columns is read on into the next one.

@@ -57,6 +57,7 @@ def test_quantized_by_the_kernels_as_by_plain_jax(dtype):
         assert jnp.isnan(got[3][1, 1, 1]) and jnp.isinf(got[3][1, 0, 4])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [96, 576])

@@ -36,6 +36,7 @@ def definition(q, k, v, lengths, scale, window=1 << 30, soft_cap=np.inf, sinks=(
     return out
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     "time, window", [(1, 1), (40, 1), (40, 7), (40, 16), (40, 33), (40, 99), (QUERY_BLOCK + 9, 20)]
@@ -53,6 +54,7 @@ def test_a_token_sees_the_last_ones_of_its_window(implementation, time, window):
         assert nmse(np.asarray(got)[row, :length], want[row, :length]) <= 1e-12
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     "time, head_dim, value_dim",

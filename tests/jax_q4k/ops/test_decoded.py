@@ -63,6 +63,7 @@ def launches(function: Any, *arguments: Any) -> list[str]:
     return [kernel.name for call in calls for kernel in call.kernels]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("format", FORMATS)
 def test_equals_float64(format: str, dtype: Any) -> None:

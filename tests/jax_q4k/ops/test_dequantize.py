@@ -10,6 +10,7 @@ from ptx_kernels import formats
 from .random_weights import random_weights
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", formats.names())
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_equals_the_formats_own_decoder(format, dtype):

@@ -70,6 +70,7 @@ def exact(x, ids, weights, residual, seen=lambda x: x.astype(np.float64)):
     return residual + np.einsum("mtn,mt->mn", y, np.where(at == ids, weights, 0))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("activations", ["f32", "q8_1"])
 @pytest.mark.parametrize("m", [1, 3, 40])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

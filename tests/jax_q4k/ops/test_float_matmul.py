@@ -22,6 +22,7 @@ def exact(x, w):
     return np.asarray(x).astype(np.float64) @ np.asarray(w).astype(np.float64).T
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", CPU)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

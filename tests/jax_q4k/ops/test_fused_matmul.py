@@ -95,6 +95,7 @@ def test_equals_the_definition(name, fused):
         assert nmse(y, want) <= 1e-11
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [1, 3, 5, 20, 65])  # mat-vecs; tensor cores, int8 and f16
 @pytest.mark.parametrize("name", CALLS)
 def test_simulated_kernels_equal_the_reference(name, rows):
@@ -155,6 +156,7 @@ def test_jit_traces_again_where_the_fusions_change():
     assert len(traced) == 3
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", CALLS)
 def test_derivatives_are_those_of_the_chain(name, implementation):

@@ -27,6 +27,7 @@ def padded(operands, at, value=0.0):
     return q, k, v, g, beta, state
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize(
@@ -143,6 +144,7 @@ def test_ten_thousand_steps(implementation):
     assert nmse(o.swapaxes(0, 1), want[0]) <= 1e-10 and nmse(state, want[1]) <= 1e-10
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("time", [1, 7, FEW + 9, CHUNK + 40])
 def test_padding_leaves_the_state_bit_for_bit(implementation, time):

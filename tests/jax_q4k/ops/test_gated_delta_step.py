@@ -37,6 +37,7 @@ def ring(qkv, time, width):
     return columns
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_one_row_without_leading_axes():
     assert nmse(jq.matmul(x, w, activations="f32"), f64_product(x, w)) <= 1e-12
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [8, 9])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):

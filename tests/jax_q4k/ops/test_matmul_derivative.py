@@ -41,6 +41,7 @@ def primitives(jaxpr):
                 yield from primitives(parameter)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_vjp_and_jvp_equal_those_of_the_decoded_weights(format, dtype):
@@ -65,6 +66,7 @@ def test_vjp_and_jvp_equal_those_of_the_decoded_weights(format, dtype):
     np.testing.assert_array_equal(transpose, got)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [2, 9])  # with a kernel for int8 activations, and decoded
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_simulated_kernels_give_the_same_derivative(format, rows):
@@ -94,6 +96,7 @@ def test_simulated_kernels_keep_the_activations_dtype(rows):
     assert nmse(got, np.asarray(dy).astype(np.float64) @ decoded(w)) <= TOLERANCE[jnp.bfloat16]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rounding_of_the_activations_is_passed_straight_through(format, implementation):

@@ -67,6 +67,7 @@ CALLS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "transform", [jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(f))], ids=["grad", "jvp", "jit"]
 )

@@ -62,6 +62,7 @@ def test_tensor_cores_take_over_from_mat_vecs(format, rows, columns, family):
         assert launches(jq.implementation(activations="f32")(jq.matmul), x, w) == ["matvec"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format, rows):
@@ -85,6 +86,7 @@ def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format,
     np.testing.assert_array_equal(inline, jq.implementation("sim")(jq.matmul)(x, w))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 def test_f32_mat_vecs_are_exact(format, rows):

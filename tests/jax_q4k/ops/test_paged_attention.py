@@ -70,6 +70,7 @@ def latent(dtype, heads=16, head_dim=288, value_dim=256, num_kv_heads=1):
     return (q, rows, scales, tables), keys, keys[..., :value_dim]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
 @pytest.mark.parametrize(
@@ -100,6 +101,7 @@ def test_latent_pages(heads, head_dim, value_dim, num_kv_heads, dtype, implement
     assert half.dtype == jnp.bfloat16 and nmse(half, want) <= 1e-5
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("options", [dict(window=20, soft_cap=1.5), dict(window=1)], ids="-".join)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
@@ -178,6 +180,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
 def test_heads_of_512_dimensions(dtype, implementation):
@@ -196,6 +199,7 @@ def test_heads_of_512_dimensions(dtype, implementation):
     assert nmse(got, want) <= 1e-11 and nmse(run, want) <= 1e-11
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e4m3fn])

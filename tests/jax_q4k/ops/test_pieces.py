@@ -68,6 +68,7 @@ def room(dtype: Any) -> np.ndarray:
     return LONG if jnp.dtype(dtype).itemsize > 1 else LONGER
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
@@ -82,6 +83,7 @@ def test_equals_the_definition(long: bool, dtype: Any, implementation: str) -> N
     assert not np.asarray(got)[1].any() and not np.asarray(got)[2, 2:].any()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int8])
 @pytest.mark.parametrize("window", [None, 3, 20])
@@ -134,6 +136,7 @@ def test_one_token_is_a_step_of_decoding() -> None:
     np.testing.assert_array_equal(got[:, 0], jq.paged_attention(q[:, 0], **rest))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tables", [TABLES, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("n", [40, 256])

@@ -46,6 +46,7 @@ def activations(rows: int = 2) -> jax.Array:
     return jax.random.normal(jax.random.key(0), (rows, K))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", "sim", NATIVE])
 @pytest.mark.parametrize("name", CALLS)
 def test_results_stay(name, implementation):

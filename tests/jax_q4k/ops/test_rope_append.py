@@ -51,6 +51,7 @@ def exact(a, interleaved):
     return turned(a["q"], a.get("q_norm")), turned(a["k"], a.get("k_norm"))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
@@ -85,6 +86,7 @@ def test_rotates_and_writes_its_slots(
         np.testing.assert_array_equal(np.asarray(got)[rest], np.asarray(before)[rest])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.int8, 1e-4), (jnp.float8_e4m3fn, 2e-3)])

@@ -21,6 +21,7 @@ def operands(tokens, heads, head_dim, rope_dim):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("interleaved", [True, False])
 # less than a vector, a vector and some, the whole head

@@ -22,6 +22,7 @@ def routed(logits, top, scores, chosen_by, normalize, scale):
     return ids, weights * scale
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("normalize, scale", [(True, 1.0), (False, 2.5)])
 @pytest.mark.parametrize("groups, used", [(1, 1), (3, 2), (12, 4)])
 @pytest.mark.parametrize("bias", [None, BIAS])

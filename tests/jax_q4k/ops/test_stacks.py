@@ -60,6 +60,7 @@ def test_the_bits_are_those_of_the_slices(implementation, rows):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.grid
 @needs_native
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize("rows", [1, 20])

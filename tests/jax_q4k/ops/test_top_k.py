@@ -18,6 +18,7 @@ def values(*shape, distinct=50, dtype=jnp.float32):
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("shape", [(1,), (33,), (2, 3, 700), (2, 1536), (2, 3000)])
 def test_argmax_is_the_first_of_the_largest(shape, implementation):
@@ -27,6 +28,7 @@ def test_argmax_is_the_first_of_the_largest(shape, implementation):
     np.testing.assert_array_equal(best, np.argmax(x, axis=-1))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     "shape, k", [((1,), 1), ((33,), 33), ((2, 3, 700), 5), ((2, MAX_PART + 905), 40)]

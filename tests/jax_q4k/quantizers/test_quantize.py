@@ -51,6 +51,7 @@ def relative_rmse(got: np.ndarray, want: np.ndarray, importance=1.0) -> float:
     return float(np.sqrt(np.sum(importance * (got - want) ** 2) / np.sum(importance * want**2)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", SEARCHED)
 def test_errors_are_below_ggmls(format, kind):
@@ -146,6 +147,7 @@ def test_fresh_rows_and_both_decoders(format):
     assert nmse(w.dequantize(), x) <= bound**2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", ["IQ4_NL", "MXFP4", "Q4_0", "Q5_0", "Q8_0"])
 def test_decoded_blocks_are_kept(format, kind):
@@ -169,6 +171,7 @@ def test_decoded_blocks_that_tell_their_grid_are_kept(format):
     assert changed <= 0.01 * total
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("kind", ["offset", "onesided", "sparse"])
 def test_decoded_blocks_that_do_not_tell_their_grid_stay_close(format, kind):
@@ -297,6 +300,7 @@ def test_zeros_are_kept(format):
     assert not got[0].any() and not got[1, :256].any() and got[1, 256:].any()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("value", [1e-45, 1e-30, -1e-12, 2.0**-26, -3e-8])
 def test_values_below_every_step_become_small_ones(format, value):
@@ -304,6 +308,7 @@ def test_values_below_every_step_become_small_ones(format, value):
     assert np.abs(got).max() <= 2.0**-24
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", SEARCHED)
 @pytest.mark.parametrize("value", [0.01, -1.0, 3000.0])
 def test_constants(format, value):
@@ -334,6 +339,7 @@ def test_the_largest_magnitudes_of_both_signs(format):
     assert np.abs(round_trip(x, format) - x).max() <= step * limit
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_magnitudes(format, sign):
@@ -352,6 +358,7 @@ def test_the_largest_magnitudes(format, sign):
         quantizers.quantize(x, format)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_the_first_value_that_is_not_finite_is_named(format, value):

@@ -121,6 +121,7 @@ def test_decode_equals_ggml_bit_for_bit(name):
     assert np.any(got != 0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("jit", [False, True])
 def test_jax_decodes_the_same_bits(name, jit):
@@ -152,6 +153,7 @@ def test_subnormal_weights(dtype):
         np.testing.assert_array_equal(np.asarray(got).view(bits), want.astype(dtype).view(bits))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_finite_finds_the_bad_block(name, value):

@@ -11,6 +11,7 @@ from ptx_kernels.kernels.append_kv import append_kv
 from ptx_kernels.ptx import KernelError
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "fp8"])
 @pytest.mark.parametrize(
     "tokens, heads, head_dim, latent",

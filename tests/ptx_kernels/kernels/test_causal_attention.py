@@ -61,6 +61,7 @@ def test_sizes_of_heads(head_dim: int, value_dim: int) -> None:
     assert causal_subject(config, time=18, **sizes).passes()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("time", [1, 2, 15, 16, 17, 33, 48])
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 40])
 def test_windows(time: int, window: int | None) -> None:
@@ -159,6 +160,7 @@ def _instructions_per_mma(kernel: Kernel, arch: str) -> float:
     return min(issued / mma for issued, mma in loops if mma)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("arch", ptxas.TARGETS)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_instructions_per_mma(parts: int, arch: str) -> None:

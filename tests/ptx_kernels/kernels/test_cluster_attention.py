@@ -38,6 +38,7 @@ def test_lengths(config: PagedAttentionConfig, splits: int) -> None:
     assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", PAGE_TYPES)
 @pytest.mark.parametrize("head_dim", [32, 80, 128])
 def test_pages(head_dim: int, dtype: str) -> None:
@@ -129,6 +130,7 @@ def test_output_for_a_product(
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "config, output", [(LANES, "f32"), (CORES, "f32"), (WHOLE, "f16"), (CORES, "f16")]
@@ -167,6 +169,7 @@ def test_both_barriers_are_needed(config: PagedAttentionConfig, output: str, whi
         simulator.run(replace(kernel, text=text, lines={}), *operands())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", PAGE_TYPES)
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("cluster", [False, True])

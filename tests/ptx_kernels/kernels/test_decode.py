@@ -12,6 +12,7 @@ from ptx_kernels.limits import MAX_F16_ROW
 from ptx_kernels.ptx import KernelError
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["random", "extreme", "zero", "full"])
 @pytest.mark.parametrize("format", formats.names())
 def test_equals_numpy(format: str, kind: str) -> None:
@@ -20,6 +21,7 @@ def test_equals_numpy(format: str, kind: str) -> None:
     np.testing.assert_array_equal(y, formats.get(format).decode(planes))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("format", formats.names())
 def test_rounds_to_16_bits(format: str, dtype: str) -> None:
@@ -30,6 +32,7 @@ def test_rounds_to_16_bits(format: str, dtype: str) -> None:
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("format", formats.names())
 def test_looks_rows_up(format: str, dtype: str) -> None:
@@ -47,6 +50,7 @@ def test_a_row_that_takes_several_blocks_of_threads() -> None:
     np.testing.assert_array_equal(y, formats.get("Q4_K").decode(planes))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("below", [1, 1 << 15])
 @pytest.mark.parametrize("kind", ["random", "extreme", "zero", "full"])
 @pytest.mark.parametrize("format", formats.names())

@@ -17,6 +17,7 @@ from ptx_kernels.tuning import choose
 rng = np.random.default_rng(0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("below", [1, 1 << 15])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("rows, columns, warps", [(1, 64, 1), (3, 900, 2), (2, 4096, 8)])

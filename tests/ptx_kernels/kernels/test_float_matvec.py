@@ -25,6 +25,7 @@ def activations(m: int, columns: int, dtype: str) -> tuple[np.ndarray, np.ndarra
     return x, x.astype(np.float64)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("multiprocessors", [132, 1])  # rows too few for a device, and enough
 @pytest.mark.parametrize("m", [1, 2, 3, 8])
 @pytest.mark.parametrize("format", PRODUCTS)

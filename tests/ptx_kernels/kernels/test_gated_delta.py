@@ -44,6 +44,7 @@ def heads(batch: int, time: int, k_heads: int, v_heads: int, keys: int, values: 
     return sizes | dict(key_dim=keys, value_dim=values)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize(
     "sizes, config",

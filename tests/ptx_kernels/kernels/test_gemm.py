@@ -51,6 +51,7 @@ K_QUANTS = tuple(format for format in PRODUCTS if formats.get(format).block_size
 OTHERS = tuple(format for format in PRODUCTS if format not in K_QUANTS)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", K_QUANTS)
 @pytest.mark.parametrize(
     ("m", "n", "columns"),
@@ -70,6 +71,7 @@ def test_shapes(format: str, m: int, n: int, columns: int) -> None:
     assert run(format, m, n, columns, choose(gemm_rule, format, n, columns, m)) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", OTHERS)
 @pytest.mark.parametrize(
     ("m", "n", "columns"), [(5, 1, 64), (16, 37, 896), (40, 20, 320), (17, 100, 256)]
@@ -78,6 +80,7 @@ def test_rows_that_are_no_whole_super_blocks(format: str, m: int, n: int, column
     assert run(format, m, n, columns, choose(gemm_rule, format, n, columns, m)) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "config",
     [
@@ -98,6 +101,7 @@ def test_configs(format: str, config: GemmConfig) -> None:
     assert run(format, 37, 101, 768, config) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_weights_at_the_limits(format: str, kind: str) -> None:
@@ -122,6 +126,7 @@ def test_scales_that_the_magic_number_has_no_room_for(exponent: int) -> None:
 HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("m", "n", "columns", "config"),
     [
@@ -279,6 +284,7 @@ def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
     assert kernel.dynamic_shared_bytes + found.shared_bytes <= 227 << 10
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("m", [4, 9, 16, 32, 48, 64, 512])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_tuning_fits_every_target(format: str, m: int) -> None:

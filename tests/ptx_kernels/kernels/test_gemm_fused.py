@@ -252,6 +252,7 @@ LAYER = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("m", [4, 8, 16, 32, 64])
 @pytest.mark.parametrize("name", LAYER)
 @pytest.mark.parametrize(

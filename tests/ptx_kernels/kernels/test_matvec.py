@@ -34,6 +34,7 @@ def run(
     return nmse(y, x @ weights(format, planes).T)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("n", [1, 3, 37])
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 @pytest.mark.parametrize("format", PRODUCTS)
@@ -86,6 +87,7 @@ def test_many_rows_of_small_blocks() -> None:
 
 
 # with tails of every kind behind the unrolled loop
+@pytest.mark.grid
 @pytest.mark.parametrize("blocks", [1, 4, 9, 35])
 @pytest.mark.parametrize(
     "config",
@@ -104,6 +106,7 @@ def test_configs(config: MatvecConfig, blocks: int) -> None:
         assert run(format, 10, 256 * blocks, 2, config) <= TIGHT
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_weights_at_the_limits(format: str, kind: str) -> None:

@@ -45,6 +45,7 @@ def check(family: str, config: MatvecConfig, **arguments) -> None:
         assert np.any(plain)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("format", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q5_0", "IQ2_XS"])
 @pytest.mark.parametrize(
     ("unroll", "trips", "rest"), [(1, 3, 0), (2, 3, 0), (2, 5, 256), (3, 5, 256)]
@@ -61,6 +62,7 @@ def test_formats(format, unroll, trips, rest):
     check("matvec", config, format=format, n=7, columns=columns, m=1, **norm)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize(
     "changes",

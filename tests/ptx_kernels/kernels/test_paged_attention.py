@@ -33,6 +33,7 @@ ROUNDING = {"f32": 1e-11, "f16": 1e-6, "bf16": 1e-5, "int8": 1e-4, "fp8": 2e-3}
 DEFAULT = PagedAttentionConfig()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_dims(head_dim: int, dtype: str) -> None:
@@ -40,6 +41,7 @@ def test_head_dims(head_dim: int, dtype: str) -> None:
     assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 112, 256, 512])
 def test_loads_of_8_bytes(head_dim: int, dtype: str) -> None:
@@ -94,6 +96,7 @@ def test_wide_heads_as_tuning_has_them(group: int, dtype: str) -> None:
     assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "head_dim, value_dim, group",
@@ -107,6 +110,7 @@ def test_latent_pages(head_dim: int, value_dim: int, group: int, dtype: str) -> 
     assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "group, teams, warps, queries",
@@ -144,6 +148,7 @@ def test_a_team_reads_latent_rows_once(group: int, dtype: str) -> None:
 LENGTHS = [0, 1, 15, 16, 17, 63, 113, 129]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "warps, unroll, splits", [(1, 1, 1), (2, 3, 1), (4, 2, 1), (8, 1, 1), (2, 1, 3), (1, 2, 7)]
 )

@@ -30,6 +30,7 @@ SHAPE = dict(batch=1, num_heads=32, num_kv_heads=8, head_dim=128, value_dim=128,
 PAGES = dict(key_parts=1, page_size=16)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_groups_of_heads(group: int, dtype: str) -> None:
@@ -44,6 +45,7 @@ def test_the_parts_of_queries_are_needed() -> None:
     assert piece_subject(SMALL, parts=3, tolerance=1e-12).passes()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("head_dim", [48, 64, 80, 112, 128, 256])
 @pytest.mark.parametrize("warps, tokens", [(1, 16), (4, 48), (8, 32)])
 def test_sizes_of_heads(head_dim: int, warps: int, tokens: int) -> None:
@@ -182,6 +184,7 @@ def test_the_rule_fills_the_device() -> None:
     assert found == {4: 16, 16: 16, 64: 8, 256: 2, 512: 1, 2048: 1}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("device", [*DEVICES, "NVIDIA of tomorrow"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_the_rule_s_blocks_have_room(device: str, dtype: str) -> None:
@@ -226,6 +229,7 @@ def test_heads_and_latent_pages_that_do_not(changes: dict[str, int]) -> None:
     assert not piece_attention_rule(target(), **(shape | changes))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("arch", ptxas.TARGETS)
 @pytest.mark.parametrize("dtype, parts", [("bf16", 1), ("f16", 1), ("bf16", 2)])
 def test_instructions_per_mma(dtype: str, parts: int, arch: str) -> None:

@@ -52,6 +52,7 @@ def operands(given: dict[str, Any], types: tuple[str, ...], columns: int, m: int
     return pages, planes, x, norm.astype(np.float32), slots, angles, biases
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
     "types, heads, kv_heads, head_dim, rope_dim, columns, m, pages, config",

@@ -33,6 +33,7 @@ def operands(
     return pages, [q, k, v], slots, angles, norms
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(
     "tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm",

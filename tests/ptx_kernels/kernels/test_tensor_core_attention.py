@@ -32,6 +32,7 @@ def cores(queries: int = 4, warps: int = 2, **options: Any) -> PagedAttentionCon
     return PagedAttentionConfig(warps, queries, unroll=1, tensor_cores=True, **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", NARROW)
 def test_head_dims(head_dim: int, dtype: str) -> None:
@@ -41,6 +42,7 @@ def test_head_dims(head_dim: int, dtype: str) -> None:
     assert nmse(got, want) <= TOLERANCE[dtype]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "group, queries", [(1, 1), (2, 2), (7, 7), (8, 8), (9, 9), (16, 16), (20, 10), (5, 2), (17, 16)]
@@ -54,6 +56,7 @@ def test_query_heads_per_kv_head(group: int, queries: int, dtype: str) -> None:
 LENGTHS = [0, 1, 15, 16, 17, 63, 113, 129]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("warps, splits", [(1, 1), (4, 1), (8, 1), (2, 3), (1, 7), (3, 2)])
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_lengths(warps: int, splits: int, contiguous: bool) -> None:
@@ -70,6 +73,7 @@ def test_page_sizes(page_size: int) -> None:
     assert nmse(got, want) <= TOLERANCE["int8"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "options",
@@ -241,6 +245,7 @@ def test_output_for_a_mat_vec(splits: int) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group, capacity", [(3, 16), (4, 512), (8, 4096), (24, 300), (33, 64)])
 def test_as_tuning_has_it(group: int, capacity: int, dtype: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Iterable
 
 import pytest
 from support.assembled import assemble_each
 
-from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.kernels import CASES, KERNELS, Case
 from ptx_kernels.machine_code import ptxas
 from ptx_kernels.machine_code.ptxas import (
     TARGETS,
@@ -181,25 +182,43 @@ def test_occupancy_refuses_what_cannot_be():
         occupancy(_assembly(arch="sm_70"), 128)
 
 
-@pytest.fixture(scope="module")
-def assemblies():
-    """Every case on every target that it is for, (text, arch) -> Assembly."""
-    return assemble_each(KERNELS[case.family](**case.arguments).text for case in CASES)
+def spilling(cases: Iterable[Case], archs: Iterable[str]) -> list[str]:
+    """Labels and targets of the kernels that spill, or were not assembled where they can be."""
+    kernels = {case.label: KERNELS[case.family](**case.arguments) for case in cases}
+    made = assemble_each((kernel.text for kernel in kernels.values()), archs)
+    wrong = []
+    for label, kernel in kernels.items():
+        for arch in archs:
+            found = made.get((kernel.text, arch))
+            if max(kernel.cluster) > 1 and arch == "sm_80":
+                fits = found is None  # it has no clusters
+            else:
+                fits = found is not None and not (
+                    found.spill_store_bytes or found.spill_load_bytes or found.stack_bytes
+                )
+            if not fits:
+                wrong.append(f"{label} {arch}: {found}")
+    return wrong
 
 
+@pytest.mark.slow("assembles hundreds of kernels", quick=["sm_90"])
 @pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-def test_every_kernel_assembles_without_spills(case, arch, assemblies):
-    kernel = KERNELS[case.family](**case.arguments)
-    if max(kernel.cluster) > 1 and arch == "sm_80":
-        assert (kernel.text, arch) not in assemblies  # it has no clusters
-        return
-    assembly = assemblies[kernel.text, arch]
-    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (
-        0,
-        0,
-        0,
-    )
+def test_every_kernel_assembles_without_spills(arch):
+    assert spilling(CASES, [arch]) == []
+
+
+def test_a_kernel_of_every_family_assembles_for_every_target():
+    one_each = {case.family: case for case in CASES}
+    assert spilling(one_each.values(), TARGETS) == []
+
+
+def test_spills_are_found(monkeypatch):
+    few = dataclasses.replace(assemble(ADD_ONE, "sm_90"), spill_load_bytes=4)
+    made = {(KERNELS[case.family](**case.arguments).text, "sm_90"): few for case in CASES[:2]}
+    monkeypatch.setitem(spilling.__globals__, "assemble_each", lambda *_: made)
+    assert len(spilling(CASES[:2], ["sm_90"])) == 2
+    monkeypatch.setitem(spilling.__globals__, "assemble_each", lambda *_: {})
+    assert len(spilling(CASES[:2], ["sm_90"])) == 2
 
 
 def test_every_family_has_a_case():

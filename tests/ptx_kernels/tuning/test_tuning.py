@@ -53,6 +53,7 @@ def test_the_device_is_known(multiprocessors):
     assert (current_device().multiprocessors, current_device().assumed) == (multiprocessors, False)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("context", [4096, 131072])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batch):
@@ -82,6 +83,7 @@ def test_splits_are_clusters_where_the_device_has_them(name, clusters):
     assert not config.cluster and config.splits > 8
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("m", [4, 16, 32, 64])
 @pytest.mark.parametrize(("n", "columns"), [(4096, 4096), (4096, 14336), (14336, 4096)])
 def test_few_rows_are_dealt_evenly(multiprocessors, n, columns, m):
