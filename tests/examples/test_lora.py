@@ -38,6 +38,7 @@ def rows(decoder, batch=2, time=12):
     return jax.random.randint(jax.random.key(1), (batch, time), 0, decoder.config.vocab_size)
 
 
+@pytest.mark.slow("compiles a model twice")
 def test_adapters_change_nothing_at_first():
     plain = models.from_gguf(GGUF)
     tokens = rows(plain)

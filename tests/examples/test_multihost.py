@@ -125,6 +125,7 @@ def after(label: str, text: str) -> Iterator[str]:
     return (line.removeprefix(label) for line in text.splitlines() if line.startswith(label))
 
 
+@pytest.mark.slow("starts four processes")
 def test_tokens_and_parts() -> None:
     path = GOLDEN / "llama-gqa.Q4_K_M.gguf"
     printed = processes(COUNTED, path, " ".join(map(str, PROMPT)), "--ids", "--new-tokens", 8)

@@ -112,6 +112,7 @@ def test_a_text_of_one_paragraph_is_refused(train_tiny, tmp_path):
         train_tiny.main([str(tmp_path / "work"), "--text", str(path), "--steps", "1", *SETTINGS])
 
 
+@pytest.mark.slow("trains")
 def test_other_settings_in_the_same_folder_are_refused(train_tiny, text, tmp_path):
     arguments = [str(tmp_path / "work"), "--text", str(text), "--steps", "1", *SETTINGS]
     train_tiny.main(arguments)

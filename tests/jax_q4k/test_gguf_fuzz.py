@@ -45,6 +45,7 @@ def fuzz(data: bytes, count: int, seed: int, path: Path) -> Counter[str]:
     return outcomes
 
 
+@pytest.mark.slow("reads hundreds of damaged files", quick=["part=0"])
 @pytest.mark.parametrize("part", range(2))
 def test_damaged_golden_files(part, tmp_path):
     data = (GOLDEN / "llama-gqa.Q4_K_M.gguf").read_bytes()

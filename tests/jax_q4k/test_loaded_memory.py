@@ -33,6 +33,7 @@ print(after - before, resident() - before)
 """
 
 
+@pytest.mark.slow("loads a large file three times")
 @needs_native
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_again_takes_no_more_memory(tmp_path):

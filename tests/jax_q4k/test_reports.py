@@ -105,6 +105,7 @@ def test_reports_pass_through_transformations():
     assert "packed_matmul" in reported(gradient, X.at[0, 0].set(jnp.nan))
 
 
+@pytest.mark.slow("runs each operation step by step", quick=["matmul*", "rms_norm", "mlp"])
 @pytest.mark.parametrize("name", [*NAMES, "append_kv", "embedding of floats", "argmax", "top_k"])
 def test_without_jit(name):
     function, arguments, differentiable = CASES[name]

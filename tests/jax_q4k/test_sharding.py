@@ -467,7 +467,11 @@ def gathered(text: str) -> int:
     return max((int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes), default=0)
 
 
-@pytest.mark.grid
+#: A case of each operation on each kind of mesh.
+FIRST = {f"{name.split('-')[0]}-{kind}": f"{name}-{kind}" for name in CASES for kind in KINDS}
+
+
+@pytest.mark.slow("compiles programs for eight devices", quick=FIRST.values())
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_split_operands_stay_where_they_are(name: str, kind: str) -> None:

@@ -109,6 +109,7 @@ def dtypes_and_values():
     return dtypes(), values()
 
 
+@pytest.mark.slow("compiles every operation in a process of its own")
 def test_64_bit_mode_gives_the_same_results():
     wide_dtypes, wide = in_64_bit_mode(dtypes_and_values)
     assert wide_dtypes == dtypes()

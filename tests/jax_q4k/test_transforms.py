@@ -36,6 +36,7 @@ def each(names):
     return pytest.mark.parametrize("name", names, scope="module")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @each(SOME_ARE_RIGHT)
 def test_what_is_right(name, implementation, pytestconfig):

@@ -132,6 +132,7 @@ def test_paged_decode_of_prompts_of_two_lengths(name):
     assert greedy.tolist() == want.greedy[: len(greedy)].tolist()
 
 
+@pytest.mark.slow("runs each model step by step", quick=["deepseek2", "lfm2moe", "gpt-oss-mxfp4"])
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_tokens_have_the_experts_that_llama_cpp_gives_them(name, monkeypatch):
     chosen, routed_mlp = [], jq.routed_mlp

@@ -57,6 +57,7 @@ def test_float_weights_are_params():
     assert type(linear.weight) is nnx.Param
 
 
+@pytest.mark.slow("trains several steps")
 def test_gradients_and_optimizers_work_as_written():
     modules = decoder()
     before, bytes_before = (

@@ -394,6 +394,7 @@ def test_a_row_is_what_it_is_alone(draft):
         assert out.finish_reason == alone.finish_reason == "length"
 
 
+@pytest.mark.slow("compiles programs with and without drafts", quick=["draft=None"])
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.usefixtures("exact")
 def test_logprobs(draft):
@@ -629,6 +630,7 @@ def test_prompts_are_padded_to_a_power_of_two_on_a_gpu(monkeypatch):
     assert model("llama-gqa").padded_length(600) == 1024
 
 
+@pytest.mark.slow("compiles for each choice")
 def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
     seen = []
     original = Decoder.decode

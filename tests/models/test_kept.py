@@ -69,6 +69,7 @@ def test_a_seed_is_no_part_of_a_program(folder):
     assert len(list(folder.folder.iterdir())) == 2
 
 
+@pytest.mark.slow("compiles a program a length")
 def test_every_length_has_programs_of_its_own(folder):
     """A cache of another capacity is another program, though no argument shows it."""
     file, options = golden.path("llama-gqa"), {"ignore_end": True}
@@ -173,6 +174,7 @@ def other_config(config, tensors):
     return dataclasses.replace(config, rope_theta=2 * config.rope_theta), tensors
 
 
+@pytest.mark.slow("compiles each program twice", quick=["other_weights-*"])
 @pytest.mark.parametrize("change, programs", [(other_weights, 2), (other_config, 4)])
 def test_a_model_that_changes(change, programs, folder, tmp_path_factory):
     """Weights are arguments of programs; everything else of a model is part of them."""

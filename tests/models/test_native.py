@@ -29,6 +29,7 @@ def test_logits(name):
     golden.check_logits(name)
 
 
+@pytest.mark.slow("compiles a model of floats", quick=["float16"])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_a_model_of_16_bit_weights_stays_in_16_bits(dtype):
     packed = golden.model("llama-gqa")

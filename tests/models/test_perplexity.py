@@ -172,6 +172,7 @@ def with_bpe_words(folder, text):
     return models.load(folder / "bpe.gguf")
 
 
+@pytest.mark.slow("a text of several windows, by llama.cpp")
 @pytest.mark.usefixtures("exact")
 def test_llama_cpps_perplexity(model, tmp_path):
     """SentencePiece with BOS, byte-level BPE without: within a thousandth of its figures."""

@@ -23,6 +23,7 @@ NAMES = ["llama-gqa", "gemma3", "qwen35", "lfm2", "deepseek2"]
 FIELDS = {"max_new_tokens": 9, "ignore_end": True}
 
 
+@pytest.mark.slow("compiles programs of two lengths", quick=["qwen35"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_goes_on(name: str) -> None:
@@ -130,6 +131,7 @@ def test_an_interrupt_between_and_within_pieces(
     assert out.tokens == models.generate(loaded, prompt, **FIELDS).tokens
 
 
+@pytest.mark.slow("compiles a program a message")
 @pytest.mark.usefixtures("exact")
 def test_a_conversation_computes_each_message_once() -> None:
     demo = models.load("demo")
@@ -158,6 +160,7 @@ def test_a_conversation_whose_answer_is_left() -> None:
     assert len(talk.turns) == 2
 
 
+@pytest.mark.slow("compiles by two implementations")
 @pytest.mark.usefixtures("exact")
 def test_another_implementation_computes_its_own() -> None:
     """A cache that plain JAX computed is not the one that the CPU's kernels would have."""

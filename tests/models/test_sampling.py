@@ -245,6 +245,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow("compiles a program a row", quick=["vocab=50"])
 @pytest.mark.parametrize("vocab", [VOCAB, 3000])
 def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
     """Whatever stages the rows beside it need."""
@@ -257,6 +258,7 @@ def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
         assert sample(logits[row : row + 1], one, of_row)[0] == together[row], one
 
 
+@pytest.mark.slow("sorts a large vocabulary")
 def test_top_p_beyond_the_candidates() -> None:
     """A flat distribution of many tokens, beside a steep one: as when all are put in order."""
     logits = logits_of(12, batch=3, vocab=4000, scale=0.01)
@@ -419,6 +421,7 @@ def test_parameters_of_the_wrong_type() -> None:
     )
 
 
+@pytest.mark.slow("traces each shape")
 def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"logits of shape \(5,\) must be \(batch, vocab\)"):
         sample(jnp.zeros(5), Sampling())

@@ -84,6 +84,7 @@ def wanted(name: str, folder: Path) -> jax.Array:
         return models.from_gguf(written(folder, metadata, products)).logits(TOKENS)
 
 
+@pytest.mark.slow("compiles each model twice", quick=["NVFP4-*", "gpt-oss-*"])
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [*((name, "native") for name in FILES), ("NVFP4", "xla"), ("gpt-oss", "xla")],
@@ -179,6 +180,7 @@ def test_parts_whose_scales_differ_are_written_apart_or_not_at_all(
         models.save_gguf(models.Model(decoder, None, model.metadata), tmp_path / "no.gguf")
 
 
+@pytest.mark.slow("compiles for two devices", quick=["NVFP4-*Auto*"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", ["NVFP4", "gpt-oss"])
 @pytest.mark.filterwarnings("ignore:whole on each")

@@ -41,6 +41,7 @@ def padded(tokens):
     return row, np.array([len(tokens)], np.int32)
 
 
+@pytest.mark.slow("compiles a program a length", quick=["lfm2"])
 @pytest.mark.parametrize("name", ["qwen35", "lfm2", "gemma4-e", "deepseek2-noyarn"])
 def test_a_prompt_cut_anywhere(name):
     """The rest of a prompt goes on from what the first piece has left: the same logits."""
@@ -57,6 +58,7 @@ def test_a_prompt_cut_anywhere(name):
             assert nmse(decode(loaded.weights, tokens[:1], cache)[0], behind) <= 1e-10
 
 
+@pytest.mark.slow("compiles three programs")
 def test_logits_of_every_token_of_a_piece():
     loaded, want = model("qwen35moe"), reference("qwen35moe")
     prefill, _, _ = programs(loaded)
@@ -77,6 +79,7 @@ def test_windows_take_as_many_tokens_at_a_time_as_they_have_room_for():
         loaded.decoder().extend(tokens, lengths, cache)
 
 
+@pytest.mark.slow("compiles four programs", quick=["lfm2moe"])
 @pytest.mark.parametrize("name", ["qwen35", "lfm2moe"])
 def test_rows_that_start_and_stop_at_different_times(name):
     """Each row of a batch has the logits that it has alone, whatever the others do."""
@@ -111,6 +114,7 @@ def test_rows_that_start_and_stop_at_different_times(name):
         assert nmse(np.stack(rows), want) <= 1e-10
 
 
+@pytest.mark.slow("compiles four programs", quick=["lfm2", "qwen35"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_rows_of_states_are_gathered_copied_and_reset(name):
     loaded, tokens = model(name), reference(name).tokens

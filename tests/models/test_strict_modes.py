@@ -42,6 +42,10 @@ def strict():
         yield
 
 
+@pytest.mark.slow(
+    "compiles two programs a model",
+    quick=["qwen2-bias-xla", "qwen35-native", "deepseek2-noyarn-native", "gemma4-e-native"],
+)
 @pytest.mark.parametrize(
     "name, implementation",
     [
@@ -64,6 +68,7 @@ def test_logits_and_greedy_tokens(name, implementation):
         assert out.tokens == models.generate(golden.model(name), prompt, max_new_tokens=4).tokens
 
 
+@pytest.mark.slow("compiles three programs a case", quick=["lookup-greedy"])
 @pytest.mark.parametrize(
     ("draft", "sampling"),
     [("lookup", "greedy"), ("lookup", "penalized"), ("model", "drawn"), ("layer", "greedy")],
@@ -83,6 +88,7 @@ def test_drafts(draft, sampling):
     assert [out.tokens for out in outs] == [out.tokens for out in again]
 
 
+@pytest.mark.slow("compiles a program a case", quick=["penalized"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_ways_of_sampling(sampling):
     model, prompts = models.from_gguf(golden.path("llama-gqa")), [[1, 5, 9], [7]]
@@ -93,6 +99,7 @@ def test_ways_of_sampling(sampling):
     assert [out.tokens for out in outs] == [out.tokens for out in again]
 
 
+@pytest.mark.slow("compiles four programs")
 def test_streams_stop_strings_and_scores():
     model = models.from_gguf(GOLDEN / "text-spm.Q4_K_M.gguf")
     with strict():
@@ -113,6 +120,7 @@ def test_loading_quantizing_and_saving(tmp_path):
     assert len(tokens) == 3
 
 
+@pytest.mark.slow("runs a model step by step")
 def test_without_jit():
     model, prompt = golden.model("llama-gqa"), [1, 5, 9]
     want = models.generate(model, prompt, max_new_tokens=2).tokens
@@ -149,6 +157,7 @@ def dtypes_and_tokens(name):
     return [dtypes, [[one.tokens for one in out] for out in outs]]
 
 
+@pytest.mark.slow("compiles in a process of its own", quick=["qwen3-qknorm"])
 @pytest.mark.parametrize("name", ["qwen3-qknorm", "qwen35"])
 def test_64_bit_mode_gives_the_same_tokens(name):
     assert in_64_bit_mode(dtypes_and_tokens, name) == dtypes_and_tokens(name)
@@ -173,6 +182,7 @@ def adapted_vectors(folder, pooling):
     return np.concatenate([np.ravel(vector) for vector in vectors]).tolist()
 
 
+@pytest.mark.slow("compiles programs of three commands", quick=["mean"])
 @pytest.mark.parametrize("pooling", ["mean", "none"])
 def test_vectors_adapters_and_measuring(pooling, tmp_path):
     """The same numbers as without these modes, and in 64-bit mode."""

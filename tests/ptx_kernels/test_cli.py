@@ -14,6 +14,8 @@ from ptx_kernels import __main__ as cli
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.matvec import preset_cases
 
+ONE_OF_EACH_FAMILY = list({case.family: case.label for case in CASES}.values())
+
 
 def python(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
@@ -33,6 +35,7 @@ def options(case) -> list[str]:
     return found
 
 
+@pytest.mark.slow("makes every kernel twice", quick=ONE_OF_EACH_FAMILY)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_emit_writes_the_text_of_any_case(case, capsys):
     assert cli.main(["emit", case.family, *options(case)]) == 0

@@ -80,6 +80,7 @@ def test_pages_that_are_donated_are_updated_in_place():
     assert program.memory_analysis().temp_size_in_bytes < pages[0].nbytes
 
 
+@pytest.mark.slow("compiles two derivatives of a layer")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_gradients_of_a_layer_that_is_recomputed(dtype):
     gate, down, norm = packed("Q4_K", 256, 256), packed("Q6_K", 256, 256), jnp.ones(256)
@@ -152,6 +153,7 @@ for w in (w, w.dequantize(jnp.bfloat16)):
 """, XLA_FLAGS="--xla_force_host_platform_device_count=4")  # fmt: skip
 
 
+@pytest.mark.slow("starts a process for each number of threads")
 def test_results_do_not_depend_on_the_number_of_threads():
     """Threads of XLA's pool, whose size PJRT_NPROC sets."""
     digests = [
@@ -226,6 +228,7 @@ def test_results_do_not_depend_on_x64():
         np.testing.assert_array_equal(jq.embedding(np.array([3, 2**40]), w), rows)
 
 
+@pytest.mark.slow("waits for threads that share a core")
 def test_threads_that_share_a_core_are_awaited():
     """By a thread that sleeps: they are late, as each runs only when others do not."""
     run(

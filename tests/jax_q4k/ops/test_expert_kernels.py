@@ -54,6 +54,7 @@ def by(implementation: str, function: Any, *arguments: Any) -> Any:
         return np.asarray(function(*arguments).astype(jnp.float32))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
 @pytest.mark.parametrize("tokens, all_terms", [(1, True), (3, False), (11, True)])
 def test_expert_mlp(tokens: int, all_terms: bool, activations: str) -> None:
@@ -63,6 +64,7 @@ def test_expert_mlp(tokens: int, all_terms: bool, activations: str) -> None:
     assert nmse(got, want) <= (1e-6 if activations == "q8_1" else 1e-11)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
 @pytest.mark.parametrize(
     "shape, dtype",
@@ -140,6 +142,7 @@ def routed_mlp(x: jax.Array, logits: jax.Array, **options: Any) -> Any:
     return jq.routed_mlp(x, logits, GATE, UP, DOWN, TOP, residual=x, **norm, **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("tokens, activations", [(1, "q8_1"), (3, "f32"), (11, "q8_1")])
 def test_routed_mlp(tokens: int, activations: str, routing: str) -> None:
@@ -179,6 +182,7 @@ def test_few_tokens_are_routed_by_the_first_product(routing: str, kind: str) -> 
     assert names == [f"{kind}_gated_matvec_q4_k_q6_k_m2", "mixture_matvec_q8_0_m2"]
 
 
+@pytest.mark.slow("simulates several launches", quick=["rows=8-*"])
 @pytest.mark.parametrize(
     "rows, shape, bias, kernels",
     [

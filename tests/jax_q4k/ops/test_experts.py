@@ -83,6 +83,7 @@ def test_the_network_is_that_of_float64(implementation, m, activations):
     assert nmse(y, want) <= (1e-6 if rounded else 1e-11)
 
 
+@pytest.mark.slow("compiles programs of several sizes", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_steps_are_the_whole(implementation):
     x, (ids, weights) = normal(7, K), routes(7)
@@ -177,6 +178,7 @@ def test_gradients_are_those_of_float64():
         assert np.any(b != 0) and nmse(a, b) <= 1e-9
 
 
+@pytest.mark.slow("compiles derivatives", quick=["expert_mlp"])
 @pytest.mark.parametrize("name", ["expert_mlp", "expert_matmul"])
 def test_a_quantized_forward_pass_has_the_derivative_of_floats(name):
     x, (ids, weights) = normal(4, K), routes(4)

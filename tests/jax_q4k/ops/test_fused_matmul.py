@@ -223,6 +223,7 @@ def test_what_is_not_linear_has_no_transpose(name):
         transpose(cotangents)
 
 
+@pytest.mark.slow("compiles second derivatives", quick=["mlp"])
 @pytest.mark.parametrize("name", ["qkv_matmul", "mlp"])
 def test_second_derivative_is_that_of_the_chain(name):
     x, residual, norm_weight = operands(2)

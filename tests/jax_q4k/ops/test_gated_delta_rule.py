@@ -69,6 +69,7 @@ def test_the_forms_of_plain_jax_in_float64(form):
                 assert one.dtype == np.float64 and nmse(one, want) <= 1e-28
 
 
+@pytest.mark.slow("compiles second derivatives", quick=["chunked"])
 @FORMS
 def test_derivatives_are_finite_differences(form):
     operands = delta_nets.sequences(1, CHUNK + 2, 1, 2, 8, 8)
@@ -88,6 +89,7 @@ def test_derivatives_are_finite_differences(form):
     assert np.isfinite(slope) and float(slope) == pytest.approx(float(difference), rel=1e-7)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("time", [3, FEW + 4])
 def test_gradients_are_those_of_tokens_in_float64(implementation, time):
@@ -107,6 +109,7 @@ def test_gradients_are_those_of_tokens_in_float64(implementation, time):
         assert nmse(one, expected) <= 1e-11
 
 
+@pytest.mark.slow("compiles three programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_a_sequence_in_two_pieces(implementation):
     """Cut at every point, so that pieces are tokens, and chunks."""

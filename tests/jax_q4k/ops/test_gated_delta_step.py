@@ -128,6 +128,7 @@ def test_extreme_gates(implementation):
     assert nmse(state, states[3]) <= 1e-12
 
 
+@pytest.mark.slow("compiles four programs", quick=["*native*"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_vmap_of_sequences_is_one_call_and_of_weights_one_each(implementation):
     tokens, weights = delta_nets.projected(6, 1, *HEADS, WIDTH)

@@ -133,6 +133,7 @@ def test_derivative_of_the_derivative(outer):
     assert nmse(got, ((x64 @ decoded(w).T) * (v64 @ decoded(w).T)) @ decoded(w)) <= 1e-11
 
 
+@pytest.mark.slow("compiles derivatives of a loop", quick=["recomputed"])
 @pytest.mark.parametrize("wrap", [lambda layer: layer, jax.checkpoint], ids=["kept", "recomputed"])
 def test_gradient_through_a_scan_over_stacked_layers(wrap):
     layers = [random_weights("Q4_K", K, K, seed) for seed in range(3)]
@@ -253,6 +254,7 @@ def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
     assert families == {"matvec", "decode"}  # its prologue quantizes
 
 
+@pytest.mark.slow("compiles for a GPU")
 @pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 def test_lowered_for_cuda_decoded_weights_do_not_outlive_their_product(record_property):
     """Both passes multiply decoded weights, with `f32` activations.

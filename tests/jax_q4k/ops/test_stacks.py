@@ -46,6 +46,7 @@ FAMILY = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_bits_are_those_of_the_slices(implementation, rows):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.paths import ROOT
 
 PARTS = ROOT / "tests" / "data" / "new_format"
@@ -29,6 +30,7 @@ def run(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow("compiles the library with a new format")
 def test_a_format_is_three_additions(tmp_path):
     """Decoders agree, kernels are simulated, C++ is compiled and run, in a copy of the sources."""
     ignore = shutil.ignore_patterns("__pycache__", "*.so")

@@ -169,6 +169,7 @@ def chosen_kernels() -> dict[str, Kernel]:
     return found
 
 
+@pytest.mark.slow("assembles a hundred kernels")
 def test_what_the_rules_choose_never_spills() -> None:
     assert spilled({kernel.text: label for label, kernel in chosen_kernels().items()}) == {}
 
@@ -189,6 +190,7 @@ def test_static_budgets() -> None:
     assert mixture.spill_bytes == 0 and mixture.bytes_in_flight >= 26 << 10
 
 
+@pytest.mark.slow("assembles kernels of full size")
 @pytest.mark.parametrize("format", ["Q2_K", "Q3_K", "Q6_K", "MXFP4"])
 def test_few_large_experts_take_the_instructions_of_a_dense_row(format: str) -> None:
     sizes: dict[str, Any] = dict(format=format, n=4096, m=1)

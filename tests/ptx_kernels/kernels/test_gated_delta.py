@@ -230,6 +230,7 @@ def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
         gated_delta_rule(**(RULE | dict(config=GatedDeltaRuleConfig(1, 16, 2)) | arguments))
 
 
+@pytest.mark.slow("makes a kernel of every size")
 @pytest.mark.parametrize("batch", [1, 8])
 def test_rules_serve_every_size_that_is_taken(batch: int) -> None:
     taken = [s for s in itertools.product(range(8, 273, 8), repeat=2) if gated_delta_takes(*s)]
