@@ -53,6 +53,7 @@ def test_damaged_golden_files(part, tmp_path):
     assert outcomes["refused"] > 400 and outcomes["loaded"] > 100
 
 
+@pytest.mark.slow("reads hundreds of damaged files")
 def test_damaged_files_of_every_type(tmp_path):
     data = write_sample(tmp_path / "sample.gguf", tokens=20).read_bytes()
     outcomes = fuzz(data, 1000, seed=2, path=tmp_path / "damaged.gguf")

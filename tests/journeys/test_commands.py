@@ -87,6 +87,7 @@ def test_one_command_after_another(folder: Path, command: Command) -> None:
         check(journey, command, dataclasses.replace(call, new_tokens=new))
 
 
+@pytest.mark.slow("starts the command several times")
 def test_streams_as_text(folder: Path, command: Command) -> None:
     """Output of a command without --json."""
     given = ("generate", "--demo", "-p", "My dear", "--temperature", "0.8", "--seed", "3", "-n")
@@ -96,6 +97,7 @@ def test_streams_as_text(folder: Path, command: Command) -> None:
     assert command(*given, "90") == want
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_chat_after_a_command(folder: Path, command: Command) -> None:
     chat = ("chat", "--demo", "--seed", "1", "-n", "40")
     lines = "Hello\nWho are you?\n"
@@ -106,6 +108,7 @@ def test_a_chat_after_a_command(folder: Path, command: Command) -> None:
     check(journey, command, demo(prompt, sampling="drawn", new_tokens=90))
 
 
+@pytest.mark.slow("starts the command several times")
 def test_python_after_the_command_line(folder: Path, command: Command) -> None:
     """The same call takes the command's programs; others, before and after, leave it right."""
     journey, call = Journey(folder), Call(activations=None, sampling="drawn")
@@ -120,6 +123,7 @@ def test_python_after_the_command_line(folder: Path, command: Command) -> None:
     check(journey, command, call)
 
 
+@pytest.mark.slow("starts the command several times")
 def test_kinds_of_commands(folder: Path, command: Command) -> None:
     """Options that a program's name must hold, one after another."""
     journey, call = Journey(folder), Call(activations=None)

@@ -22,6 +22,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow("compiles a program for each call of a journey", quick=["one prompt"])
 @pytest.mark.parametrize("what", CALLS)
 def test_lengths(what: str, tmp_path: Path) -> None:
     """Caches of 64, 128 and 64 tokens."""
@@ -31,6 +32,7 @@ def test_lengths(what: str, tmp_path: Path) -> None:
         journey.restart()
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_lengths_that_shrink(tmp_path: Path) -> None:
     journey = Journey(tmp_path)
     for count in (200, 90, 20):
@@ -38,6 +40,7 @@ def test_lengths_that_shrink(tmp_path: Path) -> None:
         journey.restart()
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_context_that_shifts(tmp_path: Path) -> None:
     """With and without a shift; the prompt of each context is of another length."""
     journey, call = Journey(tmp_path), Call(model="short", prompts=((1, 5, 9), (4, 6)))
@@ -55,6 +58,7 @@ def test_a_prompt_longer_than_the_call_before(tmp_path: Path) -> None:
         journey.restart()
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_page_dtypes(tmp_path: Path) -> None:
     journey = Journey(tmp_path)
     for dtype in ("bfloat16", "float32", "float16", "bfloat16"):
@@ -62,6 +66,7 @@ def test_page_dtypes(tmp_path: Path) -> None:
         journey.restart()
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_activations_and_kernels(tmp_path: Path) -> None:
     journey, call = Journey(tmp_path), Call(model="llama-bias")
     for name, activations in (("native", "q8_1"), ("native", "f32"), ("xla", None)):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.implementations import needs_native
@@ -149,4 +150,4 @@ User.TestCase.settings = hypothesis.settings(
     ],
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-TestUser = needs_native(User.TestCase)
+TestUser = pytest.mark.slow("takes random steps")(needs_native(User.TestCase))

@@ -27,6 +27,7 @@ def two_turns(journey: Journey, call: Call) -> None:
     journey.take(dataclasses.replace(call, prompts=(prompt,)), prefix, streamed=True)
 
 
+@pytest.mark.slow("compiles a program for each call of a journey", quick=["qwen35"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_goes_on_after_another_call(name: str, tmp_path: Path) -> None:
     """The call before has a cache of the same size, for no text but its own."""
@@ -47,6 +48,7 @@ def test_a_call_after_a_text_that_went_on(tmp_path: Path) -> None:
     two_turns(journey, call)
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_texts_of_growing_and_other_sizes(tmp_path: Path) -> None:
     """A cache that grows, then a text that differs, then the first one again."""
     journey, prefix = Journey(tmp_path), models.Prefix()
@@ -59,6 +61,7 @@ def test_texts_of_growing_and_other_sizes(tmp_path: Path) -> None:
         journey.take(Call(prompts=(other,), new_tokens=10), prefix)
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_stream_that_is_left(tmp_path: Path) -> None:
     """Programs in the folder and the prefix's cache serve the calls after it."""
     journey, prefix, call = Journey(tmp_path), models.Prefix(), Call(new_tokens=100)
@@ -73,6 +76,7 @@ def test_a_stream_that_is_left(tmp_path: Path) -> None:
     journey.take(call)
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_conversations_beside_calls(tmp_path: Path) -> None:
     """Each answer is that of a conversation with the same turns, nothing of which is computed."""
     sizes, calls = (12, 64), Call(model="demo", new_tokens=64)

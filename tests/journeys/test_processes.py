@@ -24,6 +24,7 @@ LONGER = dataclasses.replace(CALL, new_tokens=150)
 MEMORY = 8 << 30
 
 
+@pytest.mark.slow("starts processes at once")
 def test_two_commands_at_once(tmp_path: Path) -> None:
     """Two of one call and a longer one begin together; a later one, and Python, find it right."""
     journey, calls = Journey(tmp_path / "jax-q4k" / "programs"), (CALL, CALL, LONGER)

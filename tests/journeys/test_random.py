@@ -16,6 +16,7 @@ pytestmark = needs_native
 KINDS, CALLS = 3, 6
 
 
+@pytest.mark.slow("compiles a program for each call of a journey", quick=["seed=0"])
 @pytest.mark.parametrize("seed", range(JOURNEYS or 4))
 def test_a_journey(seed: int, tmp_path: Path) -> None:
     """Each kind differs from the one before in two fields at most, each call from its kind in one.

@@ -36,6 +36,7 @@ def together(work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(one, range(THREADS)))
 
 
+@pytest.mark.slow("compiles in eight threads", quick=["kept=True"])
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_shape_that_is_new_to_all(kept: bool, tmp_path: Path) -> None:
     journey, call = Journey(tmp_path), Call(model="llama-bias", sampling="drawn")
@@ -45,6 +46,7 @@ def test_a_shape_that_is_new_to_all(kept: bool, tmp_path: Path) -> None:
         journey.compare(got, alone(one))
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_shapes_of_their_own(tmp_path: Path) -> None:
     """Cold, and from the folder."""
     journey, call = Journey(tmp_path), Call(model="llama-bias", sampling="drawn")
@@ -56,6 +58,7 @@ def test_shapes_of_their_own(tmp_path: Path) -> None:
         journey.restart()
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_prefixes_of_their_own(tmp_path: Path) -> None:
     journey, call = Journey(tmp_path), Call(model="llama-bias")
     model = journey.model(call)

@@ -50,6 +50,7 @@ def test_adapters(tmp_path: Path) -> None:
     assert len({alone(one) for one in calls}) == len(calls) - 1
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_models_of_one_folder(tmp_path: Path) -> None:
     """Golden files with the same prompt, in turn; those that differ in a number alone too."""
     journey = Journey(tmp_path)
@@ -60,6 +61,7 @@ def test_models_of_one_folder(tmp_path: Path) -> None:
             journey.restart()
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_folder_with_room_for_few(tmp_path: Path) -> None:
     """Programs that make room for others are compiled again."""
     journey = Journey(tmp_path, max_bytes=400_000)

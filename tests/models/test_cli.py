@@ -206,6 +206,7 @@ def test_a_package_without_the_demo(run, tmp_path, monkeypatch, count):
     assert (code, out, err) == (2, "", message)
 
 
+@pytest.mark.slow("simulates every launch")
 def test_generate_with_every_kernel_simulated(run):
     code, out, _ = run(
         "generate", TOKEN_MODEL, "--tokens", "5,6,7", "-n", "2", "--implementation", "sim"

@@ -42,6 +42,7 @@ def by_definition(text, count, longest, shortest):
     return None
 
 
+@pytest.mark.slow("draws two hundred texts")
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=24),
@@ -60,7 +61,7 @@ def test_what_is_looked_up(text, count, shortest, further):
         assert drafts[0].tolist() == want
 
 
-@pytest.mark.slow("compiles three programs a case", quick=["gemma2-greedy", "qwen35-drawn"])
+@pytest.mark.slow("compiles three programs a case", quick=["qwen35-drawn"])
 @needs_native
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", ["qwen35", "gemma2"])

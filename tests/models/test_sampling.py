@@ -109,6 +109,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow("draws tens of thousands of tokens a case", quick=["*top_k=5*", "*top_k=20*"])
 @pytest.mark.parametrize("params", CASES, ids=str)
 def test_distribution(params: Sampling) -> None:
     logits, draws = logits_of(1)[0], 40_000

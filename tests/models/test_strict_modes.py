@@ -44,7 +44,7 @@ def strict():
 
 @pytest.mark.slow(
     "compiles two programs a model",
-    quick=["qwen2-bias-xla", "qwen35-native", "deepseek2-noyarn-native", "gemma4-e-native"],
+    quick=["qwen2-bias-xla", "qwen35-native"],
 )
 @pytest.mark.parametrize(
     "name, implementation",
@@ -157,7 +157,7 @@ def dtypes_and_tokens(name):
     return [dtypes, [[one.tokens for one in out] for out in outs]]
 
 
-@pytest.mark.slow("compiles in a process of its own", quick=["qwen3-qknorm"])
+@pytest.mark.slow("compiles in a process of its own")
 @pytest.mark.parametrize("name", ["qwen3-qknorm", "qwen35"])
 def test_64_bit_mode_gives_the_same_tokens(name):
     assert in_64_bit_mode(dtypes_and_tokens, name) == dtypes_and_tokens(name)

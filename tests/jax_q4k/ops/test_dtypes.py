@@ -48,6 +48,17 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow(
+    "compiles derivatives of each operation",
+    quick=[
+        "matmul*",
+        "mlp*",
+        "paged_attention-*",
+        "causal_attention-*",
+        "gated_delta_step-*",
+        "expert_mlp-*",
+    ],
+)
 @pytest.mark.parametrize(
     "name, dtype", [*((name, jnp.bfloat16) for name in NAMES), ("causal_attention", jnp.float16)]
 )
