@@ -93,6 +93,7 @@ def test_a_dry_run_writes_no_results_of_the_repository(capsys):
         assert "--dry-run measures nothing" in capsys.readouterr().err
 
 
+@pytest.mark.slow("measures")
 def test_results_of_kernels(run):
     code, found, printed = run(*DRY, "--commit", "abc")
     assert code == 0
@@ -188,6 +189,7 @@ def test_a_kernel_that_fails_takes_no_other_with_it(monkeypatch, run):
     assert {*found["errors"]} == {"predictions", "broken"}  # ptxas and the simulator refuse it
 
 
+@pytest.mark.slow("measures")
 def test_what_was_measured_stays_where_a_later_part_fails(monkeypatch, run):
     def fails(run):
         assert json.loads(run.path.read_text())["kernels"]  # written before

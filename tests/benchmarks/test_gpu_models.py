@@ -61,6 +61,7 @@ def test_decode_rate():
     assert "small" in table([rate])
 
 
+@pytest.mark.slow("measures")
 def test_a_step_of_a_batch_gives_every_sequence_a_token():
     rate = decode_rate("small", random_model(SMALL_MODEL), tokens=4, segments=2, batch=3)
     assert rate.batch == 3 and rate.tokens_per_second == pytest.approx(3e3 / rate.ms_per_token)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks import static
 from ptx_kernels.kernels import CASES
 from ptx_kernels.kernels.matvec import PRESETS
 
 
+@pytest.mark.slow("measures")
 def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         static, "cases", lambda: [case for case in CASES if case.family == "append_kv"][:2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from support.paths import ROOT
 
 from benchmarks import tensor_cores
@@ -19,6 +20,7 @@ from ptx_kernels.kernels.gemm import GemmConfig, fused_gemm_rule, gemm_rule
 DOCS = ROOT / "docs" / "kernels.md"
 
 
+@pytest.mark.slow("measures")
 def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):
     few = {key: value for key, value in tensor_cores.CONFIGS.items() if key[0] == "Q4_K"}
     monkeypatch.setattr(tensor_cores, "CONFIGS", few)

@@ -86,6 +86,7 @@ def test_gradient_is_that_of_the_model_with_decoded_weights():
         assert jnp.any(want != 0) and nmse(got, want) <= 1e-8
 
 
+@pytest.mark.slow("runs an example")
 def test_saved_adapters_are_loaded(tmp_path):
     saved, path = adapted_decoder(), tmp_path / "lora.safetensors"
     for adapter in lora.adapters(saved).values():
@@ -115,6 +116,7 @@ def test_bad_options_end_before_any_work(option, capsys):
     assert option in f"{ended.value}{capsys.readouterr().err}"
 
 
+@pytest.mark.slow("runs an example")
 @pytest.mark.usefixtures("exact")
 def test_merged_adapters_compute_the_same():
     decoder = adapted_decoder()

@@ -246,6 +246,7 @@ for spec, part in ((P("x"), (2, 1024)), (P(None, "x"), (8, 256))):
 """
 
 
+@pytest.mark.slow("compiles a program for each case")
 def test_sharding_along_rows_or_blocks():
     environment = {
         **os.environ,

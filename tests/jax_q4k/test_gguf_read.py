@@ -41,6 +41,7 @@ def sample(tmp_path_factory) -> Path:
     return write_sample(tmp_path_factory.mktemp("gguf") / "sample.gguf")
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["qwen2-fused"])
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name.split(".")[0])
 def test_golden_files_equal_ggufs_reader(path):
     assert_same_as_ggufs_reader(jq.gguf.read(path), path)
@@ -209,6 +210,7 @@ print(status("VmHWM") - before, sum(w.nbytes for w in tensors.values()))
 """
 
 
+@pytest.mark.slow("compiles a program for each case")
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc"
 )

@@ -78,6 +78,7 @@ lists = (
 )
 
 
+@pytest.mark.slow("compiles a program for each case")
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(keys, scalars | lists), st.text())
 def test_any_metadata(tmp_path_factory, values, architecture):

@@ -64,6 +64,7 @@ def test_every_public_name_is_there_and_listed(module):
         assert getattr(module, name) is not None
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["jax_q4k-modules0"])
 @pytest.mark.parametrize(
     "module, modules",
     [

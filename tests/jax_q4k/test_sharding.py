@@ -549,6 +549,7 @@ def test_results_in_shard_map_vary_as_the_operands(name: str) -> None:
         ]
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["xla-check=False"])
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_gradients_in_shard_map(implementation: str, check: bool) -> None:

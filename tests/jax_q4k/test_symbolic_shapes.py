@@ -117,6 +117,7 @@ def values(aval, rows):
     )
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["matmul of short rows-xla"])
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("name", CASES)

@@ -27,7 +27,7 @@ def two_turns(journey: Journey, call: Call) -> None:
     journey.take(dataclasses.replace(call, prompts=(prompt,)), prefix, streamed=True)
 
 
-@pytest.mark.slow("compiles a program for each call of a journey", quick=["qwen35"])
+@pytest.mark.slow("compiles a program for each call of a journey")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_goes_on_after_another_call(name: str, tmp_path: Path) -> None:
     """The call before has a cache of the same size, for no text but its own."""
@@ -38,6 +38,7 @@ def test_a_text_goes_on_after_another_call(name: str, tmp_path: Path) -> None:
     two_turns(journey, call)
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_call_after_a_text_that_went_on(tmp_path: Path) -> None:
     journey, call = Journey(tmp_path), Call(prompts=(tuple(range(30, 55)),))
     two_turns(journey, call)

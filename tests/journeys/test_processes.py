@@ -37,6 +37,7 @@ def test_two_commands_at_once(tmp_path: Path) -> None:
         journey.take(call)
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 @pytest.mark.parametrize("kinds", [("a pipe",) * 2, ("a link to /dev/zero", "200 GB of nothing")])
 def test_files_without_an_end(kinds: tuple[str, str], tmp_path: Path) -> None:
     """They are no programs: a command neither waits for one nor reads it into memory."""

@@ -36,7 +36,7 @@ def together(work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(one, range(THREADS)))
 
 
-@pytest.mark.slow("compiles in eight threads", quick=["kept=True"])
+@pytest.mark.slow("compiles in eight threads")
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_shape_that_is_new_to_all(kept: bool, tmp_path: Path) -> None:
     journey, call = Journey(tmp_path), Call(model="llama-bias", sampling="drawn")
@@ -98,6 +98,7 @@ class Pause:
         return self
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_one_prefix_in_two_threads() -> None:
     """One stops at each line in turn that touches the prefix, while the other makes a call."""
     first = Call(model="llama-bias", prompts=(tuple(range(3, 23)),), new_tokens=9)

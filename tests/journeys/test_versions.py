@@ -19,6 +19,7 @@ from .journey import Journey
 pytestmark = needs_native
 
 
+@pytest.mark.slow("compiles a program for each call of a journey", quick=["other weights"])
 @pytest.mark.parametrize("name", [name for name in MADE if name != "short"])
 def test_a_file_is_replaced(name: str, tmp_path: Path) -> None:
     """By one of the same name, there and back, while a model of the first stays loaded."""
@@ -39,6 +40,7 @@ def test_a_file_is_replaced(name: str, tmp_path: Path) -> None:
         journey.compare(call.run(model), alone(call))
 
 
+@pytest.mark.slow("compiles a program for each call of a journey")
 def test_adapters(tmp_path: Path) -> None:
     """Other values, ranks, layers and scales, with the model itself in between."""
     journey, call = Journey(tmp_path), Call(sampling="logprobs")

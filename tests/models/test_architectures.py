@@ -124,6 +124,7 @@ def decoded(model, implementation, tokens):
         return np.stack(rows, axis=1)
 
 
+@pytest.mark.slow("compiles several programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", pytest.param("native", marks=needs_native)])
 def test_logits_are_the_definition(arrays, model, implementation):
     want = np.stack([definition(arrays, row) for row in TOKENS])
@@ -154,6 +155,7 @@ def test_every_fact_moves_the_logits(arrays, monkeypatch, fact, value):
     assert nmse(changed.logits(TOKENS[:1])[0, :, :], want) >= 1e-4
 
 
+@pytest.mark.slow("compiles several programs")
 @needs_native
 def test_it_is_saved_quantized_loaded_and_generates(model, tmp_path):
     """The same tokens by the processor's kernels as in plain JAX."""
@@ -178,6 +180,7 @@ def test_it_is_saved_quantized_loaded_and_generates(model, tmp_path):
     assert len(outputs[0][0].tokens) == 12
 
 
+@pytest.mark.slow("compiles several programs")
 def test_simulated_kernels_give_the_reference(model):
     loaded, tokens = models.quantize(model, "Q4_K_M"), TOKENS[:1, :11]
     got, want = decoded(loaded, "sim", tokens), decoded(loaded, "xla", tokens)

@@ -227,6 +227,7 @@ def test_fused_tensors_beside_their_parts():
         check(metadata, tensors | beside)
 
 
+@pytest.mark.slow("compiles several programs", quick=["deepseek2-noyarn"])
 @pytest.mark.parametrize(
     "name", ["phi3-long", "gpt-oss-mxfp4", "qwen35moe", "lfm2", "gemma4-e", "deepseek2-noyarn"]
 )
@@ -253,6 +254,7 @@ def test_divisors_that_give_no_finite_angle(tmp_path):
         models.from_gguf(tmp_path / "bad.gguf")
 
 
+@pytest.mark.slow("compiles several programs", quick=["native"])
 @needs_native
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_a_router_of_nan_gives_nan_and_no_more(implementation):

@@ -153,6 +153,7 @@ def test_rope_divisors_that_give_no_finite_angle(divisor, tmp_path):
         models.from_gguf(bad)
 
 
+@pytest.mark.slow("compiles several programs")
 @pytest.mark.parametrize("vocabulary", [sentencepiece, byte_level])
 def test_damaged_models(vocabulary, tmp_path):
     """Each of 1,000 damaged files is refused or gives a model whose tokenizer works."""

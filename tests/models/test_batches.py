@@ -14,6 +14,7 @@ from .golden import model
 GIB = 2**30
 
 
+@pytest.mark.slow("compiles several programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_batches_one_after_another(monkeypatch, implementation):
     """Rows get what they get in one batch; timings are those of all."""

@@ -40,6 +40,7 @@ def exact():
         yield
 
 
+@pytest.mark.slow("compiles several programs", quick=["depth=20-tg-llama-gqa"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "lfm2"])
 @pytest.mark.parametrize("kind", ["pp", "tg"])
@@ -103,6 +104,7 @@ def test_rates():
     assert bench.Test("pp", 512).name == "pp512"
 
 
+@pytest.mark.slow("compiles several programs")
 def test_a_table(run):
     code, out, err = run(FILE, "-p", "8,16", "-n", "4", "-d", "0,16", "-b", "2", "-r", "2")
     assert (code, err) == (0, "")
@@ -129,6 +131,7 @@ def test_json(run):
     assert prompt["cache_dtype"] == "int8" and prompt["model_filename"] == FILE
 
 
+@pytest.mark.slow("compiles several programs")
 def test_threads_are_those_of_processes_of_their_own(run, monkeypatch):
     monkeypatch.setitem(os.environ, "JAX_PLATFORMS", "cpu")
     code, out, _ = run(FILE, "-p", "8", "-n", "0", "-r", "1", "-t", "1,2", "--json", "--no-cache")
@@ -169,6 +172,7 @@ def test_a_plot_needs_matplotlib(run, monkeypatch, tmp_path):
     assert code == 2 and "--plot needs matplotlib: pip install matplotlib" in err
 
 
+@pytest.mark.slow("compiles several programs")
 def test_a_plot(run, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is no dependency of jax-q4k")
     file = tmp_path / "speed.png"

@@ -143,7 +143,7 @@ def test_a_fork_starts_its_own() -> None:
     assert process_id() == first
 
 
-@pytest.mark.slow("waits for processes to end", quick=["busy=True"])
+@pytest.mark.slow("waits for processes to end")
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_process_ends_with_the_one_that_started_it(busy: bool) -> None:
     """It was killed, and could not say so; a job under way ends by its own limit."""

@@ -66,6 +66,7 @@ def test_generate_tokens(run):
     assert code == 0 and [int(part) for part in out.split()] == golden["greedy_f32"]
 
 
+@pytest.mark.slow("starts the command several times")
 def test_generate_with_drafts(run):
     """The same tokens; how many drafts were right, in the line below."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
@@ -87,6 +88,7 @@ def test_generate_with_drafts(run):
     assert code != 0 and "nothing.gguf" in err
 
 
+@pytest.mark.slow("starts the command several times")
 def test_generate_over_devices(run):
     """In a process of its own, which makes two devices of the CPU; the tokens are one device's."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
@@ -312,6 +314,7 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     assert caught.value.code == 2 and "usage: jax-q4k" in capsys.readouterr().err
 
 
+@pytest.mark.slow("starts the command several times")
 def test_perplexity(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("The sea was calm, and the two sisters walked along the shore.\n")
@@ -406,6 +409,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
     )
 
 
+@pytest.mark.slow("starts the command several times")
 def test_interrupt_leaves_without_teardown():
     """XLA crashes, now and then, where the interpreter's teardown meets a compilation under way."""
     # the tests themselves may run where Ctrl-C is ignored, as in a shell's background
@@ -480,6 +484,7 @@ def test_no_standard_output(run, monkeypatch):
     assert run("inspect", TEXT_MODEL) == (2, "", "error: standard output is closed\n")
 
 
+@pytest.mark.slow("starts the command several times")
 def test_module_and_a_reader_that_leaves():
     command = [sys.executable, "-m", "jax_q4k", "inspect", TEXT_MODEL]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

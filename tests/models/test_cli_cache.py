@@ -37,6 +37,7 @@ def entries(folder):
     return sorted(file.name for file in folder.glob("**/*-cache"))
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_second_run_neither_traces_nor_compiles(tmp_path):
     asked = {"XDG_CACHE_HOME": str(tmp_path), "JAX_LOG_COMPILES": "1"}
     first, notes = run(**asked)
@@ -53,12 +54,14 @@ def test_a_second_run_neither_traces_nor_compiles(tmp_path):
     assert all(file.read_bytes() == body for file, body in kept.items())
 
 
+@pytest.mark.slow("starts the command several times")
 def test_no_cache(tmp_path):
     for variables in ({}, {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "own")}):
         run("--no-cache", XDG_CACHE_HOME=str(tmp_path), **variables)
         assert entries(tmp_path) == []
 
 
+@pytest.mark.slow("starts the command several times")
 def test_the_place_that_jax_was_told_counts(tmp_path):
     run(
         XDG_CACHE_HOME=str(tmp_path / "xdg"),
@@ -68,6 +71,7 @@ def test_the_place_that_jax_was_told_counts(tmp_path):
     assert entries(tmp_path / "own") and not (tmp_path / "xdg").exists()
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_place_that_cannot_be_used_is_a_line(tmp_path):
     (tmp_path / "jax-q4k").write_text("a file")
     tokens, notes = run(XDG_CACHE_HOME=str(tmp_path))

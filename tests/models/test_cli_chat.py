@@ -239,6 +239,7 @@ def terminal():
     opened.close()
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_chat_on_a_terminal(terminal, tmp_path):
     """Ctrl-C stops an answer; arrows bring lines back; lines go on; Ctrl-C at the prompt ends."""
     saved = tmp_path / "saved.json"

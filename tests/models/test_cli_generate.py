@@ -132,6 +132,7 @@ def test_more_tokens_than_the_context_has_left(run: Any) -> None:
     assert (code, err) == (2, "error: keep=-1 must be at least 0\n")
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_seed_by_chance_is_printed(run: Any) -> None:
     texts, seeds = set(), set()
     for _ in range(3):
@@ -160,6 +161,7 @@ def _sampling(run: Any, monkeypatch: pytest.MonkeyPatch, file: str, *arguments: 
     return seen[0], err.removesuffix("error: seen\n")
 
 
+@pytest.mark.slow("starts the command several times")
 def test_what_a_file_suggests(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain, _ = _sampling(run, monkeypatch, TEXT_MODEL)
     assert (plain.temperature, plain.min_p, plain.top_p, plain.top_k) == (0.7, 0.05, 1, 0)

@@ -34,6 +34,7 @@ def run(body, *arguments, **options):
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
+@pytest.mark.slow("starts the command several times", quick=["SIGHUP"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_terminals_cursor_comes_back(name):
     """A bar hides it, and the process ends under the bar."""
@@ -134,6 +135,7 @@ def runs(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow("starts the command several times", quick=["SIGINT"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_written_in_part_is_removed(name, tmp_path):
     body = """
@@ -151,6 +153,7 @@ cli.main(["quantize", "in.gguf", sys.argv[2]])
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow("starts the command several times")
 def test_an_ignored_signal_stays_ignored(tmp_path):
     """As nohup asks."""
     body = """

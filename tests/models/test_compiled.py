@@ -42,6 +42,7 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow("compiles several programs")
 @pytest.mark.cpu_kernels
 def test_another_process_decodes_the_same_tokens(file):
     want = models.generate(golden.model(NAME), PROMPT, max_new_tokens=COUNT).tokens
@@ -79,6 +80,7 @@ def test_states_and_pages_of_other_kinds(name, tmp_path):
     assert tokens == want
 
 
+@pytest.mark.slow("compiles several programs")
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "step.bin"
     arguments = ["compile", str(golden.path(NAME)), "--context", "32", "--cache-dtype", "bfloat16"]

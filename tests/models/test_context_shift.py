@@ -36,7 +36,7 @@ def by_hand(name: str, prompt: list[int], count: int, keep: int) -> list[int]:
     return new
 
 
-@pytest.mark.slow("compiles programs of two lengths", quick=["*llama-gqa*draft=None*"])
+@pytest.mark.slow("compiles programs of two lengths", quick=["llama-gqa-draft=None"])
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen35"])
 def test_texts_go_on(name: str, draft: Any) -> None:
@@ -65,6 +65,7 @@ def test_draws_do_not_begin_anew() -> None:
     assert sum(a == b for a, b in zip(tokens, first, strict=True)) > 80  # nearly uniform draws
 
 
+@pytest.mark.slow("compiles several programs")
 def test_stop_strings_and_logprobs_over_a_shift() -> None:
     loaded, options = short("text-spm"), {"max_new_tokens": 80, "shift": models.ContextShift()}
     whole = models.generate(loaded, [1, 300, 400], ignore_end=True, logprobs=1, **options)

@@ -42,7 +42,7 @@ def programs(name):
     )
 
 
-@pytest.mark.slow("compiles two programs a model", quick=["qwen3-qknorm", "gemma3"])
+@pytest.mark.slow("compiles two programs a model", quick=["qwen3-qknorm"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_paged_decode(name):

@@ -61,7 +61,7 @@ def test_what_is_looked_up(text, count, shortest, further):
         assert drafts[0].tolist() == want
 
 
-@pytest.mark.slow("compiles three programs a case", quick=["qwen35-drawn"])
+@pytest.mark.slow("compiles three programs a case")
 @needs_native
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", ["qwen35", "gemma2"])
@@ -76,7 +76,7 @@ def test_tokens_are_those_without_drafts(name, sampling):
     assert 0 <= got[0].timings.accepted_tokens <= got[0].timings.drafted_tokens
 
 
-@pytest.mark.slow("compiles programs of two models", quick=["lfm2moe"])
+@pytest.mark.slow("compiles programs of two models")
 @needs_native
 @pytest.mark.parametrize("drafter", ["lfm2moe", "qwen35"])
 def test_a_draft_model(drafter):
@@ -199,7 +199,7 @@ def test_a_layer_of_further_tokens_is_its_definition():
     assert nmse(got[0], want[19]) <= 1e-10 and cache.context_lens.tolist() == [20]
 
 
-@pytest.mark.slow("compiles three programs", quick=["greedy"])
+@pytest.mark.slow("compiles three programs")
 @needs_native
 @pytest.mark.parametrize("sampling", ["greedy", "drawn"])
 def test_drafts_of_the_file_s_own_layer(sampling):

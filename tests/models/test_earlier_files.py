@@ -83,6 +83,7 @@ def test_logits_are_those_of_todays_file(name, tmp_path):
     assert nmse(logits, reference.logits[: len(logits)]) <= 1e-8
 
 
+@pytest.mark.slow("compiles several programs", quick=["deepseek2-Q8_0"])
 @needs_native
 @pytest.mark.parametrize(("name", "type"), [("deepseek2", "Q8_0"), ("qwen3next", "Q4_K")])
 def test_packed_tensors_and_saved_files(name, type, tmp_path):
@@ -109,6 +110,7 @@ def test_packed_tensors_and_saved_files(name, type, tmp_path):
     np.testing.assert_array_equal(earlier.logits(tokens), today.logits(tokens))
 
 
+@pytest.mark.slow("compiles several programs")
 def test_over_devices(tmp_path):
     """What is split as it is read goes where today's tensors go."""
     path = as_earlier("qwen3next", tmp_path / "earlier.gguf", "Q4_K")

@@ -48,7 +48,7 @@ def pooled(vectors, pooling):
 
 @pytest.mark.slow(
     "compiles a program a model and pooling",
-    quick=["mean-lfm2", "last-gemma3", "none-cohere2", "cls-llama-gqa"],
+    quick=["cls-llama-gqa"],
 )
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "cohere2", "lfm2"])
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -285,6 +285,7 @@ def run(capsys):
     return run
 
 
+@pytest.mark.slow("compiles several programs", quick=["pooling1"])
 @pytest.mark.parametrize("pooling", [[], ["--pooling", "last", "--normalize"]])
 def test_json(run, pooling, tmp_path):
     """From the command line or a file, to the last bit."""

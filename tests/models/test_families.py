@@ -88,6 +88,7 @@ def test_int8_activations_of_many_layers():
     assert np.mean(ratios) <= 1.2
 
 
+@pytest.mark.slow("compiles several programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", "native"])
 def test_a_prompt_of_several_chunks(implementation):
     """150 tokens: chunks of 64 and a part of one."""
@@ -132,7 +133,7 @@ def test_paged_decode_of_prompts_of_two_lengths(name):
     assert greedy.tolist() == want.greedy[: len(greedy)].tolist()
 
 
-@pytest.mark.slow("runs each model step by step", quick=["deepseek2", "lfm2moe", "gpt-oss-mxfp4"])
+@pytest.mark.slow("runs each model step by step", quick=["gpt-oss-mxfp4"])
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_tokens_have_the_experts_that_llama_cpp_gives_them(name, monkeypatch):
     chosen, routed_mlp = [], jq.routed_mlp
@@ -275,9 +276,7 @@ def prompt_error(name, config, tensors):
     return nmse(got[0], reference(name).logits[:PROMPT])
 
 
-@pytest.mark.slow(
-    "runs a model step by step for each fact", quick=["deepseek2-*", "qwen35-*", "gemma4-e-*"]
-)
+@pytest.mark.slow("runs a model step by step for each fact", quick=["deepseek2-facts48"])
 @pytest.mark.parametrize(("name", "facts"), FACTS)
 def test_every_fact_moves_the_logits(name, facts, monkeypatch):
     config, tensors = model(name).config, models.named_tensors(model(name))

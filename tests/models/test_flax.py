@@ -190,6 +190,7 @@ def test_orbax_with_a_target(tmp_path, ocp):
     np.testing.assert_array_equal(nnx.merge(graph, restored)(TOKENS), decoder()(TOKENS))
 
 
+@pytest.mark.slow("compiles several programs", quick=["<lambda>"])
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_a_copied_model_is_the_model(copied):
     original = models.load("demo")

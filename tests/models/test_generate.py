@@ -51,7 +51,7 @@ def test_greedy_tokens_are_llama_cpps(name):
     assert out.text is None and out.finish_reason == "length"
 
 
-@pytest.mark.slow("compiles a program a model", quick=["llama-gqa", "gemma2", "qwen3-qknorm"])
+@pytest.mark.slow("compiles a program a model", quick=["llama-gqa"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_prompts_of_different_lengths(name):
@@ -376,7 +376,7 @@ WAYS = {
 }
 
 
-@pytest.mark.slow("compiles a program for each row", quick=["draft=None"])
+@pytest.mark.slow("compiles a program for each row")
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.usefixtures("exact")
 def test_a_row_is_what_it_is_alone(draft):
@@ -394,7 +394,7 @@ def test_a_row_is_what_it_is_alone(draft):
         assert out.finish_reason == alone.finish_reason == "length"
 
 
-@pytest.mark.slow("compiles programs with and without drafts", quick=["draft=None"])
+@pytest.mark.slow("compiles programs with and without drafts")
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.usefixtures("exact")
 def test_logprobs(draft):
@@ -489,6 +489,7 @@ def test_arguments_of_other_types():
                     call(loaded, [1], **{name: given})
 
 
+@pytest.mark.slow("compiles several programs")
 def test_parameters_do_not_recompile(compilations):
     """Random numbers of random stages: after one program for each set of stages, none."""
     loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(1)

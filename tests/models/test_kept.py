@@ -61,6 +61,7 @@ def test_states_and_pages_of_other_kinds(name, folder, monkeypatch):
     assert tokens(file, folder, **options) == want
 
 
+@pytest.mark.slow("compiles several programs")
 def test_a_seed_is_no_part_of_a_program(folder):
     file, options = golden.path("llama-gqa"), CALLS["sampled, with a penalty"]
     tokens(file, folder, **options)
@@ -86,6 +87,7 @@ def test_every_length_has_programs_of_its_own(folder):
         )
 
 
+@pytest.mark.slow("compiles several programs")
 def test_batches_and_prompts_of_one_model_have_programs_of_their_own(folder):
     """In memory, too: an executable for other shapes would read beyond its arguments."""
     loaded = with_kept(models.load(golden.path("llama-gqa")), folder)
@@ -96,6 +98,7 @@ def test_batches_and_prompts_of_one_model_have_programs_of_their_own(folder):
         assert [out.tokens for out in outs] == [out.tokens for out in alone]
 
 
+@pytest.mark.slow("compiles several programs")
 def test_weights_of_other_types_have_programs_of_their_own(folder):
     """An executable does not look at what its arguments are."""
     loaded, other = (models.load(golden.path("llama-gqa")) for _ in range(2))

@@ -93,6 +93,7 @@ def test_tokens_that_break_runs() -> None:
     assert tokenizer.tokens_with((tokenizer.token(end),)) == (end,)
 
 
+@pytest.mark.slow("compiles several programs")
 def test_dry_keeps_a_text_from_repeating_itself() -> None:
     demo = models.load("demo")
     options = {"max_new_tokens": 60, "ignore_end": True, "dry_sequence_breakers": ()}

@@ -23,7 +23,7 @@ NAMES = ["llama-gqa", "gemma3", "qwen35", "lfm2", "deepseek2"]
 FIELDS = {"max_new_tokens": 9, "ignore_end": True}
 
 
-@pytest.mark.slow("compiles programs of two lengths", quick=["qwen35"])
+@pytest.mark.slow("compiles programs of two lengths")
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_goes_on(name: str) -> None:
@@ -42,6 +42,7 @@ def test_a_text_goes_on(name: str) -> None:
     assert reused == [0, 16, 225]
 
 
+@pytest.mark.slow("compiles several programs", quick=["llama-gqa-kept=20"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("name", "kept"), [("llama-gqa", 20), ("qwen35", 0), ("gemma3", 0)])
 def test_a_text_that_differs(name: str, kept: int) -> None:
@@ -54,6 +55,7 @@ def test_a_text_that_differs(name: str, kept: int) -> None:
     assert out.timings.reused_tokens == kept and prefix.tokens[: len(other)] == other
 
 
+@pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
 def test_the_same_prompt_again() -> None:
     """Its last token is computed anew: it is what the next one is sampled from."""
@@ -69,6 +71,7 @@ def test_the_same_prompt_again() -> None:
     assert out.timings.reused_tokens == 12
 
 
+@pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
 def test_what_a_prefix_does_not_fit() -> None:
     """Another model, another dtype, a draft model: all is computed."""

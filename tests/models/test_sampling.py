@@ -178,6 +178,7 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     assert Sampling(temperature=9e-6).greedy and not Sampling(temperature=1e-5).greedy
 
 
+@pytest.mark.slow("compiles several programs")
 def test_repetition_penalty() -> None:
     logits = np.array([[2.0, 1.5, -1.0, -1.1], [2.0, 1.5, -1.0, -1.1]], np.float32)
     seen = np.array([[True, False, True, False], [False, False, False, False]])
@@ -228,6 +229,7 @@ def test_in_a_while_loop_with_seen() -> None:
         assert len(set(row)) == 6
 
 
+@pytest.mark.slow("compiles several programs")
 def test_seeds() -> None:
     logits = jnp.asarray(logits_of(6)[0])
     runs = [
@@ -246,7 +248,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.slow("compiles a program a row", quick=["vocab=50"])
+@pytest.mark.slow("compiles a program a row")
 @pytest.mark.parametrize("vocab", [VOCAB, 3000])
 def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
     """Whatever stages the rows beside it need."""
@@ -340,6 +342,7 @@ def test_numbers_that_float32_takes_for_0(name: str) -> None:
     assert getattr(Sampling(**{name: 1.2e-38}), name) == 1.2e-38
 
 
+@pytest.mark.slow("compiles several programs")
 def test_temperatures_below_the_least_are_greedy_in_any_batch() -> None:
     """Also where float32 rounds them up to it; two logits that differ less than noise."""
     below = math.nextafter(LEAST_TEMPERATURE, 0)
@@ -361,6 +364,7 @@ def test_stops_are_a_tuple() -> None:
         Sampling(stop=[1])
 
 
+@pytest.mark.slow("compiles several programs")
 def test_rows_are_independent_draws() -> None:
     logits = jnp.zeros((64, 1000))
     tokens = np.asarray(sample(logits, [Sampling(temperature=1, seed=i) for i in range(64)]))
@@ -369,6 +373,7 @@ def test_rows_are_independent_draws() -> None:
     assert again[0] == tokens[7]
 
 
+@pytest.mark.slow("compiles several programs")
 def test_a_row_of_nan_leaves_the_others_alone() -> None:
     logits = logits_of(8, batch=3)
     broken = logits.copy()

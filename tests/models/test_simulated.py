@@ -94,7 +94,7 @@ def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.slow("simulates every launch of two steps", quick=["qwen3-*"])
+@pytest.mark.slow("simulates every launch of two steps")
 @pytest.mark.parametrize("name, fused", [("qwen2-bias", ()), ("qwen3-qknorm", ("gated_matmul",))])
 def test_fused_paths_switched_off(
     name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch
@@ -111,7 +111,7 @@ def test_fused_paths_switched_off(
     assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-2
 
 
-@pytest.mark.slow("simulates every launch of two steps", quick=["deepseek2-*"])
+@pytest.mark.slow("simulates every launch of two steps")
 @pytest.mark.parametrize(
     "name, prompt",
     [

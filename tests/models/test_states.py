@@ -114,7 +114,7 @@ def test_rows_that_start_and_stop_at_different_times(name):
         assert nmse(np.stack(rows), want) <= 1e-10
 
 
-@pytest.mark.slow("compiles four programs", quick=["lfm2", "qwen35"])
+@pytest.mark.slow("compiles four programs", quick=["lfm2"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_rows_of_states_are_gathered_copied_and_reset(name):
     loaded, tokens = model(name), reference(name).tokens

@@ -44,7 +44,6 @@ def strict():
 
 @pytest.mark.slow(
     "compiles two programs a model",
-    quick=["qwen2-bias-xla", "qwen35-native"],
 )
 @pytest.mark.parametrize(
     "name, implementation",
@@ -68,7 +67,7 @@ def test_logits_and_greedy_tokens(name, implementation):
         assert out.tokens == models.generate(golden.model(name), prompt, max_new_tokens=4).tokens
 
 
-@pytest.mark.slow("compiles three programs a case", quick=["lookup-greedy"])
+@pytest.mark.slow("compiles three programs a case")
 @pytest.mark.parametrize(
     ("draft", "sampling"),
     [("lookup", "greedy"), ("lookup", "penalized"), ("model", "drawn"), ("layer", "greedy")],
@@ -182,7 +181,7 @@ def adapted_vectors(folder, pooling):
     return np.concatenate([np.ravel(vector) for vector in vectors]).tolist()
 
 
-@pytest.mark.slow("compiles programs of three commands", quick=["mean"])
+@pytest.mark.slow("compiles programs of three commands")
 @pytest.mark.parametrize("pooling", ["mean", "none"])
 def test_vectors_adapters_and_measuring(pooling, tmp_path):
     """The same numbers as without these modes, and in 64-bit mode."""

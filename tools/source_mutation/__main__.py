@@ -110,7 +110,8 @@ def judge(
         if number in outcomes:
             continue
         covering = [test for test in hits.get(str(number), []) if test in seconds]
-        chosen, total = [], 0.0
+        chosen: list[str] = []
+        total = 0.0
         for test in sorted(selected.intersection(covering), key=seconds.__getitem__):
             total += seconds[test]
             if chosen and total > limit:

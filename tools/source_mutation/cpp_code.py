@@ -75,8 +75,8 @@ def mutants(path: str, text: str) -> Iterator[Mutant]:
             now = f"jax_q4k_mutant::{at[1]}_or_{other}<{{id}}>"
             if code[at.end(1)] == "(":
                 yield _mutant("function", path, line, at[1], other, Edit(*span, now))
-        if at := _STATEMENT.match(code):
-            place = (number, len(at[1]))
+        if statement := _STATEMENT.match(code):
+            place = (number, len(statement[1]))
             # with an else of its own: one may follow that belongs to an `if` above
             edit = Edit(place, place, "if (jax_q4k_mutant::on({id})) {} else ")
             yield _mutant("statement", path, line, code.strip(), ";", edit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from .mutant import Edit, Mutant
 
@@ -39,6 +40,8 @@ _SWAPPED: dict[type, type] = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
+
+_FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 def mutants(path: str, text: str) -> Iterator[Mutant]:
@@ -74,15 +77,13 @@ def _function_nodes(tree: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """(operator, mutated node) of an expression."""
-    if isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in _SWAPPED:
+    if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED:
         if not (isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant)):
-            changed = copy.copy(node)
-            changed.op = _SWAPPED[type(node.op)]()
-            yield "arithmetic" if isinstance(node, ast.BinOp) else "and/or", changed
+            yield "arithmetic", _with(node, op=_SWAPPED[type(node.op)]())
+    if isinstance(node, ast.BoolOp):
+        yield "and/or", _with(node, op=_SWAPPED[type(node.op)]())
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
-        changed = copy.copy(node)
-        changed.ops = [_SWAPPED[type(node.ops[0])](), *node.ops[1:]]
-        yield "comparison", changed
+        yield "comparison", _with(node, ops=[_SWAPPED[type(node.ops[0])](), *node.ops[1:]])
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
         yield "sign", node.operand
     if isinstance(node, ast.Constant):
@@ -95,14 +96,17 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.Call):
         for keyword in node.keywords:
             if keyword.arg:
-                changed = copy.copy(node)
-                changed.keywords = [other for other in node.keywords if other is not keyword]
-                yield "argument", changed
-        if isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "any", "all"):
-            changed = copy.copy(node)
-            other = {"min": "max", "max": "min", "any": "all", "all": "any"}[node.func.id]
-            changed.func = ast.Name(other)
-            yield "function", changed
+                others = [other for other in node.keywords if other is not keyword]
+                yield "argument", _with(node, keywords=others)
+        if isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
+            yield "function", _with(node, func=ast.Name(_FUNCTIONS[node.func.id]))
+
+
+def _with(node: ast.expr, **fields: Any) -> ast.expr:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
 
 
 def _expression(

@@ -79,7 +79,7 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     return model, weights, where
 
 
-@pytest.mark.slow("compiles for several GPUs", quick=["*Auto*"])
+@pytest.mark.slow("compiles for several GPUs", quick=["decode-AxisType.Auto-groups=1"])
 @pytest.mark.parametrize(
     ("kind", "groups"), [(AxisType.Auto, 1), (AxisType.Explicit, 1), (AxisType.Explicit, 2)]
 )

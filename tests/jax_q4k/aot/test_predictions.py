@@ -93,6 +93,7 @@ def test_copies_count_with_their_stages():
     assert predicted(small_tiles(4096)).bytes_in_flight == 2 * 16 * 4 * 144
 
 
+@pytest.mark.slow("compiles programs for a GPU")
 def test_a_prologue_is_no_part_of_the_stream():
     """A norm before gate and up: a wait for x, the quantization; first weights come meanwhile."""
     found = predicted(of_program(1, "gated_matvec", 14336, 4096))
@@ -103,6 +104,7 @@ def test_a_prologue_is_no_part_of_the_stream():
     assert found.seconds == pytest.approx(whole, rel=1e-6)
 
 
+@pytest.mark.slow("compiles programs for a GPU")
 def test_attention_of_eight_queries_hides_latency_behind_its_work():
     """32 sequences of 4096 tokens: the next round's loads are under way while it computes."""
     heads = 64, 8, 128

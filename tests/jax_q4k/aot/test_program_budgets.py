@@ -41,9 +41,7 @@ def of_weights(i: SassInstruction) -> bool:
     return i.category.startswith("load global") and ".CONSTANT" in i.opcode
 
 
-@pytest.mark.slow(
-    "assembles and simulates every kernel of a program", quick=["llama-3.1-8b, batch 1"]
-)
+@pytest.mark.slow("assembles and simulates every kernel of a program")
 @pytest.mark.parametrize("program", BUDGETS, ids=str)
 def test_no_kernel_costs_more(program: Asked):
     """And each has its limits: a kernel that is new in a program gets a row."""
@@ -66,6 +64,7 @@ def test_no_kernel_costs_more(program: Asked):
     assert seen >= set(budgets), "budgets of kernels that the program launches no more"
 
 
+@pytest.mark.slow("compiles programs for a GPU", quick=["batch=1"])
 @pytest.mark.parametrize("batch", [1, 8])
 def test_launches_of_a_step_ask_for_the_next_weights(batch):
     """Projections, attention, its output, gate and up, down: of a layer all that read weights.

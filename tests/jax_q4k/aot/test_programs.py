@@ -71,6 +71,7 @@ def compiled(case: Case, name: str) -> aot.Program:
     return aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
 
 
+@pytest.mark.slow("compiles programs for a GPU", quick=["llama-gqa-b1-t8-float32-decode"])
 @pytest.mark.parametrize(("case", "name"), CASES, ids=str)
 def test_every_kernel_of_ours_is_in_a_cuda_graph(case, name):
     program = compiled(case, name)
@@ -176,6 +177,7 @@ def test_kernels_per_layer(name, record_property):
     assert max(map(len, layers)) <= (8 if name == "prefill" else 5)
 
 
+@pytest.mark.slow("compiles programs for a GPU")
 def test_kernels_per_layer_of_an_8b_model(record_property):
     """The whole generate loop of Llama 3.1 8B's shape, 32 layers, without its weights."""
     model = random_model(LLAMA_3_1_8B, abstract=True)

@@ -261,6 +261,7 @@ def test_rope_append(kernels, dim, half, dtype, interleaved):
         assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)
 
 
+@pytest.mark.slow("many or large calls", quick=["avxvnni-time=1-window=1-capped=False"])
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("window, capped", [(None, False), (1, False), (9, True), (30, False)])
 @pytest.mark.parametrize("time", [1, 16, 37])

@@ -366,6 +366,7 @@ def test_a_file_that_is_no_library_is_not_used(monkeypatch, tmp_path):
     )
 
 
+@pytest.mark.slow("many or large calls", quick=["kept=0.5"])
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99, 1 - 1e-6, 60])
 def test_a_library_that_was_cut_is_named_and_not_mapped(kept, tmp_path):
     """Its pages beyond the end would kill the process."""

@@ -127,6 +127,7 @@ np.testing.assert_array_equal(row, [[3, 4, 5]])
 """)
 
 
+@pytest.mark.slow("many or large calls")
 def test_sharded_over_devices():
     """Each device multiplies its part by shard_map.
 

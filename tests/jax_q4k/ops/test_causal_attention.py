@@ -73,7 +73,7 @@ def test_values_of_another_width(implementation, time, head_dim, value_dim):
         assert nmse(got[row, :length], want[row, :length]) <= 1e-12
 
 
-@pytest.mark.slow("compiles derivatives", quick=["native"])
+@pytest.mark.slow("compiles derivatives")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_derivative_with_values_of_another_width(implementation):
     q, k, _ = arrays(12, 48)
@@ -153,7 +153,7 @@ def test_vmap_of_sinks():
     assert nmse(got, want) <= 1e-14
 
 
-@pytest.mark.slow("compiles derivatives", quick=["native"])
+@pytest.mark.slow("compiles derivatives")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_derivative_sees_every_option(implementation):
     q, k, v = arrays(12)

@@ -19,6 +19,7 @@ def test_rows_of_the_decoded_table(format):
     np.testing.assert_array_equal(got, w.dequantize()[ids])
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["bfloat16-sim"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_rows_of_a_float_table(dtype, implementation):

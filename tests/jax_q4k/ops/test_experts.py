@@ -108,6 +108,7 @@ def test_floats_and_packed_matrices_go_together(implementation):
     assert nmse(y, want) <= 1e-5
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_leading_axes_are_those_of_the_tokens(implementation):
     x, (ids, weights) = normal(6, K), routes(6)
@@ -149,6 +150,7 @@ def test_experts_that_no_token_has_may_hold_anything(implementation):
     np.testing.assert_array_equal(np.delete(got, 1, 0), np.delete(want, 1, 0))
 
 
+@pytest.mark.slow("compiles a program for each case")
 def test_gradients_are_those_of_float64():
     """In x, the router's weights, the residual, biases, scales and float matrices."""
     given = [normal(5, K), normal(5, N), *BIASES, SCALE, NORM]
@@ -178,7 +180,7 @@ def test_gradients_are_those_of_float64():
         assert np.any(b != 0) and nmse(a, b) <= 1e-9
 
 
-@pytest.mark.slow("compiles derivatives", quick=["expert_mlp"])
+@pytest.mark.slow("compiles derivatives")
 @pytest.mark.parametrize("name", ["expert_mlp", "expert_matmul"])
 def test_a_quantized_forward_pass_has_the_derivative_of_floats(name):
     x, (ids, weights) = normal(4, K), routes(4)

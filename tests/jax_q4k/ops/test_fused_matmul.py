@@ -156,6 +156,7 @@ def test_jit_traces_again_where_the_fusions_change():
     assert len(traced) == 3
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["matmul-native"])
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", CALLS)

@@ -27,6 +27,7 @@ def padded(operands, at, value=0.0):
     return q, k, v, g, beta, state
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["time=1-dims0-tiled=True-native"])
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 @pytest.mark.parametrize("tiled", [False, True])
@@ -69,7 +70,7 @@ def test_the_forms_of_plain_jax_in_float64(form):
                 assert one.dtype == np.float64 and nmse(one, want) <= 1e-28
 
 
-@pytest.mark.slow("compiles second derivatives", quick=["chunked"])
+@pytest.mark.slow("compiles second derivatives")
 @FORMS
 def test_derivatives_are_finite_differences(form):
     operands = delta_nets.sequences(1, CHUNK + 2, 1, 2, 8, 8)
@@ -89,6 +90,7 @@ def test_derivatives_are_finite_differences(form):
     assert np.isfinite(slope) and float(slope) == pytest.approx(float(difference), rel=1e-7)
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["time=20-sim"])
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("time", [3, FEW + 4])
@@ -179,6 +181,7 @@ def test_padding_among_tokens_changes_nothing(implementation, time, value):
     assert nmse(np.delete(o, at, axis=1), want[0]) <= 1e-12 and nmse(state, want[1]) <= 1e-12
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["chunked"])
 @FORMS
 def test_padding_has_no_gradient(form):
     operands = padded(delta_nets.sequences(1, FEW + 1, 1, 1, 8, 8), [2, 5], np.nan)

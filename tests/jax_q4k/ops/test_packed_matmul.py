@@ -62,6 +62,7 @@ def test_tensor_cores_take_over_from_mat_vecs(format, rows, columns, family):
         assert launches(jq.implementation(activations="f32")(jq.matmul), x, w) == ["matvec"]
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["rows=3-Q4_0"])
 @pytest.mark.grid
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 3])

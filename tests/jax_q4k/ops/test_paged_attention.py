@@ -70,6 +70,10 @@ def latent(dtype, heads=16, head_dim=288, value_dim=256, num_kv_heads=1):
     return (q, rows, scales, tables), keys, keys[..., :value_dim]
 
 
+@pytest.mark.slow(
+    "compiles a program for each case",
+    quick=["heads=6-head_dim=96-*-float32-native"],
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
@@ -180,6 +184,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["float8_e4m3fn-native"])
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)

@@ -99,6 +99,7 @@ def launched(function, *args, fused=None, **kwargs):
     return [kernel.family for call in calls for kernel in call.kernels * call.count]
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["per_sequence=2"])
 @pytest.mark.parametrize("per_sequence", [2, 16])
 def test_eight_rows_are_quantized_by_attention(per_sequence):
     """Bit for bit what the chain gives, in a launch less; long contexts are split over clusters."""
@@ -126,6 +127,7 @@ def products(*args, **kwargs):
     return [k.arguments["config"].products for k in call.kernels if k.family == "gemm"]
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["batch=33-sizes1"])
 @pytest.mark.parametrize(
     "batch, sizes",
     [

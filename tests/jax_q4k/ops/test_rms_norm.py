@@ -53,6 +53,7 @@ def test_zeros_and_poison_stay_in_their_rows():
         assert not y[0].any() and jnp.isnan(y[1]).any() and jnp.isfinite(y[2]).all()
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["sim"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_derivatives_in_both_operands(implementation):
     x, weight, dx, dweight, dy = normal(2, 64), normal(64), normal(2, 64), normal(64), normal(2, 64)

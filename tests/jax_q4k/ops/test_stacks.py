@@ -46,6 +46,7 @@ FAMILY = {
 }
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native-rows=1"])
 @pytest.mark.grid
 @pytest.mark.parametrize("rows", [1, 12])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -172,6 +173,7 @@ def test_a_loop_copies_no_layer(rows):
     np.testing.assert_array_equal(looped(x, W, indexed), looped(x, W, sliced))
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["sim"])
 @pytest.mark.parametrize("implementation", [NATIVE, "sim"])
 def test_gradients_through_a_loop(implementation):
     def gradient(x, w, in_place):
@@ -193,6 +195,7 @@ def test_gradients_through_a_loop(implementation):
 # --- vmap, explain, export ---
 
 
+@pytest.mark.slow("compiles a program for each case", quick=["native"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_mapped_indices_and_rows(implementation):
     """A gather of experts, and examples of one expert in a single call."""

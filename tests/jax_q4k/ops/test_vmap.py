@@ -74,6 +74,7 @@ def test_gradient_of_a_sum_over_mapped_weights():
     assert nmse(got, want) <= 1e-11
 
 
+@pytest.mark.slow("compiles a program for each case")
 def test_jacobian_is_the_decoded_weights_and_hessian_follows():
     w, x = random_weights("Q6_K", N, K), normal(K)
     weights = np.asarray(w.dequantize(), np.float64)

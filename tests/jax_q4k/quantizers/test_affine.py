@@ -45,6 +45,7 @@ def best_error(x: np.ndarray, w: np.ndarray, top: int) -> float:
     return best
 
 
+@pytest.mark.slow("searches the best codes of many blocks", quick=["heavy-top=15"])
 @pytest.mark.parametrize("top", [15, 31])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sub_blocks_come_near_the_best_fit(kind, top):
@@ -67,6 +68,7 @@ def test_a_sub_block_on_a_grid_is_fitted_exactly():
     np.testing.assert_allclose(got_m, m, rtol=1e-5)
 
 
+@pytest.mark.slow("searches the best codes of many blocks")
 def test_super_blocks_give_what_the_fields_hold():
     x = draw("heavy", 32, 8, 100)
     d, dmin, scale, minimum, q = map(np.asarray, super_blocks(x, np.ones_like(x)))

@@ -51,6 +51,7 @@ def relative_rmse(got: np.ndarray, want: np.ndarray, importance=1.0) -> float:
     return float(np.sqrt(np.sum(importance * (got - want) ** 2) / np.sum(importance * want**2)))
 
 
+@pytest.mark.slow("searches the best codes of many blocks", quick=["Q4_0-normal"])
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", SEARCHED)
@@ -276,6 +277,7 @@ def test_dtypes_of_importance(dtype):
         np.testing.assert_array_equal(quantizers.quantize(x, "Q4_K", typed), want)
 
 
+@pytest.mark.slow("searches the best codes of many blocks", quick=["*-strict"])
 @pytest.mark.parametrize(
     "option, value", [("jax_enable_x64", True), ("jax_numpy_dtype_promotion", "strict")]
 )

@@ -640,6 +640,7 @@ def test_chat_templates_that_are_refused(copy):
     refused(folder, "chat_template.jinja: path: must be a regular file")
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_safetensors_files_that_end_early(copy):
     folder = copy("qwen2")
     file = folder / "model.safetensors"

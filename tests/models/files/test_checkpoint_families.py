@@ -67,6 +67,7 @@ def exact():
         yield
 
 
+@pytest.mark.slow("converts and compiles models", quick=["mistral3"])
 @pytest.mark.filterwarnings(VISION)
 @pytest.mark.parametrize("name", CASES)
 def test_the_golden_logits(name, tmp_path):

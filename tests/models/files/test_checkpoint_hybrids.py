@@ -88,6 +88,7 @@ def vars_of(config: Config) -> dict:
     return {field: getattr(config, field) for field in config.__dataclass_fields__}
 
 
+@pytest.mark.slow("converts and compiles models", quick=["qwen35moe-vl"])
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", CASES)
 def test_the_golden_logits(name, tmp_path):
@@ -345,6 +346,7 @@ def test_configs_that_are_refused(name, changes, message):
         describe(changed(name, changes))
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_layers_and_tensors_that_predict_further_tokens(tmp_path):
     further = {"mtp.fc.weight": np.zeros((2, 4), np.float32)}
     further["mtp.layers.0.mlp.gate_proj.weight"] = further["mtp.fc.weight"]

@@ -44,6 +44,7 @@ def floats(name, dtype):
     return models.Model(build(model(name).config, tensors), metadata=model(name).metadata)
 
 
+@pytest.mark.slow("converts and compiles models", quick=["qwen3-qknorm"])
 @pytest.mark.parametrize("name", [*NAMES, "text-spm"])
 def test_loading_and_saving_changes_nothing(name, tmp_path):
     saved = tmp_path / "saved.gguf"
@@ -96,6 +97,7 @@ def test_value_types_of_a_file_survive(tmp_path):
     assert contents(saved)[1] == contents(original)[1]
 
 
+@pytest.mark.slow("converts and compiles models", quick=["float16-file_type=1"])
 @pytest.mark.parametrize(
     ("dtype", "file_type"), [(jnp.float32, 0), (jnp.float16, 1), (jnp.bfloat16, 32)]
 )
@@ -121,6 +123,7 @@ def test_packed_weights_under_a_float_files_metadata(tmp_path):
     assert jq.gguf.read_header(tmp_path / "saved.gguf").metadata["general.file_type"] == 15
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_a_model_without_a_file(tmp_path):
     """Metadata follows from the configuration, with the types that llama.cpp reads."""
     saved = tmp_path / "saved.gguf"
@@ -248,6 +251,7 @@ def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
     assert lines[-1] == skipped
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_saved_in_several_files(tmp_path):
     """They are loaded as one model, and saved as one file again, byte by byte."""
     given = model("text-spm")

@@ -256,6 +256,7 @@ def in_a_process(name, home, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=given, cwd=home)
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_the_real_package_without_a_network(tmp_path):
     """Its cache, laid out as it lays it out, and its own exceptions."""
     done = in_a_process("org/name", tmp_path)

@@ -63,6 +63,7 @@ def types(file) -> dict[str, str]:
     return {name: info.type.name for name, info in jq.gguf.read_header(file).tensors.items()}
 
 
+@pytest.mark.slow("converts and compiles models", quick=["deepseek2-noyarn"])
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_file_is_the_one_that_was_loaded(name, tmp_path):
@@ -99,6 +100,7 @@ def test_types_and_bytes_of_llama_cpp_stay(name, tmp_path):
     check_equal(got, want)
 
 
+@pytest.mark.slow("converts and compiles models", quick=["deepseek2"])
 @pytest.mark.parametrize("name", ["qwen35moe", "gemma4-moe", "gemma4-e", "deepseek2", "lfm2moe"])
 def test_eight_bits_change_little(name, tmp_path):
     """Of most tokens: a router's near tie may give one of them another expert."""

@@ -40,6 +40,7 @@ def merged(given, pairs, scale):
     return models.Model(build(given.config, tensors), given.tokenizer, given.metadata)
 
 
+@pytest.mark.slow("converts and compiles models", quick=["qwen3-qknorm"])
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3-qknorm", "gemma3", "smollm3"])
 def test_logits_are_those_of_the_merged_weights(name, tmp_path):
     """Of a GGUF file and a folder of PEFT: attention, networks, and the output if it is there."""
@@ -60,6 +61,7 @@ def test_logits_are_those_of_the_merged_weights(name, tmp_path):
     np.testing.assert_array_equal(given.logits(TOKENS), plain)  # the model itself stays
 
 
+@pytest.mark.slow("converts and compiles models", quick=["phi3"])
 @pytest.mark.parametrize(
     "name", ["phi3", "mixtral", "deepseek2-lite", "qwen35", "lfm2", "qwen2moe", "command-r"]
 )
@@ -133,6 +135,7 @@ def test_several_adapters_and_load(tmp_path):
             models.load(path("llama-gqa"), lora=wrong)
 
 
+@pytest.mark.slow("converts and compiles models")
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "lfm2"])
 def test_generation_in_batches(name, tmp_path):
     """By paged decoding, alone and in a batch, the tokens of the merged model."""
@@ -147,6 +150,7 @@ def test_generation_in_batches(name, tmp_path):
     assert got != [out.tokens for out in models.generate(given, prompts, max_new_tokens=12)]
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_kept_programs_tell_adapters_apart(tmp_path):
     """Programs are named by what is adapted; other numbers of the same matrices use the same."""
     from jax_q4k.kept import KeptPrograms
@@ -178,6 +182,7 @@ def test_matrices_of_one_shape_make_other_programs(tmp_path):
     assert keys.network.fingerprint() != values.network.fingerprint()
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_gradients_and_saving(tmp_path):
     given = model("llama-gqa")
     adapted = models.with_lora(given, write_gguf(tmp_path / "a.gguf", given, random_pairs(given)))

@@ -60,6 +60,7 @@ def changed(source, name, change):
     return models.Model(build_decoder(source.config, tensors), metadata=source.metadata)
 
 
+@pytest.mark.slow("converts and compiles models", quick=["qwen3-qknorm"])
 @pytest.mark.parametrize("name", ["llama3-rope", "qwen2-odd", "qwen3-qknorm"])
 def test_matrices_become_what_the_quantizers_make_of_them(name):
     original = floats(name)
@@ -77,6 +78,7 @@ def test_matrices_become_what_the_quantizers_make_of_them(name):
     assert nmse(quantized.logits(tokens), original.logits(tokens)) <= 1e-2
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_larger_types_are_closer():
     original, tokens = fresh(), reference("llama-gqa").tokens[None, :16]
     want, found = original.logits(tokens), []
@@ -212,6 +214,7 @@ def test_unknown_types_list_the_known():
         models.quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K_L")
 
 
+@pytest.mark.slow("converts and compiles models", quick=["bfloat16"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_files_are_quantized_like_models(dtype, tmp_path):
     source, target = tmp_path / "source.gguf", tmp_path / "target.gguf"
@@ -308,6 +311,7 @@ def write_zeros(file, config):
     return size
 
 
+@pytest.mark.slow("converts and compiles models")
 @pytest.mark.parametrize(("type", "most"), [("Q8_0", Tensor.Q8_0), ("Q4_K_M", Tensor.Q4_K)])
 def test_memory_is_one_tensors_not_the_models(type, most, tmp_path, record_property):
     """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB.
@@ -338,6 +342,7 @@ print(code, *(int(status[key].split()[0]) for key in ("VmHWM", "RssFile")))
     assert jq.gguf.read_header(tmp_path / "out.gguf").tensors["blk.2.ffn_up.weight"].type is most
 
 
+@pytest.mark.slow("converts and compiles models", quick=["Q4_K_M"])
 @pytest.mark.parametrize("type", ["Q4_K_M", "MXFP4_MOE"])
 def test_experts_are_quantized_one_after_another(type, monkeypatch):
     """In pieces of an expert, the model is the same; and near what it was."""

@@ -131,6 +131,7 @@ def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
         causal_attention(**(sizes | {"scale": 1.0} | changes))
 
 
+@pytest.mark.slow("simulates or assembles large kernels", quick=["RTX 4090"])
 @pytest.mark.parametrize("device", [*DEVICES, "NVIDIA of tomorrow"])
 def test_the_rule_s_blocks_have_room(device: str) -> None:
     chosen = target(device)

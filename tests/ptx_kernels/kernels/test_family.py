@@ -13,6 +13,7 @@ def test_a_record_is_of_its_kernel(family):
     assert family.examples and {case.family for case in family.examples} == {family.name}
 
 
+@pytest.mark.slow("simulates or assembles large kernels", quick=["quantize_q8_1"])
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_named_operands_are_buffers(family):
     built = [family.build(**case.arguments) for case in family.examples]

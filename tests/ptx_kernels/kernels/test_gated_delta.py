@@ -71,6 +71,7 @@ def test_a_prompt_equals_float64(
         assert nmse(got, expected) <= 1e-12
 
 
+@pytest.mark.slow("simulates or assembles large kernels")
 def test_long_prompts_do_not_drift() -> None:
     """Errors of one token are forgotten with it, or stay: they do not grow."""
     sizes = heads(1, 600, 1, 1, 32, 32)

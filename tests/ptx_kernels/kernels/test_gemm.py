@@ -245,6 +245,7 @@ def test_instructions_per_4096_products(format: str, budget: float) -> None:
     assert 0 < loop.issued() / products <= budget
 
 
+@pytest.mark.slow("simulates or assembles large kernels", quick=["Q4_K"])
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
 def test_instructions_of_few_rows(format: str) -> None:
     """A whole step of 256 columns, its copies included, per byte of quants and lane."""

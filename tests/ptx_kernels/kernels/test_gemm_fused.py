@@ -252,6 +252,7 @@ LAYER = {
 }
 
 
+@pytest.mark.slow("simulates or assembles large kernels", quick=["A100-int8-down-m=8"])
 @pytest.mark.grid
 @pytest.mark.parametrize("m", [4, 8, 16, 32, 64])
 @pytest.mark.parametrize("name", LAYER)

@@ -103,6 +103,10 @@ def test_headers_that_lanes_share(format, lanes):
     check("matvec", config, format=format, n=7, columns=columns, m=1, **NORM)
 
 
+@pytest.mark.slow(
+    "simulates or assembles large kernels",
+    quick=["*'lanes': 4*-interleaved=False"],
+)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("changes", [{}, dict(lanes=4, unroll=1, broadcast_header=True)], ids=str)
 def test_joined_products(interleaved, changes):
@@ -112,6 +116,7 @@ def test_joined_products(interleaved, changes):
     check("qkv_append_matvec", config, formats=formats, interleaved=interleaved, **HEADS, **NORM)
 
 
+@pytest.mark.slow("simulates or assembles large kernels")
 def test_weights_are_asked_for_before_activations_are_staged():
     """In machine code the first load of a plane stands before the first barrier."""
     kernel = KERNELS["matvec"](

@@ -172,6 +172,7 @@ def test_quantized_output_equals_a_kernel_of_its_own(config: MatvecConfig, m: in
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow("simulates or assembles large kernels", quick=["pair0-silu-m=1-n=37-config0"])
 @pytest.mark.parametrize(
     "pair, activation, m, n, config",
     [

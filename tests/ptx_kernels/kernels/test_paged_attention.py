@@ -127,6 +127,7 @@ def test_teams_of_warps(group: int, teams: int, warps: int, queries: int, dtype:
         assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.slow("simulates or assembles large kernels", quick=["group=16-bf16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [16, 128])
 def test_a_team_reads_latent_rows_once(group: int, dtype: str) -> None:

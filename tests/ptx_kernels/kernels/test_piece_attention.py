@@ -54,6 +54,12 @@ def test_sizes_of_heads(head_dim: int, warps: int, tokens: int) -> None:
     assert piece_subject(config, head_dim=head_dim, group=1).passes()
 
 
+@pytest.mark.slow(
+    "simulates or assembles large kernels",
+    quick=[
+        "CausalAttentionConfig(warps=1, tokens=16, stages=2, resident_blocks=2, splits=1)-window=16"
+    ],
+)
 @pytest.mark.parametrize("window", [1, 5, 16, 20, 40])
 @pytest.mark.parametrize("config", [SMALL, CausalAttentionConfig(2, 32, 3, splits=2)], ids=str)
 def test_windows(window: int, config: CausalAttentionConfig) -> None:

@@ -117,6 +117,7 @@ def test_a_launch_moves_one_layer_and_random_operands_know_the_index() -> None:
     assert np.isfinite(simulator.run(stacked, *operands)[0]).all()
 
 
+@pytest.mark.slow("simulates or assembles large kernels")
 def test_none_spills() -> None:
     """Mat-vecs of eight rows, whose registers are full, take a stack's addresses, too."""
     labels = {

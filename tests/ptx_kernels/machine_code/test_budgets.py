@@ -150,6 +150,7 @@ def attention_kernel(
     )
 
 
+@pytest.mark.slow("assembles many kernels", quick=["f16-group=4"])
 @pytest.mark.parametrize(
     "dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4), ("fp8", 4), ("fp8", 8)]
 )
@@ -181,6 +182,7 @@ def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
 
 
 #: Instructions of the hot loop for each value of K and V and query of a lane.
+@pytest.mark.slow("assembles many kernels", quick=["bf16-group=4-instructions=2.6"])
 @pytest.mark.parametrize(
     "dtype, group, instructions",
     [("bf16", 4, 2.6), ("bf16", 8, 2.3), ("int8", 4, 2.3), ("int8", 8, 2.3), ("fp8", 8, 2.5)],
@@ -193,6 +195,7 @@ def test_instructions_of_paged_attention(dtype, group, instructions):
     assert figures(kernel, "sm_90").loop_instructions <= instructions * products
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_paged_attention_never_spills():
     """A block holds any group of up to eight query heads, whatever the pages hold.
 
@@ -267,6 +270,7 @@ def test_a_step_of_attention_by_tensor_cores(dtype, group, most):
     assert moves == []
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_attention_by_tensor_cores_never_spills():
     """Groups of any size, on every architecture."""
     kernels = {}
@@ -284,6 +288,7 @@ def test_attention_by_tensor_cores_never_spills():
     assert spilled(kernels) == {}
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_attention_of_wide_heads_never_spills():
     """A block holds groups of up to 16 query heads of 512 dimensions, on every architecture."""
     kernels = {}
