@@ -140,6 +140,20 @@ def test_slow_needs_a_reason(project):
     assert status != 0 and "test_bare: slow(reason) says why it is slow" in printed
 
 
+def test_patterns_of_no_test_are_refused(project):
+    file = project / "tests" / "test_pattern.py"
+    file.write_text(
+        "import pytest\n\n@pytest.mark.slow('many', quick=['a', 'q*'])\n"
+        "@pytest.mark.parametrize('name', ['a', 'b'])\ndef test_pattern(name):\n    pass\n"
+    )
+    try:
+        status, printed, _ = run(project)
+    finally:
+        file.unlink()
+    assert status != 0 and "patterns that add no test: [('tests/test_pattern.py::" in printed
+    assert "'q*')]" in printed
+
+
 @pytest.mark.parametrize("strength", [1, 2, 3])
 def test_covering(strength):
     rows = list(itertools.product(range(5), "abc", (False, True), range(3)))

@@ -62,13 +62,14 @@ def _left_out_by_marks(items: Iterable[pytest.Item], tier: str) -> dict[str, lis
             params = item.callspec.params  # type: ignore[attr-defined]
             apart = (params[axis] for axis in mark.kwargs.get("apart", ()))
             grids[(item.nodeid.partition("[")[0], *apart)].append(item)
+    are_slow = set(map(id, slow))
     cells: list[pytest.Item] = []
     for (name, *_), grid in grids.items():
         # the ids of each `parametrize`; pytest's indices number the tests
         rows = [tuple(item.callspec._idlist) for item in grid]
         chosen = covering(rows, 1 if tier == "quick" else 2, seed=str(name))
         cells += (item for i, item in enumerate(grid) if i not in chosen)
-    return {"slow": slow, "grid": [item for item in cells if item not in slow]}
+    return {"slow": slow, "grid": [item for item in cells if id(item) not in are_slow]}
 
 
 def _is_quick(item: pytest.Item, ids: Iterable[str]) -> bool:
@@ -119,18 +120,18 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> Counter[str]:
     return Counter({kind: len(found) for kind, found in out.items()})
 
 
-def _check_patterns(items: Iterable[pytest.Item]) -> None:
-    """Raises UsageError where a pattern of `slow(quick=)` matches no test of the whole suite."""
-    unmatched: set[tuple[str, str]] = set()
-    matched: set[tuple[str, str]] = set()
+def _check_patterns(items: Sequence[pytest.Item]) -> None:
+    """Raises UsageError where `slow(quick=)` has a pattern that adds no test to the quick tier."""
+    out = {id(item) for kind in left_out(items, "quick").values() for item in kind}
+    missing: dict[tuple[str, str], bool] = {}
     for item in items:
         if mark := item.get_closest_marker("slow"):
             function = item.nodeid.partition("[")[0]
             for pattern in mark.kwargs.get("quick", ()):
-                found = matched if _is_quick(item, [pattern]) else unmatched
-                found.add((function, pattern))
-    if wrong := sorted(unmatched - matched):
-        raise pytest.UsageError(f"slow(quick=): patterns of no test's parameters: {wrong}")
+                adds = _is_quick(item, [pattern]) and id(item) not in out
+                missing[function, pattern] = missing.get((function, pattern), True) and not adds
+    if wrong := sorted(key for key, value in missing.items() if value):
+        raise pytest.UsageError(f"slow(quick=): patterns that add no test: {wrong}")
 
 
 def summary(tier: str, counts: Counter[str]) -> list[str]:
