@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from support.paths import ROOT
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
+from jax_q4k.models.architectures import ARCHITECTURES
 from tools import snippets
 
 DOCS = ROOT / "docs"
@@ -81,7 +83,8 @@ def test_snippets(setup, code, tmp_path, monkeypatch):
         if use in code:
             pytest.importorskip(module, reason=f"{module} is no dependency of jax-q4k")
     monkeypatch.chdir(tmp_path)
-    exec(compile(f"{setup}\n{code}", "snippets", "exec"), {"__name__": "snippets"})
+    with mock.patch.dict(ARCHITECTURES):  # a page registers one
+        exec(compile(f"{setup}\n{code}", "snippets", "exec"), {"__name__": "snippets"})
 
 
 def pages_with_commands() -> list[str]:

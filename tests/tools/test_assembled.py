@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from ptx_kernels.machine_code import ptxas
+from ptx_kernels.machine_code import disk_cache, ptxas
 from tools import aot, assembled
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
@@ -25,6 +25,7 @@ def other_ptxas(monkeypatch, tmp_path):
         path.write_text(f'#!/bin/sh\n{line}\nexec {shlex.quote(str(real))} "$@"\n')
         path.chmod(0o755)
         monkeypatch.setenv(ptxas.VARIABLE, str(path))
+        monkeypatch.delenv(disk_cache.VARIABLE, raising=False)  # its version is the real one's
         clear()
 
     def clear() -> None:
