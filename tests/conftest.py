@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import budget, memory, tiers, timings
+from support.paths import cache_folder
 
 from ptx_kernels import driver
 from ptx_kernels.machine_code import disk_cache
@@ -59,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if reports:
         config.pluginmanager.register(timings.Timings(config.getoption("--timings")))
     config.pluginmanager.register(memory.Bound())
-    if seconds := config.getoption("--budget"):
+    if (seconds := config.getoption("--budget")) is not None:
         config.pluginmanager.register(budget.Budget(seconds, reports))
 
 
@@ -99,7 +100,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[_LEFT_OUT] = tiers.select(config, items)
-    if config.getoption("--budget"):
+    if config.getoption("--budget") is not None:
         budget.first_those_left_over(items)
     if reason := no_gpu_reason():
         for item in items:
@@ -108,9 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_machine_code(config: pytest.Config) -> None:
-    """What ptxas and nvdisasm make of a text, from one run of the tests to the next."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = caches / "jax-q4k-tests" / "machine-code"
+    """Keeps the output of ptxas and nvdisasm from one run of the tests to the next."""
+    folder = cache_folder() / "machine-code"
     os.environ.setdefault(disk_cache.VARIABLE, str(folder))
     if not hasattr(config, "workerinput"):
         disk_cache.remove_oldest(folder, most_bytes=1 << 30)

@@ -1,4 +1,4 @@
-"""Which module imports which: the arrows between all Python files of the repository."""
+"""The import graph of all Python files of the repository."""
 
 from __future__ import annotations
 

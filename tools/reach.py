@@ -71,7 +71,7 @@ def _module(path: str) -> str:
 
 @cache
 def _tests() -> dict[str, tuple[set[str], set[str], bool]]:
-    """Of each test file: modules that it reaches, strings, and whether it starts processes."""
+    """Maps each test file to its modules, its strings, and whether it starts processes."""
     found = {}
     for name, file in modules(*_FOLDERS).items():
         if name.startswith("tests.") and file.name.startswith("test_"):

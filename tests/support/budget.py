@@ -6,11 +6,12 @@ a budget begins with them.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
+
+from .paths import cache_folder
 
 _REASON = "no time left in the budget"
 
@@ -21,14 +22,17 @@ def add_options(parser: pytest.Parser) -> None:
 
 def left_over() -> Path:
     """The file that names the tests for which earlier runs had no time."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "jax-q4k-tests" / "not-run.txt"
+    return cache_folder() / "not-run.txt"
+
+
+def _names_left_over() -> set[str]:
+    file = left_over()
+    return set(file.read_text().splitlines()) if file.exists() else set()
 
 
 def first_those_left_over(items: list[pytest.Item]) -> None:
     """Puts the tests that an earlier run had no time for in front."""
-    file = left_over()
-    names = set(file.read_text().splitlines()) if file.exists() else set()
+    names = _names_left_over()
     items.sort(key=lambda item: item.nodeid not in names)
 
 
@@ -55,10 +59,9 @@ class Budget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.reports:
             return
-        file = left_over()
-        before = set(file.read_text().splitlines()) if file.exists() else set()
+        file, names = left_over(), _names_left_over() - self.run | self.not_run
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join(sorted(before - self.run | self.not_run)))
+        file.write_text("\n".join(sorted(names)))
         if self.not_run:
             terminalreporter.section(f"{len(self.not_run)} tests not run: {_REASON}")
             for test in sorted(self.not_run):

@@ -1,4 +1,4 @@
-"""Which tests a change can reach: too many are slow, too few would hide a failure."""
+"""Tests that a change can reach: too many are slow, too few would hide a failure."""
 
 from __future__ import annotations
 

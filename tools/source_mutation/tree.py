@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -46,12 +47,12 @@ def cpp_mutants(count: int, seed: int) -> list[Mutant]:
 
 
 def _compiled(mutants: dict[int, Mutant]) -> dict[int, Mutant]:
-    """Those of the mutants that are C++ and in code that is compiled here."""
-    folder = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
-    try:
+    """Drops the mutants that are no C++, or in code that is not compiled here."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "src"
         while True:
-            _plant(mutants, folder / "src")
-            errors, text = _checked(folder / "src")
+            _plant(mutants, folder)
+            errors, text = _checked(folder)
             if not errors:
                 return {
                     number: mutant
@@ -62,8 +63,6 @@ def _compiled(mutants: dict[int, Mutant]) -> dict[int, Mutant]:
             if not bad:
                 raise RuntimeError(f"the sources do not compile: {sorted(errors)[:5]}")
             mutants = {number: m for number, m in mutants.items() if number not in bad}
-    finally:
-        shutil.rmtree(folder)
 
 
 def _plant(mutants: dict[int, Mutant], folder: Path) -> None:
