@@ -41,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the golden files under tests/data from what the code gives now",
     )
+    parser.addoption(
+        "--optimized", action="store_true", help="XLA optimizes programs as it does for users"
+    )
     tiers.add_options(parser)
     budget.add_options(parser)
     parser.addoption("--timings", type=Path, metavar="FILE", help="write every test's seconds here")
@@ -53,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # test processes share it
-    _have_devices(8)
+    _set_xla_flags(optimized=config.getoption("--optimized"))
     _keep_compiled_programs(config)
     _keep_machine_code(config)
     reports = not hasattr(config, "workerinput")
@@ -64,10 +67,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(budget.Budget(seconds, reports))
 
 
-def _have_devices(count: int) -> None:
-    """The CPU as several devices, for tests of arrays that are split; others use the first."""
-    flag = f"--xla_force_host_platform_device_count={count}"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+def _set_xla_flags(optimized: bool) -> None:
+    """Makes the CPU eight devices, for tests of arrays that are split, and XLA optimize little.
+
+    Most programs of tests run once, and optimizing them took half of the suite's time.
+    """
+    flags = ["--xla_force_host_platform_device_count=8"]
+    if not optimized and no_gpu_reason():
+        flags += [
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",
+        ]
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
 def _keep_compiled_programs(config: pytest.Config) -> None:

@@ -40,20 +40,6 @@ def status(case: Case, transform: str) -> bool | Refusal:
     return case.refuses.get(transform, True)
 
 
-@functools.cache
-def quickly() -> dict[str, Any] | None:
-    """XLA's options for programs that are run once: most of the time is optimizing them.
-
-    None where this XLA does not know them.
-    """
-    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:
-        return None
-    return options
-
-
 def results(case: Case, transforms: list[str], implementation: str, dtype: str) -> dict[str, Any]:
     """Transform -> leaves, of transforms that are right; those on one device in one program."""
     functions = {name: TRANSFORMS[name].of(case, case.call) for name in transforms}
@@ -72,7 +58,7 @@ def results(case: Case, transforms: list[str], implementation: str, dtype: str) 
 
 
 def run(functions: dict[str, Any], operands: Any) -> dict[str, Any]:
-    return jax.device_get(jax.jit(joined(functions), compiler_options=quickly())(*operands))
+    return jax.device_get(jax.jit(joined(functions))(*operands))
 
 
 def joined(functions: dict[str, Any]) -> Any:
@@ -115,7 +101,7 @@ def _oracle(name: str) -> Any:
     }
     if case.differentiable:
         functions["finite difference"] = finite_difference(case, case.oracle)
-    return jax.jit(joined(functions), compiler_options=quickly())
+    return jax.jit(joined(functions))
 
 
 def in_float64(x: Any) -> Any:
