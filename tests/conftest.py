@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -59,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _set_xla_flags(optimized=config.getoption("--optimized"))
     _keep_compiled_programs(config)
     _keep_machine_code(config)
+    _keep_bytecode()
     reports = not hasattr(config, "workerinput")
     if reports:
         config.pluginmanager.register(timings.Timings(config.getoption("--timings")))
@@ -127,6 +129,18 @@ def _keep_machine_code(config: pytest.Config) -> None:
     os.environ.setdefault(disk_cache.VARIABLE, str(folder))
     if not hasattr(config, "workerinput"):
         disk_cache.remove_oldest(folder, most_bytes=1 << 30)
+
+
+def _keep_bytecode() -> None:
+    """Where Python is told to write no bytecode: it goes into the folder of what tests keep.
+
+    Compiling the tests and, in every process that a test starts, the packages takes seconds.
+    """
+    if sys.dont_write_bytecode:
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = str(cache_folder() / "bytecode")
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+        del os.environ["PYTHONDONTWRITEBYTECODE"]
 
 
 @pytest.hookimpl(optionalhook=True)

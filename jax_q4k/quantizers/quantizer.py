@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,13 @@ from ptx_kernels import formats
 from .fit import error_weights
 
 Fields = Mapping[str, jax.Array]
+
+#: A file's bytes do not depend on `XLA_FLAGS`: where LLVM optimizes less, it joins no products and
+#: sums into one rounding, and a search ends elsewhere.
+_COMPILER_OPTIONS = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ def searched(
     """
     struct = formats.get(format).struct
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=_COMPILER_OPTIONS)
     def run(x: jax.Array, importance: jax.Array) -> jax.Array:
         x, importance = (a.reshape(-1, *shape[::-1]).T for a in (x, importance))
         found = fields(x, error_weights(x, importance))

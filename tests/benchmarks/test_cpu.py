@@ -54,6 +54,7 @@ def file(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow("measures")
 def test_a_file_of_random_weights(file):
     tensors = gguf.read(file).tensors
     assert (

@@ -52,6 +52,7 @@ def test_files_without_an_end(kinds: tuple[str, str], tmp_path: Path) -> None:
     assert programs(journey.folder) == found  # these it looked for
 
 
+@pytest.mark.slow("starts a command on each of several copies of the package")
 def test_the_package_changes(tmp_path: Path) -> None:
     """A copy of it, of which a module is edited and then the version: each runs its own code."""
     copy = tmp_path / "copy"

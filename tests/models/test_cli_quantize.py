@@ -85,6 +85,7 @@ def test_importance_matrix(run, tmp_path):
     assert jq.gguf.read(target).tensors[name].to_gguf_bytes() == want[name].to_gguf_bytes()
 
 
+@pytest.mark.slow("quantizes a model")
 def test_importance_of_experts_and_heads(run, tmp_path):
     """As llama-imatrix counts: of each expert its own rows, of all heads those of the whole."""
     rng, experts, heads = np.random.default_rng(0), "blk.1.ffn_down_exps.weight", (4, 64)
@@ -123,6 +124,7 @@ def test_importance_of_experts_and_heads(run, tmp_path):
             assert got[name][i].to_gguf_bytes() == blocks.tobytes(), (name, i)
 
 
+@pytest.mark.slow("quantizes a model")
 def test_importance_of_what_is_fused(tmp_path):
     """Gate and up in one tensor, as a file has them: the weights are those of both."""
     weights = np.random.default_rng(0).uniform(0.01, 10, (6, 256)).astype(np.float32)

@@ -41,6 +41,7 @@ def test_no_golden_file_is_left_over():
     assert {path.stem for path in GOLDEN.glob("*.ptx")} == set(REVIEWED) >= set(KERNELS)
 
 
+@pytest.mark.slow("builds every kernel in a process of its own")
 def test_text_does_not_depend_on_the_process():
     """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
     script = (

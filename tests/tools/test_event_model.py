@@ -77,6 +77,7 @@ def test_memory_serves_all_or_one():
     assert lone >= LAUNCH + 10**6 / 64 * 1e-9
 
 
+@pytest.mark.slow("simulates many events")
 def test_pipes_and_wavefronts_are_shared():
     """32 warps of one multiprocessor issue four instructions a clock; L1 serves a wavefront."""
     busy = seconds(launch(WORK, warps=32, turns=100), DEVICE) - LAUNCH
@@ -85,6 +86,7 @@ def test_pipes_and_wavefronts_are_shared():
     assert served == pytest.approx(200e-6, rel=0.05)
 
 
+@pytest.mark.slow("simulates many events", quick=["inner=1"])
 @pytest.mark.parametrize("inner", [1, 5])
 def test_warps_meet_behind_their_loop(inner):
     """Each time that the loop around the turns comes to its barrier, all wait for the last one."""

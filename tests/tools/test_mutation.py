@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import pytest
 from support.subjects import SUBJECTS, subject
 
 from ptx_kernels.ptx import Kernel
@@ -174,6 +175,7 @@ def test_index_arithmetic_that_stays_the_same_is_set_aside() -> None:
     assert not same("shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;")
 
 
+@pytest.mark.slow("runs the subjects of several mutants")
 def test_a_sample_is_killed(record_property) -> None:
     found = [o for done in mutation.run(list(SUBJECTS), 30, seed=1, jobs=1) for o in done]
     outcomes = [o for o in found if not o.equivalent]

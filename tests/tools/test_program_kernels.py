@@ -16,6 +16,7 @@ from tools.random_model import random_model
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
 
+@pytest.mark.slow("compiles a whole model for a GPU")
 def test_few_layers_tell_what_all_launch():
     """Every kernel of the whole of Llama 3.1 8B, as often as its compiled program launches it."""
     model = random_model(SHAPES["llama-3.1-8b"], abstract=True)
@@ -29,6 +30,7 @@ def test_few_layers_tell_what_all_launch():
     assert found.launches == len(program.launches)
 
 
+@pytest.mark.slow("compiles models for a GPU")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_layer_has_its_kernels(shape):
     """One attention a layer, one product for the logits, and all of them can be computed of."""
@@ -51,6 +53,7 @@ def test_prompts_have_no_loops():
     assert sum(attention) == SHAPES["llama-3.1-8b"].num_layers
 
 
+@pytest.mark.slow("compiles a model for a GPU")
 def test_a_piece_reads_the_cache_once_for_many_of_its_tokens():
     """192 tokens behind 4096: ten launches a layer, attention by the kernel of prompts."""
     asked = Asked("llama-3.1-8b", prompt=192, before=4096)

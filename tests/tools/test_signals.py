@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow("starts a command for each phase of each")
 def test_commands_end_at_once_and_leave_nothing(tmp_path: Path, capsys) -> None:
     """One moment of each phase, with one signal; all of them: `python -m tools.signals`."""
     file = tmp_path / "signals.json"
@@ -40,6 +41,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.slow("waits for commands that do not end", quick=["*exit(3))", "print(*", "open(*"])
 @pytest.mark.parametrize("code", FAULTY)
 def test_faults_are_found(code: str, tmp_path: Path, monkeypatch) -> None:
     script = tmp_path / "command"

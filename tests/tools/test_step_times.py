@@ -61,6 +61,7 @@ def test_products_by_cublas_take_their_multiply_adds(dtype, rate):
         step_times._cublas_seconds(instructions["y"], unread, instructions)
 
 
+@pytest.mark.slow("compiles a model for a GPU")
 def test_a_long_prompt_is_predicted_with_its_decoded_products():
     """A matrix is decoded for every product, and each has its time."""
     found = program_kernels(Asked("llama-3.1-8b", prompt=4096))
@@ -92,6 +93,7 @@ def decode() -> step_times.StepTime:
     return step_time(Asked("llama-3.1-8b"))
 
 
+@pytest.mark.slow("simulates many events")
 def test_both_models_agree(decode):
     """A token of the 8B, whose weights alone take 1.1 ms."""
     assert abs(decode.apart) <= AGREE and differences(decode) == ""

@@ -168,6 +168,7 @@ def test_budgets_hold_for_every_product(monkeypatch):
         monkeypatch.undo()
 
 
+@pytest.mark.slow("builds hundreds of kernels")
 @pytest.mark.parametrize("rule", spaces.SPACES)
 def test_candidates_are_different_and_build(rule):
     """Candidates of every shape, the rule's first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,8 +24,11 @@ def stack(n: int, k: int, format: str) -> jq.QuantizedArray:
     return jq.quantize(random(EXPERTS, n, k) * np.float32(0.05), format)
 
 
-GATE, UP = stack(INNER, HIDDEN, "Q4_K"), stack(INNER, HIDDEN, "Q6_K")
-DOWN = stack(HIDDEN, INNER, "Q8_0")
+@functools.cache
+def matrices() -> tuple[jq.QuantizedArray, jq.QuantizedArray, jq.QuantizedArray]:
+    """gate, up, down"""
+    gate, up = stack(INNER, HIDDEN, "Q4_K"), stack(INNER, HIDDEN, "Q6_K")
+    return gate, up, stack(HIDDEN, INNER, "Q8_0")
 
 
 def chosen(tokens: int) -> jax.Array:
@@ -46,7 +50,7 @@ def expert_mlp(x: jax.Array, ids: jax.Array, activations: str | None, all_terms:
             residual=x,
         )
     weights = random(*ids.shape)
-    return jq.expert_mlp(x, GATE, UP, DOWN, ids, weights, activations=activations, **terms)
+    return jq.expert_mlp(x, *matrices(), ids, weights, activations=activations, **terms)
 
 
 def by(implementation: str, function: Any, *arguments: Any) -> Any:
@@ -75,7 +79,7 @@ def test_expert_matmul(shape: tuple[int, ...], dtype: str, activations: str) -> 
     x = jnp.asarray(random(*shape), dtype)
 
     def product(x: jax.Array) -> jax.Array:
-        return jq.expert_matmul(x, GATE, chosen(shape[0]), activations=activations)
+        return jq.expert_matmul(x, matrices()[0], chosen(shape[0]), activations=activations)
 
     got, want = (by(name, product, x) for name in ("sim", "xla"))
     assert nmse(got, want) <= (1e-6 if activations == "q8_1" else 1e-11)
@@ -139,7 +143,7 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 
 def routed_mlp(x: jax.Array, logits: jax.Array, **options: Any) -> Any:
     norm = dict(norm_weight=random(HIDDEN), eps=1e-5)
-    return jq.routed_mlp(x, logits, GATE, UP, DOWN, TOP, residual=x, **norm, **options)
+    return jq.routed_mlp(x, logits, *matrices(), TOP, residual=x, **norm, **options)
 
 
 @pytest.mark.grid
@@ -231,8 +235,9 @@ def test_a_router_and_its_norm_are_one_launch(
 )
 def test_errors_of_routed_mlp_name_the_argument(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = dict(x=jnp.ones((3, HIDDEN)), logits=jnp.ones((3, EXPERTS)), top=TOP)
+    given |= dict(zip(("gate", "up", "down"), matrices(), strict=True))
     with pytest.raises(ValueError, match=message):
-        jq.routed_mlp(gate=GATE, up=UP, down=DOWN, **(given | change))
+        jq.routed_mlp(**(given | change))
 
 
 def test_no_token_has_no_experts() -> None:

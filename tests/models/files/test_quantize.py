@@ -231,6 +231,7 @@ def test_files_are_quantized_like_models(dtype, tmp_path):
     assert [t.name for t in gguf.GGUFReader(target).tensors] == list(got.tensors)
 
 
+@pytest.mark.slow("quantizes a model several times")
 def test_the_result_does_not_depend_on_the_pieces(monkeypatch):
     original = floats("llama-gqa")
     whole = models.named_tensors(models.quantize(original, "Q4_K_M"))

@@ -51,6 +51,7 @@ def product(
     return qkv_matvec(formats=formats, rows=rows, biases=True, **common)
 
 
+@pytest.mark.slow("builds hundreds of kernels")
 @pytest.mark.parametrize("m", [1, 8])
 def test_models_of_all_sizes_build(m: int) -> None:
     for hidden, kv, inner in [

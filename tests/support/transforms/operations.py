@@ -508,13 +508,17 @@ def _append(k_pages: Any, v_pages: Any, k: Any, v: Any, slots: Any) -> Any:
 def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Any:
     """Token by token; v head h uses k head h % num_k_heads."""
     q, k = (jnp.tile(x, (1, 1, v.shape[2] // x.shape[2], 1)) for x in (q, k))
-    out = []
-    for t in range(q.shape[1]):
-        state = state * jnp.exp(g[:, t])[..., None, None]
-        missing = v[:, t] - jnp.einsum("bhkv,bhk->bhv", state, k[:, t])
-        state += jnp.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t][..., None] * missing)
-        out.append(jnp.einsum("bhkv,bhk->bhv", state, q[:, t]) / q.shape[-1] ** 0.5)
-    return jnp.stack(out, axis=1), state
+
+    def token(state: Any, of_token: Any) -> Any:
+        q, k, v, g, beta = of_token
+        state = state * jnp.exp(g)[..., None, None]
+        missing = v - jnp.einsum("bhkv,bhk->bhv", state, k)
+        state += jnp.einsum("bhk,bhv->bhkv", k, beta[..., None] * missing)
+        return state, jnp.einsum("bhkv,bhk->bhv", state, q) / q.shape[-1] ** 0.5
+
+    tokens = [jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)]
+    state, out = jax.lax.scan(token, state, tokens)
+    return jnp.moveaxis(out, 0, 1), state
 
 
 def _delta_step(
