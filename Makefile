@@ -17,7 +17,7 @@ ifeq ($(findstring cuda,$(EXTRAS)),)
 export JAX_PLATFORMS ?= cpu
 endif
 
-.PHONY: demo test test-all sanitize lint types docs clean
+.PHONY: demo test test-all test-others sanitize lint types docs clean
 
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
@@ -45,7 +45,12 @@ test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 # Everything; tests/passed.txt then names the tree, and CI runs of this tier what later changes reach.
 test-all: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 	$(PYTEST) --tier all
-	$(BIN)/python -m tools.reach --record
+	$(BIN)/python -m tools.reach --record tests
+
+# With the CPU's other kernels, an older ptxas and the newest JAX; recorded likewise.
+test-others: $(VENV)/.installed-test
+	.ci/others $(abspath $(BIN)/python)
+	$(BIN)/python -m tools.reach --record others
 
 sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(abspath $(BIN)/python)

@@ -1,10 +1,11 @@
 """Prints the test files that a change can reach: `python -m tools.reach [--since TREE]`.
 
-`--record` writes the tree that is checked out into tests/passed.txt, after a run of all tests.
-`--touches PATH ...` prints the changed files that are these or lie below them instead.
+`--record tests` writes into tests/passed.txt that every test passed on the tree that is checked
+out, `--record others` that `.ci/others` did. `--touches PATH ...` prints the changed files that are
+these or lie below them instead.
 
-The change is the difference between TREE (by default the one in tests/passed.txt, on which every
-test passed) and the commit that is checked out. It reaches a test file that imports a changed
+The change is the difference between TREE (by default the one in tests/passed.txt on which
+`--check`, `tests` or `others`, passed) and the commit that is checked out. It reaches a test file that imports a changed
 module, directly or by way of others; one whose strings name a changed file, or a folder that it
 lies in; and, where the change is in a package, one that starts processes. Prints `tests`, which is
 all of them, where it cannot tell.
@@ -25,6 +26,7 @@ from pathlib import Path
 from .imports import OTHERS, PACKAGES, ROOT, arrows, modules
 
 PASSED = ROOT / "tests" / "passed.txt"
+CHECKS = ("tests", "others")
 #: What every test depends on.
 _EVERYTHING = ("pyproject.toml", "setup.py", "tests/conftest.py", "tests/support/tiers.py")
 #: What no test reads.
@@ -142,15 +144,23 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def record() -> str:
-    """Writes the tree on which all tests passed into tests/passed.txt; says what it did.
+def passed() -> dict[str, str]:
+    """Check -> the line of tests/passed.txt behind its name: a tree's hash, and when and where."""
+    lines = PASSED.read_text().splitlines() if PASSED.exists() else []
+    return {check: rest for check, _, rest in (line.partition(" ") for line in lines)}
+
+
+def record(check: str) -> str:
+    """Writes the tree on which a check passed into tests/passed.txt; says what it did.
 
     A tree with changes that are not committed cannot be found again, and is not written.
     """
     mine = f":!{PASSED.relative_to(ROOT)}"
     if changes := _git("status", "--porcelain", "--", ".", mine):
         return f"tests/passed.txt stays as it is, since these are not committed:\n{changes}"
-    PASSED.write_text(f"{tree_hash()} {datetime.date.today()} Python {platform.python_version()}\n")
+    now = f"{tree_hash()} {datetime.date.today()} Python {platform.python_version()}"
+    lines = sorted((passed() | {check: now}).items())
+    PASSED.write_text("".join(f"{name} {rest}\n" for name, rest in lines))
     return "tests/passed.txt names this tree now: commit it"
 
 
@@ -161,13 +171,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--since", help="a tree or commit that git knows")
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--check", choices=CHECKS, default="tests", help="tests")
+    parser.add_argument("--record", choices=CHECKS)
     parser.add_argument("--touches", nargs="+", metavar="PATH")
     arguments = parser.parse_args(argv)
     if arguments.record:
-        print(record())
+        print(record(arguments.record))
         return 0
-    since = arguments.since or (PASSED.read_text().split()[0] if PASSED.exists() else "")
+    since = arguments.since or passed().get(arguments.check, "").partition(" ")[0]
     changed = changed_since(since) if since else None
     if changed is None:
         print(f"{since or 'no tree'} is not known here: everything counts", file=sys.stderr)

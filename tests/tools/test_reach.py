@@ -87,3 +87,16 @@ def test_a_change_is_the_difference_to_a_tree():
     assert reach.changed_since("0" * 40) is None
     empty = git("hash-object", "-t", "tree", "-w", "/dev/null")
     assert "README.md" in (reach.changed_since(empty) or ())
+
+
+def test_each_check_has_a_tree_of_its_own(tmp_path, monkeypatch, capsys):
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git repository: an archive of the sources")
+    monkeypatch.setattr(reach, "PASSED", tmp_path / "passed.txt")
+    reach.PASSED.write_text(f"others {reach.tree_hash()} on a day\ntests {'0' * 40} on another\n")
+    for arguments in ([], ["--touches", "jax_q4k"]):
+        assert reach.main(["--check", "others", *arguments]) == 0
+        assert capsys.readouterr().out.strip() == ""
+    assert reach.main([]) == 0
+    said = capsys.readouterr()
+    assert said.out == "tests\n" and "is not known here" in said.err

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -58,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Variables with which everything imports the copy."""
-    tree = str(folder / "tree")
-    return os.environ | {"PYTHONPATH": tree, "PYTHONDONTWRITEBYTECODE": "1"}
+    """Variables with which everything imports the copy, and keeps its bytecode there."""
+    variables = os.environ | {"PYTHONPATH": str(folder / "tree")}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    return variables
 
 
 def _python(folder: Path, arguments: str, **variables: Path) -> None:
@@ -99,8 +101,12 @@ def record(folder: Path, tests: str) -> None:
 def judge(
     folder: Path, mutants: Sequence[Mutant], tests: str, name: str, limit: float
 ) -> dict[int, dict[str, Any]]:
-    """Outcomes of all mutants by number; those that FOLDER/NAME.outcomes lacks are found out."""
+    """Outcomes of all mutants by number; those that FOLDER/NAME.outcomes lacks are found out.
+
+    A mutant that another selection has killed by a test of this one is not run again.
+    """
     done = folder / f"{name}.outcomes"
+    elsewhere = [_outcomes(file) for file in folder.glob("*.outcomes") if file != done]
     outcomes = _outcomes(done)
     recorded = json.loads((folder / "hits.json").read_text())
     hits, seconds = recorded["hits"], recorded["seconds"]
@@ -108,6 +114,10 @@ def judge(
     jobs, at_import = [], []
     for number in range(1, len(mutants) + 1):
         if number in outcomes:
+            continue
+        killers = {found[number]["killed_by"] for found in elsewhere if number in found}
+        if known := [k for k in killers if re.sub(" (timeout|crash)$", "", k) in selected]:
+            _note(done, number, known[0], known)
             continue
         covering = [test for test in hits.get(str(number), []) if test in seconds]
         chosen: list[str] = []
