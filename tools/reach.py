@@ -5,10 +5,10 @@ out, `--record others` that `.ci/others` did. `--touches PATH ...` prints the ch
 these or lie below them instead.
 
 The change is the difference between TREE (by default the one in tests/passed.txt on which
-`--check`, `tests` or `others`, passed) and the commit that is checked out. It reaches a test file that imports a changed
-module, directly or by way of others; one whose strings name a changed file, or a folder that it
-lies in; and, where the change is in a package, one that starts processes. Prints `tests`, which is
-all of them, where it cannot tell.
+`--check`, `tests` or `others`, passed) and the commit that is checked out. It reaches a test file
+that imports a changed module, directly or by way of others; one whose strings name a changed file,
+or a folder that it lies in; and, where the change is in a package, one that starts processes.
+Prints `tests`, which is all of them, where it cannot tell.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from support.implementations import needs_native
 from benchmarks import experts
 
 
+@pytest.mark.slow("measures")
 @needs_native
 def test_a_measurement(monkeypatch):
     small = {"SECONDS": 0.0, "ROUNDS": 1, "HIDDEN": 256, "INNER": 256, "TOP": 2, "COPIES": 2}

@@ -36,6 +36,9 @@ def make(name: str, shape: tuple[int, ...]) -> jq.QuantizedArray:
     return jq.QuantizedArray.from_gguf_bytes(random_bytes(name, shape), name, shape)
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [(512,), (6, 256), (3, 4, 512)])

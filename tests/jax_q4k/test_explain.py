@@ -259,6 +259,7 @@ def test_times_are_predicted_if_asked_for():
         )
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_machine_code_is_read_only_where_it_is_asked_for():
     program = (
         "import sys, jax, jax.numpy as jnp, jax_q4k as jq\n"

@@ -429,6 +429,10 @@ def test_truncated_at_every_byte(tmp_path):
             parse(data[:size])
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them",
+    quick=["*Q4_K*", "*Q6_K*", "*MXFP4*", "*-F16*"],
+)
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", *formats.names()])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_scales_that_are_not_finite(name, value, tmp_path, monkeypatch):

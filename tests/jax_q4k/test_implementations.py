@@ -72,6 +72,9 @@ def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float
     assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("format", FORMATS)

@@ -56,6 +56,7 @@ def test_every_operation_is_here():
     assert found == ours
 
 
+@pytest.mark.slow("repeats for each format what others do for all of them", quick=["Q4_K", "Q8_0"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_quantizers(format):
     x = np.linspace(-1, 1, 512, dtype=np.float32).reshape(2, 256) ** 3

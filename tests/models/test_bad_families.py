@@ -266,6 +266,7 @@ def test_a_router_of_nan_gives_nan_and_no_more(implementation):
         assert jnp.isnan(changed(jnp.array(reference("qwen3moe").prompt[None, :4]))).all()
 
 
+@pytest.mark.slow("compiles several programs")
 @needs_native
 def test_one_expert_is_a_dense_network():
     """Which it equals where its only weight is one."""

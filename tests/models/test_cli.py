@@ -273,6 +273,7 @@ def test_errors_are_one_line(run, arguments, message):
     )
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_prompt_that_is_not_utf8(run, tmp_path):
     templated = tmp_path / "templated.gguf"
     template = text_entry("tokenizer.chat_template", "{{ messages[0].content }}")
@@ -461,6 +462,7 @@ def test_text_that_the_terminals_encoding_lacks(monkeypatch):
     assert not expected.isascii() and raw.getvalue() == expected.encode("ascii", "replace") + b"\n"
 
 
+@pytest.mark.slow("starts the command several times")
 def test_the_version_is_said_before_anything_is_imported(tmp_path):
     """By the script that is installed as `jax-q4k`."""
     script = shutil.copy(Path(cli.__file__).parent / "jax-q4k", tmp_path)

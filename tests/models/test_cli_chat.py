@@ -109,6 +109,7 @@ def test_an_error_ends_a_script(run, templated, lines, arguments, message):
     assert (code, out) == (2, "") and message in err.splitlines()[-1]
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_template_that_refuses_a_message(run, tmp_path):
     file = tmp_path / "refusing.gguf"
     entry = text_entry("tokenizer.chat_template", "{{ raise_exception('not this') }}")
@@ -117,6 +118,7 @@ def test_a_template_that_refuses_a_message(run, tmp_path):
     assert (code, out) == (2, "") and err.endswith("chat template: TemplateError: not this\n")
 
 
+@pytest.mark.slow("starts the command several times")
 def test_input_and_output_that_are_none(run, templated, monkeypatch):
     bad = io.TextIOWrapper(io.BytesIO(b"a\xffb\n"), encoding="utf-8")
     for stdin, message in ((None, "is closed"), (bad, "is not text: 'utf-8' codec can't decode")):
@@ -277,6 +279,7 @@ def test_a_chat_on_a_terminal(terminal, tmp_path):
     assert terminal.process.wait(10) == 128 + signal.SIGINT
 
 
+@pytest.mark.slow("starts the command several times")
 def test_ctrl_d_ends_a_chat(terminal):
     terminal.until(">>> ")
     terminal.send("\x04")

@@ -42,6 +42,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
     return run
 
 
+@pytest.mark.slow("starts the command several times")
 def test_prompts_of_files_and_standard_input(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

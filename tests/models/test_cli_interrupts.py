@@ -47,6 +47,7 @@ def test_the_terminals_cursor_comes_back(name):
     os.close(ours)
 
 
+@pytest.mark.slow("starts the command several times")
 def test_the_terminals_mode_comes_back():
     """A line that is typed has changed it: no echo."""
     body = """
@@ -87,6 +88,7 @@ def in_terminal(body, *arguments):
         os.close(ours)
 
 
+@pytest.mark.slow("starts the command several times")
 def test_a_process_in_the_background_ends_and_leaves_the_mode_to_the_shell():
     """The system would stop one that touches the mode there."""
     body = """

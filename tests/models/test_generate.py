@@ -256,6 +256,7 @@ def test_a_stop_string_is_a_control_token(stop, count):
     assert (row.text, row.finish_reason, row.tokens[-2:]) == (" one", "stop", [2, 13])
 
 
+@pytest.mark.slow("compiles several programs")
 def test_prompts_have_no_end_token():
     """Files of embedding models ask for one."""
     given = model("text-spm")
@@ -456,6 +457,7 @@ def test_a_function_of_logits_gets_the_text():
         models.generate(loaded, [1], processors=[shortened])
 
 
+@pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
 def test_rows_of_one_way_draw_by_seeds_of_their_own():
     loaded, fields = model("llama-gqa"), {"max_new_tokens": 12, "temperature": 1.2}

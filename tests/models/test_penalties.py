@@ -47,6 +47,7 @@ def penalties_of(text: Text, parameters: Parameters) -> jax.Array:
     return penalties.dry_penalties(text, parameters, VOCAB)
 
 
+@pytest.mark.slow("computes penalties of many random histories")
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.data())
 def test_dry_is_its_definition(tokens: list[int], data: st.DataObject) -> None:

@@ -9,6 +9,7 @@ from tools import aot, launches
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
 
+@pytest.mark.slow("compiles or simulates whole models")
 def test_describes_every_program_and_lists_one(capsys):
     assert launches.main(["--list", "decode", "--batch", "2"]) == 0
     printed = capsys.readouterr().out

@@ -45,6 +45,7 @@ def test_every_layer_has_its_kernels(shape):
     assert found is program_kernels(Asked(shape))
 
 
+@pytest.mark.slow("compiles or simulates whole models")
 def test_prompts_have_no_loops():
     """Attention of a long prompt is one launch a layer, none of them in a loop of XLA's."""
     found = program_kernels(Asked("llama-3.1-8b", prompt=512))

@@ -59,6 +59,7 @@ def test_nothing_reaches_nothing():
     assert reach.reached(["LICENSE"]) == set()
 
 
+@pytest.mark.slow("reads every module")
 def test_every_module_of_the_packages_reaches_a_test():
     """One that no test imports, not even by way of others, would never run what it breaks."""
     covered = set().union(*(imports for imports, _, _ in reach._tests().values()))

@@ -80,6 +80,7 @@ def test_a_long_prompt_is_predicted_with_its_decoded_products():
     assert +decoded == {4096: 3 * 32, 1024: 2 * 32, 14336: 2 * 32}
 
 
+@pytest.mark.slow("compiles or simulates whole models")
 def test_xla_launches_take_a_launch_and_a_wait_each():
     found = program_kernels(Asked("llama-3.1-8b"))
     seconds = step_times.xla_launches(found)

@@ -63,6 +63,7 @@ def test_a_layer_of_a_long_prompt(record_property):
     assert not any(t.name.startswith("gemm_fusion") for t in program.launches)
 
 
+@pytest.mark.slow("compiles programs for a GPU")
 def test_each_matrix_is_multiplied_before_the_next_is_decoded(record_property):
     """So that no two of the large ones are in memory; nor do gates in float32."""
     program = prefill(4096)

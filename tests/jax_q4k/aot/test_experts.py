@@ -78,6 +78,7 @@ def test_a_layer_takes_eight_launches(record_property):
     assert all("router" in [t.name for t in layer] for layer in layers)
 
 
+@pytest.mark.slow("compiles programs for a GPU")
 def test_a_prompt_takes_three_products():
     """No loop over the experts, and gate and up share what XLA sorts and gathers."""
     names = launches(512)

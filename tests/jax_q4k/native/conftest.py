@@ -1,4 +1,4 @@
-"""The kernels of every instruction set that this processor runs."""
+"""The kernels of every instruction set that this processor runs; in the quick tier of two."""
 
 import platform
 
@@ -13,7 +13,13 @@ CANDIDATES = (
 )
 
 
-@pytest.fixture(params=CANDIDATES)
+QUICK = (native.kernels() if native.available() else CANDIDATES[0], "portable")
+OTHERS = pytest.mark.slow("repeats all with the kernels of another instruction set")
+
+
+@pytest.fixture(
+    params=[name if name in QUICK else pytest.param(name, marks=OTHERS) for name in CANDIDATES]
+)
 def kernels(request):
     """Runs the test with these kernels."""
     if not native.available():

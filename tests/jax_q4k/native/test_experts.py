@@ -85,6 +85,10 @@ def test_the_experts_of_every_token(kernels, m, quantized):
     assert nmse(y, want) <= (1e-6 if quantized else 1e-10)
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them",
+    quick=["*Q4_K*", "*Q6_K*", "*MXFP4*", "*F16*"],
+)
 @pytest.mark.parametrize("format", [*formats.names(), "F32", "F16", "BF16"])
 def test_every_type_of_matrix(format):
     k = 64 if format not in formats.names() else max(64, formats.get(format).block_size)

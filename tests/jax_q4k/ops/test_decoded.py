@@ -63,6 +63,9 @@ def launches(function: Any, *arguments: Any) -> list[str]:
     return [kernel.name for call in calls for kernel in call.kernels]
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("format", FORMATS)

@@ -10,6 +10,9 @@ from ptx_kernels import formats
 from .random_weights import random_weights
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.parametrize("format", formats.names())
 def test_rows_of_the_decoded_table(format):
     w = random_weights(format, 10, 256)

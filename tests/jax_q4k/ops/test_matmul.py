@@ -20,6 +20,9 @@ def f64_product(x, w):
     return np.asarray(x).astype(np.float64) @ np.asarray(w.dequantize()).astype(np.float64).T
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_equals_product_with_decoded_weights(format):
     w = random_weights(format, 24, 512)
@@ -56,6 +59,9 @@ def test_one_row_without_leading_axes():
     assert nmse(jq.matmul(x, w, activations="f32"), f64_product(x, w)) <= 1e-12
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("rows", [8, 9])
 @pytest.mark.parametrize("format", PRODUCTS)
@@ -84,6 +90,9 @@ def test_q8_1_applies_only_where_a_kernel_takes_it():
     )
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_0*", "*MXFP4*"]
+)
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
     """Formats of 32 weights a block stand in for the others there.

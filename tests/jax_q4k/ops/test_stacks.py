@@ -62,6 +62,9 @@ def test_the_bits_are_those_of_the_slices(implementation, rows):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @needs_native
 @pytest.mark.cpu_kernels

@@ -651,6 +651,7 @@ def test_safetensors_files_that_end_early(copy):
         refused(folder, "model.safetensors: header: safetensors refuses it: ")
 
 
+@pytest.mark.slow("reads hundreds of damaged files")
 def test_damaged_safetensors_files(copy):
     """Each of 400 damaged headers is refused, or describes tensors that can be read."""
     folder, rng = copy("qwen2"), np.random.default_rng(3)

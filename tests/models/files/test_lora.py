@@ -117,6 +117,7 @@ def test_adapters_of_16_bits_are_computed_in_float32(dtype, tmp_path):
     assert nmse(models.with_lora(given, file).logits(TOKENS), want) <= 1e-10
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_several_adapters_and_load(tmp_path):
     given = model("llama-gqa")
     first, second = (random_pairs(given, names, i) for i, names in enumerate((None, ("attn_v",))))

@@ -143,6 +143,7 @@ def test_weights_beyond_f16_are_named(monkeypatch):
         models.quantize(bad, "Q4_K_M")
 
 
+@pytest.mark.slow("converts and compiles models")
 def test_importance_reaches_the_quantizer():
     original = fresh()
     weights = np.random.default_rng(2).uniform(0.01, 10, 256).astype(np.float32)

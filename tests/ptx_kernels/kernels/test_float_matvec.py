@@ -25,6 +25,9 @@ def activations(m: int, columns: int, dtype: str) -> tuple[np.ndarray, np.ndarra
     return x, x.astype(np.float64)
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("multiprocessors", [132, 1])  # rows too few for a device, and enough
 @pytest.mark.parametrize("m", [1, 2, 3, 8])

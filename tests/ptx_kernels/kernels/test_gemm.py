@@ -101,6 +101,9 @@ def test_configs(format: str, config: GemmConfig) -> None:
     assert run(format, 37, 101, 768, config) <= TOLERANCE
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)
@@ -199,6 +202,7 @@ def test_an_odd_number_of_halves() -> None:
     assert run("Q6_K", 16, 17, 768, GemmConfig(row_warps=1, tiles=1, m_tile=16)) <= TOLERANCE
 
 
+@pytest.mark.slow("simulates or builds large kernels")
 def test_largest_products_are_exact() -> None:
     """Integers stay below the magic number's limit, all quants and activations at theirs."""
     for format in PRODUCTS:

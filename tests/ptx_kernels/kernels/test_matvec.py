@@ -109,6 +109,9 @@ def test_configs(config: MatvecConfig, blocks: int) -> None:
         assert run(format, 10, 256 * blocks, 2, config) <= TIGHT
 
 
+@pytest.mark.slow(
+    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
+)
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)

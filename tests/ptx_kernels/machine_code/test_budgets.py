@@ -302,6 +302,7 @@ def test_attention_of_wide_heads_never_spills():
     assert spilled(kernels) == {}
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_attention_of_latent_pages_never_spills():
     """A block holds any group of up to 32 query heads, and so 128 are four, on every one."""
     kernels = {}
@@ -342,6 +343,7 @@ def test_presets_never_spill():
     assert spilled(kernels) == {}
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_what_tuning_picks_never_spills():
     """Every number of activation rows, on every architecture."""
     kernels = {}
@@ -512,6 +514,7 @@ def float_kernels() -> dict[str, Kernel]:
     return found
 
 
+@pytest.mark.slow("assembles many kernels")
 def test_float_mat_vecs_never_spill():
     """Every format and up to eight rows of activations, on every architecture."""
     assert spilled({kernel.text: label for label, kernel in float_kernels().items()}) == {}

@@ -39,6 +39,7 @@ def test_the_simulator_runs_what_a_row_means(group: Group) -> None:
         assert not wrong.any(), f"{row.opcode}, element {np.argmax(wrong)}"
 
 
+@pytest.mark.slow("builds every kernel")
 def test_our_kernels_state_every_rounding() -> None:
     """ptxas may contract `mul.f32` and `add.f32` to fma; with .rn it must not."""
     for case in CASES:

@@ -16,13 +16,16 @@ from .transforms import TRANSFORMS, finite_difference, split
 
 #: Largest NMSE of results, which are rounded to the dtype in every step.
 TOLERANCES = {"float32": 1e-10, "bfloat16": 1e-4, "float16": 2e-6}
-#: (implementation, dtype) -> transforms that are run so, on a CPU.
+#: Those of the quick tier.
+_FIRST = ("jit", "vmap x", "vmap w", "grad", "shard_map")
+#: (implementation, dtype, part of its transforms) -> transforms that are run so, on a CPU.
 RUNS = {
-    ("native", "float32"): tuple(TRANSFORMS),
-    ("native", "bfloat16"): ("jit", "grad", "hvp", "transpose"),
-    ("native", "float16"): ("jit", "grad"),
-    ("xla", "float32"): ("jit", "grad", "transpose"),
-    ("sim", "float32"): ("jit", "vmap x"),
+    ("native", "float32", "first"): _FIRST,
+    ("native", "float32", "others"): tuple(name for name in TRANSFORMS if name not in _FIRST),
+    ("native", "bfloat16", "some"): ("jit", "grad", "hvp", "transpose"),
+    ("native", "float16", "some"): ("jit", "grad"),
+    ("xla", "float32", "some"): ("jit", "grad", "transpose"),
+    ("sim", "float32", "some"): ("jit", "vmap x"),
 }
 #: Those that are lowered for CUDA.
 LOWERED = tuple(TRANSFORMS)[: tuple(TRANSFORMS).index("export")]
