@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -88,14 +89,27 @@ def _set_xla_flags(optimized: bool) -> None:
 def _keep_compiled_programs(config: pytest.Config) -> None:
     """JAX's compilation cache, in a folder that this process alone uses and that ends with it.
 
-    Tests make the same small programs again and again, each in a `jit` of its own. JAX writes
-    entries in place, so that processes that share a folder may read parts of them.
+    It begins with what earlier runs compiled. JAX writes entries in place, so that processes that
+    share a folder may read parts of them: new ones are moved to the others at the end.
     """
-    folder = tempfile.mkdtemp(prefix="jax-q4k-tests-")
-    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    kept = cache_folder() / "programs"
+    kept.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="programs-of-a-run-", dir=cache_folder()))
+    for entry in kept.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process removes the oldest
+            os.link(entry, folder / entry.name)
+    config.add_cleanup(functools.partial(_give_back, folder, kept))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # whose folder is part of keys
+
+
+def _give_back(folder: Path, kept: Path) -> None:
+    for entry in folder.iterdir():
+        if not (kept / entry.name).exists():
+            entry.replace(kept / entry.name)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -129,6 +143,7 @@ def _keep_machine_code(config: pytest.Config) -> None:
     os.environ.setdefault(disk_cache.VARIABLE, str(folder))
     if not hasattr(config, "workerinput"):
         disk_cache.remove_oldest(folder, most_bytes=1 << 30)
+        disk_cache.remove_oldest(cache_folder() / "programs", most_bytes=2 << 30)
 
 
 def _keep_bytecode() -> None:

@@ -91,6 +91,7 @@ def test_the_quick_tier_says_what_it_leaves_out(project, workers):
     assert "make test-all" in printed and "most memory: " in printed
 
 
+@pytest.mark.slow("starts pytest several times")
 def test_all_and_full_and_rest(project):
     _, printed, names = run(project, "--tier", "all")
     grid = cells(names)

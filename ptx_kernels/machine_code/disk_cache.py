@@ -73,7 +73,7 @@ def _write(path: Path, printed: str, made: bytes) -> None:
 
 def remove_oldest(folder: Path, most_bytes: int) -> None:
     """Removes the files that were not used for longest until the rest has at most `most_bytes`."""
-    files = [(file.stat(), file) for file in folder.glob("??/*") if file.is_file()]
+    files = [(file.stat(), file) for file in folder.rglob("*") if file.is_file()]
     size = sum(stat.st_size for stat, _ in files)
     for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):
         if size <= most_bytes:

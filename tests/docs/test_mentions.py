@@ -74,7 +74,7 @@ def files() -> tuple[str, ...]:
     kinds = ("ptx_kernels", "jax_q4k", "models", "examples", "benchmarks", "tools", "tests", "docs")
     found = [path for kind in kinds for path in (ROOT / kind).rglob("*")]
     names = [path.relative_to(ROOT).as_posix() + "/" * path.is_dir() for path in found]
-    return (*names, *(f"{kind}/" for kind in kinds), ".ci/run", ".ci/stranger")
+    return (*names, *(f"{kind}/" for kind in kinds), ".ci/others", ".ci/run", ".ci/stranger")
 
 
 def is_there(name: str) -> bool:

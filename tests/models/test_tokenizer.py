@@ -199,7 +199,7 @@ def test_runs_of_spaces_share_a_score() -> None:
             assert t.encode(text, add_special=False) == merge_by_score(t.vocabulary, " " + text)
 
 
-@pytest.mark.slow("compiles several programs")
+@pytest.mark.slow("tokenizes many random texts")
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.lists(st.text("abc▁", min_size=1, max_size=5), unique=True, max_size=30),
@@ -222,7 +222,7 @@ def test_any_scores_against_plain_merging(
         assert got == want, (text, tokens)
 
 
-@pytest.mark.slow("compiles several programs")
+@pytest.mark.slow("tokenizes many random texts")
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.lists(st.text("abc▁", min_size=2, max_size=3), unique=True, min_size=5, max_size=20),
