@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def _keep_compiled_programs(config: pytest.Config) -> None:
     """
     kept = cache_folder() / "programs"
     kept.mkdir(parents=True, exist_ok=True)
+    for left in cache_folder().glob("programs-of-a-run-*"):  # by a process that was killed
+        if left.stat().st_mtime < time.time() - 24 * 3600:
+            shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="programs-of-a-run-", dir=cache_folder()))
     for entry in kept.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process removes the oldest

@@ -44,6 +44,18 @@ def test_crash():
 """
 
 
+PROGRAM = """
+import os
+import jax
+
+def test_a_program():
+    events = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
+    assert jax.jit(lambda x: x + 41)(1) == 42
+    assert ("/jax/compilation_cache/cache_hits" in events) == (os.environ["RUN"] == "second")
+"""
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of one test file, with this suite's conftest."""
@@ -129,6 +141,19 @@ def test_a_worker_that_crashes_is_reported_with_the_tests_name(project):
     status, printed, _ = run(project, "--tier", "all", "-n", "2", CRASH="1")
     assert status != 0
     assert "crashed while running 'tests/test_sample.py::test_crash'" in printed
+
+
+@pytest.mark.slow("starts pytest twice")
+def test_programs_of_an_earlier_run_are_not_compiled_again(project, tmp_path):
+    (project / "tests" / "test_program.py").write_text(PROGRAM)
+    for name in ("first", "second"):
+        code, output, _ = run(
+            project, "tests/test_program.py", RUN=name, XDG_CACHE_HOME=str(tmp_path)
+        )
+        assert code == 0, output
+    (project / "tests" / "test_program.py").unlink()
+    kept = tmp_path / "jax-q4k-tests"
+    assert list(kept.glob("programs/*")) and not list(kept.glob("programs-of-a-run-*"))
 
 
 def test_slow_needs_a_reason(project):
