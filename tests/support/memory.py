@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 #: Resident memory above which compiled programs go. A worker stays below 3 GB with it.
-_MEGABYTES = 1500
+_MEGABYTES = 1800
 #: And further memory that has come since, where others keep what is there.
-_MORE_MEGABYTES = 300
+_MORE_MEGABYTES = 350
 #: A process crashes at the system's 65,530; each of XLA's programs for a CPU takes about eleven.
 _MAPPINGS = 16_000
 
@@ -42,6 +42,7 @@ class Bound:
         ):
             jax.clear_caches()
             gc.collect()
+            gc.freeze()  # so that the next time it looks at what has come since alone
             if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
                 libc.malloc_trim(0)
             self.after = resident_megabytes()
