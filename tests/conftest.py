@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,11 @@ def _set_xla_flags(optimized: bool) -> None:
         flags += [
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
-            "--xla_cpu_use_fusion_emitters=false",
             "--xla_cpu_parallel_codegen_split_count=1",
         ]
+        major, minor = version("jaxlib").split(".")[:2]
+        if (int(major), int(minor)) < (0, 12):  # later ones do not know it, and end the process
+            flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
