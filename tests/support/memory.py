@@ -11,7 +11,7 @@ from pathlib import Path
 #: Resident memory above which compiled programs go. A worker stays below 3 GB with it.
 _MEGABYTES = 1800
 #: And further memory that has come since, where others keep what is there.
-_MORE_MEGABYTES = 350
+_MORE_MEGABYTES = 300
 #: A process crashes at the system's 65,530; each of XLA's programs for a CPU takes about eleven.
 _MAPPINGS = 16_000
 

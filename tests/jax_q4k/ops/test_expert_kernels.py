@@ -31,6 +31,12 @@ def matrices() -> tuple[jq.QuantizedArray, jq.QuantizedArray, jq.QuantizedArray]
     return gate, up, stack(HIDDEN, INNER, "Q8_0")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quantized() -> None:
+    """Makes the matrices before anything is traced."""
+    matrices()
+
+
 def chosen(tokens: int) -> jax.Array:
     """Ids of experts, and some beyond either end."""
     rng = np.random.default_rng(tokens)
