@@ -125,6 +125,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow("runs the commands of each page", quick=["*"])
 @pytest.mark.parametrize("page", pages_with_commands())
 def test_commands(page, files, tmp_path, monkeypatch, capfd):
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)

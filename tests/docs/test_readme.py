@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from support.paths import ROOT
 
 
@@ -13,6 +14,7 @@ def snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
+@pytest.mark.slow("runs all code of README.md in a process", quick=["*"])
 def test_snippets(tmp_path):
     code = "\n".join(snippets())
     assert "models.load" in code and "jq.matmul" in code

@@ -77,6 +77,7 @@ def check(journey: Journey, command: Command, call: Call) -> None:
     journey.compare(results(command(*arguments(call))), alone(call))
 
 
+@pytest.mark.slow("starts the command several times", quick=["*"])
 def test_one_command_after_another(folder: Path, command: Command) -> None:
     """Lengths that grow, beyond the context with a shift, and back."""
     journey, call = Journey(folder), demo("The sea", sampling="drawn", seed=2)

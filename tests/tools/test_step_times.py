@@ -105,6 +105,7 @@ def test_both_models_agree(decode):
     assert decode.launches == program_kernels(Asked("llama-3.1-8b")).launches
 
 
+@pytest.mark.slow("compiles two whole programs for a GPU", quick=["*"])
 def test_a_difference_is_explained(decode):
     """By the kernels that it comes from, most first."""
     slow = dataclasses.replace(decode, event_seconds=2 * decode.seconds)
