@@ -49,8 +49,7 @@ test-all: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 
 # With the CPU's other kernels, an older ptxas and the newest JAX; recorded likewise.
 test-others: $(VENV)/.installed-test
-	.ci/others $(abspath $(BIN)/python)
-	$(BIN)/python -m tools.reach --record others
+	.ci/others $(abspath $(BIN)/python) --record
 
 sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(abspath $(BIN)/python)
