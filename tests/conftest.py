@@ -103,7 +103,7 @@ def _keep_compiled_programs(config: pytest.Config) -> None:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="programs-of-a-run-", dir=cache_folder()))
     for entry in kept.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process removes the oldest
+        with contextlib.suppress(OSError):  # removed meanwhile, or a file system without links
             os.link(entry, folder / entry.name)
     config.add_cleanup(functools.partial(_give_back, folder, kept))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
@@ -162,7 +162,7 @@ def _keep_bytecode() -> None:
         sys.dont_write_bytecode = False
         sys.pycache_prefix = str(cache_folder() / "bytecode")
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
-        del os.environ["PYTHONDONTWRITEBYTECODE"]
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or it was `python -B`
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--since", help="a tree or commit that git knows")
-    parser.add_argument("--check", choices=CHECKS, default="tests", help="tests")
+    parser.add_argument("--check", choices=CHECKS, default="tests", help="whose tree")
     parser.add_argument("--record", choices=CHECKS)
     parser.add_argument("--touches", nargs="+", metavar="PATH")
     arguments = parser.parse_args(argv)

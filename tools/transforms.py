@@ -94,7 +94,7 @@ def _joined(runs: Any) -> dict[tuple[str, str], list[str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for (implementation, dtype, _), names in runs.items():
         found.setdefault((implementation, dtype), []).extend(names)
-    return found
+    return {run: names for run, names in found.items() if names}
 
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:

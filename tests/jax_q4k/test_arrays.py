@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from gguf.constants import GGMLQuantizationType
+from support.format_lists import FEW_ARE_QUICK
 
 import jax_q4k as jq
 from ptx_kernels import formats
@@ -36,9 +37,7 @@ def make(name: str, shape: tuple[int, ...]) -> jq.QuantizedArray:
     return jq.QuantizedArray.from_gguf_bytes(random_bytes(name, shape), name, shape)
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [(512,), (6, 256), (3, 4, 512)])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 from support.implementations import IMPLEMENTATIONS, needs_native
 from support.oracles import random_planes
@@ -72,9 +72,7 @@ def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float
     assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("format", FORMATS)

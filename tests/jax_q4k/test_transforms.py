@@ -49,8 +49,12 @@ def test_what_is_right(name, implementation, dtype, part, pytestconfig):
     if part == "some" and pytestconfig.getoption("--tier") == "full":
         asked = TRANSFORMS
     right = [t for t in asked if status(CASES[name], t) is True]
+    if not right:
+        pytest.skip("this tier asks for none of the transforms that it has")
     wrong, wants = [], oracle(name, dtype)
-    for transform, got in results(CASES[name], right, implementation, dtype).items():
+    found = results(CASES[name], right, implementation, dtype)
+    assert found.keys() == set(right)
+    for transform, got in found.items():
         for a, b in zip(got, wants[transform], strict=True):
             if not (error := nmse(a, b)) <= TOLERANCES[dtype]:
                 wrong.append(f"{transform}: {error:.1e}")

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.format_lists import FEW_ARE_QUICK
 from support.helpers import nmse
 
 import jax_q4k as jq
@@ -63,9 +64,7 @@ def launches(function: Any, *arguments: Any) -> list[str]:
     return [kernel.name for call in calls for kernel in call.kernels]
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("format", FORMATS)

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.format_lists import FEW_ARE_QUICK
 from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
@@ -10,9 +11,7 @@ from ptx_kernels import formats
 from .random_weights import random_weights
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.parametrize("format", formats.names())
 def test_rows_of_the_decoded_table(format):
     w = random_weights(format, 10, 256)

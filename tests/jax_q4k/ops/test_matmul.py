@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 
 import jax_q4k as jq
@@ -20,9 +20,7 @@ def f64_product(x, w):
     return np.asarray(x).astype(np.float64) @ np.asarray(w.dequantize()).astype(np.float64).T
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_equals_product_with_decoded_weights(format):
     w = random_weights(format, 24, 512)
@@ -59,9 +57,7 @@ def test_one_row_without_leading_axes():
     assert nmse(jq.matmul(x, w, activations="f32"), f64_product(x, w)) <= 1e-12
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("rows", [8, 9])
 @pytest.mark.parametrize("format", PRODUCTS)

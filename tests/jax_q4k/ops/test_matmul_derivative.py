@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 from support.implementations import IMPLEMENTATIONS
 
@@ -41,9 +41,7 @@ def primitives(jaxpr):
                 yield from primitives(parameter)
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("format", PRODUCTS)
@@ -69,9 +67,7 @@ def test_vjp_and_jvp_equal_those_of_the_decoded_weights(format, dtype):
     np.testing.assert_array_equal(transpose, got)
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("rows", [2, 9])  # with a kernel for int8 activations, and decoded
 @pytest.mark.parametrize("format", PRODUCTS)
@@ -102,9 +98,7 @@ def test_simulated_kernels_keep_the_activations_dtype(rows):
     assert nmse(got, np.asarray(dy).astype(np.float64) @ decoded(w)) <= TOLERANCE[jnp.bfloat16]
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 
 import jax_q4k as jq
@@ -87,9 +87,7 @@ def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format,
     np.testing.assert_array_equal(inline, jq.implementation("sim")(jq.matmul)(x, w))
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])

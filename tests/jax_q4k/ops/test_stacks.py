@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 from support.implementations import IMPLEMENTATIONS, NATIVE, needs_native
 
@@ -62,9 +62,7 @@ def test_the_bits_are_those_of_the_slices(implementation, rows):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @needs_native
 @pytest.mark.cpu_kernels

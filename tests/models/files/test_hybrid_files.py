@@ -79,9 +79,7 @@ def test_a_saved_file_is_the_one_that_was_loaded(name, tmp_path):
     np.testing.assert_array_equal(again.logits(tokens), loaded.logits(tokens))
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*deepseek2-noyarn*", "*lfm2*"]
-)
+@pytest.mark.slow("saves and reads each model", quick=["*deepseek2-noyarn*", "*lfm2*"])
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", NAMES)
 def test_types_and_bytes_of_llama_cpp_stay(name, tmp_path):

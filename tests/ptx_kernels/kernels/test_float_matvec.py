@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 from support.oracles import random_planes, weights
 
@@ -25,9 +25,7 @@ def activations(m: int, columns: int, dtype: str) -> tuple[np.ndarray, np.ndarra
     return x, x.astype(np.float64)
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("multiprocessors", [132, 1])  # rows too few for a device, and enough
 @pytest.mark.parametrize("m", [1, 2, 3, 8])

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 from support.oracles import dequantized, half_operands, quantized, random_planes, weights
 
@@ -101,9 +101,7 @@ def test_configs(format: str, config: GemmConfig) -> None:
     assert run(format, 37, 101, 768, config) <= TOLERANCE
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.format_lists import PRODUCTS
+from support.format_lists import FEW_ARE_QUICK, PRODUCTS
 from support.helpers import nmse
 from support.oracles import activation_operands, quantized, random_planes, weights
 
@@ -109,9 +109,7 @@ def test_configs(config: MatvecConfig, blocks: int) -> None:
         assert run(format, 10, 256 * blocks, 2, config) <= TIGHT
 
 
-@pytest.mark.slow(
-    "repeats for each format what others do for all of them", quick=["*Q4_K*", "*Q6_K*", "*MXFP4*"]
-)
+@FEW_ARE_QUICK
 @pytest.mark.grid
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", PRODUCTS)
