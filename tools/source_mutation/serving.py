@@ -77,6 +77,7 @@ def _start(number: int, tests: list[str], slot: str) -> dict[str, Any]:
 def _run(number: int, tests: list[str], slot: str, log: str) -> int:
     """Exit status of pytest, which stops at the first test that fails."""
     temporary = tempfile.mkdtemp(dir=slot)
+    _copy_tests_cache(temporary)
     os.environ |= {"MUTANT": str(number), "XDG_CACHE_HOME": temporary, "TMPDIR": temporary}
     tempfile.tempdir = None
     if switch := sys.modules.get("jax_q4k.mutant_switch"):
@@ -85,6 +86,14 @@ def _run(number: int, tests: list[str], slot: str, log: str) -> int:
     os.dup2(null, 1)
     os.dup2(null, 2)
     return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], [Noting(log)]))
+
+
+def _copy_tests_cache(folder: str) -> None:
+    """Copies what earlier runs of the tests compiled, which a mutant's process might spoil."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"
+    for name in ("programs", "machine-code"):
+        if (kept / name).is_dir():
+            shutil.copytree(kept / name, f"{folder}/jax-q4k-tests/{name}")
 
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import re
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from ptx_kernels.machine_code.ptxas import (
     tool_version,
 )
 from ptx_kernels.machine_code.report import Code, code, codes
+from ptx_kernels.ptx import Kernel
 
 HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 ADD_ONE = (
@@ -182,9 +184,15 @@ def test_occupancy_refuses_what_cannot_be():
         occupancy(_assembly(arch="sm_70"), 128)
 
 
+@functools.cache
+def every_kernel() -> dict[str, Kernel]:
+    """{a case's label: its kernel}."""
+    return {case.label: KERNELS[case.family](**case.arguments) for case in CASES}
+
+
 def spilling(cases: Iterable[Case], archs: Iterable[str]) -> list[str]:
     """Labels and targets of the kernels that spill, or were not assembled where they can be."""
-    kernels = {case.label: KERNELS[case.family](**case.arguments) for case in cases}
+    kernels = {case.label: every_kernel()[case.label] for case in cases}
     made = assemble_each((kernel.text for kernel in kernels.values()), archs)
     wrong = []
     for label, kernel in kernels.items():
