@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -38,7 +40,11 @@ print(step.batch, step.capacity, step.cache_dtype, *tokens)
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("compiled") / "step.bin"
+    cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.jit(lambda x: x + 1)(0)  # JAX looks once whether it has a cache
+    before = set(cache.iterdir())
     models.compile_step(golden.model(NAME), path, batch=2, context=64)
+    assert set(cache.iterdir()) == before, "JAX keeps a copy of what goes to the file"
     return path
 
 

@@ -231,6 +231,8 @@ def test_memory_holds_one_decoded_matrix():
         ({"weights": np.zeros((4, 3), int)}, TypeError, "weights has dtype int"),
         ({"x": np.zeros((4, 128), np.float32)}, ValueError, "its last axis must be k=256"),
         ({"gate": np.zeros((INNER, K), np.float32)}, ValueError, "three axes \\(experts, n, k\\)"),
+        ({"gate": np.zeros((EXPERTS, 0, K), np.float32)}, ValueError, "gate .* none of them empty"),
+        ({"gate": np.zeros((0, INNER, K), np.float32)}, ValueError, "gate .* none of them empty"),
         ({"up": np.zeros((EXPERTS, 8, K), np.float32)}, ValueError, "up has shape .* gate's shape"),
         ({"down": np.zeros((5, N, INNER), np.float32)}, ValueError, "down has shape \\(5, 24, 256"),
         ({"down": 3}, TypeError, "down has dtype int32"),

@@ -255,6 +255,16 @@ def test_in_a_loop_without_a_copy_of_the_state():
     assert nmse(program(state), want) <= 1e-12
 
 
+@pytest.mark.parametrize("dims", [(1, 1, 1, 1), (1, 2, 16, 24)])
+@pytest.mark.parametrize("implementation", ["xla", NATIVE])
+def test_a_step_of_heads_without_a_kernel(implementation, dims):
+    operands = delta_nets.sequences(1, 1, *dims)
+    with jq.implementation(implementation):
+        got = jq.gated_delta_rule(*operands)
+    for one, want in zip(got, delta_nets.rule(*operands), strict=True):
+        assert nmse(one, want) <= 1e-12
+
+
 @pytest.mark.parametrize("batch, time, dim", [(0, 3, 16), (2, 0, 16), (0, 0, 8)])
 def test_no_tokens(batch, time, dim):
     *tokens, state = delta_nets.sequences(batch, time, 1, 2, dim, dim)

@@ -59,6 +59,12 @@ def test_narrow_floats_are_widened_first(dtype):
         np.testing.assert_array_equal(got, want)
 
 
+def test_a_vector_is_a_row():
+    x = rng.standard_normal(64).astype(np.float32)
+    for got, want in zip(jq.quantize_q8_1(x), jq.quantize_q8_1(x[None]), strict=True):
+        np.testing.assert_array_equal(got, want[0])
+
+
 def test_no_rows():
     values, scale_sum = jq.quantize_q8_1(jnp.zeros((0, 64)))
     assert values.shape == (0, 64) and scale_sum.shape == (0, 2, 2)
@@ -67,5 +73,7 @@ def test_no_rows():
 def test_arguments_that_do_not_fit():
     with pytest.raises(ValueError, match=r"x has shape \(2, 33\).*multiple of 32"):
         jq.quantize_q8_1(jnp.zeros((2, 33)))
+    with pytest.raises(ValueError, match=r"x has shape \(\)"):
+        jq.quantize_q8_1(jnp.zeros(()))
     with pytest.raises(TypeError, match="x has dtype int8"):
         jq.quantize_q8_1(jnp.zeros((2, 32), jnp.int8))
