@@ -163,7 +163,10 @@ class Op:
         if decision.passed_over == "native":
             native.warn_if_unavailable()
         function = self._of_leaves(decision.implementation, tree, params)
-        if self.layout is not None and partitioned_devices(ctx) > 1:
+        # A program's callbacks are numbered, which none is that its partitioner has lowered: the
+        # simulator gets operands whole.
+        callbacks = decision.implementation == "sim"
+        if self.layout is not None and partitioned_devices(ctx) > 1 and not callbacks:
             given, params = own(ctx.avals_in, tree, params)  # type: ignore[attr-defined]
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
             operands = jax.tree.unflatten(tree, shapes)

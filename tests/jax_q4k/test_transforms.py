@@ -47,7 +47,8 @@ def test_what_is_right(name, implementation, dtype, part, pytestconfig):
         pytest.skip("no operand has another dtype")
     asked = RUNS[implementation, dtype, part]
     if part == "some" and pytestconfig.getoption("--tier") == "full":
-        asked = TRANSFORMS
+        # JAX serializes no callbacks, which the simulator runs in
+        asked = [t for t in TRANSFORMS if (implementation, t) != ("sim", "export")]
     right = [t for t in asked if status(CASES[name], t) is True]
     if not right:
         pytest.skip("this tier asks for none of the transforms that it has")
