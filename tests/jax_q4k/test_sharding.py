@@ -515,6 +515,19 @@ def test_types_say_where_results_lie() -> None:
     assert jax.typeof(jq.matmul(x, w)).sharding.spec == P("dp", "tp")
 
 
+def test_an_automatic_axis_beside_an_explicit_one() -> None:
+    """Rows that it splits stay where they are."""
+    kinds = (AxisType.Auto, AxisType.Explicit)
+    on, case = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=kinds), CASES["matmul-batch"]
+    x, w = (
+        jax.device_put(a, NamedSharding(on, spec))
+        for a, spec in zip(case.operands, case.specs, strict=True)
+    )
+    compiled = jax.jit(case.function).lower(x, w).compile()
+    assert gathered(compiled.as_text()) == 0
+    assert nmse(compiled(x, w), case.function(*case.operands)) <= 1e-10
+
+
 def test_one_axis_cannot_split_both_axes_of_a_result() -> None:
     on = mesh("explicit")
     x, w = (jax.device_put(a, NamedSharding(on, P("tp"))) for a in CASES["matmul-rows"].operands)

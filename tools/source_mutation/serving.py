@@ -89,11 +89,11 @@ def _run(number: int, tests: list[str], slot: str, log: str) -> int:
 
 
 def _copy_tests_cache(folder: str) -> None:
-    """Copies what earlier runs of the tests compiled, which a mutant's process might spoil."""
+    """Copies what earlier runs of the tests compiled: what our code writes, a mutant might spoil."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"
-    for name in ("programs", "machine-code"):
+    for name, copy in (("programs", os.link), ("bytecode", os.link), ("machine-code", shutil.copy)):
         if (kept / name).is_dir():
-            shutil.copytree(kept / name, f"{folder}/jax-q4k-tests/{name}")
+            shutil.copytree(kept / name, f"{folder}/jax-q4k-tests/{name}", copy_function=copy)
 
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any] | None:

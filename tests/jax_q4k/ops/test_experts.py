@@ -257,3 +257,13 @@ def test_errors_name_the_argument(change, error, message):
 def test_rows_must_be_those_of_the_ids(shape):
     with pytest.raises(ValueError, match="it must be \\(..., k\\) or \\(..., top, k\\)"):
         jq.expert_matmul(normal(*shape), matrices()[0], routes(4)[0])
+
+
+@pytest.mark.parametrize("implementation", ["xla", NATIVE])
+def test_columns_that_no_int8_product_takes_stay_floats(implementation):
+    w, x, (ids, _) = stack("Q8_0", N, 96, 1), normal(9, 96), routes(9)
+    with jq.implementation(implementation, activations="q8_1"):
+        y = jq.expert_matmul(x, w, ids)
+    inside = (ids >= 0) & (ids < EXPERTS)
+    want = products(x.astype(np.float64), np.asarray(w.dequantize(), np.float64), ids)
+    assert nmse(np.asarray(y)[inside], want[inside]) <= 1e-11
