@@ -15,7 +15,7 @@ PARTS = ROOT / "tests" / "data" / "new_format"
 
 ONE_SET_OF_KERNELS = """
 _KERNELS[platform.machine()] = {"portable": []}
-_FLAGS.append("-O1")
+_FLAGS.append("-O0")
 """
 
 
