@@ -174,6 +174,7 @@ HEADS = [
     (GEMMA, "attention.sliding_window_pattern", 1, "'blk.0.attn_q.weight': has shape"),
     (GEMMA, "attention.sliding_window", 0, "'blk.0.attn_q.weight': has shape"),
     (GEMMA[1:2], "attention.sliding_window_pattern", np.arange(7) < 4, "shared_kv_layers: 3 leav"),
+    (GEMMA[1:2], "attention.sliding_window_pattern", 6, "shared_kv_layers: 3 leaves"),
     (GEMMA, "attention.shared_kv_layers", 7, "must be an integer from 0 to"),
     (GEMMA, "attention.shared_kv_layers", 2, "leaves a layer without one|attn_k.weight': is miss"),
     (GEMMA[1:2], "attention.shared_kv_layers", 4, "4 leaves a layer without one of its kind"),

@@ -40,7 +40,7 @@ def exact():
         yield
 
 
-@pytest.mark.slow("compiles several programs", quick=["depth=20-tg-llama-gqa"])
+@pytest.mark.slow("compiles several programs", quick=["depth=20-*-llama-gqa"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "lfm2"])
 @pytest.mark.parametrize("kind", ["pp", "tg"])
