@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import nmse
 
 from jax_q4k import models
 from jax_q4k.models import penalties
@@ -95,6 +96,16 @@ def test_dry_of_a_very_long_run_is_finite() -> None:
     parameters = jax.tree.map(jnp.asarray, Parameters.of([sampling], breaks=breaks_of))
     got = np.asarray(penalties_of(text, parameters))[0]
     assert got[0] == np.float32(1e30) and not got[1:].any()
+
+
+def test_tokens_that_are_counted() -> None:
+    """Logits above 0 are divided, those below multiplied; then counts are subtracted."""
+    sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.25)
+    logits, counts = [2.0, 1.5, -1.0, -1.1, 0.0, -3.0], [1, 0, 3, 0, 2, 1]
+    given = Way.of([sampling]), Parameters.of([sampling]), jnp.array([counts]), None
+    got = penalties.changed(jnp.array([logits]), *given)
+    want = [2 / 1.5 - 0.55, 1.5, -1.5 - 1.05, -1.1, -0.8, -4.5 - 0.55]
+    assert nmse(got[0], want) <= 1e-13
 
 
 def test_tokens_that_break_runs() -> None:
