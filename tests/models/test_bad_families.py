@@ -245,11 +245,12 @@ def test_damaged_files(name, tmp_path):
     assert 0 < loaded < 100
 
 
-def test_divisors_that_give_no_finite_angle(tmp_path):
+@pytest.mark.parametrize("divisor", [0, 1e-6])
+def test_divisors_that_give_no_finite_angle(divisor, tmp_path):
     data = bytearray(path("phi3-long").read_bytes())
     at = parse(bytes(data))
     at = at.data_start + at.tensors["rope_factors_short.weight"].offset
-    data[at : at + 4] = np.float32(0).tobytes()
+    data[at : at + 4] = np.float32(divisor).tobytes()
     (tmp_path / "bad.gguf").write_bytes(data)
     with pytest.raises(jq.GGUFError, match="'rope_factors_short.weight': must hold numbers above"):
         models.from_gguf(tmp_path / "bad.gguf")
