@@ -143,7 +143,7 @@ def test_a_model_without_tokenizer(run):
 
 
 def test_lines_of_a_terminal(monkeypatch, capsys):
-    """Read by Python's own reader where both are one, which edits them."""
+    """Python's own reader, which edits them, reads them where both ends are one."""
     for is_terminal in (True, False):
         stdin = io.StringIO("one\ntwo")
         monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)

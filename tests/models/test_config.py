@@ -328,7 +328,7 @@ def test_windows_and_caps_that_are_refused(architecture, keys, message):
 
 
 def test_sections_of_positions_in_images():
-    """Qwen's of 64 pairs; text rotates alike by any."""
+    """Qwen's sections of 64 pairs, whichever a text's equal positions rotate by."""
     metadata = Config.from_metadata(of("qwen2vl", attention__key_length=128)).to_metadata()
     assert metadata["qwen2vl.rope.dimension_sections"].tolist() == [16, 24, 24, 0]
 

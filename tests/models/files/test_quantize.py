@@ -372,6 +372,7 @@ def test_what_is_said_of_other_types(tmp_path):
         "12 tensors are quantized already (1 Q4_K, 11 Q5_0): quantizing them again adds to their "
         "error; take floats where there are any",
     ]
+    assert {warning.filename for warning in caught} == {__file__}
     with pytest.warns(UserWarning, match=r"43 tensors are quantized already \(38 Q4_K, 5 Q6_K\)"):
         models.quantize(models.load("demo"), "Q8_0")
     folder, file = TESTS / "data" / "checkpoints" / "llama", tmp_path / "floats.gguf"
