@@ -158,7 +158,7 @@ def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> N
         warnings.warn(
             f"{sum(pairs.values())} of {len(types)} tensors have rows that are no multiple of "
             f"their type's block and get another type: {shown}",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

@@ -174,6 +174,7 @@ HEADS = [
     (GEMMA, "attention.sliding_window_pattern", 1, "'blk.0.attn_q.weight': has shape"),
     (GEMMA, "attention.sliding_window", 0, "'blk.0.attn_q.weight': has shape"),
     (GEMMA[1:2], "attention.sliding_window_pattern", np.arange(7) < 4, "shared_kv_layers: 3 leav"),
+    (GEMMA[1:2], "attention.sliding_window_pattern", 6, "shared_kv_layers: 3 leaves"),
     (GEMMA, "attention.shared_kv_layers", 7, "must be an integer from 0 to"),
     (GEMMA, "attention.shared_kv_layers", 2, "leaves a layer without one|attn_k.weight': is miss"),
     (GEMMA[1:2], "attention.shared_kv_layers", 4, "4 leaves a layer without one of its kind"),
@@ -244,11 +245,12 @@ def test_damaged_files(name, tmp_path):
     assert 0 < loaded < 100
 
 
-def test_divisors_that_give_no_finite_angle(tmp_path):
+@pytest.mark.parametrize("divisor", [0, 1e-6])
+def test_divisors_that_give_no_finite_angle(divisor, tmp_path):
     data = bytearray(path("phi3-long").read_bytes())
     at = parse(bytes(data))
     at = at.data_start + at.tensors["rope_factors_short.weight"].offset
-    data[at : at + 4] = np.float32(0).tobytes()
+    data[at : at + 4] = np.float32(divisor).tobytes()
     (tmp_path / "bad.gguf").write_bytes(data)
     with pytest.raises(jq.GGUFError, match="'rope_factors_short.weight': must hold numbers above"):
         models.from_gguf(tmp_path / "bad.gguf")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
+
 import pytest
 
 import jax_q4k as jq
@@ -20,7 +23,7 @@ def test_batches_one_after_another(monkeypatch, implementation):
     """Rows get what they get in one batch; timings are those of all."""
     loaded = model("llama-gqa")
     prompts = [[1 + i, 2, 3 + i][: 1 + i % 3] for i in range(7)]
-    samplings = [Sampling(max_new_tokens=3 + i, temperature=i % 2, seed=i) for i in range(7)]
+    samplings = [Sampling(max_new_tokens=1 + i, temperature=i % 2, seed=i) for i in range(7)]
     with jq.implementation(implementation, activations="f32"):
         want = models.generate(loaded, prompts, samplings)
         monkeypatch.setattr(batches, "MAX_ROWS", 3)
@@ -28,7 +31,7 @@ def test_batches_one_after_another(monkeypatch, implementation):
     assert [out.tokens for out in got] == [out.tokens for out in want]
     timings = got[0].timings
     assert all(out.timings is timings for out in got)
-    assert timings.new_tokens == sum(range(3, 10)) == want[0].timings.new_tokens
+    assert timings.new_tokens == sum(range(1, 8)) == want[0].timings.new_tokens
     assert timings.prompt_tokens == sum(map(len, prompts))
     assert timings.decoded_tokens == want[0].timings.decoded_tokens
 
@@ -55,6 +58,24 @@ def test_memory_bounds_a_batch(monkeypatch):
     assert 1 < some < 256
     assert rows(GIB // 4, capacity=4096) < some
     assert rows(GIB // 4, longest=1000) < some
+    sizes = dataclasses.replace(loaded.config, inner_sizes=(64, 4096))
+    loaded = types.SimpleNamespace(config=sizes, placement=None, padded_length=loaded.padded_length)
+    uneven = rows(GIB // 4)
+    loaded.config = dataclasses.replace(sizes, inner_sizes=None, intermediate_size=4096)
+    assert 1 < rows(GIB // 4) == uneven < some
+
+
+def test_the_longest_prompt_bounds_a_batch(monkeypatch):
+    seen = []
+
+    def rows_at_once(*given):
+        seen.extend(given[1:4])
+        raise MemoryError
+
+    monkeypatch.setattr(batches, "rows_at_once", rows_at_once)
+    with pytest.raises(MemoryError):
+        models.generate(model("llama-gqa"), [[1], [1] * 5, [1, 2]], max_new_tokens=3)
+    assert seen[:2] == [3, 5] and seen[2] >= 8
 
 
 def test_free_memory(monkeypatch, tmp_path):

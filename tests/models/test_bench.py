@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import time
@@ -13,6 +14,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import bench, cli
+from jax_q4k.models.cli import bench as command
 
 from .golden import model, path
 
@@ -40,7 +42,7 @@ def exact():
         yield
 
 
-@pytest.mark.slow("compiles several programs", quick=["depth=20-tg-llama-gqa"])
+@pytest.mark.slow("compiles several programs", quick=["depth=20-*-llama-gqa"])
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "lfm2"])
 @pytest.mark.parametrize("kind", ["pp", "tg"])
@@ -114,6 +116,15 @@ def test_a_table(run):
     assert "llama Q4_K_M" in out
 
 
+def test_sizes_of_models_in_a_table(run, monkeypatch):
+    monkeypatch.setattr(command, "measure", lambda _, test, *rest: bench.Speed(test, (2.0, 2.0)))
+    code, out, err = run(FILE, "-p", "8", "-n", "0")
+    shapes = [tensor.shape for tensor in models.named_tensors(model("llama-gqa")).values()]
+    params = sum(map(math.prod, shapes))
+    assert (code, err) == (0, "") and 1e6 < params < 1e9
+    assert f"{params / 1e6:.2f} M" in out and "4.00 ± 0.00" in out
+
+
 def test_json(run):
     code, out, err = run(FILE, "-p", "16", "-n", "4", "-r", "3", "--json", "--cache-dtype", "int8")
     assert (code, err) == (0, "")
@@ -174,7 +185,9 @@ def test_a_plot_needs_matplotlib(run, monkeypatch, tmp_path):
 
 @pytest.mark.slow("compiles several programs")
 def test_a_plot(run, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is no dependency of jax-q4k")
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is no dependency of jax-q4k")
+    matplotlib.use("svg")
     file = tmp_path / "speed.png"
     code, _, _ = run(FILE, "-p", "8", "-n", "4", "-d", "0,8", "-r", "2", "--plot", file)
     assert code == 0 and file.read_bytes().startswith(b"\x89PNG")
+    assert matplotlib.get_backend().lower() == "agg"  # which opens no window, and needs no display

@@ -112,6 +112,20 @@ def test_devices_that_are_not_there(run, count):
     assert code == 2 and f"--devices {count} must be 1 to 8, the devices that there are" in err
 
 
+def test_devices_reach_loading(run, monkeypatch):
+    seen = {}
+
+    def record(path, **options):
+        seen.update(options)
+        raise output.UsageError("seen")
+
+    monkeypatch.setattr(output, "load", record)
+    given = ("generate", TOKEN_MODEL, "--tokens", "1,2", "--devices")
+    for count, axes in (("1", None), ("2", {"tp": 2})):
+        assert run(*given, count) == (2, "", "error: seen\n")
+        assert (seen["mesh"] and dict(seen["mesh"].shape)) == axes
+
+
 @pytest.mark.parametrize("bias", ["3", "a=1", "3=x", "=", ""])
 def test_biases_that_are_none(capsys, bias):
     with pytest.raises(SystemExit, match="2"):
@@ -127,6 +141,7 @@ def test_options_reach_generation(run, monkeypatch):
         seen.update(
             options, **fields, prompt=prompt, implementation=current_selection().implementation
         )
+        assert not jax.config.jax_enable_compilation_cache  # as --no-cache says
         raise ValueError("seen")
 
     monkeypatch.setattr(generate, "stream", record)
@@ -166,6 +181,7 @@ def test_options_reach_generation(run, monkeypatch):
         "--dry-sequence-breaker",
         "q",
         "--ignore-end",
+        "--no-cache",
         "--implementation",
         "sim",
     )
@@ -305,6 +321,7 @@ def test_more_memory_than_there_is(run, monkeypatch):
         ("generate", "-p", "x"),
         ("generate", "m", "--demo", "-p", "x"),
         ("generate", "m", "-p", "x", "--json", "--jsonl"),
+        ("perplexity", "m", "text.txt", "--activations", "bf16"),
         ("quantize", "in.gguf"),
         ("quantize", "in.gguf", "out.gguf", "--type", "Q2_K_L"),
     ],

@@ -15,7 +15,7 @@ from support.gguf_bytes import rewritten, text_entry
 
 from jax_q4k import models
 from jax_q4k.models import cli
-from jax_q4k.models.cli.lines import read_message
+from jax_q4k.models.cli.lines import line_reader, read_message
 
 from .golden import path
 
@@ -140,6 +140,21 @@ def test_input_and_output_that_are_none(run, templated, monkeypatch):
 def test_a_model_without_tokenizer(run):
     code, _, err = run("x\n", str(path("llama-gqa")))
     assert code == 2 and err.endswith("holds no tokenizer: a chat needs one\n")
+
+
+def test_lines_of_a_terminal(monkeypatch, capsys):
+    """Python's own reader, which edits them, reads them where both ends are one."""
+    for is_terminal in (True, False):
+        stdin = io.StringIO("one\ntwo")
+        monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda on=is_terminal: on, raising=False)
+        read = line_reader()
+        assert [read("> "), read("> ")] == ["one", "two"]
+        with pytest.raises(EOFError):
+            read("> ")
+        printed = capsys.readouterr()
+        assert (printed.out if is_terminal else printed.err) == "> > > "
 
 
 @pytest.mark.parametrize(

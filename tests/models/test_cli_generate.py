@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import re
@@ -17,7 +18,7 @@ from support.gguf_bytes import float_entry, rewritten, text_entry
 
 from jax_q4k import models
 from jax_q4k.models import cli
-from jax_q4k.models.cli import generate, options
+from jax_q4k.models.cli import generate, options, prompts
 from jax_q4k.models.suggested import KEYS, suggested
 
 from .files.test_lora import random_pairs, write_gguf
@@ -53,23 +54,22 @@ def test_prompts_of_files_and_standard_input(
     assert run("generate", TEXT_MODEL, "-f", str(file), *GREEDY)[:2] == (0, want)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert run("generate", TEXT_MODEL, "-f", "-", *GREEDY)[:2] == (0, want)
-    monkeypatch.setattr(cli.generate, "texts_of", _bounded(5))
-    assert run("generate", TEXT_MODEL, "-f", str(file)) == (2, "", "error: too long\n")
 
 
-def _bounded(size: int) -> Any:
-    from jax_q4k.models.cli import prompts
-
-    def texts_of(options: Any) -> Any:
-        before, prompts.MAX_FILE = prompts.MAX_FILE, size
-        try:
-            with pytest.raises(prompts.UsageError, match="prompt.txt is longer than 0 MiB"):
-                prompts.texts_of(options)
-        finally:
-            prompts.MAX_FILE = before
-        raise prompts.UsageError("too long")
-
-    return texts_of
+def test_files_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's file, and standard input, have a greatest size."""
+    monkeypatch.setattr(prompts, "MAX_FILE", 5)
+    file = tmp_path / "prompt.txt"
+    for given, name in ((str(file), file), ("-", "standard input")):
+        options = argparse.Namespace(prompts=[prompts.Given("file", given)])
+        for text in ("waves", "waves "):
+            file.write_text(text)
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+            if len(text) == 5:
+                assert prompts.texts_of(options) == [text]
+            else:
+                with pytest.raises(prompts.UsageError, match=f"^{name} is longer than 0 MiB"):
+                    prompts.texts_of(options)
 
 
 @pytest.mark.slow("starts the command three times")

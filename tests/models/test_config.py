@@ -327,6 +327,12 @@ def test_windows_and_caps_that_are_refused(architecture, keys, message):
         Config.from_metadata(of(architecture, **keys))
 
 
+def test_sections_of_positions_in_images():
+    """Qwen's sections of 64 pairs, whichever a text's equal positions rotate by."""
+    metadata = Config.from_metadata(of("qwen2vl", attention__key_length=128)).to_metadata()
+    assert metadata["qwen2vl.rope.dimension_sections"].tolist() == [16, 24, 24, 0]
+
+
 def test_rotated_dimensions_lie_in_the_head():
     with pytest.raises(ValueError, match="rope_dim=96 must be at most head_dim=64"):
         Config("llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_dim=96)
@@ -334,6 +340,8 @@ def test_rotated_dimensions_lie_in_the_head():
 
 @pytest.mark.parametrize("architecture", [None, "mamba", 7])
 def test_unknown_architecture(architecture):
+    with pytest.raises(ValueError, match="^architecture=.*supported are cohere2, "):
+        Config(architecture, 8, 64, 128, 128, 1, 2, 2, 64, 1e-5)
     with pytest.raises(
         jq.GGUFError,
         match=f"general.architecture.*supported are {', '.join(ARCHITECTURES)}",

@@ -1,7 +1,9 @@
 """Drafts: the text is the one without them, in fewer passes where they are right."""
 
 import dataclasses
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,8 +16,11 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.drafts import DraftModel, PromptLookup
 from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.nextn import Drafter
+from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.speculation import LOSS, MOST_CREDIT, Speculation, begin
-from jax_q4k.models.ways import Way
+from jax_q4k.models.state import State
+from jax_q4k.models.ways import Parameters, Way
 
 from .golden import model, path, reference
 
@@ -90,6 +95,70 @@ def test_a_draft_model(drafter):
         assert timings.accepted_tokens == timings.drafted_tokens >= 21
     else:
         assert timings.accepted_tokens < timings.drafted_tokens < 60  # it waits after failures
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """The cache of a `Table` or `Layer`."""
+
+    context_lens: jax.Array
+
+
+class Table(NamedTuple):
+    """A decoder whose logits depend on the last token alone."""
+
+    rows: jax.Array
+
+    def decode_vectors(self, tokens, cache, active):
+        return tokens, Lengths(cache.context_lens + active)
+
+    def try_tokens(self, tokens, lengths, cache):
+        return tokens, lambda counts: Lengths(cache.context_lens + counts)
+
+    def logits(self, vectors):
+        return self.rows[vectors]
+
+
+def one_by_one(rows, text, sampling, count):
+    """The likeliest tokens by a `Table`'s rows, of which those that are there lose some."""
+    text, first = list(text), len(text)
+    for _ in range(count):
+        there = np.bincount(text, minlength=len(rows))
+        logits = rows[text[-1]] - sampling.frequency_penalty * there
+        text.append(int(np.argmax(logits - sampling.presence_penalty * (there > 0))))
+    return text[first:]
+
+
+def test_drafts_with_penalties():
+    """Tokens of a draft count for those behind them; rows are drafted and right by themselves."""
+    rng, size, capacity, count = np.random.default_rng(3), 9, 64, 30
+    rows = 3 * np.roll(np.eye(size), 1, axis=1) + rng.uniform(0, 2.5, (size, size))
+    texts = [[*range(6)] * 2, [7, 8, 0, 7]]
+    sampling = Sampling(frequency_penalty=0.7, presence_penalty=0.1, max_new_tokens=count)
+    text, seen = np.zeros((2, capacity), np.int32), np.zeros((2, size), np.int32)
+    for row, tokens in enumerate(texts):
+        text[row, : len(tokens)] = tokens
+        seen[row] = np.bincount(tokens, minlength=size)
+    state = State(
+        cache=Lengths(np.array([len(tokens) - 1 for tokens in texts], np.int32)),
+        token=np.array([tokens[-1] for tokens in texts], np.int32),
+        tokens=np.zeros((2, capacity), np.int32),
+        counts=np.zeros(2, np.int32),
+        finished=np.zeros(2, bool),
+        step=np.int32(0),
+        seen=seen,
+        text=text,
+        drafting=begin(2, 3, None),
+    )
+    given = {"way": Way.of([sampling]), "parameters": Parameters.of([sampling] * 2)}
+    steps = Speculation(PromptLookup(shortest=1), 3, 1.0, decoder=Table(jnp.array(rows)), **given)
+    state = jax.jit(steps.run)(state, np.int32(count))
+    for row, tokens in enumerate(texts):
+        want = one_by_one(rows, tokens, sampling, count)
+        assert state.tokens[row, :count].tolist() == want
+    accepted, drafted = state.drafting.accepted.tolist(), state.drafting.drafted.tolist()
+    assert all(10 <= right < tried for right, tried in zip(accepted, drafted, strict=True))
 
 
 def test_what_drafts_may_cost():
@@ -210,6 +279,39 @@ def test_drafts_of_the_file_s_own_layer(sampling):
     got = models.generate(loaded, rows, draft=draft, **fields)
     assert [out.tokens for out in got] == [out.tokens for out in want]
     assert got[0].timings.drafted_tokens >= 4
+
+
+class Layer(NamedTuple):
+    """A layer of further tokens that passes on what it is given."""
+
+    rows: np.ndarray
+
+    def embedded(self, tokens):
+        return jnp.asarray(self.rows)[tokens]
+
+    def decode_vectors(self, tokens, cache, active, given):
+        return given, Lengths(cache.context_lens + active)
+
+    def norm(self, vectors):
+        return vectors
+
+    output = norm
+
+
+def test_drafts_go_on_from_drafts():
+    """Each draft's vector is of the last draft and the vector before it."""
+    rows = np.random.default_rng(4).uniform(-1, 1, (7, 7)).astype(np.float32)
+    same = lambda vectors: vectors  # noqa: E731
+    drafter = Drafter(Layer(rows), lambda both: both[..., :7] + both[..., 7:] / 2, same, same)
+    given, lens, active = rows[:3] * 2, np.array([5, 9, 1], np.int32), np.array([True, False, True])
+    run = jax.jit(drafter.drafts, static_argnums=2)
+    drafts, cache = run(given, Lengths(lens), 5, active)
+    want = []
+    for _ in range(5):
+        want.append(given.argmax(-1))
+        given = rows[want[-1]] + given / 2
+    np.testing.assert_array_equal(drafts, np.stack(want, axis=1))
+    np.testing.assert_array_equal(cache.context_lens, lens)
 
 
 def test_files_without_a_layer_of_further_tokens():

@@ -315,7 +315,7 @@ def test_json_of_every_token(run):
     np.testing.assert_array_equal(np.array(row["embedding"], np.float32), want)
 
 
-def test_errors_of_the_command(run, tmp_path):
+def test_errors_of_the_command(run, tmp_path, monkeypatch):
     code, _, err = run(path("llama-gqa"), "-p", "a")
     assert code == 2 and "the model has no tokenizer" in err
     (tmp_path / "empty.txt").touch()
@@ -326,3 +326,7 @@ def test_errors_of_the_command(run, tmp_path):
     assert code == 2 and "is not UTF-8: byte 3" in err
     code, _, err = run(path("text-spm"), "-f", tmp_path / "none.txt")
     assert code == 2 and "No such file" in err
+    monkeypatch.setattr(cli.embed, "MAX_TEXT", 5)
+    (tmp_path / "long.txt").write_text("waves\n")
+    code, _, err = run(path("text-spm"), "-f", tmp_path / "long.txt")
+    assert code == 2 and "long.txt holds more than 5 bytes" in err

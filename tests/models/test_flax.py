@@ -12,9 +12,11 @@ import optax
 import pytest
 from flax import linen, nnx, serialization
 from jax import export
+from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.layers import linear
 
 from .golden import model
 
@@ -102,6 +104,19 @@ def test_a_module_of_ones_own(kind):
     np.testing.assert_array_equal(nnx.jit(lambda module, x: module(x))(module, X), want)
     assert len(jax.tree.leaves(nnx.state(module))) == 4
     np.testing.assert_array_equal(module(X), want)
+
+
+def test_a_module_beside_packed_ones():
+    """Projections of one input, of which one is not the model's own."""
+    mlp = decoder().layers[0].mlp
+    n, k = mlp.up.weight.shape
+    lora = nnx.LoRA(k, 2, n, base_module=mlp.up, rngs=nnx.Rngs(0))
+    lora.lora_b[...] = jnp.ones((2, n))
+    x = jnp.asarray(X)
+    for modules in ((mlp.gate, lora), (lora, mlp.gate)):
+        for got, module in zip(linear(x, *modules, norm=mlp.norm), modules, strict=True):
+            assert nmse(got, module(mlp.norm(x))) <= 1e-12
+    assert nmse(lora(x), mlp.up(x)) >= 1e-3
 
 
 def test_operations_take_variables():

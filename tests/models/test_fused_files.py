@@ -83,3 +83,15 @@ def test_blocks_that_hold_elements_of_two_tensors_are_refused(tmp_path):
     path = written(tmp_path / "q4_k.gguf", file.metadata, file.tensors | {bias: pieces})
     with pytest.raises(jq.GGUFError, match=rf"'{bias}': holds .* elements in blocks of 256"):
         models.from_gguf(path)
+
+
+def test_a_whole_in_a_layer_that_has_some_of_its_parts_is_refused(tmp_path):
+    """The layer has queries of its own, but keys and values of another layer."""
+    file = jq.gguf.read(golden.path("gemma4-e"))
+    layer = models.from_gguf(golden.path("gemma4-e")).config.num_layers - 1
+    names = [f"blk.{layer}.attn_{part}.weight" for part in ("q", "k", "qkv")]
+    assert [name in file.tensors for name in names] == [True, False, False]
+    tensors = {names[2] if n == names[0] else n: tensor for n, tensor in file.tensors.items()}
+    path = written(tmp_path / "extra.gguf", file.metadata, tensors)
+    with pytest.raises(jq.GGUFError, match=f"'{names[0]}': is missing"):
+        models.from_gguf(path)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.helpers import nmse
 
 from jax_q4k import models
 from jax_q4k.models import penalties
@@ -47,6 +48,19 @@ def penalties_of(text: Text, parameters: Parameters) -> jax.Array:
     return penalties.dry_penalties(text, parameters, VOCAB)
 
 
+def check_dry(texts: list[list[int]], samplings: list[Sampling]) -> None:
+    """Compares penalties of two rows of texts, padded alike, with the definition."""
+    padded = np.full((2, 24), 1, np.int32)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = text
+    given_text = Text(jnp.asarray(padded), jnp.array([len(text) for text in texts], jnp.int32))
+    parameters = jax.tree.map(jnp.asarray, Parameters.of(samplings, breaks=breaks_of))
+    got = np.asarray(penalties_of(given_text, parameters))
+    for row, (text, sampling) in enumerate(zip(texts, samplings, strict=True)):
+        want = dry(text, sampling, {int(text) for text in sampling.dry_sequence_breakers})
+        np.testing.assert_allclose(got[row], want, rtol=1e-5, err_msg=f"{text} {sampling}")
+
+
 @pytest.mark.slow("computes penalties of many random histories")
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.data())
@@ -64,15 +78,16 @@ def test_dry_is_its_definition(tokens: list[int], data: st.DataObject) -> None:
                 dry_sequence_breakers=data.draw(st.sampled_from([(), ("2",), ("0", "3")])),
             )
         )
-    padded = np.full((2, 24), 1, np.int32)
-    for row, text in enumerate(texts):
-        padded[row, : len(text)] = text
-    given_text = Text(jnp.asarray(padded), jnp.array([len(text) for text in texts], jnp.int32))
-    parameters = jax.tree.map(jnp.asarray, Parameters.of(samplings, breaks=breaks_of))
-    got = np.asarray(penalties_of(given_text, parameters))
-    for row, (text, sampling) in enumerate(zip(texts, samplings, strict=True)):
-        want = dry(text, sampling, {int(text) for text in sampling.dry_sequence_breakers})
-        np.testing.assert_allclose(got[row], want, rtol=1e-5, err_msg=f"{text} {sampling}")
+    check_dry(texts, samplings)
+
+
+def test_dry_of_few_texts() -> None:
+    """Runs that begin with the text, with what its last tokens are, and behind a break."""
+    options = {"dry_multiplier": 2.0, "dry_allowed_length": 1}
+    whole = Sampling(**options, dry_penalty_last_n=-1, dry_sequence_breakers=())
+    cut = Sampling(**options, dry_penalty_last_n=6, dry_sequence_breakers=("3",))
+    check_dry([[0, 1, 0, 0], [0, 1, 0, 1, 2, 0, 0, 1]], [whole, cut])
+    check_dry([[2, 0, 1, 2, 0, 1, 2], [0, 1, 3, 0, 1, 2, 0, 1]], [whole, cut])
 
 
 def test_dry_of_a_very_long_run_is_finite() -> None:
@@ -81,6 +96,16 @@ def test_dry_of_a_very_long_run_is_finite() -> None:
     parameters = jax.tree.map(jnp.asarray, Parameters.of([sampling], breaks=breaks_of))
     got = np.asarray(penalties_of(text, parameters))[0]
     assert got[0] == np.float32(1e30) and not got[1:].any()
+
+
+def test_tokens_that_are_counted() -> None:
+    """Logits above 0 are divided, those below multiplied; then counts are subtracted."""
+    sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.25)
+    logits, counts = [2.0, 1.5, -1.0, -1.1, 0.0, -3.0], [1, 0, 3, 0, 2, 1]
+    given = Way.of([sampling]), Parameters.of([sampling]), jnp.array([counts]), None
+    got = penalties.changed(jnp.array([logits]), *given)
+    want = [2 / 1.5 - 0.55, 1.5, -1.5 - 1.05, -1.1, -0.8, -4.5 - 0.55]
+    assert nmse(got[0], want) <= 1e-13
 
 
 def test_tokens_that_break_runs() -> None:

@@ -241,6 +241,20 @@ def test_equal_scores_join_the_leftmost(
         assert t.encode(text, add_special=False) == want, (text, tokens)
 
 
+@pytest.mark.parametrize(
+    ("scores", "text"),
+    [
+        ({"bc": 0, "ab": 0}, "abc"),
+        ({"bc": 0, "ab": 0, "cc": -1, "ccc": -1}, "abc ccc"),  # runs may share a score of their own
+        ({"ab": 0, "abc": 0, "abcd": 0}, "abcd dabc"),  # each is joined to the next
+    ],
+)
+def test_few_equal_scores(scores: dict[str, int], text: str) -> None:
+    """Pairs that share a score are joined from the left, and what they become goes on."""
+    t = build(spm_metadata({token: (NORMAL, float(score)) for token, score in scores.items()}))
+    assert t.encode(text, add_special=False) == merge_by_score(t.vocabulary, " " + text)
+
+
 def test_unknown_token_where_bytes_are_missing() -> None:
     metadata = spm_metadata({"▁": (NORMAL, 0.0), "a": (NORMAL, -1.0)})
     count = len(metadata["tokenizer.ggml.tokens"])

@@ -324,6 +324,10 @@ def test_added_tokens_that_two_files_describe(
     listed["281"] |= change
     t = tokenizer.from_json(content, {"added_tokens_decoder": listed})
     assert [warned in str(warning.message) for warning in recwarn] == [True] * (warned is not None)
+    if warned is not None:
+        with pytest.warns(UserWarning, match="added_tokens_decoder") as again:
+            tokenizer.metadata_from_json(content, {"added_tokens_decoder": listed})
+        assert again[0].filename == __file__
     text = "a <|endoftext|> <new>"
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     assert t.encode(text, parse_special=True) == library.encode(text).ids

@@ -692,6 +692,21 @@ BAD = [
         "JSON: the tokenizers library fails: Oniguruma error: end pattern with unmatched",
     ),
     (with_part(decoder={"type": "CTC"}), "decoder.type: 'CTC' of this kind is not supported"),
+    *(
+        (with_part(decoder={"type": "Replace", **step}), "decoder.type: 'Replace' of this kind")
+        for step in (
+            {"pattern": {"String": "a"}, "content": " "},
+            {"pattern": {"String": "▁"}, "content": "_"},
+        )
+    ),
+    (
+        with_part(decoder={"type": "Strip", "content": " ", "start": 1, "stop": 1}),
+        "decoder.type: 'Strip' of this kind",
+    ),
+    *(
+        (with_part(decoder={"type": "Strip", "content": " ", **step}), f"decoder.{key}: is missing")
+        for key, step in (("start", {"stop": 0}), ("stop", {"start": 1}))
+    ),
 ]
 
 

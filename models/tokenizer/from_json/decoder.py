@@ -24,8 +24,8 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
                 pass
             case "Replace" if _is(step.object("pattern"), SPACE) and step.string("content") == " ":
                 pass
-            case "Strip" if step.string("content") == " " and not step.integer("stop", 0):
-                strips = step.integer("start", 0) > 0
+            case "Strip" if step.string("content") == " " and not step.integer("stop"):
+                strips = step.integer("start") > 0
             case "Metaspace" if step.string("replacement", SPACE) == SPACE:
                 strips = prepends(step)
             case kind:

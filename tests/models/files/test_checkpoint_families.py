@@ -209,6 +209,7 @@ def test_what_classes_imply():
         ("granite", {"residual_multiplier": 0}, None, "residual_multiplier: must not be 0"),
         ("phi3-short", {}, {"long_factor": [1.0]}, "long_factor: must be 24 numbers above"),
         ("phi3-short", {}, {"short_factor": [0] * 24}, "short_factor: must be 24 numbers above"),
+        ("phi3-short", {}, {"short_factor": [1e-6] * 24}, "must be 24 numbers above 1e-06"),
         ("phi3", {}, {"partial_rotary_factor": 0}, "partial_rotary_factor: must be above 0"),
         ("mistral3", {}, {"factor": -1}, "factor: must be a number above"),
         ("granite", {}, {"llama_4_scaling_beta": 0.1}, "llama_4_scaling_beta: is not supported"),

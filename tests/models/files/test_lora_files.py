@@ -12,10 +12,12 @@ from support.gguf_bytes import write_tensors
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.config import Config
 from jax_q4k.models.files import lora
+from jax_q4k.models.tensors import expected_tensors
 
 from ..adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf, write_peft
-from ..golden import model
+from ..golden import model, path
 
 BAD_SETTINGS = [
     ({"peft_type": "IA3"}, "peft_type: must be 'LORA', not 'IA3'"),
@@ -376,6 +378,27 @@ def test_experts_and_tied_outputs_are_refused(tmp_path):
     pair = np.ones((1, config.hidden_size), np.float32), np.ones((config.vocab_size, 1), np.float32)
     with pytest.raises(jq.GGUFError, match="has no such matrix: its output is tied"):
         models.with_lora(tied, write_gguf(tmp_path / "b.gguf", tied, {"output.weight": pair}))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "parts"),
+    [
+        ("qwen3next", "linear_attn.in_proj_qkvz", ("attn_qkv", "attn_gate")),
+        ("qwen35", "linear_attn.in_proj_z", ("attn_gate",)),
+    ],
+)
+def test_rows_that_files_have_in_another_order_are_refused(name, module, parts, tmp_path):
+    config = Config.from_metadata(jq.gguf.read_header(path(name)).metadata)
+    expected = expected_tensors(config)
+    shapes = [expected[f"blk.0.{part}.weight"].shape for part in parts]
+    full = f"base_model.model.model.layers.0.{module}"
+    pair = np.ones((RANK, shapes[0][1])), np.ones((sum(rows for rows, _ in shapes), RANK))
+    tensors = {f"{full}.lora_{x}.weight": m.astype("f4") for x, m in zip("AB", pair, strict=True)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    message = f"{module}.* is of no module of a {name} model, or an adapter of it is not supported"
+    with pytest.raises(jq.CheckpointError, match=message):
+        lora.read(tmp_path, config)
 
 
 def test_a_damaged_file(tmp_path):

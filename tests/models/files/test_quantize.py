@@ -372,10 +372,13 @@ def test_what_is_said_of_other_types(tmp_path):
         "12 tensors are quantized already (1 Q4_K, 11 Q5_0): quantizing them again adds to their "
         "error; take floats where there are any",
     ]
+    assert {warning.filename for warning in caught} == {__file__}
     with pytest.warns(UserWarning, match=r"43 tensors are quantized already \(38 Q4_K, 5 Q6_K\)"):
         models.quantize(models.load("demo"), "Q8_0")
+    folder, file = TESTS / "data" / "checkpoints" / "llama", tmp_path / "floats.gguf"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        models.quantize_file(
-            TESTS / "data" / "checkpoints" / "llama", tmp_path / "floats.gguf", "Q8_0"
-        )
+        models.quantize_file(folder, file, "Q8_0")
+    with pytest.warns(UserWarning, match=r"^importance has no weights of \d+ of \d+ ma") as caught:
+        models.quantize_file(folder, file, "Q8_0", {"blk.0.attn_q.weight": np.ones(32)})
+    assert caught[0].filename == __file__
