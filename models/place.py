@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from .architecture_tensors import SCALES
 from .config import Config
 from .placement import Placement
 from .tensors import expected_tensors
+from .warn import warn
 
 #: Names of mesh axes that tensors are split over; a mesh of one axis may call it as it likes.
 TENSOR_AXES = ("tp", "model", "tensor")
@@ -110,9 +110,7 @@ def _megatron(
             specs[name] = PartitionSpec(*[None] * fits[0], axis)
     if whole and devices > 1:
         names = ", ".join(sorted(whole))
-        warnings.warn(
-            f"whole on each of {devices} devices, which cannot split them: {names}", stacklevel=4
-        )
+        warn(f"whole on each of {devices} devices, which cannot split them: {names}")
     return specs
 
 

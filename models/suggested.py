@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from .sampling import Sampling
+from .warn import warn
 
 #: Fields of Sampling -> GGUF's keys.
 KEYS = {
@@ -58,5 +58,5 @@ def suggested(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if np.ndim(value) or value != neutral[key]
     ]
     if ignored:
-        warnings.warn(f"the file suggests {', '.join(ignored)}: not applied", stacklevel=2)
+        warn(f"the file suggests {', '.join(ignored)}: not applied")
     return found

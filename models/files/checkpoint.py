@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +28,7 @@ from ..place import Rules
 from ..place import place as placed
 from ..tensors import expected_tensors
 from ..unbuilt import unbuilt
+from ..warn import warn
 from . import checkpoint_tensors, config_json, sentence_transformers, tokenizer_files
 from .checkpoint_tensors import Place
 from .gguf import with_tokenizer
@@ -200,7 +200,7 @@ class CheckpointSource:
             del self._decoder[_HEAD]
             return True
         message = f"tie_word_embeddings holds, but {head!r} differs from {embedding!r} and is used"
-        warnings.warn(f"{self.name}: {message}", stacklevel=3)
+        warn(f"{self.name}: {message}")
         return False
 
     def _shares(self, layer: int) -> bool:
@@ -211,7 +211,7 @@ class CheckpointSource:
     def _skip(names: dict[str, Any], unused: list[str], what: str) -> None:
         if unused:
             message = "tensors are skipped, which generating text does not use"
-            warnings.warn(f"{len(unused)} {message}: {what}", stacklevel=4)
+            warn(f"{len(unused)} {message}: {what}")
         for name in unused:
             del names[name]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from ..json_fields import JSONFields
 from ..suggested import KEYS
+from ..warn import warn
 
 #: What transformers takes where tokens are drawn and the file does not say.
 _DEFAULTS = {KEYS["temperature"]: 1.0, KEYS["top_k"]: 50}
@@ -82,4 +82,4 @@ def _warn(fields: JSONFields, settings: dict[str, tuple[Any, ...]]) -> None:
     ]
     if found:
         message = f"{', '.join(found)}: not applied to what is generated; transformers does"
-        warnings.warn(f"{fields.file}: {message}", stacklevel=5)
+        warn(f"{fields.file}: {message}")

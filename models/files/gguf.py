@@ -8,7 +8,6 @@ import functools
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from ..rope_fields import MIN_DIVISOR
 from ..tensors import check_tensors, float_array, unused_tensors, without_unused_layers
 from ..tokenizer import Tokenizer
 from ..unbuilt import unbuilt
+from ..warn import warn
 from . import earlier, fused, rope_divisors
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
@@ -108,7 +108,7 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
         message = f"{len(unused)} tensors are skipped, which generating text does not use: {shown}"
         if any(".nextn." in name for name in unused):
             message += "; a layer that predicts further tokens is read for drafts alone"
-        warnings.warn(message, stacklevel=2)
+        warn(message)
     used = {name: info for name, info in header.tensors.items() if name not in unused}
     return fused.split(Config.from_metadata(header.metadata, file), used, file)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..build import build, named_tensors
 from ..config import Config
 from ..model import Model
 from ..tensors import check_tensors, expected_tensors
+from ..warn import warn
 from . import fused, recipes, rope_divisors
 from .gguf import completed, describe
 from .sources import open_source
@@ -155,10 +155,9 @@ def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> N
     pairs = Counter((kind, types[name]) for name, kind in wanted.items() if types[name] != kind)
     if pairs:
         shown = ", ".join(f"{n} {kind} -> {got}" for (kind, got), n in sorted(pairs.items()))
-        warnings.warn(
+        warn(
             f"{sum(pairs.values())} of {len(types)} tensors have rows that are no multiple of "
-            f"their type's block and get another type: {shown}",
-            stacklevel=6,
+            f"their type's block and get another type: {shown}"
         )
 
 
@@ -173,7 +172,7 @@ def _warn_of_unweighted(config: Config, types: Mapping[str, str], importance: Im
     if missing := [name for name in matrices if name not in importance]:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         message = f"importance has no weights of {len(missing)} of {len(matrices)} matrices"
-        warnings.warn(f"{message}, which are quantized without: {shown}", stacklevel=4)
+        warn(f"{message}, which are quantized without: {shown}")
 
 
 def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None:
@@ -182,7 +181,7 @@ def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(again.items()))
         problem = f"{sum(again.values())} tensors are quantized already ({shown})"
         advice = "quantizing them again adds to their error; take floats where there are any"
-        warnings.warn(f"{problem}: {advice}", stacklevel=4)
+        warn(f"{problem}: {advice}")
 
 
 def _pieces(

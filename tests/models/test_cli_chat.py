@@ -98,13 +98,15 @@ def test_a_model_without_template_continues_a_transcript(run):
     [
         ("/bogus\n", (), "no such command; /help lists them"),
         ("/save\n", (), "/save needs a file's name"),
-        (f"/save {__file__}\n", (), "test_cli_chat.py exists; choose another name"),
+        ("/save there\n", (), "there exists; choose another name"),
         ("/save /no/such/folder/x\n", (), "No such file or directory"),
         ("a " * 3000 + "\n", (), "tokens; the context length is 2048"),
         ("x\n", ("-n", "0"), "max_new_tokens=0 must be at least 1"),
     ],
 )
-def test_an_error_ends_a_script(run, templated, lines, arguments, message):
+def test_an_error_ends_a_script(run, templated, lines, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").touch()
     code, out, err = run(lines, templated, *arguments)
     assert (code, out) == (2, "") and message in err.splitlines()[-1]
 

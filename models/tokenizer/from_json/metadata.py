@@ -7,12 +7,12 @@ if it splits texts as Gemma's files do, which keeps its merges.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...json_fields import JSONFields
+from ...warn import warn
 from ..special_tokens import END_TEXTS
 from ..vocabulary import KEY, PHI_3_KEEPS, PHI_3_NAMES, SPECIAL_TOKENS, Vocabulary
 from .byte_level import byte_level
@@ -61,7 +61,7 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
         unsaid += _flags(tokens.flagged, ("normalized",))  # a space is then part of them
     found |= _special_tokens(root, described, found[KEY + "model"], unsaid)
     for what in unsaid:
-        warnings.warn(f"{file}: GGUF cannot say {what}", stacklevel=3)
+        warn(f"{file}: GGUF cannot say {what}")
     return found | template_metadata(described.vocabulary.chat_templates)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...json_fields import JSONFields
+from ...warn import warn
 from ..vocabulary import SPECIAL_TOKENS
 from .tokens import Tokens
 
@@ -55,10 +55,9 @@ def named_tokens(
     for key, ids in (("add_bos_token", before), ("add_eos_token", after)):
         if (asked := config.boolean(key, bool(ids))) != bool(ids):
             does = "adds one" if ids else "adds none"
-            warnings.warn(
+            warn(
                 f"{config.file}: {key} is {str(asked).lower()}, but tokenizer.json's "
-                f"post_processor {does}; tokenizer.json counts",
-                stacklevel=4,
+                f"post_processor {does}; tokenizer.json counts"
             )
     others = {}
     for key in SPECIAL_TOKENS:
@@ -82,10 +81,9 @@ def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
             says = (
                 f"{flags[0]} of {text[:100]!r}" if other and flags else f"{text[:100]!r} as {key}"
             )
-            warnings.warn(
+            warn(
                 f"{config.file}: added_tokens_decoder gives {says}, tokenizer.json does not; "
-                "tokenizer.json counts",
-                stacklevel=4,
+                "tokenizer.json counts"
             )
             return
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
 from gguf.constants import TokenType
 
 from ...json_fields import JSONFields
+from ...warn import warn
 from ..encoders import MAX_MERGES
 from ..vocabulary import BYTE_TOKEN
 
@@ -69,10 +69,9 @@ class Tokens:
         for entry in root.objects("added_tokens"):
             text, token = entry.string("content"), entry.integer("id")
             if size is not None and token >= size and text not in ids:
-                warnings.warn(
+                warn(
                     f"{root.file}: {text[:100]!r} is left out, an added token whose id "
-                    f"{token} is beyond the model's vocab_size, {size}",
-                    stacklevel=2,
+                    f"{token} is beyond the model's vocab_size, {size}"
                 )
                 continue
             if ids.setdefault(text, token) != token:
