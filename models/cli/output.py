@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 def table_console() -> Console:
     """Standard output for tables; a pipe or a file has no width to fit."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+    return console if console.is_terminal else Console(highlight=False, width=10_000)
 
 
 @contextlib.contextmanager

@@ -90,10 +90,11 @@ def free_port() -> int:
 def processes(code: str, *arguments: object) -> list[str]:
     """What each process prints that runs `code` with these arguments and its place."""
     port = free_port()
+    count = f"--xla_force_host_platform_device_count={DEVICES}"  # instead of this process's
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {count}",
         "PYTHONPATH": str(ROOT),
     }
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)

@@ -472,6 +472,15 @@ def gathered(text: str) -> int:
     return max((int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes), default=0)
 
 
+@functools.cache
+def on_one_device(name: str) -> tuple[list[jax.Array], list[jax.Array]]:
+    """A case's results and gradients."""
+    case = CASES[name]
+    # not the results that a gradient gives: of padding they are others
+    results = jax.tree.leaves(jax.jit(case.function)(*case.operands))
+    return results, jax.jit(gradients_of(case))(*case.operands) if case.moving else []
+
+
 #: The last case of each operation, on one kind of mesh and the other in turn.
 LAST = {name.split("-")[0]: name for name in CASES}
 QUICK = [f"{name}-{kind}" for name, kind in zip(LAST.values(), itertools.cycle(KINDS))]
@@ -487,14 +496,10 @@ def test_split_operands_stay_where_they_are(name: str, kind: str) -> None:
         jax.device_put(operand, NamedSharding(on, spec))
         for operand, spec in zip(case.operands, case.specs, strict=True)
     ]
-    # not those that a gradient gives: of padding they are others
-    want_results = jax.tree.leaves(jax.jit(case.function)(*case.operands))
+    want_results, want_gradients = on_one_device(name)
     compiled = jax.jit(case.function).lower(*placed).compile()
     results = jax.tree.leaves(compiled(*placed))
-    gradients, want_gradients = (
-        jax.jit(gradients_of(case))(*operands) if case.moving else []
-        for operands in (placed, case.operands)
-    )
+    gradients = jax.jit(gradients_of(case))(*placed) if case.moving else []
     for got, want in zip(results, want_results, strict=True):
         assert nmse(got, want) <= 1e-10
     for got, want in zip(gradients, want_gradients, strict=True):
