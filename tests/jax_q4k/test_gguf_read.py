@@ -30,6 +30,7 @@ from support.gguf_bytes import (
 from support.paths import GOLDEN
 
 import jax_q4k as jq
+from jax_q4k.gguf.source import Source
 from jax_q4k.gguf.tensor_reader import Blocks, TensorReader
 from ptx_kernels import formats
 
@@ -63,6 +64,23 @@ def test_every_type_equals_ggufs_reader(sample):
 def test_tensors_of_many_chunks(sample, monkeypatch):
     monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 512)
     assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
+
+
+def test_planes_are_split_off_a_chunk_at_a_time(sample, monkeypatch):
+    """Memory beside a tensor of several planes is a chunk, however large the tensor is."""
+    monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 500)
+    sizes, read_into = [], Source.read_into
+
+    def counted(self, offset, target, field):
+        sizes.append(target.nbytes)
+        read_into(self, offset, target, field)
+
+    with jq.gguf.TensorFile(sample) as file:
+        monkeypatch.setattr(Source, "read_into", counted)
+        reader = TensorReader(file._source, file.header.data_start, check_scales=True)
+        blocks = Blocks.of(file.header.tensors["packed.Q6_K"])
+        reader.boxes(blocks, [((0, 2), (0, 3), (0, 2))])
+    assert sum(sizes) == 2 * 3 * 2 * 210 and max(sizes) == 420
 
 
 @pytest.mark.parametrize("threads", [1, 5])

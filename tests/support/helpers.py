@@ -36,8 +36,9 @@ def in_64_bit_mode(function: Callable[..., Any], *arguments: Any) -> Any:
     It runs in a process of its own: the mode counts from the start, for arrays of modules too.
     """
     call = f"helpers.called({function.__module__!r}, {function.__name__!r}, {arguments!r})"
+    program = f"from support import helpers; print({call})"
     done = subprocess.run(
-        [sys.executable, "-c", f"from support import helpers; print({call})"],
+        [sys.executable, "-W", "error::FutureWarning", "-c", program],
         env=os.environ | {"JAX_ENABLE_X64": "1", "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}"},
         capture_output=True,
         text=True,

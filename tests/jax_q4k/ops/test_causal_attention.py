@@ -54,6 +54,15 @@ def test_a_token_sees_the_last_ones_of_its_window(implementation, time, window):
         assert nmse(np.asarray(got)[row, :length], want[row, :length]) <= 1e-12
 
 
+def test_more_queries_than_plain_jax_scores_at_a_time():
+    q, k, v = arrays(QUERY_BLOCK + 9)
+    lengths = np.full(2, QUERY_BLOCK + 9)
+    with jq.implementation("xla"):
+        got = jq.causal_attention(q, k, v, lengths, window=20)[:, -20:]
+        want = jq.causal_attention(*(x[:, -40:] for x in (q, k, v)), lengths, window=20)[:, -20:]
+    assert nmse(got, want) <= 1e-12
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
