@@ -104,19 +104,30 @@ int main() {
 """
 
 
+#: Chooses a mutant after code with switches has run, as a fork of a process with the library does.
+LATER = """int main(int count, char** given) {
+  if (count > 1) {
+    clamp(4, 0, 9);
+    setenv("MUTANT", given[1], 1);
+    jax_q4k_mutant::jax_q4k_mutants_reset();
+  }
+"""
+
+
 def test_cpp_mutants_are_switched_one_by_one(tmp_path):
     mutants = draw(cpp_code.mutants("m.cpp", CPP), 100, seed=0)
     assert {m.operator for m in mutants} >= {"operator", "constant", "condition", "statement"}
-    (tmp_path / "m.cpp").write_text(apply(CPP, list(enumerate(mutants, 1))))
+    planted = apply(CPP, list(enumerate(mutants, 1)))
+    assert planted.count("int main() {") == 1
+    (tmp_path / "m.cpp").write_text(planted.replace("int main() {", LATER))
     (tmp_path / "mutants.h").write_text(cpp_code.header())
     command = [*build.compiler(), "-std=c++17", "-include", "mutants.h", "m.cpp", "-o", "m"]
     subprocess.run(command, cwd=tmp_path, check=True)
 
-    def printed(number: int) -> str:
-        variables = {"MUTANT": str(number), "MUTANT_HITS": str(tmp_path)}
-        return subprocess.check_output(
-            [tmp_path / "m"], env=os.environ | variables, text=True, timeout=20
-        )
+    def printed(number: int, later: bool = False) -> str:
+        variables = {"MUTANT": "0" if later else str(number), "MUTANT_HITS": str(tmp_path)}
+        command = [tmp_path / "m", *([str(number)] if later else [])]
+        return subprocess.check_output(command, env=os.environ | variables, text=True, timeout=20)
 
     assert printed(0) == "0 0 4 8 8 "
     seen = {
@@ -128,6 +139,7 @@ def test_cpp_mutants_are_switched_one_by_one(tmp_path):
     assert seen <= set(range(1, len(mutants) + 1)) and len(seen) >= len(mutants) - 2
     different = [n for n in range(1, len(mutants) + 1) if printed(n) != printed(0)]
     assert len(different) >= len(mutants) / 2
+    assert all(printed(n, later=True) == printed(n) for n in different[:3])
 
 
 @pytest.mark.parametrize("path", ["models/sampling.py", "jax_q4k/ops/op.py"])

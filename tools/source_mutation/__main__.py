@@ -190,21 +190,26 @@ def language(mutant: Mutant) -> str:
     return "Python" if mutant.path.endswith(".py") else "C++"
 
 
-def known() -> dict[tuple[str, str, str], str]:
-    """Reasons why survivors are no bugs, by path, code before and after."""
-    if not KNOWN.exists():
-        return {}
-    tables = tomllib.loads(KNOWN.read_text()).get("survivor", [])
-    return {(t["path"], t["before"], t["after"]): t["reason"] for t in tables}
+def known() -> list[dict[str, str]]:
+    """The tables of survivors that are no bugs: path, line (its text), before, after, reason."""
+    tables: list[dict[str, str]] = tomllib.loads(KNOWN.read_text())["survivor"]
+    return tables
+
+
+def reason(mutant: Mutant, tables: Sequence[dict[str, str]]) -> str | None:
+    """Why a survivor is no bug; None if no table says."""
+    line = (tree.ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
+    given = {"path": mutant.path, "line": line, "before": mutant.before, "after": mutant.after}
+    return next((t["reason"] for t in tables if t == given | {"reason": t["reason"]}), None)
 
 
 def report(mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]]) -> str:
     """The survivors with their code, and how many mutants of each language are killed."""
-    lines, reasons = [], known()
+    lines, tables = [], known()
     for number, mutant in enumerate(mutants, 1):
         outcome = outcomes.get(number)
         if outcome and not outcome["killed_by"]:
-            why = reasons.get((mutant.path, mutant.before, mutant.after), "UNEXPLAINED")
+            why = reason(mutant, tables) or "UNEXPLAINED"
             lines.append(
                 f"survives {outcome['tests']} tests: {number}, {mutant.operator}, "
                 f"{mutant.path}:{mutant.line}\n  - {mutant.before}\n  + {mutant.after}\n  {why}"

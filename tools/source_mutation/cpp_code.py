@@ -172,6 +172,7 @@ template <int number, class T, class A, class B> T min_or_max(const A& a, const 
 
 extern "C" inline __attribute__((visibility("default"), used)) void jax_q4k_mutants_reset() {
   for (auto& seen : state.seen) seen = 0;
+  state.active = -1;
 }
 
 """

@@ -21,6 +21,8 @@ from typing import Any
 
 import pytest
 
+from . import recording
+
 AT_ONCE = 2
 _PRELOADED = ("hypothesis", "numpy", "jax", "flax.nnx", "gguf", "jax_q4k", "jax_q4k.models")
 
@@ -80,8 +82,7 @@ def _run(number: int, tests: list[str], slot: str, log: str) -> int:
     _copy_tests_cache(temporary)
     os.environ |= {"MUTANT": str(number), "XDG_CACHE_HOME": temporary, "TMPDIR": temporary}
     tempfile.tempdir = None
-    if switch := sys.modules.get("jax_q4k.mutant_switch"):
-        switch.ACTIVE = number  # type: ignore[attr-defined]
+    recording.reset()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -89,7 +90,7 @@ def _run(number: int, tests: list[str], slot: str, log: str) -> int:
 
 
 def _copy_tests_cache(folder: str) -> None:
-    """Copies what earlier runs of the tests compiled: what our code writes, a mutant might spoil."""
+    """Copies what earlier runs compiled: a mutant might spoil what our own code writes."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"
     for name, copy in (("programs", os.link), ("bytecode", os.link), ("machine-code", shutil.copy)):
         if (kept / name).is_dir():
