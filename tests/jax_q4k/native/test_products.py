@@ -238,6 +238,17 @@ def test_activations_next_to_nothing(kernels, m):
     assert np.abs(np.asarray(y)).max() < 1e-33
 
 
+def test_a_row_that_ends_within_a_span_after_bad_ones(kernels):
+    """Memory that an earlier call has filled is no part of a row."""
+    long, _ = matrix("Q8_0", 40, 512)
+    short, exact = matrix("Q8_0", 40, 96)
+    for m in (2, 20):
+        x = activations(m, 96)
+        calls.linear(jnp.full((m, 512), np.inf), [long], quantized=True)[0].block_until_ready()
+        (y,) = calls.linear(jnp.asarray(x), [short], quantized=True)
+        assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
+
+
 def test_subnormal_scales_and_weights(kernels):
     """MXFP4's exponents 0 to 3, by every kernel: XLA's threads take subnormal numbers for zero."""
     rng = np.random.default_rng(0)
