@@ -279,6 +279,34 @@ def test_nothing_is_no_fault(name, operands, attributes, results):
 
 
 @needs_native
+@pytest.mark.parametrize(
+    "name, operands, attributes, result",
+    [
+        ("linear", [X, PLANE], LINEAR, (2, 8)),
+        ("mlp", [X, PLANE, PLANE, THIN], MLP, (2, 256)),
+        ("embedding", [IDS, X], {"format": "F32"}, (2, 256)),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED, Q.shape),
+        ("causal_attention", [Q[None]] * 3 + [LENS], CAUSAL, (1, *Q.shape)),
+        ("rotate", [Q, ANGLES[:, :8], ANGLES[:, :8]], {"interleaved": False}, Q.shape),
+    ],
+)
+def test_an_operand_more_is_refused(name, operands, attributes, result):
+    struct = jax.ShapeDtypeStruct(result, jnp.float32)
+    jax.block_until_ready(native.call(name, [struct], *map(jnp.asarray, operands), **attributes))
+    given = [*map(jnp.asarray, operands), jnp.zeros(1)]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too many operands"):
+        jax.block_until_ready(native.call(name, [struct], *given, **attributes))
+
+
+@needs_native
+def test_pages_have_no_operand_more():
+    pages = jax.ShapeDtypeStruct(PAGES.shape, jnp.float32)
+    given = PAGES, PAGES, Q[:, :1], Q[:, :1], LENS, X
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too many operands"):
+        native.call("rope_append", [pages, pages], *given, aliases={0: 0, 1: 1}, **ROPE)
+
+
+@needs_native
 def test_the_largest_window_is_none():
     """Nothing overflows, which a sanitizer would tell."""
     x = np.random.default_rng(0).normal(size=(1, 40, 2, 32)).astype(np.float32)
