@@ -29,6 +29,7 @@ from ..results import write_results
 from . import tree
 from .mutant import Mutant
 
+LANGUAGES = ("Python", "C++")
 KNOWN = tree.ROOT / "tests" / "data" / "mutation" / "sources.toml"
 
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = judge(folder, mutants, arguments.tests, arguments.name, arguments.limit)
     print(report(mutants, outcomes))
     if arguments.json:
-        write_results(arguments.json, results(mutants, outcomes, arguments.seed))
+        write_results(arguments.json, results(folder, mutants, arguments.name, arguments.seed))
     return 0
 
 
@@ -214,29 +215,40 @@ def report(mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]]) -> st
                 f"survives {outcome['tests']} tests: {number}, {mutant.operator}, "
                 f"{mutant.path}:{mutant.line}\n  - {mutant.before}\n  + {mutant.after}\n  {why}"
             )
-    for name in ("Python", "C++"):
-        numbers = [n for n, m in enumerate(mutants, 1) if language(m) == name and n in outcomes]
-        killed = sum(bool(outcomes[n]["killed_by"]) for n in numbers)
-        lines.append(f"{name}: {killed} of {len(numbers)} killed")
+    for name in LANGUAGES:
+        lines.append("{}: {} of {} killed".format(name, *_count(mutants, outcomes, name)))
     return "\n".join(lines)
 
 
-def results(
-    mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]], seed: int
-) -> dict[str, Any]:
-    """The same for the JSON file."""
-    table = [
-        {
-            "operator": mutant.operator,
-            "place": f"{mutant.path}:{mutant.line}",
-            "before": mutant.before,
-            "after": mutant.after,
-            "killed_by": outcomes[number]["killed_by"],
-        }
-        for number, mutant in enumerate(mutants, 1)
-        if number in outcomes
-    ]
-    return {"seed": seed, "mutants": table}
+def results(folder: Path, mutants: Sequence[Mutant], name: str, seed: int) -> dict[str, Any]:
+    """The same for the JSON file: counts of every selection so far, and the survivors of `name`."""
+    selections = {file.stem: _outcomes(file) for file in sorted(folder.glob("*.outcomes"))}
+    tables = known()
+    return {
+        "seed": seed,
+        "killed": {
+            title: {each: "{} of {}".format(*_count(mutants, outcomes, each)) for each in LANGUAGES}
+            for title, outcomes in selections.items()
+        },
+        "survivors": [
+            {
+                "place": f"{mutant.path}:{mutant.line}",
+                "before": mutant.before,
+                "after": mutant.after,
+                "reason": reason(mutant, tables),
+            }
+            for number, mutant in enumerate(mutants, 1)
+            if number in selections[name] and not selections[name][number]["killed_by"]
+        ],
+    }
+
+
+def _count(
+    mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]], name: str
+) -> tuple[int, int]:
+    """How many mutants of a language are killed, and how many were judged."""
+    numbers = [n for n, m in enumerate(mutants, 1) if language(m) == name and n in outcomes]
+    return sum(bool(outcomes[n]["killed_by"]) for n in numbers), len(numbers)
 
 
 if __name__ == "__main__":
