@@ -22,6 +22,8 @@ from support.paths import cache_folder
 from ptx_kernels import driver
 from ptx_kernels.machine_code import disk_cache
 
+#: Module -> the state of its `rng` when it had been imported.
+_RANDOM_STATES: dict[Any, Any] = {}
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
@@ -199,6 +201,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if mark := item.get_closest_marker("slow"):
         item.user_properties.append(("slow", mark.args[0]))  # for the timings
+    _restart_random_numbers(item)
+
+
+def _restart_random_numbers(item: pytest.Item) -> None:
+    """Gives each test what a module's `rng` gives first: not what tests before it have left."""
+    if generator := getattr(getattr(item, "module", None), "rng", None):
+        bits = generator.bit_generator
+        bits.state = _RANDOM_STATES.setdefault(item.module, bits.state)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -220,11 +220,18 @@ def _in_flight(parts: Stretches, turns: float, warps: int, found: Accesses) -> f
 
 
 def figures(
-    kernel: Kernel, arch: str, *, label: str = "", family: str = "", device: Device | None = None
+    kernel: Kernel,
+    arch: str,
+    *,
+    label: str = "",
+    family: str = "",
+    device: Device | None = None,
+    predict_time: bool = True,
 ) -> Figures:
     """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture.
 
-    Where not even one block fits on a multiprocessor, there is no prediction.
+    There is no prediction where not even one block fits on a multiprocessor, nor without
+    `predict_time`: it takes simulating blocks of the launch.
     """
     device = device or device_of(arch)
     machine = code(kernel, arch)
@@ -232,7 +239,7 @@ def figures(
     loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
     done, fit = _work(kernel, machine), _fit(kernel, machine)
     mix, outstanding = body.mix(), body.outstanding()
-    asked = _launch(kernel, machine, done, fit) if fit.blocks else None
+    asked = _launch(kernel, machine, done, fit) if fit.blocks and predict_time else None
     predicted = predict(asked, device) if asked else None
     classes = {
         name: sum(mix.get(category, 0) for category in categories) / done.quant_bytes

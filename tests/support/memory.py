@@ -42,6 +42,7 @@ class Bound:
 
     def __init__(self) -> None:
         self.after = 0
+        self.whole = _MEGABYTES - _MORE_MEGABYTES  # since the collector has looked at everything
         self.module = ""
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -55,6 +56,12 @@ class Bound:
             _forget_what_tests_keep()
             jax.clear_caches()
             gc.collect()
+            if (
+                resident_megabytes() > self.whole + _MORE_MEGABYTES
+            ):  # what was frozen may be garbage
+                gc.unfreeze()
+                gc.collect()
+                self.whole = resident_megabytes()
             gc.freeze()  # so that the next time it looks at what has come since alone
             if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
                 libc.malloc_trim(0)

@@ -160,7 +160,8 @@ def test_fusing_costs_no_instructions_in_the_loop(
 
     They hold with the activations in shared memory too.
     """
-    found = figures(product(formats, rows, 4096, 1, norm, output), "sm_90")
+    kernel = product(formats, rows, 4096, 1, norm, output)
+    found = figures(kernel, "sm_90", predict_time=False)
     assert (
         found.instructions_per_quant_byte is not None
         and found.instructions_per_quant_byte <= budget
@@ -172,6 +173,6 @@ def test_fusing_costs_no_instructions_in_the_loop(
 @pytest.mark.parametrize("columns", [4096, 14336])
 def test_f32_activations_in_shared_memory(preset: str, columns: int) -> None:
     kernel = matvec(format="Q4_K", n=4096, columns=columns, m=1, config=PRESETS[preset])
-    found = figures(kernel, "sm_90")
+    found = figures(kernel, "sm_90", predict_time=False)
     assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 8
     assert found.spill_bytes == 0 and found.widest_load == 128
