@@ -56,10 +56,8 @@ class Bound:
             _forget_what_tests_keep()
             jax.clear_caches()
             gc.collect()
-            if (
-                resident_megabytes() > self.whole + _MORE_MEGABYTES
-            ):  # what was frozen may be garbage
-                gc.unfreeze()
+            if resident_megabytes() > self.whole + _MORE_MEGABYTES:
+                gc.unfreeze()  # some of what was alive may be garbage now
                 gc.collect()
                 self.whole = resident_megabytes()
             gc.freeze()  # so that the next time it looks at what has come since alone

@@ -27,7 +27,8 @@ LONG, LONGER = (
     np.concatenate([TABLES, np.full((BATCH, n), -1)], axis=1) for n in (1200, 4400)
 )  # of elements of two bytes or four, and of one
 
-normal = np.random.default_rng(0).standard_normal
+rng = np.random.default_rng(0)
+normal = rng.standard_normal
 
 
 def operands(dtype: Any = jnp.float32) -> tuple[Any, dict[str, Any], Any, Any]:

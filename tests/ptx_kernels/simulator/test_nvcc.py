@@ -18,7 +18,7 @@ from ptx_kernels.ptx.instructions import bf16_to_f32
 from ptx_kernels.simulator import DeviceBuffer
 
 CUDA = DATA / "cuda"
-RNG = np.random.default_rng(7)
+rng = np.random.default_rng(7)
 SPECIAL = np.array(
     [
         0,
@@ -75,14 +75,14 @@ def test_every_source_is_run() -> None:
 
 
 def test_saxpy() -> None:
-    x, y = RNG.standard_normal((2, 1000), np.float32)
+    x, y = rng.standard_normal((2, 1000), np.float32)
     want = (2.5 * x.astype(np.float64) + y).astype(np.float32)
     run("saxpy", 1000, 2.5, read_only(x), y, grid=(3,))
     np.testing.assert_array_equal(y, want)
 
 
 def test_block_reduce() -> None:
-    x = RNG.standard_normal(300).astype(np.float32)
+    x = rng.standard_normal(300).astype(np.float32)
     sums, maxima = out(3), out(3)
     run("block_reduce", x, sums, maxima, 300, grid=(3,))
     blocks = [x[:128], x[128:256], x[256:]]
@@ -95,7 +95,7 @@ def test_block_reduce() -> None:
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_last_block(seed: int | None) -> None:
     """Twice with one counter, which the last block resets."""
-    x = RNG.standard_normal(3000).astype(np.float32)
+    x = rng.standard_normal(3000).astype(np.float32)
     partial, counter = out(7), np.zeros(1, np.uint32)
     for _ in range(2):
         total = out(1)
@@ -106,8 +106,8 @@ def test_last_block(seed: int | None) -> None:
 
 
 def test_warp_reduce() -> None:
-    x = RNG.standard_normal(128).astype(np.float32)
-    v = RNG.integers(-20, 20, 128).astype(np.int32)
+    x = rng.standard_normal(128).astype(np.float32)
+    v = rng.integers(-20, 20, 128).astype(np.int32)
     sums, integers, masks = out(4), out((4, 4), np.int32), out((128, 2), np.uint32)
     run("warp_reduce", x, v, sums, integers, masks, grid=(2,), block=(64,))
     warps, unsigned = v.reshape(4, 32), v.reshape(4, 32).view(np.uint32)
@@ -132,7 +132,7 @@ def test_warp_reduce() -> None:
 
 
 def test_scan() -> None:
-    x = RNG.integers(-1000, 1000, 700).astype(np.int32)
+    x = rng.integers(-1000, 1000, 700).astype(np.int32)
     y = out(700, np.int32)
     run("scan", x, y, 700, grid=(3,), block=(256,))
     np.testing.assert_array_equal(
@@ -141,14 +141,14 @@ def test_scan() -> None:
 
 
 def test_transpose() -> None:
-    x = RNG.standard_normal((70, 45), np.float32)
+    x = rng.standard_normal((70, 45), np.float32)
     y = out((45, 70))
     run("transpose", x, y, 70, 45, grid=(2, 3), block=(32, 8))
     np.testing.assert_array_equal(y.array, x.T)
 
 
 def test_histogram() -> None:
-    x = RNG.integers(0, 250, 2000).astype(np.uint8)
+    x = rng.integers(0, 250, 2000).astype(np.uint8)
     counts, largest = np.zeros(64, np.uint32), np.zeros(1, np.uint32)
     run("histogram", x, counts, largest, 2000, grid=(4,))
     np.testing.assert_array_equal(counts, np.bincount(x & 63, minlength=64))
@@ -157,10 +157,10 @@ def test_histogram() -> None:
 
 def test_dp4a_matvec() -> None:
     w, x = (
-        RNG.integers(-128, 128, (10, 1040)).astype(np.int8),
-        RNG.integers(-128, 128, 1040).astype(np.int8),
+        rng.integers(-128, 128, (10, 1040)).astype(np.int8),
+        rng.integers(-128, 128, 1040).astype(np.int8),
     )
-    scale, y = RNG.standard_normal(10).astype(np.float32), out(10)
+    scale, y = rng.standard_normal(10).astype(np.float32), out(10)
     run("dp4a_matvec", read_only(w), read_only(x), scale, y, 10, 1040, grid=(3,))
     np.testing.assert_array_equal(
         y.array, (w.astype(np.int64) @ x.astype(np.int64)).astype(np.float32) * scale
@@ -196,7 +196,7 @@ def test_f16() -> None:
 
 
 def _floats() -> np.ndarray:
-    scaled = RNG.standard_normal(180) * 2.0 ** RNG.integers(-26, 17, 180)
+    scaled = rng.standard_normal(180) * 2.0 ** rng.integers(-26, 17, 180)
     return np.concatenate([SPECIAL, scaled.astype(np.float32)])
 
 
@@ -246,7 +246,7 @@ def _rounded(x: np.ndarray) -> np.ndarray:
 
 def test_index64() -> None:
     n, stride, divisor = 70, 3 * 2**33 + 5, 10**10 + 19
-    x = RNG.integers(-(2**63), 2**63 - 1, n, np.int64)
+    x = rng.integers(-(2**63), 2**63 - 1, n, np.int64)
     x[:4] = 0, -1, 1, -(2**63)
     y, f = out((n, 8), np.uint64), out((n, 2))
     run("index64", x, y, f, np.int64(stride), np.uint64(divisor), n)
@@ -324,9 +324,9 @@ def _operate(code: int, p: int, q: int) -> int:
 
 def test_switch() -> None:
     n = 600
-    codes = RNG.integers(-1, 18, n).astype(np.int32)
-    a, b = (RNG.integers(-(2**31), 2**31, n).astype(np.int32) for _ in range(2))
-    b[::7], b[::11], a[::13] = 0, RNG.integers(-9, 9, b[::11].size), 1
+    codes = rng.integers(-1, 18, n).astype(np.int32)
+    a, b = (rng.integers(-(2**31), 2**31, n).astype(np.int32) for _ in range(2))
+    b[::7], b[::11], a[::13] = 0, rng.integers(-9, 9, b[::11].size), 1
     y = out(n, np.int32)
     run("switch", codes, a, b, y, n, grid=(5,))
     want = [_signed(_operate(*map(int, row))) for row in zip(codes, a, b, strict=True)]
@@ -334,7 +334,7 @@ def test_switch() -> None:
 
 
 def test_jump_table() -> None:
-    codes, y = RNG.integers(0, 5, 64).astype(np.uint32), out(64, np.uint32)
+    codes, y = rng.integers(0, 5, 64).astype(np.uint32), out(64, np.uint32)
     run("jump_table", codes, y, grid=(2,), block=(32,))
     i = np.arange(64)
     np.testing.assert_array_equal(
@@ -346,7 +346,7 @@ def test_jump_table() -> None:
 
 
 def test_device_call() -> None:
-    x, y = RNG.uniform(-1, 1, (40, 13)).astype(np.float32), out(40)
+    x, y = rng.uniform(-1, 1, (40, 13)).astype(np.float32), out(40)
     run("device_call", x, y, 40, 13, block=(64,))
     mean, square = x.astype(np.float64).mean(1), (x.astype(np.float64) ** 2).sum(1)
     for row in range(40):
@@ -360,13 +360,13 @@ def test_device_call() -> None:
 
 def test_mma_tile() -> None:
     a, b = (
-        RNG.standard_normal((16, 16)).astype(np.float16),
-        RNG.standard_normal((8, 16)).astype(np.float16),
+        rng.standard_normal((16, 16)).astype(np.float16),
+        rng.standard_normal((8, 16)).astype(np.float16),
     )
-    c, d = RNG.standard_normal((16, 8)).astype(np.float32), out((16, 8))
+    c, d = rng.standard_normal((16, 8)).astype(np.float32), out((16, 8))
     a8, b8 = (
-        RNG.integers(-128, 128, (16, 32)).astype(np.int8),
-        RNG.integers(-128, 128, (8, 32)).astype(np.int8),
+        rng.integers(-128, 128, (16, 32)).astype(np.int8),
+        rng.integers(-128, 128, (8, 32)).astype(np.int8),
     )
     d8 = out((16, 8), np.int32)
     run("mma_tile", a, b, c, d, a8, b8, d8, block=(32,))
@@ -377,7 +377,7 @@ def test_mma_tile() -> None:
 
 
 def test_ldmatrix() -> None:
-    x = RNG.integers(0, 2**16, (16, 16)).astype(np.uint16)
+    x = rng.integers(0, 2**16, (16, 16)).astype(np.uint16)
     straight, transposed = out((32, 4, 2), np.uint16), out((32, 4, 2), np.uint16)
     run("ldmatrix", x, straight, transposed, block=(32,))
     row, column = np.arange(32) // 4, np.arange(32) % 4 * 2
@@ -395,7 +395,7 @@ def test_math() -> None:
     from math import erf
 
     values = np.concatenate(
-        [RNG.uniform(-8, 8, 150), [0, -0.0, 0.5, 1.5, -2.5, 3e9, -3e9, 88, -100, 1e-30]]
+        [rng.uniform(-8, 8, 150), [0, -0.0, 0.5, 1.5, -2.5, 3e9, -3e9, 88, -100, 1e-30]]
     )
     x = values.astype(np.float32)
     y, integers = out((x.size, 8)), out((x.size, 4), np.int32)
@@ -425,7 +425,7 @@ def test_math() -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_generic(which: int) -> None:
-    x, y = RNG.standard_normal(64).astype(np.float32), out(64)
+    x, y = rng.standard_normal(64).astype(np.float32), out(64)
     run("generic", x, y, which, block=(64,))
     table = np.array([1, -2, 3.5, 0.25, 8, -0.5, 0, 100], np.float32)
     p = x if which == 0 else 2 * x
