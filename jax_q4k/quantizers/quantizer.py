@@ -62,8 +62,7 @@ def searched(
 
     def blocks(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
         cpu = jax.local_devices(backend="cpu")[0]
-        # concrete values, which a function that is traced may quantize, too
-        with jax.ensure_compile_time_eval(), jax.numpy_rank_promotion("allow"):
+        with jax.numpy_rank_promotion("allow"):
             return np.asarray(run(*jax.device_put((x, importance), cpu)))
 
     return blocks

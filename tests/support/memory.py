@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import os
 import sys
 from pathlib import Path
-
-from .paths import TESTS
 
 #: Resident memory above which compiled programs go. A worker stays below 3 GB with it.
 _MEGABYTES = 1800
@@ -24,17 +21,8 @@ def resident_megabytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-def _forget_what_tests_keep() -> None:
-    """Clears the caches of tests' functions: models, oracles, results of one device."""
-    for module in list(sys.modules.values()):
-        if (getattr(module, "__file__", None) or "").startswith(f"{TESTS}/"):
-            for function in list(vars(module).values()):
-                if isinstance(function, functools._lru_cache_wrapper):
-                    function.cache_clear()
-
-
 class Bound:
-    """A plugin that drops what JAX has compiled, and tests keep, where a process has become large.
+    """A plugin that drops what JAX has compiled where a process has become large.
 
     JAX keeps every program, and Python's collector comes seldom (see `pytest_collection_finish`).
     JAX's compilation cache on disk makes it cheap to have a program again.
@@ -53,7 +41,6 @@ class Bound:
             self._is_new(nodeid.partition("::")[0])
             and Path("/proc/self/maps").read_bytes().count(b"\n") > _MAPPINGS
         ):
-            _forget_what_tests_keep()
             jax.clear_caches()
             gc.collect()
             if resident_megabytes() > self.whole + _MORE_MEGABYTES:

@@ -370,13 +370,6 @@ def test_the_first_value_that_is_not_finite_is_named(format, value):
         quantizers.quantize(x, format)
 
 
-def test_values_that_are_there_are_quantized_while_a_function_is_traced():
-    x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
-    ones = jnp.ones((1, 256))
-    got = jax.jit(lambda y: jq.matmul(y, jq.quantize(x, "Q4_K")))(ones)
-    np.testing.assert_array_equal(got, jax.jit(jq.matmul)(ones, jq.quantize(x, "Q4_K")))
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "transform", [jax.jit, jax.vmap, jax.grad], ids=lambda transform: transform.__name__
