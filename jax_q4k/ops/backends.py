@@ -34,12 +34,15 @@ class Backend(NamedTuple):
       platforms: where it runs: `cuda`, `cpu`, or `other`.
       elsewhere: the end of the error on another platform.
       launch: one kernel's launch, the first argument of the `ptx` composition.
+      by_callbacks: it runs in callbacks of Python. A program's are numbered, but not those in what
+        XLA's partitioner lowers: operands that automatic axes split are given to it whole.
     """
 
     composition: Literal["reference", "native", "ptx"]
     platforms: tuple[str, ...]
     elsewhere: str = ""
     launch: KernelCall | None = None
+    by_callbacks: bool = False
 
 
 BACKENDS: dict[str, Backend] = {
@@ -57,6 +60,7 @@ BACKENDS: dict[str, Backend] = {
         ("cpu",),
         "runs on the CPU only; on a CUDA device use 'ptx' or 'xla'",
         launch_simulated,
+        by_callbacks=True,
     ),
 }
 

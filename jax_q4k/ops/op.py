@@ -163,10 +163,9 @@ class Op:
         if decision.passed_over == "native":
             native.warn_if_unavailable()
         function = self._of_leaves(decision.implementation, tree, params)
-        # A program's callbacks are numbered, which none is that its partitioner has lowered: the
-        # simulator gets operands whole.
-        callbacks = decision.implementation == "sim"
-        if self.layout is not None and partitioned_devices(ctx) > 1 and not callbacks:
+        backend = backends.BACKENDS[decision.implementation]
+        split = not backend.by_callbacks and partitioned_devices(ctx) > 1
+        if self.layout is not None and split:
             given, params = own(ctx.avals_in, tree, params)  # type: ignore[attr-defined]
             shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
             operands = jax.tree.unflatten(tree, shapes)
@@ -178,7 +177,7 @@ class Op:
                 self._shapes(*operands, **params),
             )
         lower = mlir.lower_fun(function, multiple_results=True)
-        if backends.BACKENDS[decision.implementation].launch is None:
+        if backend.launch is None:
             return lower(ctx, *leaves)
         backends.check_shapes(self, decision.implementation, ctx.avals_in)  # type: ignore[attr-defined]
         from ptx_kernels import tuning  # where kernels are launched, whose Configs it chooses

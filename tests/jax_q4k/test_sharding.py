@@ -533,6 +533,16 @@ def test_an_automatic_axis_beside_an_explicit_one() -> None:
     assert nmse(compiled(x, w), case.function(*case.operands)) <= 1e-10
 
 
+def test_the_simulator_takes_operands_of_an_automatic_mesh() -> None:
+    """Whole: its callbacks cannot be part of what XLA's partitioner lowers."""
+    x, weight = normal(4, 64), normal(64)
+    placed = jax.device_put(x, NamedSharding(mesh("auto"), BATCH))
+    norm = jax.jit(functools.partial(jq.rms_norm, eps=1e-5))
+    with jq.implementation("sim"):
+        got = norm(placed, weight)
+    assert nmse(got, jq.rms_norm(x, weight, eps=1e-5)) <= 1e-10
+
+
 def test_one_axis_cannot_split_both_axes_of_a_result() -> None:
     on = mesh("explicit")
     x, w = (jax.device_put(a, NamedSharding(on, P("tp"))) for a in CASES["matmul-rows"].operands)

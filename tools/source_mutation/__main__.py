@@ -199,9 +199,10 @@ def known() -> list[dict[str, str]]:
 
 def reason(mutant: Mutant, tables: Sequence[dict[str, str]]) -> str | None:
     """Why a survivor is no bug; None if no table says."""
-    line = (tree.ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
+    lines = (tree.ROOT / mutant.path).read_text().splitlines()
+    line = "".join(lines[mutant.line - 1 : mutant.line]).strip()
     given = {"path": mutant.path, "line": line, "before": mutant.before, "after": mutant.after}
-    return next((t["reason"] for t in tables if t == given | {"reason": t["reason"]}), None)
+    return next((t["reason"] for t in tables if given.items() <= t.items()), None)
 
 
 def report(mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]]) -> str:

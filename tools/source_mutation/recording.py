@@ -19,8 +19,7 @@ import pytest
 def reset() -> None:
     """Makes the switches of this process note mutants, and look at `$MUTANT`, anew."""
     if switch := sys.modules.get("jax_q4k.mutant_switch"):
-        switch.SEEN.clear()
-        switch.ACTIVE = int(os.environ.get("MUTANT") or 0)  # type: ignore[attr-defined]
+        switch.reset()
     native = sys.modules.get("jax_q4k.native")
     if native is not None and native._load.cache_info().currsize:
         library: ctypes.CDLL | None = native._load()[0]

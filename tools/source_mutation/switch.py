@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import os
 
-ACTIVE = int(os.environ.get("MUTANT") or 0)
+ACTIVE = 0
 #: Mutants whose code ran since the running test began.
 SEEN: set[int] = set()
+
+
+def reset() -> None:
+    """Forgets what was seen, and activates the mutant that `$MUTANT` names now."""
+    global ACTIVE
+    ACTIVE = int(os.environ.get("MUTANT") or 0)
+    SEEN.clear()
+
+
+reset()
 
 
 def on(number: int) -> bool:
