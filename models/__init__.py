@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .perplexity import Score, score
     from .prefix import Prefix
     from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
-    from .run import ContextShift
+    from .request import ContextShift
     from .sampling import Sampling
 
 #: Name -> the module that has it, where that is not a module itself.
@@ -64,7 +64,7 @@ _HOMES = {
         "prefix": ("Prefix",),
         "perplexity": ("Score", "score"),
         "programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
-        "run": ("ContextShift",),
+        "request": ("ContextShift",),
         "sampling": ("Sampling",),
     }.items()
     for name in names

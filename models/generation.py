@@ -16,7 +16,8 @@ from . import batches
 from .model import Model
 from .outputs import Output, Piece, Timings
 from .prefix import Prefix
-from .run import INTERVAL, ContextShift, Run, capacity_of
+from .request import ContextShift
+from .run import INTERVAL, Run, capacity_of
 from .sampling import Sampling
 
 #: Seconds. A stream takes more tokens a call where calls are shorter than a reader sees, so that

@@ -1,15 +1,77 @@
-"""Programs of generation from a folder where an earlier process has left them."""
+"""Finds compiled generation programs in memory or on disk, and compiles those that are new."""
 
 from __future__ import annotations
 
+import functools
+import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from jax_q4k import selected
+from jax_q4k.collecting import seldom_collecting
+from jax_q4k.kept import Types, settings, trace_context
+
 from .model import Model
 from .programs import Begin, Loop, Start
 from .state import State
+
+
+class CachedPrograms:
+    """Runs the programs of one generation; each is compiled at most once per model.
+
+    Make one per call of `generate`: the types of the weights and JAX's settings are part of every
+    key, and computing them takes longer than a step of a small model.
+
+    Attributes:
+      compile_seconds: time spent so far on compiling programs or loading them from disk.
+    """
+
+    def __init__(self, model: Model, weights: Any, selection: Any) -> None:
+        """Runs programs with `weights` as first argument.
+
+        selection: the implementation that runs, as `jax_q4k.current_selection` returns it.
+        """
+        self.compile_seconds = 0.0
+        self._model, self._weights, self._selection = model, weights, selection
+        self._weight_types = Types(weights)
+        # Executables on disk depend on JAX's settings too; for those in memory JAX checks them.
+        self._disk = None if model.kept is None else (model.kept, _settings_of(model))
+
+    def run(self, program: Start | Begin | Loop, *arguments: Any) -> tuple[State, float]:
+        """Returns the new State, and the seconds without compiling."""
+        arguments = self._weights, *arguments
+        # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
+        allowed = jax.transfer_guard_host_to_device("allow")
+        with selected(self._selection), self._model.on_devices(), allowed:
+            on_disk = can_be_kept(self._model, program)
+            types = self._weight_types, Types(arguments[1:])
+            key = program, types, trace_context(), self._disk if on_disk else None
+            compiled = functools.partial(self._compiled, program, arguments, on_disk)
+            ready = self._model.ready.get(key, compiled)
+            began = time.perf_counter()
+            state = ready(*arguments)
+        return state, time.perf_counter() - began
+
+    @seldom_collecting()
+    def _compiled(
+        self, program: Start | Begin | Loop, arguments: tuple[Any, ...], on_disk: bool
+    ) -> Callable[..., State]:
+        began = time.perf_counter()
+        if on_disk:
+            ready = kept_program(self._model, program, arguments)
+        else:
+            ready = program.jitted()
+            ready.lower(*arguments).compile()  # calling it reuses what this compiles
+        self.compile_seconds += time.perf_counter() - began
+        return ready
+
+
+def _settings_of(model: Model) -> str:
+    device, *_ = model.weights[0].devices()
+    return json.dumps(settings(device))
 
 
 def kept_program(

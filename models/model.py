@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jax_q4k import gguf
 
 from .buckets import bucket, fine_bucket
 from .config import Config
+from .parts import Parts, split
 from .placement import Placement
 from .programs import Network, Programs
 from .recent import Recent
@@ -34,30 +35,6 @@ if TYPE_CHECKING:
 
 #: Compiled programs of a model that are kept in memory, of about 10 MB each.
 MOST_PROGRAMS = 64
-
-
-class Parts(NamedTuple):
-    """A decoder apart.
-
-    Attributes:
-      state: a pytree of its weights.
-      merge: a state, whose arrays may be tracers -> the decoder's modules.
-      static: what `merge` depends on besides the config and the state's structure, as an object
-        whose repr tells it; None: nothing.
-    """
-
-    config: Config
-    state: Any
-    merge: Callable[[Any], Decoder]
-    static: Any = None
-
-
-def split(decoder: Decoder) -> Parts:
-    """The parts of a decoder's modules."""
-    from flax import nnx  # which has been imported, or there were no modules
-
-    graph, state = nnx.split(decoder)
-    return Parts(decoder.config, state, functools.partial(nnx.merge, graph), graph)
 
 
 class Model:

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from jax_q4k import current_selection, page_dtype, selected
-from jax_q4k.collecting import seldom_collecting
-from jax_q4k.kept import Types, settings, trace_context
+from jax_q4k import current_selection, page_dtype
 
 from .buckets import bucket
 from .drafts import Draft, DraftModel, NextTokens, PromptLookup
-from .kept import can_be_kept, kept_program
+from .kept import CachedPrograms
 from .kv_cache import PagedCache
 from .model import Model
-from .outputs import FinishReason, Output, Timings, TokenLogprobs
+from .outputs import Output, Timings, TokenLogprobs
 from .penalties import Text
 from .prefix import PIECE, Prefix
 from .programs import Begin, Loop, Start
+from .request import ContextShift, Request
 from .sampling import Sampling
 from .state import State
-from .stopping import StopStrings
-from .tokenizer import Tokenizer
 from .ways import Parameters, Way
 
 #: Most tokens generated between two looks at the text, in a stream or where stop strings are given.
@@ -51,27 +46,12 @@ def capacity_of(
     return max(bucket(needed), MIN_CAPACITY)
 
 
-@dataclasses.dataclass(frozen=True)
-class ContextShift:
-    """How a text goes on where the context is full: half of it goes, behind its first tokens.
-
-    Attributes:
-      keep: tokens at the text's beginning that stay, such as BOS and a system message.
-    """
-
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        if self.keep < 0:
-            raise ValueError(f"keep={self.keep} must be at least 0")
-
-    def rest(self, tokens: list[int]) -> list[int]:
-        """What stays of a full context."""
-        return tokens[: self.keep] + tokens[self.keep + (len(tokens) - self.keep + 1) // 2 :]
-
-
 def draft_of(draft: Any, model: Model) -> Draft | None:
-    """The drafts that an argument asks for."""
+    """Checks a `draft` argument and returns its drafts.
+
+    Raises:
+      TypeError: an argument of another kind. ValueError: a draft for another model.
+    """
     if isinstance(draft, Model):
         draft = DraftModel(draft)
     elif isinstance(draft, str) and draft == "lookup":
@@ -104,99 +84,10 @@ def _breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
     return breaks
 
 
-def _settings_of(model: Model) -> str:
-    device, *_ = model.weights[0].devices()
-    return json.dumps(settings(device))
-
-
-def _with_room(sampling: Sampling, row: Row) -> Sampling:
+def _with_room(sampling: Sampling, row: Request) -> Sampling:
     """As many new tokens as the row's context has room for."""
     room = max(row.room, 1)
     return sampling if room == sampling.max_new_tokens else sampling.replaced(max_new_tokens=room)
-
-
-class Row:
-    """One sequence on the host: its new tokens, and their text as far as it is certain."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        sampling: Sampling,
-        end_ids: tuple[int, ...],
-        prompt: Sequence[int] = (),
-        context: int = 2**31,
-    ) -> None:
-        """context: tokens of prompt and new ones at a time, where the context shifts."""
-        self.prompt = list(prompt)  # with which the context began
-        self.begun = 0  # new tokens before that
-        self._context = context
-        self.tokens: list[int] = []
-        self.ends: list[int] = []  # of the text that was certain with each token
-        self.text = ""
-        self.finish_reason: FinishReason | None = None
-        # The ids continue a text, so their first space counts.
-        self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
-        self._stop = StopStrings(sampling.stops)
-        if tokenizer is not None:
-            self._stop.read_controls(tokenizer.cut_at_controls)
-        self._end_ids = () if sampling.ignore_end else end_ids
-        self._taken = 0
-        self.most_tokens = sampling.max_new_tokens
-        self.top = sampling.logprobs  # likeliest tokens that are wanted; None: no probabilities
-        self.logprobs: list[TokenLogprobs] = []  # of `tokens`
-        self.taken = 0  # of the tokens that the device has sampled in this context
-
-    @property
-    def room(self) -> int:
-        """New tokens that the context has room for, of those that are wanted."""
-        return min(self.most_tokens - self.begun, self._context - len(self.prompt))
-
-    @property
-    def is_full(self) -> bool:
-        """True where the row goes on in another context."""
-        return self.finish_reason is None and self.taken == self.room
-
-    def shift(self, shift: ContextShift) -> None:
-        """Begins another context with what stays of this one."""
-        self.prompt = shift.rest(self.prompt + self.tokens[self.begun :])
-        self.begun, self.taken = len(self.tokens), 0
-
-    @property
-    def is_done(self) -> bool:
-        return self.finish_reason is not None
-
-    def push(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes the next token; ignored once the row is finished."""
-        if self.finish_reason is not None:
-            return
-        if token in self._end_ids:
-            self.finish("end")
-            return
-        self.tokens.append(token)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
-        if self._decoder is not None:
-            text = self._decoder.push(token) + self._stop.marks.get(token, "")
-            self.text += self._stop.push(text)
-            if self._stop.matched is not None:
-                self.finish_reason = "stop"
-        self.ends.append(len(self.text))
-
-    def finish(self, reason: FinishReason) -> None:
-        """Ends the row, unless it has ended, with the text that was held back."""
-        if self.finish_reason is not None:
-            return
-        self.finish_reason = reason
-        if self._decoder is not None:
-            self.text += self._stop.push(self._decoder.finish()) + self._stop.finish()
-        if self.ends:
-            self.ends[-1] = len(self.text)
-
-    def take_text(self, end: int | None = None) -> str:
-        """The text from where the last call ended, up to `end`."""
-        end = len(self.text) if end is None else end
-        text, self._taken = self.text[self._taken : end], end
-        return text
 
 
 class Run:
@@ -219,7 +110,7 @@ class Run:
         end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
         context = {} if shift is None else {"context": model.config.context_length}
         self.rows = [
-            Row(model.tokenizer, sampling, end_ids, ids.tolist(), **context)
+            Request(model.tokenizer, sampling, end_ids, ids.tolist(), **context)
             for ids, sampling in zip(prompts, samplings, strict=True)
         ]
         self._shift = shift
@@ -231,22 +122,19 @@ class Run:
             end_ids = ()
         way = model.ways.serving(Way.of(samplings, end_ids))
         self._sampled = model.network, way, kind  # fields of all programs of the call
-        self._weights: Any = model.weights
+        weights: Any = model.weights
         if isinstance(kind, DraftModel):
-            self._weights = model.weights, kind.model.weights
+            weights = model.weights, kind.model.weights
         elif isinstance(kind, NextTokens):
-            self._weights = model.weights, dict(kind.weights)
-        self._types_of_weights = Types(self._weights)
-        # What executables of files depend on besides; of others JAX takes care. It takes longer to
-        # see than a small model's step, so once a call.
-        self._kept_by = None if model.kept is None else (model.kept, _settings_of(model))
+            weights = model.weights, dict(kind.weights)
+        # of the call: a stream's steps run wherever it is read
+        self._selection = current_selection()
+        self._programs = CachedPrograms(model, weights, self._selection)
         self._samplings, self._way, self._end_ids = samplings, way, end_ids
         self._batch = model.padded_batch(max(len(prompts), filled_to))
         self._lay_out()
         self._capacity = capacity_of(prompts, samplings, context.get("context"))
         self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
-        # of the call: a stream's steps run wherever it is read
-        self._selection = current_selection()
         self._state: State
         self._pushed = 0
         can_reuse = model.placement is None and not isinstance(kind, DraftModel | NextTokens)
@@ -305,7 +193,7 @@ class Run:
                 placement=model.placement,
             )
             others = cache, self._parameters
-        return self._call(program, self._weights, *prompts, *others) + self._collect()
+        return self._call(program, *prompts, *others) + self._collect()
 
     def _resume(self, cache: PagedCache, count: int) -> float:
         """`_begin` of one prompt whose first `count` tokens the cache holds."""
@@ -320,7 +208,7 @@ class Run:
             piece[0, : last - first] = whole[0, first:last]
             text = Text(whole, np.array([last], np.int32))  # type: ignore[arg-type]
             given = piece, np.array([last - first], np.int32), cache, self._parameters, text
-            seconds += self._call(Start(*self._sampled), self._weights, *given)
+            seconds += self._call(Start(*self._sampled), *given)
             cache = self._state.cache  # but for the last piece, the token is none of the text's
         return seconds + self._collect()
 
@@ -331,7 +219,7 @@ class Run:
             self.timings.decode += seconds
             return seconds
         until = np.int32(min(self._pushed + count, self.most_tokens))
-        arguments = self._weights, self._state, self._parameters, until
+        arguments = self._state, self._parameters, until
         seconds = self._call(Loop(*self._sampled), *arguments) + self._collect()
         self.timings.decode += seconds
         return seconds
@@ -440,31 +328,7 @@ class Run:
         return at_place
 
     def _call(self, program: Start | Begin | Loop, *arguments: Any) -> float:
-        """Runs a program that gives a State; returns the seconds without compiling.
-
-        The first of its arguments are the weights.
-        """
-        # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
-        allowed = jax.transfer_guard_host_to_device("allow")
-        with selected(self._selection), self._model.on_devices(), allowed:
-            is_kept = can_be_kept(self._model, program)
-            types = self._types_of_weights, Types(arguments[1:])
-            key = program, types, trace_context(), self._kept_by if is_kept else None
-            compiled = functools.partial(self._compiled, program, arguments, is_kept)
-            ready = self._model.ready.get(key, compiled)
-            began = time.perf_counter()
-            self._state = ready(*arguments)
-        return time.perf_counter() - began
-
-    @seldom_collecting()
-    def _compiled(
-        self, program: Start | Begin | Loop, arguments: tuple[Any, ...], is_kept: bool
-    ) -> Callable[..., State]:
-        began = time.perf_counter()
-        if is_kept:
-            ready = kept_program(self._model, program, arguments)
-        else:
-            ready = program.jitted()
-            ready.lower(*arguments).compile()  # calling it reuses what this compiles
-        self.timings.compile += time.perf_counter() - began
-        return ready
+        """Runs a program on the weights; returns the seconds without compiling."""
+        self._state, seconds = self._programs.run(program, *arguments)
+        self.timings.compile = self._programs.compile_seconds
+        return seconds

@@ -11,7 +11,7 @@ from jax_q4k import QuantizedArray
 
 from . import rope
 from .config import Config
-from .model import Parts
+from .parts import Parts
 from .tensors import float_array
 
 if TYPE_CHECKING:

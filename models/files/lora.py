@@ -23,7 +23,8 @@ from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
 from ..architecture import CheckpointClass
 from ..config import Config
 from ..json_fields import JSONFields
-from ..model import Model, Parts
+from ..model import Model
+from ..parts import Parts
 from ..tensors import expected_tensors, table
 from . import checkpoint_tensors, fused, lora_settings
 from .checkpoint import interleaved, name_in_decoder

@@ -16,7 +16,8 @@ from jax_q4k import Selection, current_selection, models
 from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
 from jax_q4k.models.drafts import PromptLookup
-from jax_q4k.models.run import Row, Run
+from jax_q4k.models.request import Request
+from jax_q4k.models.run import Run
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.ways import Parameters
 
@@ -99,7 +100,7 @@ def test_prompt_and_text_together_are_the_whole_text():
 
 
 def test_bytes_that_are_no_character_yet_come_with_the_end():
-    row = Row(model("text-spm").tokenizer, models.Sampling(), ())
+    row = Request(model("text-spm").tokenizer, models.Sampling(), ())
     row.push(3 + 0xE2)  # <0xE2>
     assert row.text == ""
     row.finish("length")
@@ -250,7 +251,7 @@ def test_a_stop_string_is_a_control_token(stop, count):
     assert (out.tokens, out.text, out.finish_reason) == ([2] * count, "", "stop")
     *_, last = models.stream(model("text-spm"), PROMPT, **options)
     assert (last.output.tokens, last.output.text) == (out.tokens, "")
-    row = Row(tokenizer, Sampling(stop="</s>\n"), ())
+    row = Request(tokenizer, Sampling(stop="</s>\n"), ())
     for token in (*tokenizer.encode("one", add_special=False), 2, 13, 2):
         row.push(token)
     assert (row.text, row.finish_reason, row.tokens[-2:]) == (" one", "stop", [2, 13])
