@@ -64,7 +64,7 @@ def main() -> None:
         text = Path(given.text).read_text() if given.text else "Once upon a time"
         cases["greedy"] = measure(models.load(given.model), text, given.tokens)
     else:
-        from jax_q4k.models.config import Scales
+        from jax_q4k.models.config.config import Scales
         from tools.random_model import LLAMA_1B
 
         from . import random_file

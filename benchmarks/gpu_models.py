@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.model import Model
+from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.runner.model import Model
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.ways import Parameters
+from jax_q4k.models.sampling.stages import Parameters
 from ptx_kernels.machine_code.report import plain_table
 from tools.random_model import LLAMA_3_1_8B
 

@@ -49,7 +49,7 @@ HOST = f"""
 import statistics, sys, time
 import jax
 from jax_q4k import models
-from jax_q4k.models.programs import Loop
+from jax_q4k.models.runner.programs import Loop
 model, sampling = models.load("demo"), models.Sampling(max_new_tokens=310, ignore_end=True)
 sys.modules[models.stream.__module__].FLUENT_CALL = 0.0  # a token a call
 ran, jitted = [], Loop.jitted

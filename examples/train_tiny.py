@@ -33,8 +33,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_q4k import models
-from jax_q4k.models.build import build
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.config.tensors import expected_tensors
+from jax_q4k.models.network.build import build
 
 END = "<|endoftext|>"  # token 0: before every window of text
 HELD_OUT = 0.05  # of every book, its end: never trained on

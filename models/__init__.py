@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from jax_q4k.collecting import seldom_collecting
 
 if TYPE_CHECKING:
-    from . import chat, drafts, sampling, states, tokenizer
-    from .assets import demo_path
-    from .build import named_tensors
-    from .compiled import CompiledStep, compile_step, load_compiled
+    from . import chat, sampling, tokenizer
     from .config import Config
-    from .conversation import Conversation
-    from .decoder import Decoder
-    from .embeddings import embed
+    from .engine.conversation import Conversation
+    from .engine.generate import generate, stream
+    from .engine.outputs import Output, Piece, Timings, TokenLogprobs
+    from .engine.prefix_cache import Prefix
+    from .engine.request import ContextShift
     from .files.checkpoint import CheckpointSource, from_pretrained
     from .files.gguf import from_gguf, save_gguf
     from .files.imatrix import read_imatrix
@@ -27,28 +26,34 @@ if TYPE_CHECKING:
     from .files.lora import with_lora
     from .files.nextn import load_nextn
     from .files.quantize import quantize, quantize_file
-    from .flax_types import Packed
-    from .generation import generate, stream
-    from .kv_cache import PagedCache
-    from .model import Model
-    from .outputs import Output, Piece, Timings, TokenLogprobs
-    from .perplexity import Score, score
-    from .prefix import Prefix
-    from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
-    from .request import ContextShift
+    from .network import recurrent_states as states
+    from .network.build import named_tensors
+    from .network.decoder import Decoder
+    from .network.flax_types import Packed
+    from .network.kv_cache import PagedCache
+    from .runner.exported_step import CompiledStep, compile_step, load_compiled
+    from .runner.model import Model
+    from .runner.programs import CUDA_COMPILER_OPTIONS, abstract_programs
+    from .runner.speculative import drafts
     from .sampling import Sampling
+    from .support.assets import demo_path
+    from .tasks.embeddings import embed
+    from .tasks.perplexity import Score, score
 
-#: Name -> the module that has it, where that is not a module itself.
+#: Public modules that lie deeper than their names.
+_MODULES = {"drafts": "runner.speculative.drafts", "states": "network.recurrent_states"}
+
+#: Public function or class -> the module that defines it.
 _HOMES = {
     name: module
     for module, names in {
-        "assets": ("demo_path",),
-        "build": ("named_tensors",),
-        "compiled": ("CompiledStep", "compile_step", "load_compiled"),
-        "config": ("Config",),
-        "conversation": ("Conversation",),
-        "decoder": ("Decoder",),
-        "embeddings": ("embed",),
+        "support.assets": ("demo_path",),
+        "network.build": ("named_tensors",),
+        "runner.exported_step": ("CompiledStep", "compile_step", "load_compiled"),
+        "config.config": ("Config",),
+        "engine.conversation": ("Conversation",),
+        "network.decoder": ("Decoder",),
+        "tasks.embeddings": ("embed",),
         "files.checkpoint": ("CheckpointSource", "from_pretrained"),
         "files.gguf": ("from_gguf", "save_gguf"),
         "files.imatrix": ("read_imatrix",),
@@ -56,16 +61,16 @@ _HOMES = {
         "files.lora": ("with_lora",),
         "files.nextn": ("load_nextn",),
         "files.quantize": ("quantize", "quantize_file"),
-        "flax_types": ("Packed",),
-        "generation": ("generate", "stream"),
-        "kv_cache": ("PagedCache",),
-        "model": ("Model",),
-        "outputs": ("Output", "Piece", "Timings", "TokenLogprobs"),
-        "prefix": ("Prefix",),
-        "perplexity": ("Score", "score"),
-        "programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
-        "request": ("ContextShift",),
-        "sampling": ("Sampling",),
+        "network.flax_types": ("Packed",),
+        "engine.generate": ("generate", "stream"),
+        "network.kv_cache": ("PagedCache",),
+        "runner.model": ("Model",),
+        "engine.outputs": ("Output", "Piece", "Timings", "TokenLogprobs"),
+        "engine.prefix_cache": ("Prefix",),
+        "tasks.perplexity": ("Score", "score"),
+        "runner.programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
+        "engine.request": ("ContextShift",),
+        "sampling.params": ("Sampling",),
     }.items()
     for name in names
 }
@@ -119,7 +124,8 @@ if not TYPE_CHECKING:
         if name not in _HOMES and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         with seldom_collecting():
-            found = importlib.import_module(f".{_HOMES.get(name, name)}", __name__)
+            module = _HOMES.get(name) or _MODULES.get(name, name)
+            found = importlib.import_module(f".{module}", __name__)
         if name in _HOMES:
             found = getattr(found, name)
         globals()[name] = found

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config import Config
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.config.tensors import expected_tensors
 from ptx_kernels import formats
 from ptx_kernels.devices import DEVICES
 from ptx_kernels.machine_code.model import LAUNCH, MEMORY_LATENCY

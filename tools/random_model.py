@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_q4k import QuantizedArray
-from jax_q4k.models.architecture import MixerKind
-from jax_q4k.models.build import build
+from jax_q4k.models.architectures.base import MixerKind
 from jax_q4k.models.config import Config
-from jax_q4k.models.expert_fields import Experts
+from jax_q4k.models.config.attention_fields import Latent
+from jax_q4k.models.config.expert_fields import Experts
+from jax_q4k.models.config.mixer_fields import Delta
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import recipes
-from jax_q4k.models.head_fields import Latent
-from jax_q4k.models.mixer_fields import Delta
-from jax_q4k.models.model import Model
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.network.build import build
+from jax_q4k.models.runner.model import Model
 from ptx_kernels import formats
 
 

@@ -1,11 +1,11 @@
-"""The architectures that run: every file beside this one defines an ARCHITECTURE."""
+"""The architectures that run: each file here that defines an ARCHITECTURE is one."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 
-from ..architecture import Architecture
+from .base import Architecture
 
 _modules = (
     importlib.import_module(f"{__name__}.{module.name}")
@@ -14,5 +14,7 @@ _modules = (
 
 #: `general.architecture` -> what it implies.
 ARCHITECTURES: dict[str, Architecture] = {
-    module.ARCHITECTURE.name: module.ARCHITECTURE for module in _modules
+    module.ARCHITECTURE.name: module.ARCHITECTURE
+    for module in _modules
+    if hasattr(module, "ARCHITECTURE")  # not so: `base`, `tensor_tables`
 }

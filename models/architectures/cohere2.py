@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import PARALLEL_NORM
+from .base import Architecture, CheckpointClass
+from .tensor_tables import PARALLEL_NORM
 
 TEXT = CheckpointClass(
     "Cohere2ForCausalLM",

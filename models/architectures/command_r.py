@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import ATTENTION, HEADWISE_QK_NORMS, PARALLEL_NORM
+from .base import Architecture, CheckpointClass
+from .tensor_tables import ATTENTION, HEADWISE_QK_NORMS, PARALLEL_NORM
 
 TEXT = CheckpointClass(
     "CohereForCausalLM",

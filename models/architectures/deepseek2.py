@@ -6,15 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..architecture import Architecture, CheckpointClass, Routing, Stored
-from ..architecture_tensors import (
-    EXPERTS,
-    LATENT_ATTENTION,
-    SELECTION_BIAS,
-    SHARED_EXPERT,
-    optional,
-)
-from ..json_fields import JSONFields
+from ..support.json_fields import JSONFields
+from .base import Architecture, CheckpointClass, Routing, Stored
+from .tensor_tables import EXPERTS, LATENT_ATTENTION, SELECTION_BIAS, SHARED_EXPERT, optional
 
 if TYPE_CHECKING:
     from ..config import Config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import NORMS_AND_POST_NORMS
+from .base import Architecture, CheckpointClass
+from .tensor_tables import NORMS_AND_POST_NORMS
 
 if TYPE_CHECKING:
     from ..config import Config

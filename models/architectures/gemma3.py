@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 from . import gemma2
+from .base import Architecture, CheckpointClass
+from .tensor_tables import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 
 query_pre_attn_scalar = functools.partial(gemma2.query_pre_attn_scalar, layers_of_27b=62)
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..architecture import Architecture, CheckpointClass, Stored
-from ..architecture_tensors import (
+from ..support.json_fields import JSONFields
+from .base import Architecture, CheckpointClass, Stored
+from .tensor_tables import (
     ATTENTION,
     DENSE_BESIDE_EXPERTS,
     GATED_MLP,
@@ -21,7 +22,6 @@ from ..architecture_tensors import (
     QK_NORMS,
     optional,
 )
-from ..json_fields import JSONFields
 
 if TYPE_CHECKING:
     from ..config import Config

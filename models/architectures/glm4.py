@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass, Stored
-from ..architecture_tensors import NORMS_AND_POST_NORMS
+from .base import Architecture, CheckpointClass, Stored
+from .tensor_tables import NORMS_AND_POST_NORMS
 
 ARCHITECTURE = Architecture(
     "glm4",

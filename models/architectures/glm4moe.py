@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass, Routing, Stored
-from ..architecture_tensors import (
+from .base import Architecture, CheckpointClass, Routing, Stored
+from .tensor_tables import (
     ATTENTION,
     EXPERTS,
     NORMS_AFTER_ATTENTION,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass, Stored
-from ..architecture_tensors import ATTENTION, EXPERTS, NORMS_AFTER_ATTENTION, SINKS
+from .base import Architecture, CheckpointClass, Stored
+from .tensor_tables import ATTENTION, EXPERTS, NORMS_AFTER_ATTENTION, SINKS
 
 ARCHITECTURE = Architecture(
     "gpt-oss",

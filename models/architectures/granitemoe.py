@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architecture import Stored
-from ..architecture_tensors import EXPERTS, SHARED_EXPERT
 from . import granite
+from .base import Stored
+from .tensor_tables import EXPERTS, SHARED_EXPERT
 
 TEXT = dataclasses.replace(
     granite.TEXT,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..architecture import Architecture, CheckpointClass, Stored
-from ..architecture_tensors import ATTENTION, CONVOLUTION, OUTPUT_BESIDE_EMBEDDING, QK_NORMS
-from ..json_fields import JSONFields
+from ..support.json_fields import JSONFields
+from .base import Architecture, CheckpointClass, Stored
+from .tensor_tables import ATTENTION, CONVOLUTION, OUTPUT_BESIDE_EMBEDDING, QK_NORMS
 
 STORED = (
     Stored("self_attn.out_proj", ("attn_output",)),

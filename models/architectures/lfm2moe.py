@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architecture import Architecture, Routing, Stored
-from ..architecture_tensors import (
+from . import lfm2
+from .base import Architecture, Routing, Stored
+from .qwen3moe import EXPERT_KEYS
+from .tensor_tables import (
     ATTENTION,
     CONVOLUTION,
     EXPERTS,
@@ -13,8 +15,6 @@ from ..architecture_tensors import (
     QK_NORMS,
     SELECTION_BIAS,
 )
-from . import lfm2
-from .qwen3moe import EXPERT_KEYS
 
 TEXT = dataclasses.replace(
     lfm2.TEXT,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass, Stored
-from ..architecture_tensors import EXPERTS, SHARED_EXPERT
+from .base import Architecture, CheckpointClass, Stored
+from .tensor_tables import EXPERTS, SHARED_EXPERT
 
 ARCHITECTURE = Architecture(
     "llama",

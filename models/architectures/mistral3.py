@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import EXPERTS, SHARED_EXPERT
-from ..json_fields import JSONFields
+from ..support.json_fields import JSONFields
+from .base import Architecture, CheckpointClass
+from .tensor_tables import EXPERTS, SHARED_EXPERT
 
 
 def of_text(fields: JSONFields) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import ATTENTION, POST_NORMS, WIDE_QK_NORMS
+from .base import Architecture, CheckpointClass
+from .tensor_tables import ATTENTION, POST_NORMS, WIDE_QK_NORMS
 
 TEXT = CheckpointClass(
     "Olmo2ForCausalLM",

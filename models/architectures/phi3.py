@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass, Stored
+from .base import Architecture, CheckpointClass, Stored
 
 ARCHITECTURE = Architecture(
     "phi3",

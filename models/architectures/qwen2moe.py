@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass, Routing, Stored
-from ..architecture_tensors import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
+from .base import Architecture, CheckpointClass, Routing, Stored
 from .qwen3moe import EXPERT_KEYS
+from .tensor_tables import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
 ARCHITECTURE = Architecture(
     "qwen2moe",

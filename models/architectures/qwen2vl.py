@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..architecture import Architecture, CheckpointClass
+from .base import Architecture, CheckpointClass
 
 if TYPE_CHECKING:
     from ..config import Config

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import ATTENTION, QK_NORMS
+from .base import Architecture, CheckpointClass
+from .tensor_tables import ATTENTION, QK_NORMS
 
 ARCHITECTURE = Architecture(
     "qwen3",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architecture import Architecture, CheckpointClass, Stored
-from ..architecture_tensors import DELTA, GATED_ATTENTION, NORMS_AFTER_ATTENTION, QK_NORMS
+from .base import Architecture, CheckpointClass, Stored
 from .qwen2vl import rope_sections
+from .tensor_tables import DELTA, GATED_ATTENTION, NORMS_AFTER_ATTENTION, QK_NORMS
 
 #: Of gated delta nets, whose value heads stand by their key heads in checkpoints.
 _QKV = Stored("linear_attn.in_proj_qkv", ("attn_qkv",), value_heads=(0, "delta_head"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architecture import CheckpointClass, Stored
-from ..architecture_tensors import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 from . import qwen35
+from .base import CheckpointClass, Stored
 from .qwen3moe import EXPERT_KEYS
+from .tensor_tables import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
 #: Experts in stacks, where they are not one by one, and the gate of the one that all tokens have.
 STORED = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import ATTENTION, EXPERTS, QK_NORMS
+from .base import Architecture, CheckpointClass
+from .tensor_tables import ATTENTION, EXPERTS, QK_NORMS
 
 #: GGUF's keys -> those of Qwen's config.json.
 EXPERT_KEYS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import ATTENTION, QK_NORMS
+from .base import Architecture, CheckpointClass
 from .qwen2vl import rope_sections
+from .tensor_tables import ATTENTION, QK_NORMS
 
 TEXT = CheckpointClass(
     "Qwen3VLForConditionalGeneration",

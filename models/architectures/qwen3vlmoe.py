@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..architecture import Stored
 from . import qwen3moe, qwen3vl
+from .base import Stored
 from .qwen2vl import rope_sections
 
 TEXT = dataclasses.replace(

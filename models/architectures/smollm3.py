@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
+from .base import Architecture, CheckpointClass
 
 ARCHITECTURE = Architecture(
     "smollm3",

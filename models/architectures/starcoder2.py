@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
-from ..architecture_tensors import PLAIN_MLP
+from .base import Architecture, CheckpointClass
+from .tensor_tables import PLAIN_MLP
 
 ARCHITECTURE = Architecture(
     "starcoder2",

@@ -23,8 +23,8 @@ from rich.table import Table
 import jax_q4k as jq
 from jax_q4k import native
 
-from ..bench import Speed, Test, check, measure
-from ..model import Model
+from ..runner.model import Model
+from ..tasks.bench import Speed, Test, check, measure
 from . import interrupts
 from .options import (
     add_cache_dtype,
@@ -181,7 +181,7 @@ def _status(text: str, notes: Console) -> contextlib.AbstractContextManager[Any]
 
 def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     """What is measured; llama-bench's names where it has the same."""
-    from ..build import named_tensors  # with Flax
+    from ..network.build import named_tensors  # with Flax
 
     (device,) = model.weights[0].devices()
     used = options.implementation or jq.default_implementation(device.platform)

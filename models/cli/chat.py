@@ -17,8 +17,8 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..conversation import Conversation
-from ..outputs import Piece, Timings
+from ..engine.conversation import Conversation
+from ..engine.outputs import Piece, Timings
 from ..sampling import Sampling
 from . import interrupts
 from .lines import line_reader, read_message

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..outputs import Timings
+from ..engine.outputs import Timings
 
 
 def since_start() -> float:

@@ -11,7 +11,7 @@ from rich.markup import escape
 import jax_q4k as jq
 from jax_q4k.compiled import TARGETS
 
-from ..compiled import compile_step
+from ..runner.exported_step import compile_step
 from .options import add_cache_dtype, add_implementation, add_model
 from .output import UsageError, load_model, printable
 

@@ -15,10 +15,10 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..generation import generate, stream
-from ..model import Model
-from ..outputs import Output, Piece
-from ..run import ContextShift
+from ..engine.batch import ContextShift
+from ..engine.generate import generate, stream
+from ..engine.outputs import Output, Piece
+from ..runner.model import Model
 from ..sampling import Sampling
 from .clock import Clock
 from .options import (

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from jax_q4k.gguf import Header, TensorInfo, read_header
 
+from ..config.tensors import unused_tensors
 from ..files.load import located
-from ..tensors import unused_tensors
 from .output import table_console
 
 #: Characters of a value that are shown; chat templates have thousands.

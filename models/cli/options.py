@@ -13,9 +13,9 @@ from rich.markup import escape
 import jax_q4k as jq
 
 from ..files.load import DEMO
-from ..model import Model
+from ..runner.model import Model
 from ..sampling import Sampling
-from ..suggested import USUAL, suggested
+from ..sampling.file_defaults import USUAL, suggested
 from .output import UsageError, printable, warnings_in_a_line
 
 #: Of options whose default is not the field's.

@@ -25,10 +25,10 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from ..engine.outputs import Timings
 from ..files.load import load, located
 from ..files.nextn import load_nextn
-from ..model import Model
-from ..outputs import Timings
+from ..runner.model import Model
 from .clock import Clock, since_start
 
 

@@ -12,8 +12,8 @@ from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
 
-from ..model import Model
-from ..perplexity import Score, TooShortError, score
+from ..runner.model import Model
+from ..tasks.perplexity import Score, TooShortError, score
 from .options import add_devices, add_implementation, add_model, add_no_cache
 from .output import UsageError, load_model, progress
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from .. import chat
-from ..model import Model
+from ..runner.model import Model
 from .output import UsageError
 
 #: Bytes of a prompt's file. A longer text has more tokens than any context.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model import Model
-from ..outputs import Output, TokenLogprobs
+from ..engine.outputs import Output, TokenLogprobs
+from ..runner.model import Model
 from ..sampling import Sampling
 
 

@@ -22,13 +22,13 @@ from jax.sharding import Mesh
 from jax_q4k import CheckpointError, QuantizedArray
 from jax_q4k.collecting import seldom_collecting
 
-from ..json_fields import JSONFields
-from ..model import Model
-from ..place import Rules
-from ..place import place as placed
-from ..tensors import expected_tensors
-from ..unbuilt import unbuilt
-from ..warn import warn
+from ..config.tensors import expected_tensors
+from ..network.lazy import unbuilt
+from ..runner.model import Model
+from ..sharding.plan import Rules
+from ..sharding.plan import place as placed
+from ..support.json_fields import JSONFields
+from ..support.warn import warn
 from . import checkpoint_tensors, config_json, sentence_transformers, tokenizer_files
 from .checkpoint_tensors import Place
 from .gguf import with_tokenizer

@@ -14,10 +14,10 @@ import numpy as np
 
 from jax_q4k import CheckpointError, QuantizedArray
 
-from ..architecture import CheckpointClass, Stored
-from ..architecture_tensors import SCALES, Tensor
+from ..architectures.base import CheckpointClass, Stored
+from ..architectures.tensor_tables import SCALES, Tensor
 from ..config import Config
-from ..tensors import Expected, expected_tensors, sizes, table
+from ..config.tensors import Expected, expected_tensors, sizes, table
 from .safetensors import Weights
 
 _MXFP4 = 32  # weights of a block: 16 bytes, and one of scale

@@ -11,10 +11,11 @@ import numpy as np
 from jax_q4k import CheckpointError, GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
-from ..architecture import Architecture, CheckpointClass
 from ..architectures import ARCHITECTURES
-from ..config import MAX_LAYERS, Config
-from ..json_fields import JSONFields
+from ..architectures.base import Architecture, CheckpointClass
+from ..config import Config
+from ..config.config import MAX_LAYERS
+from ..support.json_fields import JSONFields
 from . import config_keys
 from .rope_json import Rope
 

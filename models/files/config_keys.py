@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..architecture import CheckpointClass
 from ..architectures import ARCHITECTURES
-from ..json_fields import JSONFields
+from ..architectures.base import CheckpointClass
+from ..support.json_fields import JSONFields
 
 _CLASSES = tuple(c for architecture in ARCHITECTURES.values() for c in architecture.checkpoints)
 

@@ -19,9 +19,8 @@ from gguf.constants import GGMLQuantizationType
 
 from jax_q4k import GGUFError, QuantizedArray, gguf
 
-from .. import head_fields
-from ..config import Config
-from ..tensors import expected_tensors, float_array
+from ..config import Config, attention_fields
+from ..config.tensors import expected_tensors, float_array
 
 _NAME = re.compile(r"(blk\.\d+\.)(attn_kv_b|ssm_in)\.weight")
 
@@ -84,8 +83,8 @@ def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
 def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metadata:
     """Metadata that says of attention's heads what today's files say."""
     found, prefix = gguf.Metadata(metadata), metadata["general.architecture"]
-    if config.latent is not None and f"{prefix}.{head_fields.LATENT_KEY}" not in found:
-        for key, value in head_fields.write(config).items():
+    if config.latent is not None and f"{prefix}.{attention_fields.LATENT_KEY}" not in found:
+        for key, value in attention_fields.write(config).items():
             found[f"{prefix}.{key}"] = value
     return found
 

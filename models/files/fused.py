@@ -11,9 +11,9 @@ import numpy as np
 
 from jax_q4k import GGUFError, gguf
 
-from ..architecture_tensors import SCALES
+from ..architectures.tensor_tables import SCALES
 from ..config import Config
-from ..tensors import expected_tensors
+from ..config.tensors import expected_tensors
 
 #: A file's tensor -> those whose rows it holds, in this order.
 FUSED = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..json_fields import JSONFields
-from ..suggested import KEYS
-from ..warn import warn
+from ..sampling.file_defaults import KEYS
+from ..support.json_fields import JSONFields
+from ..support.warn import warn
 
 #: What transformers takes where tokens are drawn and the file does not say.
 _DEFAULTS = {KEYS["temperature"]: 1.0, KEYS["top_k"]: 50}

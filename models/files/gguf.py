@@ -23,15 +23,15 @@ from jax_q4k.collecting import seldom_collecting
 
 from .. import tokenizer
 from ..config import Config
-from ..model import Model
-from ..place import Rules, place
-from ..placement import Placement
-from ..rope import DIVISORS
-from ..rope_fields import MIN_DIVISOR
-from ..tensors import check_tensors, float_array, unused_tensors, without_unused_layers
+from ..config.rope import DIVISORS
+from ..config.rope_fields import MIN_DIVISOR
+from ..config.tensors import check_tensors, float_array, unused_tensors, without_unused_layers
+from ..network.lazy import unbuilt
+from ..runner.model import Model
+from ..sharding.placement import Placement
+from ..sharding.plan import Rules, place
+from ..support.warn import warn
 from ..tokenizer import Tokenizer
-from ..unbuilt import unbuilt
-from ..warn import warn
 from . import earlier, fused, rope_divisors
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
@@ -167,7 +167,7 @@ def save_gguf(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is a {type(model).__name__}; it must be a Model")
-    from ..build import named_tensors
+    from ..network.build import named_tensors
 
     metadata = with_tokenizer(model.metadata, model.tokenizer)
     _check_metadata(model, metadata)

@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from ..assets import demo_path
-from ..model import Model
-from ..place import Rules
+from ..runner.model import Model
+from ..sharding.plan import Rules
+from ..support.assets import demo_path
 from . import hub
 from . import lora as lora_files
 from .checkpoint import from_pretrained

@@ -20,12 +20,12 @@ import numpy as np
 
 from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
 
-from ..architecture import CheckpointClass
+from ..architectures.base import CheckpointClass
 from ..config import Config
-from ..json_fields import JSONFields
-from ..model import Model
-from ..parts import Parts
-from ..tensors import expected_tensors, table
+from ..config.tensors import expected_tensors, table
+from ..network.parts import Parts
+from ..runner.model import Model
+from ..support.json_fields import JSONFields
 from . import checkpoint_tensors, fused, lora_settings
 from .checkpoint import interleaved, name_in_decoder
 from .config_json import MAX_CONFIG
@@ -33,7 +33,7 @@ from .lora_settings import MAX_SCALE
 from .safetensors import TYPES, Weights
 
 if TYPE_CHECKING:
-    from ..decoder import Decoder
+    from ..network.decoder import Decoder
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _MLX_WEIGHTS = "adapters.safetensors"
@@ -102,7 +102,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
     places = {name: named[name] for name in adapters}
 
     def merge(state: dict[str, Any]) -> Decoder:
-        from ..layers import AdaptedLinear  # with Flax, which only programs need
+        from ..network.layers import AdaptedLinear  # with Flax, which only programs need
 
         decoder = parts.merge(state["decoder"])
         for name, adapter in state["lora"].items():
@@ -124,7 +124,7 @@ def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
     """Refuses adapters of matrices that files may lack, and this one does."""
     expected = expected_tensors(model.config)
     if optional := [name for name in pairs if not expected[name].required]:
-        from ..build import named_tensors
+        from ..network.build import named_tensors
 
         there = named_tensors(model)
         for name in optional:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..json_fields import JSONFields
+from ..support.json_fields import JSONFields
 
 #: Beyond it a scale means that something is wrong.
 MAX_SCALE = 1e6

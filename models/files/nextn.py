@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax_q4k import GGUFError, gguf
 
 from ..config import Config
-from ..nextn import Drafter, NextTokens
-from ..tensors import check_tensors, float_array
+from ..config.tensors import check_tensors, float_array
+from ..runner.speculative.mtp import Drafter, NextTokens
 
 if TYPE_CHECKING:
-    from ..decoder import Decoder
+    from ..network.decoder import Decoder
 
 #: GGUF's names of its own tensors, behind `blk.N.nextn.`, to the one that takes their place where a
 #: file lacks them.
@@ -78,8 +78,8 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
 
 def _drafter(config: Config, weights: Mapping[str, Any], trunk: Decoder) -> Drafter:
     """The layer with `weights`, which may be tracers, beside the trunk's modules."""
-    from ..build import build  # with Flax, which only programs need
-    from ..layers import AdaptedLinear, Linear, RMSNorm
+    from ..network.build import build  # with Flax, which only programs need
+    from ..network.layers import AdaptedLinear, Linear, RMSNorm
 
     tensors = {n: t for n, t in weights.items() if n.startswith(_PREFIX)}
     tensors["output_norm.weight"] = weights.get("shared_head_norm", trunk.norm.weight[...])

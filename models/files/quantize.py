@@ -16,11 +16,11 @@ import numpy as np
 
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
-from ..build import build, named_tensors
 from ..config import Config
-from ..model import Model
-from ..tensors import check_tensors, expected_tensors
-from ..warn import warn
+from ..config.tensors import check_tensors, expected_tensors
+from ..network.build import build, named_tensors
+from ..runner.model import Model
+from ..support.warn import warn
 from . import fused, recipes, rope_divisors
 from .gguf import completed, describe
 from .sources import open_source

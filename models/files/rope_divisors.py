@@ -14,8 +14,8 @@ import numpy as np
 from jax_q4k import GGUFError, gguf
 
 from ..config import Config
-from ..rope import DIVISORS
-from ..rope_fields import MIN_DIVISOR
+from ..config.rope import DIVISORS
+from ..config.rope_fields import MIN_DIVISOR
 
 #: Numbers, one for each pair of a head's dimensions.
 KEY = "jax_q4k.rope_freqs"

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..architecture import Architecture, CheckpointClass
+from ..architectures.base import Architecture, CheckpointClass
 from ..config import Config
-from ..json_fields import JSONFields
-from ..rope import exact_frequencies, frequencies, pair_of
-from ..rope_fields import MIN_DIVISOR
+from ..config.rope import exact_frequencies, frequencies, pair_of
+from ..config.rope_fields import MIN_DIVISOR
+from ..support.json_fields import JSONFields
 from . import config_keys
 
 _ORIGINAL = "original_max_position_embeddings"

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from jax_q4k import CheckpointError, gguf
 
-from ..json_fields import JSONFields
+from ..support.json_fields import JSONFields
 
 #: Types that are read: safetensors' names of them are ggml's.
 TYPES = gguf.PLAIN

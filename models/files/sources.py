@@ -14,7 +14,7 @@ import numpy as np
 from jax_q4k import QuantizedArray, gguf
 
 from ..config import Config
-from ..tensors import without_unused_layers
+from ..config.tensors import without_unused_layers
 from . import earlier
 from .checkpoint import CheckpointSource
 from .gguf import used_tensors

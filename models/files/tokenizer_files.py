@@ -13,7 +13,7 @@ from typing import Any
 from jax_q4k import CheckpointError
 
 from .. import tokenizer
-from ..json_fields import JSONFields, read_bytes
+from ..support.json_fields import JSONFields, read_bytes
 from ..tokenizer import Tokenizer
 from ..tokenizer.vocabulary import SPECIAL_TOKENS
 from . import generation_json

@@ -16,7 +16,7 @@ from benchmarks.gpu_models import (
     table,
     weight_bytes_per_token,
 )
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.config.tensors import expected_tensors
 from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_types
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import loading
 from jax_q4k import gguf
 from jax_q4k.models.config import Config
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.config.tensors import expected_tensors
 
 #: 66 million weights of Q4_K, 38 MB; eight devices split them all but columns of attn_output.
 CONFIG = Config("llama", 4096, 512, 1024, 4096, 4, 16, 8, 64, 1e-5)

@@ -28,14 +28,17 @@ from support.statements import ROOT, Statements, quoted, table
 import jax_q4k as jq
 from jax_q4k import compiled, gguf, models, native, quantizers
 from jax_q4k.gguf import parts
-from jax_q4k.models import chat, cli, embeddings, generation, suggested
+from jax_q4k.models import chat, cli
 from jax_q4k.models.cli import bench, cache
 from jax_q4k.models.cli import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
+from jax_q4k.models.engine import generate
+from jax_q4k.models.engine.prefix_cache import PIECE
 from jax_q4k.models.files import hub, recipes
-from jax_q4k.models.pooling import pooling_of
-from jax_q4k.models.prefix import PIECE
-from jax_q4k.models.ways import Way
+from jax_q4k.models.sampling import file_defaults
+from jax_q4k.models.sampling.stages import Way
+from jax_q4k.models.tasks import embeddings
+from jax_q4k.models.tasks.pooling import pooling_of
 from jax_q4k.native import build
 from ptx_kernels import devices, formats
 from ptx_kernels.kernels import FAMILIES, prefetch
@@ -82,8 +85,8 @@ def defaults_of_sampling():
 
 @says(README, "A prompt is continued as the file suggests (`general.sampling.*`")
 def suggested_by_the_file():
-    assert all(key.startswith("general.sampling.") for key in suggested.KEYS.values())
-    assert suggested.suggested({"general.sampling.temp": 0.3}) == {"temperature": 0.3}
+    assert all(key.startswith("general.sampling.") for key in file_defaults.KEYS.values())
+    assert file_defaults.suggested({"general.sampling.temp": 0.3}) == {"temperature": 0.3}
 
 
 @says(README, "`--temperature 0` takes the likeliest tokens, and is what `models.generate` does")
@@ -116,7 +119,7 @@ def other_kinds_of_calls():
 
 @says(README, "row i draws with seed 7 + i")
 def seeds_of_a_batch():
-    samplings = generation._samplings(models.Sampling(seed=7), {}, 4)
+    samplings = generate._samplings(models.Sampling(seed=7), {}, 4)
     assert [one.seed for one in samplings] == [7, 8, 9, 10]
 
 

@@ -15,7 +15,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import build
+from jax_q4k.models.network import build
 
 ORIGINAL = "llama-gqa"
 #: Tokens of the context of "short".

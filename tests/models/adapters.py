@@ -7,6 +7,7 @@ from safetensors.numpy import save_file
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import checkpoint_tensors, lora
 
 from .checkpoints import halves
@@ -51,7 +52,7 @@ def write_peft(folder, given, pairs, config=CONFIG):
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors, kind = {}, given.config.kind
     places = checkpoint_tensors.places(given.config, kind.checkpoints[0])
-    expected = models.tensors.expected_tensors(given.config)
+    expected = expected_tensors(given.config)
     for name, (a, b) in pairs.items():
         place, entry = places[name], expected[name].entry
         module = f"base_model.model.{place.names[0].removesuffix('.weight')}"

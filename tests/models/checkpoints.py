@@ -10,11 +10,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import jax_q4k as jq
-from jax_q4k.models.architecture import CheckpointClass
 from jax_q4k.models.architectures import ARCHITECTURES
+from jax_q4k.models.architectures.base import CheckpointClass
 from jax_q4k.models.config import Config
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import checkpoint_tensors
-from jax_q4k.models.tensors import expected_tensors
 
 from .golden import path
 

@@ -1,7 +1,7 @@
 """An architecture that nobody has: each feature that a data file can ask for, in one file."""
 
-from jax_q4k.models.architecture import Architecture, CheckpointClass
-from jax_q4k.models.architecture_tensors import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
+from jax_q4k.models.architectures.base import Architecture, CheckpointClass
+from jax_q4k.models.architectures.tensor_tables import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 
 ARCHITECTURE = Architecture(
     "fictitious",

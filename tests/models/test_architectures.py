@@ -12,10 +12,10 @@ from support.implementations import needs_native
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.architectures import ARCHITECTURES
-from jax_q4k.models.build import build
 from jax_q4k.models.config import Config
-from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.config.tensors import expected_tensors
+from jax_q4k.models.network.build import build
+from jax_q4k.models.network.kv_cache import PagedCache
 
 from . import checkpoints, fictitious
 

@@ -11,11 +11,11 @@ from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.architecture_tensors import OPTIONAL_BIASES
-from jax_q4k.models.build import build
+from jax_q4k.models.architectures.tensor_tables import OPTIONAL_BIASES
+from jax_q4k.models.config.tensors import expected_tensors, unused_tensors
 from jax_q4k.models.files.fused import parts_of
 from jax_q4k.models.files.gguf import describe, used_tensors
-from jax_q4k.models.tensors import expected_tensors, unused_tensors
+from jax_q4k.models.network.build import build
 
 from .golden import FAMILIES, WITH_EXPERTS, model, path, reference
 

@@ -9,7 +9,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import batches
+from jax_q4k.models.engine import memory
 from jax_q4k.models.sampling import Sampling
 
 from .golden import model
@@ -26,7 +26,7 @@ def test_batches_one_after_another(monkeypatch, implementation):
     samplings = [Sampling(max_new_tokens=1 + i, temperature=i % 2, seed=i) for i in range(7)]
     with jq.implementation(implementation, activations="f32"):
         want = models.generate(loaded, prompts, samplings)
-        monkeypatch.setattr(batches, "MAX_ROWS", 3)
+        monkeypatch.setattr(memory, "MAX_ROWS", 3)
         got = models.generate(loaded, prompts, samplings)
     assert [out.tokens for out in got] == [out.tokens for out in want]
     timings = got[0].timings
@@ -38,7 +38,7 @@ def test_batches_one_after_another(monkeypatch, implementation):
 
 def test_the_last_batch_takes_the_programs_of_the_first(monkeypatch):
     loaded = model("llama-gqa")
-    monkeypatch.setattr(batches, "MAX_ROWS", 4)
+    monkeypatch.setattr(memory, "MAX_ROWS", 4)
     fields = {"max_new_tokens": 2, "cache_dtype": "float16"}  # as no other test has it
     models.generate(loaded, [[1, 2]] * 4, **fields)
     out = models.generate(loaded, [[1, 2]] * 9, **fields)
@@ -49,8 +49,8 @@ def test_memory_bounds_a_batch(monkeypatch):
     loaded = model("llama-gqa")
 
     def rows(free, prompts=100_000, longest=100, capacity=1024):
-        monkeypatch.setattr(batches, "free_bytes", lambda _: free)
-        return batches.rows_at_once(loaded, prompts, longest, capacity, "float32")
+        monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+        return memory.rows_at_once(loaded, prompts, longest, capacity, "float32")
 
     assert rows(1024 * GIB) == rows(None) == 256
     assert rows(1024 * GIB, prompts=5) == 5
@@ -73,7 +73,7 @@ def test_the_longest_prompt_bounds_a_batch(monkeypatch):
         seen.extend(given[1:4])
         raise MemoryError
 
-    monkeypatch.setattr(batches, "rows_at_once", rows_at_once)
+    monkeypatch.setattr(memory, "rows_at_once", rows_at_once)
     with pytest.raises(MemoryError):
         models.generate(model("llama-gqa"), [[1], [1] * 5, [1, 2]], max_new_tokens=3)
     assert seen[:2] == [3, 5] and seen[2] >= 8
@@ -81,19 +81,19 @@ def test_the_longest_prompt_bounds_a_batch(monkeypatch):
 
 def test_free_memory(monkeypatch, tmp_path):
     loaded = model("llama-gqa")
-    machine = batches.free_bytes(loaded)
+    machine = memory.free_bytes(loaded)
     assert machine is not None and 0 < machine < 2**50
-    monkeypatch.setattr(batches, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
-    assert batches.free_bytes(loaded) == 2000
+    assert memory.free_bytes(loaded) == 2000
     (tmp_path / "memory.max").write_text("max\n")
-    assert batches.free_bytes(loaded) > 2000
+    assert memory.free_bytes(loaded) > 2000
 
 
 def test_a_wrong_row_is_found_before_any_work(monkeypatch):
     loaded = model("llama-gqa")
-    monkeypatch.setattr(batches, "MAX_ROWS", 1)
+    monkeypatch.setattr(memory, "MAX_ROWS", 1)
     monkeypatch.setattr(models.Model, "programs", None)
     with pytest.raises(ValueError, match="are more than the context length"):
         models.generate(loaded, [[1]] * 3, [*[Sampling()] * 2, Sampling(max_new_tokens=10**6)])

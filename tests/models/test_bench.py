@@ -13,8 +13,9 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import bench, cli
+from jax_q4k.models import cli
 from jax_q4k.models.cli import bench as command
+from jax_q4k.models.tasks import bench
 
 from .golden import model, path
 

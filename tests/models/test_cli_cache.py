@@ -49,7 +49,7 @@ def test_a_second_run_neither_traces_nor_compiles(tmp_path):
     assert entries(folder) == []  # JAX's cache holds no copies
     second, notes = run(**asked, PYTHONPROFILEIMPORTTIME="1")
     assert second == first
-    assert "Finished" not in notes and "jax_q4k.models.kept" in notes
+    assert "Finished" not in notes and "jax_q4k.models.runner.program_cache" in notes
     assert "flax" not in notes
     assert all(file.read_bytes() == body for file, body in kept.items())
 

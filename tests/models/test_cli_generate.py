@@ -19,7 +19,7 @@ from support.gguf_bytes import float_entry, rewritten, text_entry
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import generate, options, prompts
-from jax_q4k.models.suggested import KEYS, suggested
+from jax_q4k.models.sampling.file_defaults import KEYS, suggested
 
 from .files.test_lora import random_pairs, write_gguf
 from .golden import model, path

@@ -4,7 +4,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.config import Config
-from jax_q4k.models.rope import Rope
+from jax_q4k.models.config.rope import Rope
 
 LLAMA = {
     "general.architecture": "llama",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jax_q4k import models
-from jax_q4k.models.drafts import PromptLookup
+from jax_q4k.models.runner.speculative.drafts import PromptLookup
 
 from .golden import model, reference
 

@@ -13,7 +13,7 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import chat, tokenizer
-from jax_q4k.models.conversation import Conversation, TooLongError
+from jax_q4k.models.engine.conversation import Conversation, TooLongError
 
 
 @functools.cache

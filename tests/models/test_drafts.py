@@ -14,13 +14,13 @@ from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.drafts import DraftModel, PromptLookup
-from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.nextn import Drafter
+from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.runner.speculative.drafts import DraftModel, PromptLookup
+from jax_q4k.models.runner.speculative.mtp import Drafter
+from jax_q4k.models.runner.speculative.verify import LOSS, MOST_CREDIT, Speculation, begin
+from jax_q4k.models.runner.state import State
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.speculation import LOSS, MOST_CREDIT, Speculation, begin
-from jax_q4k.models.state import State
-from jax_q4k.models.ways import Parameters, Way
+from jax_q4k.models.sampling.stages import Parameters, Way
 
 from .golden import model, path, reference
 

@@ -11,8 +11,10 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import cli, embeddings
-from jax_q4k.models.pooling import POOLINGS
+from jax_q4k.models import cli
+from jax_q4k.models.network.layers import LayerNorm
+from jax_q4k.models.tasks import embeddings
+from jax_q4k.models.tasks.pooling import POOLINGS
 
 from .golden import model, path
 
@@ -34,7 +36,7 @@ def of_decoder(given, ids):
     x, _ = decoder.prefill_vectors(tokens, np.array([len(ids)], np.int32), cache)
     x = np.asarray(x[0], np.float64)
     norm = decoder.norm
-    if isinstance(norm, models.layers.LayerNorm):
+    if isinstance(norm, LayerNorm):
         x = x - x.mean(-1, keepdims=True)
     weight = np.asarray(norm.weight.get_value(), np.float64)
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * weight

@@ -16,7 +16,7 @@ from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.layers import linear
+from jax_q4k.models.network.layers import linear
 
 from .golden import model
 

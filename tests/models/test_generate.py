@@ -13,13 +13,13 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import Selection, current_selection, models
-from jax_q4k.models.buckets import bucket, fine_bucket
-from jax_q4k.models.decoder import Decoder
-from jax_q4k.models.drafts import PromptLookup
-from jax_q4k.models.request import Request
-from jax_q4k.models.run import Run
+from jax_q4k.models.engine.batch import Run
+from jax_q4k.models.engine.request import Request
+from jax_q4k.models.network.decoder import Decoder
+from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.ways import Parameters
+from jax_q4k.models.sampling.stages import Parameters
+from jax_q4k.models.support.buckets import bucket, fine_bucket
 
 from .golden import NAMES, model, reference
 

@@ -14,7 +14,7 @@ import jax_q4k as jq
 from jax_q4k import kept as kept_files
 from jax_q4k import models
 from jax_q4k.kept import KeptPrograms
-from jax_q4k.models import build
+from jax_q4k.models.network import build
 
 from . import golden
 

@@ -7,7 +7,7 @@ from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.build import build
+from jax_q4k.models.network.build import build
 
 from . import golden
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from support.helpers import nmse
 
 from jax_q4k import models
-from jax_q4k.models import penalties
-from jax_q4k.models.penalties import Text
-from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.ways import Parameters, Way
+from jax_q4k.models.sampling import Sampling, penalties
+from jax_q4k.models.sampling.penalties import Text
+from jax_q4k.models.sampling.stages import Parameters, Way
 
 from .golden import model
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers, trainers
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.perplexity import Score, TooShortError, score
+from jax_q4k.models.tasks.perplexity import Score, TooShortError, score
 
 pytestmark = pytest.mark.cpu_kernels
 

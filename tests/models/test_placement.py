@@ -19,7 +19,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.ways import Parameters
+from jax_q4k.models.sampling.stages import Parameters
 
 FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])
@@ -249,9 +249,9 @@ def test_drafts(axes: dict[str, int]) -> None:
 
 def random_model(config: models.Config, on: Mesh) -> models.Model:
     """A model of zeros in Q4_K with the configuration's shapes."""
-    from jax_q4k.models.build import build
-    from jax_q4k.models.place import place
-    from jax_q4k.models.tensors import expected_tensors
+    from jax_q4k.models.config.tensors import expected_tensors
+    from jax_q4k.models.network.build import build
+    from jax_q4k.models.sharding.plan import place
 
     tensors = {}
     for name, expected in expected_tensors(config).items():

@@ -9,10 +9,10 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import prefix as prefixes
-from jax_q4k.models.conversation import Conversation
-from jax_q4k.models.programs import Start
-from jax_q4k.models.run import Run
+from jax_q4k.models.engine import prefix_cache as prefixes
+from jax_q4k.models.engine.batch import Run
+from jax_q4k.models.engine.conversation import Conversation
+from jax_q4k.models.runner.programs import Start
 
 from .golden import model, reference
 

@@ -20,13 +20,13 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import kept, models
 from jax_q4k.implementation import Selection
-from jax_q4k.models import programs
-from jax_q4k.models.drafts import PromptLookup
-from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.model import Model
-from jax_q4k.models.programs import Begin, Decode, Loop, Program, Score, Start
+from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.runner import programs
+from jax_q4k.models.runner.model import Model
+from jax_q4k.models.runner.programs import Begin, Decode, Loop, Program, Score, Start
+from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.ways import Parameters, Way
+from jax_q4k.models.sampling.stages import Parameters, Way
 
 from . import golden
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.network.kv_cache import PagedCache
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.ways import Parameters, Way
+from jax_q4k.models.sampling.stages import Parameters, Way
 
 from .golden import model, reference
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jax_q4k.models.recent import Recent
+from jax_q4k.models.support.lru_cache import Recent
 
 
 def test_those_asked_for_last_stay() -> None:

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_q4k.models import penalties, sampler, ways
-from jax_q4k.models.sampling import LEAST_TEMPERATURE, Sampling
-from jax_q4k.models.ways import Parameters, Way
+from jax_q4k.models.sampling import Sampling, penalties, sampler, stages
+from jax_q4k.models.sampling.params import LEAST_TEMPERATURE
+from jax_q4k.models.sampling.stages import Parameters, Way
 
 VOCAB = 50
 
@@ -137,7 +137,7 @@ def test_which_tokens_stay(params: Sampling) -> None:
         logits = logits_of(seed, scale=0.5 + seed / 4)
         params = dataclasses.replace(params, logit_bias=())
         want = set(np.flatnonzero(probabilities(logits[0], params)).tolist())
-        for way in (Way.of([params]), Way(draws=True, candidates=ways.ALL)):
+        for way in (Way.of([params]), Way(draws=True, candidates=stages.ALL)):
             kept, tokens = filtered(logits, params, way)
             assert set(tokens[np.isfinite(kept)].tolist()) == want
 
@@ -271,7 +271,7 @@ def test_top_p_beyond_the_candidates() -> None:
     assert way.checks and 0 < way.candidates < 4000
     *_, enough = sampler.filtered(jnp.asarray(logits), way, Parameters.of(samplings))
     assert enough.tolist() == [False, True, False]
-    everything = Way(draws=True, candidates=ways.ALL)
+    everything = Way(draws=True, candidates=stages.ALL)
     for seed in range(30):
         rows = [dataclasses.replace(s, seed=100 * seed + i) for i, s in enumerate(samplings)]
         assert sample(logits, rows).tolist() == sample(logits, rows, way=everything).tolist()
@@ -284,7 +284,7 @@ def test_ways() -> None:
     assert Way.of([top_k, Sampling(temperature=1, top_k=100)]).candidates == 128
     checked = Way(draws=True, candidates=1024, checks=True)
     assert Way.of([top_k, top_p]) == Way.of([top_p]) == checked
-    assert Way.of([Sampling(temperature=1, top_k=1025)]).candidates == ways.ALL
+    assert Way.of([Sampling(temperature=1, top_k=1025)]).candidates == stages.ALL
     assert Way.of([Sampling(frequency_penalty=1)]) == Way(penalizes=True)
     assert Way.of([Sampling(logit_bias={i: 1 for i in range(9)})]) == Way(biases=16)
     assert Way.of([Sampling()], (1, 2)) == Way(ends=8)

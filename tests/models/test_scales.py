@@ -19,7 +19,7 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.gguf import TensorPieces
-from jax_q4k.models.architecture_tensors import SCALES
+from jax_q4k.models.architectures.tensor_tables import SCALES
 
 from . import golden
 

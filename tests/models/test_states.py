@@ -8,8 +8,8 @@ from support.helpers import nmse
 from support.implementations import needs_native
 
 import jax_q4k as jq
-from jax_q4k.models import states
-from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.network import recurrent_states
+from jax_q4k.models.network.kv_cache import PagedCache
 
 from .golden import RECURRENT, model, reference
 
@@ -124,9 +124,9 @@ def test_rows_of_states_are_gathered_copied_and_reset(name):
     _, cache = prefill(loaded.weights, prompts, np.full(3, 16, np.int32), cache)
     leaves = jax.tree.leaves(cache.states)
     assert leaves and all(leaf.dtype == jnp.float32 and np.any(leaf) for leaf in leaves)
-    gathered = jax.tree.leaves(states.gather(cache.states, jnp.array([2, 0])))
-    copied = jax.tree.leaves(states.copy(cache.states, jnp.array([1]), jnp.array([0])))
-    empty = jax.tree.leaves(states.reset(cache.states, jnp.array([False, True, False])))
+    gathered = jax.tree.leaves(recurrent_states.gather(cache.states, jnp.array([2, 0])))
+    copied = jax.tree.leaves(recurrent_states.copy(cache.states, jnp.array([1]), jnp.array([0])))
+    empty = jax.tree.leaves(recurrent_states.reset(cache.states, jnp.array([False, True, False])))
     for old, new, both, without in zip(leaves, gathered, copied, empty, strict=True):
         np.testing.assert_array_equal(new, old[np.array([2, 0])])
         np.testing.assert_array_equal(both, old[np.array([1, 1, 2])])

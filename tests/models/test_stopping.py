@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_q4k.models.stopping import StopStrings
+from jax_q4k.models.sampling.stop_strings import StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

@@ -14,8 +14,8 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models, native
-from jax_q4k.models import bench
-from jax_q4k.models.drafts import DraftModel
+from jax_q4k.models.runner.speculative.drafts import DraftModel
+from jax_q4k.models.tasks import bench
 
 from . import golden
 

@@ -12,10 +12,10 @@ from flax import nnx
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.gguf.header import parse_source
-from jax_q4k.models.build import build
+from jax_q4k.models.config.tensors import check_tensors, expected_tensors
 from jax_q4k.models.files.gguf import describe
-from jax_q4k.models.layers import RMSNorm
-from jax_q4k.models.tensors import check_tensors, expected_tensors
+from jax_q4k.models.network.build import build
+from jax_q4k.models.network.layers import RMSNorm
 
 from .golden import NAMES, model, path
 

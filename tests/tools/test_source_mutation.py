@@ -142,7 +142,7 @@ def test_cpp_mutants_are_switched_one_by_one(tmp_path):
     assert all(printed(n, later=True) == printed(n) for n in different[:3])
 
 
-@pytest.mark.parametrize("path", ["models/sampling.py", "jax_q4k/ops/op.py"])
+@pytest.mark.parametrize("path", ["models/sampling/params.py", "jax_q4k/ops/op.py"])
 def test_real_modules_stay_python(path):
     text = (ROOT / path).read_text()
     mutants = draw(python_code.mutants(path, text), 40, seed=0)

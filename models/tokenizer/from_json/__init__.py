@@ -11,7 +11,7 @@ from gguf.constants import TokenType
 
 from jax_q4k import CheckpointError
 
-from ...json_fields import JSONFields
+from ...support.json_fields import JSONFields
 from ..encoders import SPACE
 from ..special_tokens import classify
 from ..tokenizer import Tokenizer

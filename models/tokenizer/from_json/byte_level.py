@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import pre_tokenizers
 
-from ...json_fields import JSONFields
+from ...support.json_fields import JSONFields
 from ..pretokenizers import PRE_TOKENIZERS, by_patterns
 from ..vocabulary import KEY
 from .tokens import Tokens, merge_texts

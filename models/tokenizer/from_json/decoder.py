@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...json_fields import JSONFields
+from ...support.json_fields import JSONFields
 from ..encoders import SPACE
 from .tokens import steps
 

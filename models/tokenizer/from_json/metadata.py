@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...json_fields import JSONFields
-from ...warn import warn
+from ...support.json_fields import JSONFields
+from ...support.warn import warn
 from ..special_tokens import END_TEXTS
 from ..vocabulary import KEY, PHI_3_KEEPS, PHI_3_NAMES, SPECIAL_TOKENS, Vocabulary
 from .byte_level import byte_level

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import TokenType
 
-from ...json_fields import JSONFields
+from ...support.json_fields import JSONFields
 from ..encoders import LONGEST_MERGED, SPACE
 from ..vocabulary import KEY
 from .decoder import prepends

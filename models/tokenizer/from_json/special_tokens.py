@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...json_fields import JSONFields
-from ...warn import warn
+from ...support.json_fields import JSONFields
+from ...support.warn import warn
 from ..vocabulary import SPECIAL_TOKENS
 from .tokens import Tokens
 

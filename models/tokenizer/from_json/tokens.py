@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from gguf.constants import TokenType
 
-from ...json_fields import JSONFields
-from ...warn import warn
+from ...support.json_fields import JSONFields
+from ...support.warn import warn
 from ..encoders import MAX_MERGES
 from ..vocabulary import BYTE_TOKEN
 

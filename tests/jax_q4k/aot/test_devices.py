@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import build as model_build
-from jax_q4k.models.place import place
-from jax_q4k.models.placement import Placement
-from jax_q4k.models.tensors import expected_tensors
-from jax_q4k.models.ways import Parameters
+from jax_q4k.models.config.tensors import expected_tensors
+from jax_q4k.models.network import build as model_build
+from jax_q4k.models.sampling.stages import Parameters
+from jax_q4k.models.sharding.placement import Placement
+from jax_q4k.models.sharding.plan import place
 from tools import aot
 from tools.random_model import LLAMA_3_1_8B
 

@@ -20,12 +20,12 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import json_fields
+from jax_q4k.models.config.rope import Rope
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import config_json, rope_json
 from jax_q4k.models.files.checkpoint import interleaved
-from jax_q4k.models.rope import Rope
-from jax_q4k.models.suggested import suggested
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.sampling.file_defaults import suggested
+from jax_q4k.models.support import json_fields
 
 from .. import checkpoints
 from ..golden import NAMES, model, path, reference

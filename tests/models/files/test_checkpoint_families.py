@@ -19,9 +19,9 @@ from support.paths import GOLDEN, TESTS
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import json_fields
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.files import config_json
+from jax_q4k.models.support import json_fields
 
 from .. import checkpoints
 from ..golden import model, reference

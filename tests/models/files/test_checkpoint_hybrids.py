@@ -18,9 +18,9 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import json_fields
 from jax_q4k.models.config import Config
 from jax_q4k.models.files import config_json
+from jax_q4k.models.support import json_fields
 
 from .. import checkpoints, hybrid_checkpoints
 from ..golden import model, path, reference

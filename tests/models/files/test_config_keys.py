@@ -9,9 +9,9 @@ import pytest
 from support.paths import GOLDEN
 
 import jax_q4k as jq
-from jax_q4k.models import json_fields
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.files import config_json, config_keys
+from jax_q4k.models.support import json_fields
 
 FOLDER = GOLDEN.parent / "checkpoints"
 CASES = {

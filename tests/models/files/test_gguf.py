@@ -13,7 +13,7 @@ from support.gguf_bytes import array_entry, entry, rewritten, u64
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
-from jax_q4k.models.build import build
+from jax_q4k.models.network.build import build
 
 from ..golden import NAMES, model, path
 

@@ -11,7 +11,8 @@ from support.implementations import needs_native
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
-from jax_q4k.models.tensors import unused_tensors
+from jax_q4k.models.config.tensors import unused_tensors
+from jax_q4k.models.network.build import build
 
 from ..golden import model, path, reference
 
@@ -132,7 +133,7 @@ def test_gate_and_up_of_experts_of_several_types_stay_apart(tmp_path):
     name = "blk.1.ffn_gate_exps.weight"
     changed = tensors | {name: tensors[name].dequantize()}
     mixed = models.Model(
-        models.build.build(model("gemma4-moe").config, changed),
+        build(model("gemma4-moe").config, changed),
         metadata=model("gemma4-moe").metadata,
     )
     models.save_gguf(mixed, tmp_path / "model.gguf")

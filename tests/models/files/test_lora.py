@@ -12,8 +12,9 @@ from support.helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.build import build
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import checkpoint_tensors, lora
+from jax_q4k.models.network.build import build
 
 from ..adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf, write_peft
 from ..checkpoints import halves
@@ -259,7 +260,7 @@ def test_those_of_mlx_lm(tmp_path):
     given = model("llama-gqa")
     pairs = random_pairs(given)
     places = checkpoint_tensors.places(given.config, given.config.kind.checkpoints[0])
-    expected, tensors = models.tensors.expected_tensors(given.config), {}
+    expected, tensors = expected_tensors(given.config), {}
     for name, (a, b) in pairs.items():
         module, entry = places[name].names[0].removesuffix(".weight"), expected[name].entry
         b = halves(b, getattr(given.config, entry.rotated)) if entry.rotated else b

@@ -13,8 +13,8 @@ from support.gguf_bytes import write_tensors
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config import Config
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import lora
-from jax_q4k.models.tensors import expected_tensors
 
 from ..adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf, write_peft
 from ..golden import model, path

@@ -18,9 +18,9 @@ from support.paths import TESTS
 
 import jax_q4k as jq
 from jax_q4k import models, quantizers
-from jax_q4k.models.build import build as build_decoder
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import recipes
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.network.build import build as build_decoder
 
 from ..golden import model, path, reference
 

@@ -16,8 +16,8 @@ from support.paths import DATA
 
 import jax_q4k as jq
 from jax_q4k.models.config import Config
+from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import recipes
-from jax_q4k.models.tensors import expected_tensors
 
 from ..golden import NAMES, path
 

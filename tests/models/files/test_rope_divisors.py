@@ -7,8 +7,8 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import build
 from jax_q4k.models.files import rope_divisors
+from jax_q4k.models.network import build
 
 from .. import golden
 

@@ -17,8 +17,9 @@ from support.paths import TESTS
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import json_fields, rope
+from jax_q4k.models.config import rope
 from jax_q4k.models.files import config_json
+from jax_q4k.models.support import json_fields
 
 CHECKPOINTS = TESTS / "data" / "checkpoints"
 FAMILIES = json.loads((CHECKPOINTS / "transformers.json").read_text())

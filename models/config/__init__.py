@@ -1,0 +1,5 @@
+"""A model's dimensions, read from and written to GGUF metadata."""
+
+from .config import Config
+
+__all__ = ["Config"]

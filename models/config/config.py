@@ -1,0 +1,381 @@
+"""A decoder's dimensions, read from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_q4k import GGUFError
+from jax_q4k.gguf import REQUIRED, Fields
+
+from ..architectures import ARCHITECTURES
+from ..architectures.base import Architecture, MixerKind
+from . import attention_fields, expert_fields, metadata_keys, mixer_fields, rope_fields
+from .attention_fields import Latent
+from .expert_fields import Experts
+from .mixer_fields import Delta
+from .rope import Rope, Yarn
+from .rope_fields import MAX_CONTEXT
+
+# Far above any real model; they bound the work that a malformed file can ask for.
+MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
+
+
+class Scales(NamedTuple):
+    """Factors that a file gives; None: it gives none.
+
+    They are of embeddings, of what a sublayer adds, of scores, and of logits, as the file has it.
+    """
+
+    embedding: float | None = None
+    residual: float | None = None
+    attention: float | None = None
+    logits: float | None = None
+
+
+#: GGUF's keys of Scales; the values that ask for nothing.
+_SCALES = {
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.scale": (0,),
+    "logit_scale": (0, 1),
+}
+
+#: Of Config and Architecture -> GGUF's key.
+_SOFT_CAPS = {
+    "attention_soft_cap": "attn_logit_softcapping",
+    "final_soft_cap": "final_logit_softcapping",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A decoder's architecture and dimensions.
+
+    Names are those of the field; GGUF's keys are in `from_metadata`.
+    """
+
+    architecture: str
+    vocab_size: int
+    context_length: int  # tokens
+    hidden_size: int
+    intermediate_size: int  # of the feed-forward network
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope_theta: float = 10000.0
+    rope_dim: int = 0  # leading dimensions of a head that are rotated; 0: all
+    rope_factor: float = 1.0  # positions are divided by it, or YaRN's factor
+    rope_magnitude: float = 1.0  # factor of the rotations' cosines and sines
+    has_rope: bool = True
+    yarn: tuple[float, float, float] | None = None  # beta_fast, beta_slow, log_multiplier
+    original_context: int | None = None  # tokens, before it was stretched; None: context_length
+    window: int | None = None  # tokens that windowed layers attend to; None: no layer is windowed
+    windowed_layers: tuple[bool, ...] | None = None  # which are; None: those of the architecture
+    local_rope_theta: float | None = None  # of windowed layers; None: rope_theta
+    temperature_scale: float = 0.0  # of queries beyond the original context; 0: none
+    attention_soft_cap: float | None = (
+        None  # scores become cap * tanh(score / cap); None: they stay
+    )
+    final_soft_cap: float | None = None  # the same of logits
+    scales: Scales = Scales()
+    experts: Experts | None = None  # of layers that have them
+    mixers: tuple[MixerKind, ...] | None = None  # what mixes tokens, by layer; None: attention
+    delta: Delta | None = None  # of layers with a gated delta net
+    convolution_width: int = 0  # tokens, of layers with a short convolution
+    latent: Latent | None = None  # of multi-head latent attention; None: heads have keys
+    kv_heads: tuple[int, ...] | None = None  # by layer; None: num_kv_heads
+    local_head_dim: int | None = None  # of windowed layers; None: head_dim
+    local_rope_dim: int | None = None  # the same of rope_dim
+    shared_kv_layers: int = 0  # last layers, which attend to keys and values of earlier ones
+    inner_sizes: tuple[int, ...] | None = None  # by layer; None: intermediate_size
+    per_layer_size: int = 0  # of what each layer gets of a token's embedding; 0: nothing
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture={_unsupported(self.architecture)}")
+        if self.rope_dim == 0:
+            object.__setattr__(self, "rope_dim", self.head_dim)
+        if self.rope_dim > self.head_dim:
+            raise ValueError(f"rope_dim={self.rope_dim} must be at most head_dim={self.head_dim}")
+
+    @property
+    def kind(self) -> Architecture:
+        """The facts that `architecture` implies."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
+    def interleaved_rope(self) -> bool:
+        """Rope rotates dimensions (2i, 2i + 1), instead of (i, i + rope_dim / 2)."""
+        return self.kind.interleaved_rope
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """Factor of the embeddings; None: 1."""
+        implied = self.kind.embedding_scale
+        return self.scales.embedding if implied is None else implied(self)
+
+    @property
+    def attention_scale(self) -> float | None:
+        """Factor of attention's scores; None: head_dim ** -0.5."""
+        implied = self.kind.attention_scale
+        return self.scales.attention if implied is None else implied(self)
+
+    @property
+    def logit_scale(self) -> float | None:
+        """Factor of the logits; None: 1."""
+        given, factor = self.scales.logits, self.kind.logit_scale
+        return None if given is None or factor is None else factor(given)
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a query of this layer attends to; None: all before it."""
+        if self.windowed_layers is not None:
+            return self.window if self.windowed_layers[layer] else None
+        windowed = self.kind.windowed is not None and self.kind.windowed(layer)
+        return self.window if windowed else None
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of layers, each once."""
+        found = dict.fromkeys(map(self.window_of, range(self.num_layers)))
+        return tuple(window for window in found if window is not None)
+
+    def mixer_of(self, layer: int) -> MixerKind:
+        """What mixes the tokens in a layer."""
+        return "attention" if self.mixers is None else self.mixers[layer]
+
+    def head_dim_of(self, layer: int) -> int:
+        """The size of a layer's heads."""
+        windowed = self.window_of(layer) is not None
+        return self.local_head_dim if windowed and self.local_head_dim else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        """The heads of a layer's keys and values."""
+        return self.num_kv_heads if self.kv_heads is None else self.kv_heads[layer]
+
+    def inner_size_of(self, layer: int) -> int:
+        """The inner size of a layer's network, if it is dense."""
+        return self.intermediate_size if self.inner_sizes is None else self.inner_sizes[layer]
+
+    def kv_layer_of(self, layer: int) -> int:
+        """The layer whose keys and values this one attends to: itself, or an earlier one.
+
+        It is the last one of its kind, windowed or not, that has keys and values.
+        """
+        first = self.num_layers - self.shared_kv_layers
+        if layer < first:
+            return layer
+        windowed = self.window_of(layer) is not None
+        return next(
+            i for i in reversed(range(first)) if (self.window_of(i) is not None) == windowed
+        )
+
+    def has_experts(self, layer: int) -> bool:
+        """True of a layer whose feed-forward network is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
+    @functools.cached_property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotations that layers choose from; the first is that of most."""
+        return tuple(dict.fromkeys((self._rope, *map(self._rope_of, range(self.num_layers)))))
+
+    def rope_of(self, layer: int) -> int:
+        """This layer's place in `ropes`."""
+        return self.ropes.index(self._rope_of(layer))
+
+    @property
+    def _rope(self) -> Rope:
+        original = self.original_context or self.context_length
+        yarn = None if self.yarn is None else Yarn(original, *self.yarn)
+        if yarn is not None and yarn.log_multiplier and self.latent is not None:
+            # There it is part of the scores' factor alone, and magnitudes cancel.
+            yarn = yarn._replace(log_multiplier=1.0)
+        return Rope(self.rope_theta, self.rope_dim, self.rope_factor, yarn, self.rope_magnitude)
+
+    def _rope_of(self, layer: int) -> Rope:
+        windowed, rotated = self.window_of(layer) is not None, self.kind.rotated
+        if not self.has_rope or (rotated is not None and not rotated(layer, windowed)):
+            return Rope(self.rope_theta, self.rope_dim, math.inf, divided=False)
+        if windowed and self.local_rope_theta is not None:
+            dim = self.local_rope_dim or self.rope_dim
+            return Rope(self.local_rope_theta, dim, divided=False)
+        return self._rope
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
+        """Configuration that GGUF metadata describes.
+
+        Absent keys take llama.cpp's defaults. Where no layer is windowed, a sliding window bounds
+        the context length, within which it has no effect.
+
+        Args:
+          metadata: keys as in the file. file: the source's name in error messages.
+
+        Raises:
+          jax_q4k.GGUFError: an architecture or feature that is not supported, a key that is
+            missing, or a value out of range, naming the key.
+        """
+        name = metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise GGUFError(file, "general.architecture", _unsupported(name))
+        get, kind = Fields(metadata, file).under(f"{name}."), ARCHITECTURES[name]
+        metadata_keys.check(get, kind)
+        integer = functools.partial(get.integer, repeated=True)
+        size = functools.partial(integer, least=1, most=_MAX_SIZE)
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        vocab_size = size("vocab_size", REQUIRED if tokens is None else len(tokens))
+        context_length = integer("context_length", least=1, most=MAX_CONTEXT)
+        window = integer("attention.sliding_window", kind.window, least=0, most=MAX_CONTEXT)
+        if window and kind.windowed is None:
+            context_length, window = min(context_length, window), 0
+        blocks = integer("block_count", least=1, most=MAX_LAYERS)
+        # Files count layers that predict further tokens, which are not run.
+        layers = blocks - integer("nextn_predict_layers", 0, least=0, most=blocks - 1)
+        inner = _inner_sizes(get, kind, layers, blocks)
+        hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
+        heads = attention_fields.read(get, kind, hidden_size, layers, blocks)
+        windowed_layers = _windowed_layers(get, kind, layers, blocks)
+        return cls(
+            architecture=name,
+            vocab_size=vocab_size,
+            context_length=context_length,
+            hidden_size=hidden_size,
+            intermediate_size=max(inner),
+            num_layers=layers,
+            inner_sizes=inner if len(set(inner)) > 1 else None,
+            per_layer_size=_per_layer_size(get, kind),
+            **heads,
+            **mixer_fields.read(get, kind, layers, blocks, heads["kv_heads"]),
+            shared_kv_layers=_shared_kv_layers(get, kind, layers, windowed_layers),
+            norm_eps=get.number(_norm_eps(kind), above=0.0, most=1.0),
+            **rope_fields.read(get, kind, context_length),
+            window=window or None,
+            windowed_layers=windowed_layers,
+            **_soft_caps(get, kind),
+            scales=_scales(get, kind),
+            experts=expert_fields.read(get, kind, layers, vocab_size, _MAX_SIZE, max(inner)),
+        )
+
+    def to_metadata(self) -> dict[str, Any]:
+        """GGUF metadata that `from_metadata` turns into this configuration again."""
+        values: dict[str, Any] = {
+            "vocab_size": self.vocab_size,
+            "context_length": self.context_length,
+            "embedding_length": self.hidden_size,
+            "block_count": self.num_layers,
+            "feed_forward_length": attention_fields.array(self.inner_sizes, self.intermediate_size),
+            _norm_eps(self.kind): self.norm_eps,
+        }
+        values |= attention_fields.write(self) | mixer_fields.write(self)
+        values |= rope_fields.write(vars(self), self.kind)
+        values |= expert_fields.write(self.experts, self.kind)
+        if (self.window or 0) != self.kind.window:
+            values["attention.sliding_window"] = self.window or 0
+        if self.windowed_layers is not None:
+            values["attention.sliding_window_pattern"] = np.array(self.windowed_layers)
+        for name, key in _SOFT_CAPS.items():
+            cap = getattr(self, name) or 0.0
+            if cap != (getattr(self.kind, name) or 0.0):
+                values[key] = cap
+        scales = zip(_SCALES, self.scales, strict=True)
+        values |= {key: scale for key, scale in scales if scale is not None}
+        if self.kind.per_layer_embeddings:
+            values["embedding_length_per_layer_input"] = self.per_layer_size
+            values["attention.shared_kv_layers"] = self.shared_kv_layers
+        values |= self.kind.metadata(self)
+        prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
+        return {"general.architecture": self.architecture, **prefixed}
+
+
+def _unsupported(architecture: Any) -> str:
+    found = "is missing" if architecture is None else f"{architecture!r} is not supported"
+    return f"{found}; supported are {', '.join(ARCHITECTURES)}"
+
+
+def _norm_eps(kind: Architecture) -> str:
+    return f"attention.layer_norm_{'' if kind.layer_norm else 'rms_'}epsilon"
+
+
+def _scales(get: Fields, kind: Architecture) -> Scales:
+    scales: list[float | None] = []
+    for key, neutral in _SCALES.items():
+        if key == "logit_scale" and kind.logit_scale is not None:
+            scales.append(get.number(key, above=0.0, most=1e6))
+        elif key not in kind.scales:
+            metadata_keys.refuse(get, key, neutral)
+            scales.append(None)
+        else:
+            value = get.value(key, neutral[0])
+            absent = not isinstance(value, np.ndarray) and value in neutral
+            scales.append(None if absent else get.number(key, above=0.0, most=1e6))
+    return Scales(*scales)
+
+
+def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
+    caps: dict[str, Any] = {}
+    for name, key in _SOFT_CAPS.items():
+        default = getattr(kind, name)
+        value = get.value(key, default or 0.0)
+        if np.ndim(value) == 0 and value == 0:
+            continue
+        if default is None:
+            get.fail(key, f"{value!r} is not supported")
+        caps[name] = get.number(key, default, above=0.0, most=1e6)
+    return caps
+
+
+def _windowed_layers(
+    get: Fields, kind: Architecture, layers: int, blocks: int
+) -> tuple[bool, ...] | None:
+    """Which layers are windowed; None: those of the architecture."""
+    key = "attention.sliding_window_pattern"
+    given = get.value(key, None)
+    if given is None or kind.windowed is None:
+        return None
+    if isinstance(given, np.ndarray) and given.dtype == bool:
+        pattern = tuple(given.tolist())
+        if len(pattern) != blocks:
+            get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
+        pattern = pattern[:layers]
+    else:  # all but the last of every n; 0: all
+        n = get.integer(key, least=0, most=MAX_LAYERS)
+        pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
+    return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
+
+
+def _inner_sizes(get: Fields, kind: Architecture, layers: int, blocks: int) -> tuple[int, ...]:
+    """Of each layer's network, if it is dense; where none is, files need not say it."""
+    key = "feed_forward_length"
+    if not kind.mlp and key not in get:
+        key = f"expert_{key}"
+    return attention_fields.by_layer(get, key, layers, blocks, most=_MAX_SIZE)
+
+
+def _per_layer_size(get: Fields, kind: Architecture) -> int:
+    key = "embedding_length_per_layer_input"
+    if not kind.per_layer_embeddings:
+        metadata_keys.refuse(get, key, (0,))
+        return 0
+    return get.integer(key, 0, least=0, most=_MAX_SIZE)
+
+
+def _shared_kv_layers(
+    get: Fields, kind: Architecture, layers: int, windowed_layers: tuple[bool, ...] | None
+) -> int:
+    """Layers without keys and values of their own, each with one of its kind before them."""
+    key = "attention.shared_kv_layers"
+    if not kind.per_layer_embeddings:
+        metadata_keys.refuse(get, key, (0,))
+        return 0
+    count = get.integer(key, 0, least=0, most=layers - 1)
+    windowed = windowed_layers or tuple(map(kind.windowed or (lambda _: False), range(layers)))
+    if not set(windowed[layers - count :]) <= set(windowed[: layers - count]):
+        get.fail(key, f"{count} leaves a layer without one of its kind before it")
+    return count

@@ -1,0 +1,127 @@
+"""Experts in GGUF metadata: the part of `Config` that says how many there are and who chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+from jax_q4k.gguf import REQUIRED, Fields
+
+from ..architectures.base import Architecture, Routing
+
+MAX_EXPERTS = 1024  # of a layer: far above any real model
+
+_GATINGS = {1: "softmax", 2: "sigmoid"}  # llama.cpp's numbers
+_COUNT, _USED, _SIZE = "expert_count", "expert_used_count", "expert_feed_forward_length"
+_SHARED_SIZE, _SHARED_COUNT = "expert_shared_feed_forward_length", "expert_shared_count"
+_DENSE, _GATING = "leading_dense_block_count", "expert_gating_func"
+_NORMALIZE, _SCALE = "expert_weights_norm", "expert_weights_scale"
+_GROUPS, _GROUPS_USED = "expert_group_count", "expert_group_used_count"
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The experts of a layer, and how a token's are chosen; see `jax_q4k.route`.
+
+    Attributes:
+      count, used: experts of a layer, and of a token.
+      size: inner size of each. shared_size: of the one that every token has; 0: there is none.
+      dense_layers: leading layers without experts.
+      gating, normalize, scale, groups, groups_used: as `jax_q4k.route` takes them.
+    """
+
+    count: int
+    used: int
+    size: int
+    shared_size: int = 0
+    dense_layers: int = 0
+    gating: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+
+
+def read(
+    get: Fields, kind: Architecture, layers: int, vocab_size: int, most: int, inner: int
+) -> Experts | None:
+    """The experts, of metadata under the architecture's name; None: every layer is dense.
+
+    most: of a size. inner: that of a dense layer. Raises GGUFError naming a key at fault.
+    """
+    integer = functools.partial(get.integer, repeated=True)
+    if not kind.experts:
+        if (count := integer(_COUNT, 0)) != 0:
+            get.fail(_COUNT, f"{count} is not supported")
+        return None
+    count = (
+        integer(_COUNT, 0, least=0, most=MAX_EXPERTS)
+        if kind.mlp
+        else integer(_COUNT, least=1, most=MAX_EXPERTS)
+    )
+    if not count:
+        return None
+    size = integer(_SIZE, inner if kind.mlp else REQUIRED, least=1, most=most)
+    shared = integer(_SHARED_SIZE, 0, least=0, most=most)
+    if not shared:
+        shared = size * integer(_SHARED_COUNT, 0, least=0, most=most // size)
+    used = integer(_USED, least=1, most=count)
+    return Experts(
+        count=count,
+        used=used,
+        size=size,
+        shared_size=shared,
+        dense_layers=integer(_DENSE, 0, least=0, most=layers),
+        **_routing(get, kind.routing, count, used, kind.routing.default_gating(layers, vocab_size)),
+    )
+
+
+def _routing(
+    get: Fields, routing: Routing, count: int, experts_used: int, default_gating: str
+) -> dict[str, Any]:
+    gating: str | None = routing.gating
+    normalize = routing.normalize
+    if gating is None:
+        default = next(n for n, name in _GATINGS.items() if name == default_gating)
+        number = get.integer(_GATING, default, least=0, most=255) or default
+        if number not in _GATINGS:
+            known = ", ".join(f"{n} ({name})" for n, name in _GATINGS.items())
+            get.fail(_GATING, f"{number} is not supported; supported are {known}")
+        gating = _GATINGS[number]
+    if normalize is None:
+        normalize = get.boolean(_NORMALIZE, False)
+    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6) if routing.scaled else 1.0
+    groups = get.integer(_GROUPS, 0, least=0, most=count) or 1
+    if count % groups:
+        get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")
+    used = get.integer(_GROUPS_USED, 0, least=0, most=groups) or groups
+    if (most := count // groups * used) < experts_used:
+        get.fail(_USED, f"{experts_used} are more than {most} experts of {_GROUPS_USED}={used}")
+    return {
+        "gating": gating,
+        "normalize": normalize,
+        "scale": scale if scale > 0 else 1.0,
+        "groups": groups,
+        "groups_used": used,
+    }
+
+
+def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
+    """Metadata that `read` turns into the experts again, by keys under the architecture's name."""
+    if experts is None:
+        return {}
+    values: dict[str, Any] = {_COUNT: experts.count, _USED: experts.used, _SIZE: experts.size}
+    others = {
+        _SHARED_SIZE: (experts.shared_size, 0),
+        _DENSE: (experts.dense_layers, 0),
+        _SCALE: (experts.scale, 1.0),
+        _GROUPS: (experts.groups, 1),
+        _GROUPS_USED: (experts.groups_used, experts.groups),
+    }
+    values |= {key: value for key, (value, default) in others.items() if value != default}
+    if kind.routing.gating is None:
+        values[_GATING] = {name: number for number, name in _GATINGS.items()}[experts.gating]
+    if kind.routing.normalize is None:
+        values[_NORMALIZE] = experts.normalize
+    return values

@@ -1,0 +1,113 @@
+"""GGUF's keys under an architecture's name: which are read, and which may only say one thing.
+
+A key in none of these lists is refused by name: a later llama.cpp may have a feature under it that
+this package lacks. Keys that other architectures read are ignored, as llama.cpp ignores them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jax_q4k.gguf import Fields
+
+from ..architectures.base import Architecture
+
+#: Keys that `Config.from_metadata` or the loader reads.
+_READ = frozenset(
+    """
+    vocab_size context_length embedding_length block_count feed_forward_length nextn_predict_layers
+    embedding_length_per_layer_input attn_logit_softcapping final_logit_softcapping
+    embedding_scale residual_scale logit_scale leading_dense_block_count full_attention_interval
+    attention.head_count attention.head_count_kv attention.key_length attention.value_length
+    attention.key_length_swa attention.value_length_swa attention.key_length_mla
+    attention.value_length_mla attention.kv_lora_rank attention.q_lora_rank
+    attention.layer_norm_epsilon attention.layer_norm_rms_epsilon attention.recurrent_layers
+    attention.scale attention.shared_kv_layers attention.sliding_window
+    attention.sliding_window_pattern attention.temperature_scale
+    expert_count expert_used_count expert_feed_forward_length expert_shared_feed_forward_length
+    expert_shared_count expert_gating_func expert_group_count expert_group_used_count
+    expert_weights_norm expert_weights_scale
+    rope.dimension_count rope.dimension_count_swa rope.freq_base rope.freq_base_swa
+    rope.scale_linear rope.scaling.type rope.scaling.factor rope.scaling.attn_factor
+    rope.scaling.finetuned rope.scaling.original_context_length
+    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_log_multiplier
+    shortconv.l_cache ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size
+    ssm.time_step_rank
+    """.split()
+)
+#: Keys that change no logits of text, whatever they say.
+_HARMLESS = frozenset(
+    """
+    classifier.output_labels decoder_start_token_id n_deepstack_layers pooling_type
+    rope.dimension_sections tensor_data_layout
+    """.split()
+)
+_MAGNITUDE = "rope.scaling.yarn_attn_factor"
+#: Features that a decoder here lacks -> values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.output_scale": (0, 1),
+    "attention.temperature_length": (0,),
+    "interleave_moe_layer_step": (0, 1),
+    "moe_every_n_layers": (0, 1),
+    "rope.scaling.alpha": (0, 1),
+    "rope.scaling.yarn_ext_factor": (-1, 1),
+    "router_logit_softcapping": (0,),
+    "use_parallel_residual": (False,),
+}
+
+
+def check(get: Fields, kind: Architecture) -> None:
+    """Refuses keys that are not known, and values that a decoder of this kind would ignore.
+
+    get: metadata under the architecture's name. Raises GGUFError naming the key.
+    """
+    neutral = _NEUTRAL | _of_kind(kind)
+    for key in get.values:
+        if key == _MAGNITUDE:
+            _check_magnitude(get)
+        elif key in neutral:
+            refuse(get, key, neutral[key])
+        elif key not in _READ and key not in _HARMLESS:
+            problem = "is not a known key: what it says may change the model's results"
+            get.fail(key[:200], problem)
+
+
+def _check_magnitude(get: Fields) -> None:
+    """Refuses a magnitude other than YaRN's own, which converters write and llama.cpp ignores."""
+    value, factor = get.number(_MAGNITUDE), get.number("rope.scaling.factor", 1.0)
+    own = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    if value != 1 and not math.isclose(value, own, rel_tol=1e-5):
+        get.fail(_MAGNITUDE, f"{value!r} is not supported, expected 1 or {own:g}")
+
+
+def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
+    """Values that keys of other architectures must have."""
+    neutral: dict[str, tuple[Any, ...]] = {}
+    if not kind.yarn_keys:
+        neutral["rope.scaling.yarn_beta_fast"] = (32,)
+        neutral["rope.scaling.yarn_beta_slow"] = (1,)
+        neutral["rope.scaling.yarn_log_multiplier"] = (0,)
+    if not kind.temperature:
+        neutral["attention.temperature_scale"] = (0,)
+    if kind.experts and kind.routing.gating is not None:
+        numbers = {"softmax": (0, 1), "sigmoid": (0, 2)}[kind.routing.gating]
+        # 3: the softmax of the chosen experts' logits, which is that of all, normalized.
+        neutral["expert_gating_func"] = (*numbers, 3) if kind.routing.normalize else numbers
+    if kind.experts and kind.routing.normalize is not None:
+        neutral["expert_weights_norm"] = (kind.routing.normalize,)
+    if kind.experts and not kind.routing.scaled:
+        neutral["expert_weights_scale"] = (0, 1)
+    return neutral
+
+
+def refuse(get: Fields, key: str, neutral: tuple[Any, ...]) -> None:
+    """Refuses a key that asks for anything."""
+    value = get.value(key, neutral[0])
+    if isinstance(value, np.ndarray) or value not in neutral:
+        get.fail(key, f"{value!r} is not supported")

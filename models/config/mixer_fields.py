@@ -1,0 +1,117 @@
+"""What mixes tokens in each layer, in GGUF metadata: attention, or a recurrence with a state."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jax_q4k.gguf import Fields
+
+from ..architectures.base import Architecture, MixerKind
+
+MAX_WIDTH = 64  # tokens of a convolution: far above any real model
+# Of a gated delta net: states grow with the square of a head's size, which tensors do not bound.
+_MAX_HEADS, _MAX_HEAD_DIM = 4096, 512
+
+_INTERVAL, _RECURRENT = "full_attention_interval", "attention.recurrent_layers"
+_WIDTH, _CACHE = "ssm.conv_kernel", "shortconv.l_cache"
+
+
+class Delta(NamedTuple):
+    """The sizes of a gated delta net; see `jax_q4k.gated_delta_rule`."""
+
+    key_heads: int
+    value_heads: int
+    head_dim: int  # of queries, keys and values
+    width: int  # tokens that its convolution sees
+
+    @property
+    def keys(self) -> int:
+        """Elements of all heads' keys."""
+        return self.key_heads * self.head_dim
+
+    @property
+    def values(self) -> int:
+        """Elements of all heads' values."""
+        return self.value_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+def read(
+    get: Fields,
+    kind: Architecture,
+    layers: int,
+    blocks: int,
+    kv_heads: tuple[int, ...] | None,
+) -> dict[str, Any]:
+    """The fields, of metadata under the architecture's name; GGUFError naming a key at fault.
+
+    blocks: layers that the file counts. kv_heads: of each layer, where they differ.
+    """
+    if kind.convolution:
+        mixers: tuple[MixerKind, ...] = tuple(
+            "attention" if count else "convolution" for count in kv_heads or (1,) * layers
+        )
+        width = get.integer(_CACHE, least=1, most=MAX_WIDTH)
+        return {"mixers": mixers, "convolution_width": width}
+    if kind.delta:
+        return {"mixers": _delta_layers(get, layers, blocks), "delta": _delta(get)}
+    return {}
+
+
+def _delta_layers(get: Fields, layers: int, blocks: int) -> tuple[MixerKind, ...]:
+    given = get.value(_RECURRENT, None)
+    if given is None:
+        interval = get.integer(_INTERVAL, 4, least=1, most=1 << 20)
+        recurrent = [(i + 1) % interval != 0 for i in range(layers)]
+    else:
+        if not isinstance(given, np.ndarray) or given.dtype != bool or given.shape != (blocks,):
+            get.fail(_RECURRENT, f"must hold a boolean for each of {blocks} layers")
+        recurrent = given[:layers].tolist()
+    if all(recurrent):
+        # Pages of attention's keys and values say how many tokens a cache has room for.
+        problem = f"leaves none of {layers} layers with attention, which is not supported"
+        get.fail(_INTERVAL if given is None else _RECURRENT, problem)
+    return tuple("delta" if delta else "attention" for delta in recurrent)
+
+
+def _delta(get: Fields) -> Delta:
+    count = functools.partial(get.integer, least=1, most=_MAX_HEADS)
+    keys, values = "ssm.group_count", "ssm.time_step_rank"
+    delta = Delta(
+        key_heads=count(keys),
+        value_heads=count(values),
+        head_dim=get.integer("ssm.state_size", least=1, most=_MAX_HEAD_DIM),
+        width=get.integer(_WIDTH, least=1, most=MAX_WIDTH),
+    )
+    if delta.value_heads % delta.key_heads:
+        get.fail(values, f"{delta.value_heads} must be a multiple of {keys}={delta.key_heads}")
+    if (inner := get.integer("ssm.inner_size", delta.values)) != delta.values:
+        get.fail("ssm.inner_size", f"is {inner}, expected {delta.values}, {values} heads")
+    return delta
+
+
+def write(config: Any) -> dict[str, Any]:
+    """Metadata that `read` turns into a Config's fields again, by keys under its name."""
+    if config.convolution_width:
+        return {_CACHE: config.convolution_width}
+    if (delta := config.delta) is None:
+        return {}
+    layers = [config.mixer_of(i) == "delta" for i in range(config.num_layers)]
+    attention = [i + 1 for i, recurrent in enumerate(layers) if not recurrent]
+    interval = attention[0] if attention else len(layers) + 1
+    regular = layers == [(i + 1) % interval != 0 for i in range(len(layers))]
+    return {
+        (_INTERVAL if regular else _RECURRENT): interval if regular else np.array(layers),
+        _WIDTH: delta.width,
+        "ssm.state_size": delta.head_dim,
+        "ssm.group_count": delta.key_heads,
+        "ssm.time_step_rank": delta.value_heads,
+        "ssm.inner_size": delta.values,
+    }

@@ -1,0 +1,223 @@
+"""A model's tensors: one table, which building, naming and checking walk over.
+
+It also says how tensor parallelism splits each (`place.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_q4k import GGUFError, QuantizedArray
+from jax_q4k.gguf import Metadata
+
+from ..architectures.tensor_tables import OPTIONAL_BIASES, SCALES, Tensor
+from .config import MAX_LAYERS, Config
+
+#: Vision, audio, and the prediction of further tokens: what generating text does not use.
+_UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")
+
+#: Tensors that mean nothing without another.
+_TOGETHER = (
+    ("rope_factors_long.weight", "rope_factors_short.weight"),
+    ("rope_factors_short.weight", "rope_factors_long.weight"),
+)
+
+
+def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
+    """The tensors of a layer."""
+    kind, mixer = config.kind, config.mixer_of(layer)
+    tensors = {"attention": kind.attention, "delta": kind.delta, "convolution": kind.convolution}
+    network = kind.experts if config.has_experts(layer) else kind.mlp
+    norms = tuple(_of_mixer(tensor, mixer) for tensor in kind.norms)
+    lengths = sizes(config, layer)
+    every = (*tensors[mixer], *norms, *network, *kind.further)
+    return tuple(tensor for tensor in every if _is_there(tensor, lengths))
+
+
+def _is_there(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
+    """True of a tensor whose axes, and what it goes with, a model has."""
+    needed = (*tensor.shape.split(), *tensor.where.split())
+    return all(lengths[name] for name in needed) and not lengths.get(tensor.unless, 0)
+
+
+def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
+    """A norm of attention as that of what stands in its place."""
+    owner, _, place = tensor.module.partition(".")
+    module = f"{mixer}.{place}" if owner == "attention" else tensor.module
+    return dataclasses.replace(tensor, module=module)
+
+
+def sizes(config: Config, layer: int | None) -> dict[str, int]:
+    """The lengths of axes by their names; 0: no tensor with it is there. layer: None: of none."""
+    at = 0 if layer is None else layer
+    head_dim, kv_heads = config.head_dim_of(at), config.kv_heads_of(at)
+    owns_kv = layer is None or config.kv_layer_of(at) == at
+    q = config.num_heads * head_dim
+    lengths = {
+        "vocab": config.vocab_size,
+        "hidden": config.hidden_size,
+        "hidden*3": 3 * config.hidden_size,
+        "inner": config.inner_size_of(at),
+        "q": q,
+        "gated_q": 2 * q,
+        "kv": kv_heads * head_dim * owns_kv,
+        "head": head_dim,
+        "k_head": head_dim * owns_kv,
+        "heads": config.num_heads,
+        "kv_heads": kv_heads * owns_kv,
+        "rope_pairs": config.rope_dim // 2,
+        "experts": 0 if config.experts is None else config.experts.count,
+        "expert": 0 if config.experts is None else config.experts.size,
+        "shared": 0 if config.experts is None else config.experts.shared_size,
+        "convolution_width": config.convolution_width,
+        "per_layer": config.per_layer_size,
+        "per_layer*layers": config.per_layer_size * config.num_layers,
+        "one": 1,
+    }
+    if (delta := config.delta) is not None:
+        lengths |= {
+            "delta_channels": delta.channels,
+            "delta_values": delta.values,
+            "delta_heads": delta.value_heads,
+            "delta_heads*2": 2 * delta.value_heads,
+            "delta_head": delta.head_dim,
+            "delta_width": delta.width,
+            "key_heads": delta.key_heads,
+            "values_of_key_head": delta.values // delta.key_heads,
+        }
+    if (latent := config.latent) is not None:
+        lengths |= {
+            "query_rank": latent.query_rank,
+            "latent": latent.rank,
+            "latent_key": latent.rank + config.rope_dim,
+            "key_part": head_dim - config.rope_dim,
+            "value": latent.value_dim,
+            "values": config.num_heads * latent.value_dim,
+        }
+    return lengths
+
+
+def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
+    """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
+    lengths, kind = sizes(config, None), config.kind
+    held = (tensor for tensor in kind.input if _is_there(tensor, lengths))
+    yield from ((tensor, "", "", None) for tensor in held)
+    for i in range(config.num_layers):
+        for tensor in layer_tensors(config, i):
+            yield tensor, f"blk.{i}.", f"model.layers.{i}.", i
+    yield from ((tensor, "", "", None) for tensor in kind.output)
+
+
+class Expected(NamedTuple):
+    """A tensor that a model may hold; `required`: as GGUF files do.
+
+    split: as `Tensor.split`. entry: the table's. beside: the suffix of what stands beside the
+    entry, its bias or one of its SCALES; None: it is the entry itself.
+    """
+
+    shape: tuple[int, ...]
+    required: bool
+    split: int | None
+    entry: Tensor
+    beside: str | None
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is the entry's bias."""
+        return self.beside == "bias"
+
+
+def expected_tensors(config: Config) -> dict[str, Expected]:
+    """GGUF's name -> every tensor that a file of this configuration may hold."""
+    expected: dict[str, Expected] = {}
+    biases = config.kind.biases
+    of_layer = {layer: sizes(config, layer) for layer in (None, *range(config.num_layers))}
+    for tensor, gguf, _, layer in table(config):
+        lengths = of_layer[layer]
+        shape = tuple(lengths[name] for name in tensor.shape.split())
+        expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, None)
+        if tensor.bias in (*biases, *OPTIONAL_BIASES):
+            split = 0 if tensor.split == 0 else None  # partial sums are added before it is
+            expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
+                shape[:-1] or shape,
+                tensor.bias in biases,
+                split,
+                tensor,
+                "bias",
+            )
+        if tensor.is_matrix:
+            one = shape[:1] if tensor.of_experts else (1,)
+            for suffix in SCALES:
+                name = f"{gguf}{tensor.gguf}.{suffix}"
+                expected[name] = Expected(one, False, None, tensor, suffix)
+    return expected
+
+
+def unused_tensors(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of a GGUF file's tensors that generating text does not use.
+
+    They are those of vision (`v.`, `mm.`) and audio (`a.`), and the last layers, which predict
+    further tokens, as many as `nextn_predict_layers` says.
+    """
+    layers, further = _layer_counts(metadata)
+    last = tuple(f"blk.{i}." for i in range(layers - further, layers))
+    return [name for name in names if _UNUSED.fullmatch(name) or name.startswith(last)]
+
+
+def without_unused_layers(metadata: Mapping[str, Any]) -> Metadata:
+    """Metadata of a file without its `unused_tensors`."""
+    layers, further = _layer_counts(metadata)
+    trunk, architecture = Metadata(metadata), metadata.get("general.architecture")
+    if further:
+        trunk[f"{architecture}.block_count"] = layers - further
+        del trunk[f"{architecture}.nextn_predict_layers"]
+    return trunk
+
+
+def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
+    """(layers, those of them that predict further tokens); (0, 0) where `Config` refuses them."""
+    architecture = metadata.get("general.architecture")
+    keys = (f"{architecture}.{key}" for key in ("block_count", "nextn_predict_layers"))
+    layers, further = (metadata.get(key, 0) for key in keys)
+    counts = all(isinstance(count, int) for count in (layers, further))
+    return (layers, further) if counts and 0 <= further < layers <= MAX_LAYERS else (0, 0)
+
+
+def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:
+    """Raises GGUFError unless `tensors` are those of `config`, all and no others.
+
+    `tensors` holds anything with `.shape`.
+    """
+    expected = expected_tensors(config)
+    for name, (shape, required, *_) in expected.items():
+        if name in tensors:
+            got = tuple(tensors[name].shape)
+            if got != shape:
+                raise GGUFError(file, f"tensor {name!r}", f"has shape {got}, expected {shape}")
+        elif required:
+            raise GGUFError(file, f"tensor {name!r}", f"is missing, expected with shape {shape}")
+    for name in tensors:
+        if name not in expected:
+            problem = f"is not part of a {config.architecture} model"
+            raise GGUFError(file, f"tensor {name!r}", problem)
+    beside = (
+        (name, f"{name.rpartition('.')[0]}.{what.entry.suffix}")
+        for name, what in expected.items()
+        if what.beside
+    )
+    for name, other in (*_TOGETHER, *beside):
+        if name in tensors and other not in tensors:
+            raise GGUFError(file, f"tensor {name!r}", f"is there without {other!r}")
+
+
+def float_array(tensor: QuantizedArray | jax.Array) -> jax.Array:
+    """A norm's weight, a bias or a router as float32."""
+    if isinstance(tensor, QuantizedArray):
+        return tensor.dequantize()
+    return jnp.asarray(tensor).astype(jnp.float32)

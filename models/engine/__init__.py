@@ -1,0 +1,1 @@
+"""Generation on the host: requests, batches, the prefix cache, `generate` and `stream`."""

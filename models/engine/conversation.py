@@ -1,0 +1,198 @@
+"""A conversation with a model: its messages, its answers, and prompts that fit the context."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import chat
+from ..runner.model import Model
+from ..sampling import Sampling
+from . import generate
+from .outputs import Output, Piece
+from .prefix_cache import Prefix
+
+#: For files without a template, which are seldom trained for chats: a transcript.
+TRANSCRIPT = (
+    "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n{% endfor %}Assistant:"
+)
+TRANSCRIPT_STOP = "\nUser:"  # where a model goes on with the user's part
+
+_FINAL, _ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
+
+
+class TooLongError(ValueError):
+    """A message that leaves no token of the context to answer it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is to continue.
+
+    Attributes:
+      tokens: ids.
+      max_new_tokens: as many as asked for, or as the context has left.
+      dropped: messages that were left out, the oldest ones.
+    """
+
+    tokens: list[int]
+    max_new_tokens: int
+    dropped: int
+
+
+@dataclass
+class Conversation:
+    """Messages of a user and a model that has a tokenizer.
+
+    What is computed of them stays for the next answer.
+
+    Attributes:
+      system: the system message; None: none.
+      turns: dicts with "role" and "content", without the system message.
+      prefix: the last prompt and answer, computed.
+    """
+
+    model: Model
+    system: str | None = None
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    prefix: Prefix = field(default_factory=Prefix, repr=False, compare=False)
+    _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
+    _answers: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def answer(self, message: str, sampling: Sampling | None = None, **options: Any) -> Output:
+        """The model's answer to a message; both are turns then. Arguments as `generate`'s."""
+        *_, last = self.stream(message, sampling, **options)
+        assert last.output is not None
+        return last.output
+
+    def stream(
+        self, message: str, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[Piece]:
+        """As `answer`, piece by piece; what has come when the iterator is closed is the answer.
+
+        The oldest turns are dropped where the context is full, as `prompt` says.
+
+        Raises:
+          TooLongError: no room is left for an answer. chat.ChatTemplateError, ValueError,
+            TypeError: as `chat.encode` and `generate` do. The turns are as before then.
+            RuntimeError, here or at the first piece: another answer is under way, or has come
+            since the call.
+        """
+        with self._lock:
+            self._check_turn()
+            return self._stream(message, sampling, options)
+
+    def _check_turn(self) -> None:
+        if self._answers:
+            problem = "another answer of the conversation is under way"
+            raise RuntimeError(f"{problem}: read its stream to the end, or close it")
+
+    def _stream(
+        self, message: str, sampling: Sampling | None, options: dict[str, Any]
+    ) -> Iterator[Piece]:
+        turns = list(self.turns)
+        self.turns.append({"role": "user", "content": message})
+        try:
+            fields = {f.name for f in dataclasses.fields(Sampling)}
+            given = {name: options.pop(name) for name in [*options] if name in fields}
+            sampling = dataclasses.replace(sampling or Sampling(), **given)
+            if not self.has_template:
+                stops = (*sampling.stops, TRANSCRIPT_STOP)
+                sampling = dataclasses.replace(sampling, stop=stops)
+            prompt = self.prompt(sampling.max_new_tokens)
+            sampling = dataclasses.replace(sampling, max_new_tokens=prompt.max_new_tokens)
+            options = {"prefix": self.prefix} | options
+            pieces = generate.stream(self.model, prompt.tokens, sampling, **options)
+        except BaseException:
+            self.turns[:] = turns
+            raise
+        asked = self.turns.pop()
+        return self._answering(list(self.turns), asked, pieces)
+
+    def _answering(
+        self, before: list[dict[str, Any]], asked: dict[str, Any], pieces: Iterator[Piece]
+    ) -> Iterator[Piece]:
+        """before: the turns that the prompt was made of."""
+        with self._lock:
+            self._check_turn()
+            if self.turns != before:
+                raise RuntimeError("the conversation has gone on since its stream was asked for")
+            self._answers = True
+            self.turns.append(asked)
+        text = ""
+        try:
+            for piece in pieces:
+                text += piece.text
+                yield piece
+        finally:
+            pieces.close()  # type: ignore[attr-defined]  # which leaves its cache to the prefix
+            with self._lock:
+                if text.strip():
+                    self.add_answer(text.strip())
+                else:
+                    self.turns.pop()  # no template takes two messages of the user in a row
+                self._answers = False
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All messages, the system's first."""
+        return self._with_system(self.turns)
+
+    @property
+    def has_template(self) -> bool:
+        """False: prompts are transcripts."""
+        return bool(self.model.tokenizer and self.model.tokenizer.chat_templates)
+
+    def prompt(self, max_new_tokens: int) -> Prompt:
+        """The prompt for an answer to the last turn, the user's.
+
+        Where the context, less room for the answer (`max_new_tokens`, half of the context at most),
+        is shorter than the conversation, its oldest turns are dropped for good.
+
+        Raises:
+          TooLongError: the system message and the last turn alone leave no room at all.
+          chat.ChatTemplateError: as `chat.encode` does.
+        """
+        context = self.model.config.context_length
+        room = min(max_new_tokens, context // 2)
+        dropped = 0
+        while len(tokens := self._encoded(self.turns[dropped:])) + room > context:
+            later = range(dropped + 1, len(self.turns))
+            start = next((i for i in later if self.turns[i]["role"] == "user"), None)
+            if start is None:
+                break
+            dropped = start
+        if len(tokens) >= context:
+            prompt = f"the message makes a prompt of {len(tokens)} tokens"
+            raise TooLongError(f"{prompt}; the context length is {context}")
+        del self.turns[:dropped]
+        return Prompt(tokens, min(max_new_tokens, context - len(tokens)), dropped)
+
+    def add_answer(self, text: str) -> None:
+        """Appends a model's answer.
+
+        Templates take gpt-oss' channels apart from each other, not as the model wrote them.
+        """
+        answer = {"role": "assistant", "content": text}
+        analysis, final, content = text.rpartition(_FINAL)
+        if final:
+            answer["content"] = content
+            thinking = analysis.partition(_ANALYSIS)[2].partition("<|end|>")[0]
+            answer |= {"thinking": thinking} if thinking else {}
+        elif text.startswith(_ANALYSIS):  # stopped before it came to an answer
+            answer |= {"content": "", "thinking": text.removeprefix(_ANALYSIS)}
+        self.turns.append(answer)
+
+    def _with_system(self, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *turns]
+
+    def _encoded(self, turns: list[dict[str, Any]]) -> list[int]:
+        tokenizer, messages = self.model.tokenizer, self._with_system(turns)
+        assert tokenizer is not None
+        if self.has_template:
+            return chat.encode(tokenizer, messages)
+        return tokenizer.encode(chat.render(TRANSCRIPT, messages), add_end=False)

@@ -1,0 +1,89 @@
+"""Many prompts in batches that fit into memory."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..config import Config
+from ..network.kv_cache import PagedCache
+from ..runner.model import Model
+
+#: Most prompts that run beside each other: more are no faster.
+MAX_ROWS = 256
+
+#: Share of the memory that is free which a batch may take.
+SHARE = 0.5
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_dtype: Any) -> int:
+    """How many of some prompts run in one batch.
+
+    longest: tokens of the longest. capacity: tokens that each one's cache has room for.
+    """
+    if prompts == 1:
+        return 1
+    placement = model.placement
+    if placement is not None and placement.spans_processes:  # all must find the same
+        return min(prompts, MAX_ROWS)
+    free = free_bytes(model)
+    if free is None:
+        return min(prompts, MAX_ROWS)
+    most = int(SHARE * free) // _row_bytes(model, longest, capacity, cache_dtype)
+    return max(1, min(prompts, MAX_ROWS, most))
+
+
+def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> int:
+    """About the memory that a prompt takes: its cache, vectors of its tokens, and its logits."""
+    config = model.config
+    inner = max(config.inner_size_of(layer) for layer in range(config.num_layers))
+    # Some vectors of each kind are there at a time; sampling has some copies of logits.
+    of_token = 8 * config.hidden_size + 4 * inner
+    held = _cache_bytes(config, capacity, cache_dtype)
+    return held + 4 * (model.padded_length(longest) * of_token + 6 * config.vocab_size)
+
+
+@functools.lru_cache(maxsize=64)  # tracing takes as long as some decode steps
+def _cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
+    """The size of one sequence's cache."""
+    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, capacity, dtype=cache_dtype))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+
+
+def free_bytes(model: Model) -> int | None:
+    """Memory that is free where the model lies: a GPU's, or the machine's. None: unknown."""
+    stats = [device.memory_stats() for device in model.weights[0].devices()]
+    free = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
+    if free:
+        return min(free)
+    found = [size for size in (_available(), _in_cgroup()) if size is not None]
+    return min(found, default=None)
+
+
+def _available() -> int | None:
+    """What Linux says that new programs may take."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(sizes[0]) * 1024 if sizes else None
+
+
+def _in_cgroup() -> int | None:
+    """What the container's limit leaves."""
+    try:
+        limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
+        return max(int(limit) - int(used), 0)
+    except (OSError, ValueError):  # there is none: "max"
+        return None
+
+
+def cut(prompts: int, rows: int) -> list[slice]:
+    """Batches of up to `rows` of some prompts, in order."""
+    return [slice(at, at + rows) for at in range(0, prompts, rows)]

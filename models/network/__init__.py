@@ -1,0 +1,1 @@
+"""The decoder: Flax NNX modules, their construction, KV cache and recurrent state."""

@@ -1,0 +1,188 @@
+"""The decoder of a model's tensors, and the tensors of a decoder."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jax_q4k import QuantizedArray
+
+from ..architectures.tensor_tables import OF_A_LAYER, SCALES, Tensor
+from ..config import Config, rope
+from ..config.tensors import float_array, layer_tensors, table
+from ..runner.model import Model
+from . import flax_types
+from .decoder import Decoder, RopeDivisors
+from .layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    DenseBesideExperts,
+    ExpertLinear,
+    Experts,
+    GatedDeltaNet,
+    LatentAttention,
+    LayerNorm,
+    Linear,
+    PerLayer,
+    PerLayerEmbedding,
+    RMSNorm,
+    ShortConvolution,
+)
+
+
+def build(
+    config: Config,
+    tensors: Mapping[str, QuantizedArray | jax.Array],
+    rope_frequencies: Sequence[jax.Array] | None = None,
+) -> Decoder:
+    """The decoder of tensors that `check_tensors` has passed.
+
+    rope_frequencies: as Decoder has them; None: what config and tensors say.
+    """
+
+    def held(tensor: Tensor, prefix: str = "") -> Any:
+        """A tensor's module, or variable; None where the model has no such tensor."""
+        weight = tensors.get(prefix + tensor.name)
+        bias = tensors.get(f"{prefix}{tensor.gguf}.bias")
+        if weight is None:
+            return None
+        bias = None if bias is None or tensor.suffix == "bias" else float_array(bias)
+        if tensor.is_norm and config.kind.layer_norm:
+            return LayerNorm(float_array(weight), config.norm_eps, bias)
+        if tensor.is_norm:
+            return RMSNorm(float_array(weight), config.norm_eps)
+        weight = float_array(weight) if tensor.exact else weight
+        dimensions = len(tensor.shape.split())
+        if dimensions == 1 or tensor.table:
+            return flax_types.variable(weight)
+        scales = (tensors.get(f"{prefix}{tensor.gguf}.{suffix}") for suffix in SCALES)
+        given = bias, *(None if scale is None else float_array(scale) for scale in scales)
+        return Linear(weight, *given) if dimensions == 2 else ExpertLinear(weight, *given)
+
+    def owners(tensors: Iterable[tuple[Tensor, str]]) -> dict[str, dict[str, Any]]:
+        """Modules and variables by their owner's place, then by theirs."""
+        parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+        for tensor, prefix in tensors:
+            owner, _, place = tensor.module.rpartition(".")
+            parts[owner][place] = held(tensor, prefix)
+        return parts
+
+    top = owners((tensor, "") for tensor, _, _, at in table(config) if at is None)
+    layers = (
+        _layer(config, i, owners((tensor, f"blk.{i}.") for tensor in layer_tensors(config, i)))
+        for i in range(config.num_layers)
+    )
+    if rope_frequencies is None:
+        rope_frequencies = [jax.device_put(f) for f in rope.tables(config.ropes, tensors)]
+    return Decoder(
+        config,
+        **top[""],
+        layers=nnx.List(list(layers)),
+        rope_frequencies=nnx.List([nnx.Variable(f) for f in rope_frequencies]),
+        rope_divisors=RopeDivisors(**top["rope_divisors"]),
+        per_layer=PerLayerEmbedding(**top["per_layer"]) if "per_layer" in top else None,
+    )
+
+
+def _layer(config: Config, i: int, parts: dict[str, dict[str, Any]]) -> DecoderLayer:
+    """A layer of its modules and variables, by their owner's place and by theirs."""
+    activation, mixer = config.kind.activation, config.mixer_of(i)
+    per_layer = parts.get("per_layer")
+    mixed: dict[str, Any] = {mixer: _mixer(config, i, parts[mixer])}
+    return DecoderLayer(
+        _network(config, i, parts),
+        **mixed,
+        per_layer=PerLayer(**per_layer, activation=activation) if per_layer else None,
+        **parts.get("", {}),
+    )
+
+
+def _network(
+    config: Config, i: int, parts: dict[str, dict[str, Any]]
+) -> MLP | Experts | DenseBesideExperts:
+    """The feed-forward network of a layer."""
+    options: dict[str, Any] = {"activation": config.kind.activation}
+    scaled: dict[str, Any] = {"residual_scale": config.scales.residual}
+    if config.experts is None or not config.has_experts(i):
+        return MLP(**{"gate": None} | parts["mlp"], **options, **scaled)
+    shared = MLP(**parts["mlp.shared"], **options) if "mlp.shared" in parts else None
+    options |= {"shared": shared, "shape": config.experts}
+    if "mlp.experts" not in parts:
+        return Experts(**parts["mlp"], **options, **scaled)
+    dense = MLP(**parts["mlp.dense"], activation=config.kind.activation)
+    experts = Experts(**parts["mlp.experts"], **options)
+    return DenseBesideExperts(dense, experts, **parts["mlp"], **scaled)
+
+
+def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
+    """What mixes tokens in a layer."""
+    kind = config.kind
+    if config.mixer_of(layer) == "convolution":
+        return ShortConvolution(**parts)
+    if config.mixer_of(layer) == "delta":
+        assert config.delta is not None
+        return GatedDeltaNet(**parts, shape=config.delta, tiled=kind.tiled_heads)
+    if config.latent is not None:
+        return LatentAttention(
+            **parts,
+            head_dim=config.head_dim,
+            rope_dim=config.rope_dim,
+            shape=config.latent,
+            scale=config.attention_scale,
+        )
+    return Attention(
+        **parts,
+        head_dim=config.head_dim_of(layer),
+        value_eps=config.norm_eps if kind.value_norm else None,
+        output_gate=kind.output_gate,
+        window=config.window_of(layer),
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        residual_scale=config.scales.residual,
+    )
+
+
+def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
+    """GGUF's names -> a decoder's tensors: the inverse of `build`.
+
+    Tensors that its architecture has not, such as norms of a llama's queries, are among them:
+    `check_tensors` refuses these.
+
+    TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter
+    around it.
+    """
+    decoder = model.decoder() if isinstance(model, Model) else model
+    tensors: dict[str, Any] = {}
+    for tensor, prefix, _, layer in _with_strangers(decoder.config):
+        module: Any = decoder if layer is None else decoder.layers[layer]
+        for name in tensor.module.split("."):
+            module = getattr(module, name, None)
+        if module is None:  # a norm that the layer has not, an output tied to the embedding
+            continue
+        if isinstance(module, nnx.Variable):
+            tensors[prefix + tensor.name] = module.get_value()
+            continue
+        if not isinstance(module, (Linear, ExpertLinear, RMSNorm, LayerNorm)):
+            problem = f"{prefix}{tensor.gguf} is a {type(module).__name__}"
+            raise TypeError(f"{problem}; a GGUF file holds what Linear and RMSNorm hold")
+        tensors[prefix + tensor.name] = module.weight.get_value()
+        for suffix in ("bias", *SCALES):
+            beside = getattr(module, suffix, None)
+            if beside is not None:
+                tensors[f"{prefix}{tensor.gguf}.{suffix}"] = beside.get_value()
+    return tensors
+
+
+def _with_strangers(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
+    """`table`, and tensors of other architectures at each place that a layer's own leave free."""
+    yield from table(config)
+    for i in range(config.num_layers):
+        own = {tensor.module for tensor in layer_tensors(config, i)}
+        for place, tensor in OF_A_LAYER.items():
+            if place not in own:
+                yield tensor, f"blk.{i}.", f"model.layers.{i}.", i

@@ -1,0 +1,133 @@
+"""A gated delta net (https://arxiv.org/abs/2412.06464), in the place of attention."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+import jax_q4k as jq
+
+from ...config.mixer_fields import Delta
+from .linear import Ahead, Linear, Norm, RMSNorm, linear
+from .recurrent import Chunk, Memory, unit_length
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class GatedDeltaNet(nnx.Module):
+    """A recurrence with a matrix per head, which forgets by a gate and learns by the delta rule.
+
+    Attributes:
+      qkv, gate: hidden_size -> queries, keys and values; -> the gate of what comes out.
+      alpha, beta: hidden_size -> of each value head, what decays and what is learned. None: both
+        are `beta_alpha`, for each key head the betas of its value heads and then the alphas.
+      taps: (channels, width), of a convolution over queries, keys and values.
+      step_bias, decay: (value heads,): the decay is exp(softplus(alpha + step_bias) * decay).
+      output_norm: of each head's outcome.
+      tiled: value head h takes key head h % key_heads, instead of h // (value_heads / key_heads).
+    """
+
+    qkv: Linear
+    gate: Linear
+    taps: nnx.Variable[Array]
+    step_bias: nnx.Variable[Array]
+    decay: nnx.Variable[Array]
+    output_norm: RMSNorm
+    output: Linear
+    shape: Delta
+    tiled: bool
+    alpha: Linear | None = None
+    beta: Linear | None = None
+    beta_alpha: Linear | None = None
+    norm: Norm | None = None
+
+    @property
+    def first(self) -> list[Linear]:
+        """The projections of x."""
+        given = self.qkv, self.gate, self.alpha, self.beta, self.beta_alpha
+        return [projection for projection in given if projection is not None]
+
+    def __call__(
+        self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
+    ) -> tuple[Array, Memory]:
+        """x (..., hidden_size) -> the residual, or x, plus the net's outcome; and its state.
+
+        prefetch: projections that come behind it.
+        """
+        residual = x if residual is None else residual
+        qkv, gate, alpha, beta = self._projected(x)
+        if isinstance(memory, Chunk):
+            y, memory = self._chunk(memory, *map(memory.rows, (qkv, gate, alpha, beta)))
+            y = y.reshape(gate.shape)
+        else:
+            columns, matrices = memory.state
+            y, *after = jq.gated_delta_step(
+                qkv,
+                gate,
+                alpha,
+                beta,
+                columns,
+                matrices,
+                memory.positions,
+                conv_weight=self.taps.get_value(),
+                dt_bias=self.step_bias.get_value(),
+                decay=self.decay.get_value(),
+                norm_weight=self.output_norm.weight.get_value(),
+                eps=self.output_norm.eps,
+                tiled=self.tiled,
+            )
+            memory = memory.kept(tuple(after))
+        y = y.astype(x.dtype)
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
+
+    def _projected(self, x: Array) -> tuple[Array, Array, Array, Array]:
+        if self.beta_alpha is None:
+            assert self.alpha is not None and self.beta is not None
+            qkv, gate, alpha, beta = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
+            return qkv, gate, alpha, beta
+        qkv, gate, both = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
+        leading, keys = both.shape[:-1], self.shape.key_heads
+        both = both.reshape(*leading, keys, 2, -1)
+        beta, alpha = (both[..., i, :].reshape(*leading, -1) for i in range(2))
+        return qkv, gate, alpha, beta
+
+    def _chunk(
+        self, memory: Chunk, qkv: Array, gate: Array, alpha: Array, beta: Array
+    ) -> tuple[Array, Chunk]:
+        """The outcome (batch, time, values) before the output's projection; and the state."""
+        shape, (batch, time, _) = self.shape, qkv.shape
+        convolved, ring = memory.convolved(qkv, self.taps.get_value())
+        parts = jnp.split(jax.nn.silu(convolved), (shape.keys, 2 * shape.keys), axis=-1)
+        q, k, v = (part.reshape(batch, time, -1, shape.head_dim) for part in parts)
+        eps = self.output_norm.eps
+        q, k = unit_length(q, eps), unit_length(k, eps)
+        step_bias, decay = (x.get_value()[None, None] for x in (self.step_bias, self.decay))
+        step = jax.nn.softplus(alpha.astype(jnp.float32) + step_bias)
+        g, learned = step * decay, jax.nn.sigmoid(beta.astype(jnp.float32))
+        o, after = self._rule(memory, q, k, v, g, learned)
+        y = jq.rms_norm(o, self.output_norm.weight.get_value(), eps=eps)
+        y = y.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
+        if ring is not None:
+            memory = memory.kept((ring, after), qkv, q, k, v, g, learned)
+        return y, memory
+
+    def _rule(
+        self, memory: Chunk, q: Array, k: Array, v: Array, g: Array, beta: Array
+    ) -> tuple[Array, Array]:
+        """The rule's outcome and matrices; padding changes nothing."""
+        shape, batch = self.shape, len(q)
+        before = batch, shape.value_heads, shape.head_dim, shape.head_dim
+        matrices = memory.state[1] if memory.state else jnp.zeros(before, jnp.float32)
+        real = memory.real(q.shape[1])[..., None]
+        g, beta = (jnp.where(real, x, 0.0) for x in (g, beta))
+        o, after = jq.gated_delta_rule(q, k, v, g, beta, memory.before(matrices), tiled=self.tiled)
+        return o, after
+
+    def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
+        """A trial's memory with its state after the first `lengths` (batch,) of its tokens."""
+        memory, (qkv, *given) = trial.shortened(lengths), trial.inputs
+        _, after = self._rule(memory, *given)
+        return memory.kept((memory.ring(qkv, self.shape.width), after))

@@ -1,0 +1,145 @@
+"""Multi-head latent attention (https://arxiv.org/abs/2405.04434)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+import jax_q4k as jq
+
+from ...config.attention_fields import Latent
+from .attention import KV, Fresh
+from .experts import ExpertLinear
+from .linear import Ahead, Linear, Norm, RMSNorm, linear
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class LatentAttention(nnx.Module):
+    """Attention whose keys and values are projections of one vector for each token.
+
+    A head's key is `key_b` of the latent vector, and behind it a key that all heads share and that
+    is rotated. Whole prompts are attended to with these keys and values. Over pages, which hold the
+    latent vector and the shared key, queries are projected instead, so that the latent vector
+    itself is both key and value: "absorbed".
+
+    Attributes:
+      kv_a, kv_a_norm: hidden_size -> the latent vector and the shared key; of the latent vector.
+      key_b, value_b: of each head: (heads, rank, head_dim - rope_dim), its rows by the latent
+        vector; (heads, value_dim, rank).
+      query: hidden_size -> queries, or None, and then by way of a vector that is normalized:
+      query_a, query_a_norm, query_b.
+      head_dim: of queries, of which the last `rope_dim` are rotated.
+    """
+
+    kv_a: Linear
+    kv_a_norm: RMSNorm
+    key_b: ExpertLinear
+    value_b: ExpertLinear
+    output: Linear
+    shape: Latent
+    head_dim: int
+    rope_dim: int
+    scale: float | None
+    query: Linear | None = None
+    query_a: Linear | None = None
+    query_a_norm: RMSNorm | None = None
+    query_b: Linear | None = None
+    norm: Norm | None = None
+
+    @property
+    def first(self) -> list[Linear]:
+        """The projections of x."""
+        query = self.query or self.query_a
+        assert query is not None
+        return [query, self.kv_a]
+
+    def __call__(
+        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
+    ) -> tuple[Array, KV]:
+        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys.
+
+        prefetch: projections that come behind it.
+        """
+        residual = x if residual is None else residual
+        q, latent, shared = self._projected(x)
+        part = self.head_dim - self.rope_dim
+        turned = q[..., part:], shared[..., None, :]
+        turned_q, turned_k = (jq.rotate(y, **kv.rotation._asdict()) for y in turned)
+        kv = kv.store(self._stored(latent[..., None, :], turned_k))
+        if isinstance(kv, Fresh):
+            q = jnp.concatenate([q[..., :part], turned_q], axis=-1)
+            y = self._unabsorbed(kv, q, latent, turned_k)
+        else:
+            q = self._stored(_of_heads(self.key_b, q[..., :part]), turned_q)
+            y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
+            y = _of_heads(self.value_b, y[..., : self.shape.rank])
+        y = y.reshape(*y.shape[:-2], -1)
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], kv
+
+    @property
+    def _scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def _stored(self, latent: Array, rotated: Array) -> Array:
+        """Both parts (..., rank) and (..., rope_dim) behind each other, as pages have them."""
+        shape, dim = self.shape, self.shape.stored_dim(self.rope_dim)
+        between = shape.stored_rank - shape.rank
+        behind = dim - shape.stored_rank - self.rope_dim
+        parts = (_widened(latent, between), _widened(rotated, behind))
+        return jnp.concatenate(parts, axis=-1)
+
+    def _projected(self, x: Array) -> tuple[Array, Array, Array]:
+        """Queries (..., heads, head_dim), the latent vectors, and the shared keys."""
+        if self.query is not None:
+            q, both = linear(x, *self.first, norm=self.norm)
+        else:
+            assert self.query_a is not None and self.query_b is not None
+            q, both = linear(x, *self.first, norm=self.norm, prefetch=[self.query_b])
+            (q,) = linear(q, self.query_b, norm=self.query_a_norm)
+        latent, shared = jnp.split(both, (self.shape.rank,), axis=-1)
+        return q.reshape(*q.shape[:-1], -1, self.head_dim), self._normalized(latent), shared
+
+    def _normalized(self, latent: Array) -> Array:
+        """`kv_a_norm` of it, left to XLA: a kernel of ours would need a copy of this slice."""
+        x, norm = latent.astype(jnp.float32), self.kv_a_norm
+        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        weight = jnp.expand_dims(norm.weight.get_value(), range(x.ndim - 1))
+        y = x * jax.lax.rsqrt(mean_square + norm.eps) * weight
+        return y.astype(latent.dtype)
+
+    def _unabsorbed(self, kv: Fresh, q: Array, latent: Array, shared: Array) -> Array:
+        """Attention of a whole prompt, (batch, time, heads, value_dim)."""
+        key_b, value_b = (_floats(matrix) for matrix in (self.key_b, self.value_b))
+        options: dict[str, Any] = {"precision": "highest"}
+        k = jnp.einsum("...r,hrn->...hn", latent, key_b, **options)
+        v = jnp.einsum("...r,hvr->...hv", latent, value_b, **options)
+        of_heads = jnp.broadcast_to(shared, (*k.shape[:-1], self.rope_dim))
+        k = jnp.concatenate([k, of_heads], axis=-1)
+        return jq.causal_attention(q, k, v, kv.lengths, scale=self._scale)
+
+
+def _widened(x: Array, zeros: int) -> Array:
+    """x with zeros behind the last axis."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, zeros)]) if zeros else x
+
+
+def _of_heads(matrices: ExpertLinear, x: Array) -> Array:
+    """Each head's product: x (..., heads, k) -> (..., heads, n)."""
+    *leading, heads, _ = x.shape
+    # A constant: XLA would launch a kernel for an iota.
+    every = np.arange(heads, dtype=np.int32)[:, None]
+    return matrices(x, jnp.broadcast_to(every, (*leading, heads, 1)))[..., 0, :]
+
+
+def _floats(matrices: ExpertLinear) -> Array:
+    """float32 (heads, n, k), with the scale that files may have."""
+    weight = matrices.weight.get_value()
+    packed = isinstance(weight, jq.QuantizedArray)
+    floats = weight.dequantize() if packed else weight.astype(jnp.float32)
+    return floats if matrices.scale is None else floats * matrices.scale.get_value()[:, None, None]

@@ -1,0 +1,34 @@
+"""A decoder that is built only where a program is traced: what else uses a model needs no Flax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jax_q4k import QuantizedArray
+
+from ..config import Config, rope
+from ..config.tensors import float_array
+from .parts import Parts
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
+
+
+def unbuilt(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
+    """The parts of `build(config, tensors)`, for a Model."""
+    held = {
+        name: tensor if len(tensor.shape) > 1 else float_array(tensor)
+        for name, tensor in tensors.items()
+    }
+    frequencies = rope.tables(config.ropes, held)
+    state = {"tensors": held, "rope_frequencies": [jax.device_put(f) for f in frequencies]}
+
+    def merge(state: dict[str, Any]) -> Decoder:
+        from .build import build
+
+        return build(config, **state)
+
+    return Parts(config, state, merge)

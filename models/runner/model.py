@@ -1,0 +1,241 @@
+"""A decoder that is ready to run.
+
+It has weights as flat arrays, a tokenizer and compiled programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k import gguf
+
+from ..config import Config
+from ..network.parts import Parts, split
+from ..sampling.stages import Way, Ways
+from ..sharding.placement import Placement
+from ..support.buckets import bucket, fine_bucket
+from ..support.lru_cache import Recent
+from ..tokenizer import Tokenizer
+from .programs import Network, Programs
+
+if TYPE_CHECKING:
+    from jax_q4k.kept import KeptPrograms
+
+    from ..network.decoder import Decoder
+    from .speculative.drafts import Draft
+
+
+#: Compiled programs of a model that are kept in memory, of about 10 MB each.
+MOST_PROGRAMS = 64
+
+
+class Model:
+    """A decoder and its tokenizer.
+
+    The module tree is split once: programs take the weights as arguments, as a flat list, since
+    weights that a program closes over become constants of it, and splitting a tree at every call
+    costs more than a step.
+
+    Attributes:
+      config: the decoder's dimensions.
+      tokenizer: None if the file has no vocabulary; prompts are token ids then.
+      metadata: GGUF's keys and values: what a saved file says of the model, but for the keys of a
+        folder's tokenizer, which `tokenizer.gguf_metadata` gives.
+      weights: the arrays of the decoder, packed ones as their planes.
+      layout: their names in the decoder, as text, and the formats of packed ones.
+      placement: how they lie on several devices; None: on one.
+      network: the decoder without its weights, as programs depend on it.
+      ready: compiled programs, keyed by all that they depend on; those used last.
+      ways: the ways of sampling that they are for.
+      kept: where programs of generation come from, if they were compiled before; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder | Parts,
+        tokenizer: Tokenizer | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        """Takes `metadata` as complete if it names `general.architecture`.
+
+        Otherwise the config's keys are added.
+        """
+        parts = decoder if isinstance(decoder, Parts) else split(decoder)
+        self.config: Config = parts.config
+        self.tokenizer = tokenizer
+        self.metadata = gguf.Metadata(metadata)
+        if "general.architecture" not in self.metadata:
+            self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
+        self.weights, tree = jax.tree.flatten(parts.state)
+        self.layout = str(tree)
+        if placement is not None:
+            self.weights = placement.spread(self.weights)
+
+        # Programs keep this and not the model: a cycle of references would keep the weights after
+        # the last use.
+        put_together = parts.merge
+        self._tree, self._put_together, self._static = tree, put_together, parts.static
+
+        def merge(weights: list[jax.Array]) -> Decoder:
+            return put_together(jax.tree.unflatten(tree, weights))
+
+        about = parts.static, self.layout, [f"{a.dtype} {a.shape}" for a in self.weights]
+        fingerprint = functools.cache(functools.partial(_fingerprint, self.config, *about))
+        self.network = Network(self.config, merge, fingerprint, self._on_gpu(), placement)
+        self.kept: KeptPrograms | None = None
+        self.ready = Recent(MOST_PROGRAMS)
+        self._programs = Recent(MOST_PROGRAMS)
+        self.ways = Ways()
+        rows = (lambda x: x) if placement is None else placement.rows
+
+        def full_pass() -> Any:
+            return jax.jit(lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest))
+
+        self._full_pass = full_pass
+
+        def normed(weights: list[jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+            decoder = merge(weights)
+            return decoder.norm(decoder.vectors(rows(tokens), lengths))
+
+        self._vectors_pass = lambda: jax.jit(normed)
+
+    @property
+    def placement(self) -> Placement | None:
+        return self.network.placement
+
+    def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
+        """The decoder's modules with `weights`, which may be tracers.
+
+        None takes the model's own.
+        """
+        return self.network.merge(self.weights if weights is None else weights)
+
+    def parts(self) -> Parts:
+        """The decoder's parts, with this model's weights."""
+        state = jax.tree.unflatten(self._tree, self.weights)
+        return Parts(self.config, state, self._put_together, self._static)
+
+    def logits(self, tokens: Any) -> jax.Array:
+        """Logits, float32 (batch, time, vocab_size), of tokens (batch, time), integers.
+
+        This is a full causal pass. Position t predicts token t + 1. One program serves all lengths
+        up to the next of 8, 16, 32, ... Inside a program of your own call
+        `model.decoder(weights)(tokens)`, with `model.weights` as its argument.
+
+        Raises:
+          TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens
+            than the context, or an id outside the vocabulary.
+        """
+        if isinstance(tokens, jax.core.Tracer):
+            raise TypeError(
+                "tokens is traced; inside a program call model.decoder(weights)(tokens)"
+            )
+        array = np.asarray(tokens)
+        if array.ndim != 2:
+            raise ValueError(f"tokens has shape {array.shape}; it must be (batch, time)")
+        batch, time = array.shape
+        if time > self.config.context_length:
+            raise ValueError(
+                f"tokens has time={time}; the context length is {self.config.context_length}"
+            )
+        if array.size == 0:
+            return jnp.zeros((batch, time, self.config.vocab_size), jnp.float32)
+        self.check_ids("tokens", array)
+        padded = np.zeros((batch, self.padded_length(time)), np.int32)
+        padded[:, :time] = array
+        given = self.put((padded, np.full(batch, time, np.int32)))
+        with self.on_devices():
+            full_pass = self.ready.get(("logits", padded.shape), self._full_pass)
+            return _first(full_pass(self.weights, *given), time)
+
+    def vectors(self, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
+        """The final norm's output (batch, time, hidden_size) of tokens int32 (batch, time).
+
+        lengths: int32 (batch,), beyond which a row is padding.
+        """
+        given = self.put((tokens, lengths))
+        with self.on_devices():
+            full_pass = self.ready.get(("vectors", tokens.shape), self._vectors_pass)
+            return full_pass(self.weights, *given)
+
+    def put(self, arrays: Any) -> Any:
+        """NumPy's arrays on the model's devices, whole on each; alike in every process."""
+        return jax.device_put(arrays) if self.placement is None else self.placement.put(arrays)
+
+    def on_devices(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which programs of the model run, if it lies on an explicit mesh."""
+        if self.placement is None or not self.placement.explicit:
+            return contextlib.nullcontext()
+        return jax.set_mesh(self.placement.mesh)
+
+    def padded_length(self, time: int) -> int:
+        """Tokens that a prompt of `time` is padded to, so that few programs serve all lengths.
+
+        On a GPU, where compiling takes longer than padding, a power of two; elsewhere, from 64 on,
+        a quarter more at most.
+        """
+        return bucket(time) if self._on_gpu() else fine_bucket(time)
+
+    def padded_batch(self, rows: int) -> int:
+        """Rows that a batch is padded to.
+
+        Devices split its pages evenly, and few programs serve all batches of more than 8.
+        """
+        groups = 1 if self.placement is None else self.placement.groups
+        if rows > 8:
+            step = bucket(rows) // 8
+            rows = -(-rows // step) * step
+        return -(-rows // groups) * groups
+
+    def check_ids(self, name: str, ids: np.ndarray) -> None:
+        """Raises TypeError unless `ids` holds integers, ValueError for one outside 0..vocab-1."""
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise TypeError(f"{name} has dtype {ids.dtype}; it must hold integers")
+        wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)]
+        if wrong.size:
+            raise ValueError(
+                f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
+            )
+
+    def programs(self, way: Way | None = None, draft: Draft | None = None) -> Programs:
+        """The jitted programs of generation and scoring.
+
+        They are made once per way of sampling, None: greedy, and kind of drafts.
+        """
+        key = Way() if way is None else way, draft
+        return self._programs.get(key, lambda: Programs(self.network, *key))
+
+    def _on_gpu(self) -> bool:
+        # none: weights that stand for shapes only
+        devices = getattr(self.weights[0], "devices", None)
+        return devices is not None and next(iter(devices())).platform == "gpu"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by decoder: programs are compiled again."""
+        return type(self), (self.decoder(), self.tokenizer, self.metadata)
+
+    def __repr__(self) -> str:
+        size = sum(leaf.nbytes for leaf in self.weights)
+        config = self.config
+        return f"Model({config.architecture}, {config.num_layers} layers, {size} bytes of weights)"
+
+
+def _fingerprint(config: Config, static: Any, layout: str, shapes: list[str]) -> str:
+    """A SHA-256 of all of a model that its programs depend on: not of its weights' values."""
+    parts = [repr(config), repr(static), layout, *shapes]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _first(logits: jax.Array, count: int) -> jax.Array:
+    """Logits (batch, time, vocab_size) of the first tokens."""
+    return logits[:, :count]

@@ -1,0 +1,472 @@
+"""The programs of a model: prompts, the loop of tokens, one step, and scores of whole texts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..config import Config
+from ..network.kv_cache import PagedCache, last_tokens
+from ..sampling import Sampling
+from ..sampling.penalties import Text, count_token, count_tokens
+from ..sampling.sampler import Logprobs, logprobs_of, sample
+from ..sampling.stages import Parameters, Way
+from ..sharding.placement import Placement
+from .speculative import verify
+from .speculative.drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
+from .speculative.mtp import Drafter
+from .state import State
+
+if TYPE_CHECKING:
+    from ..network.decoder import Decoder
+
+#: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
+#: by itself. Products of decoded weights are cuBLAS's: where XLA cannot measure, ahead of time, it
+#: would take kernels of its own with tiles far too small for long prompts.
+CUDA_COMPILER_OPTIONS: dict[str, str] = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+    "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+    "xla_gpu_graph_min_graph_size": "1",
+    "xla_gpu_enable_triton_gemm": "False",
+}
+
+#: Of a model; with a draft model, a tuple of both models'.
+Weights = Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """A model's layers, as programs depend on them: all but the weights, which are arguments.
+
+    Compared by identity: each model has its own.
+
+    Attributes:
+      merge: weights, which may be tracers -> the decoder.
+      fingerprint: () -> a SHA-256 that two networks share only where all programs are the same.
+      on_gpu: whether the weights lie on one.
+    """
+
+    config: Config
+    merge: Callable[[Weights], Decoder]
+    fingerprint: Callable[[], str]
+    on_gpu: bool = False
+    placement: Placement | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function of arrays that a model runs.
+
+    What a program does follows from its class, its fields, the types of its arguments and JAX's
+    settings, and from nothing else: equal programs compile to the same code. So caches in memory
+    are keyed by the program itself, and those on disk by `about`.
+
+    Attributes:
+      way: of sampling.
+      draft: None: there are no drafts.
+    """
+
+    network: Network
+    way: Way = Way()
+    draft: Draft | None = None
+
+    #: Positions of the arguments that are donated.
+    donated: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        return type(self).__qualname__.lower()
+
+    def jitted(self, *, keep_unused: bool = False) -> Any:
+        """The jitted function. Its compiled code is freed with the last reference to it.
+
+        keep_unused: as `jax_q4k.kept` needs it. Elsewhere it would do harm: JAX 0.12 then never
+        frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
+        """
+        run: Any = self
+
+        def function(*arguments: Any) -> Any:
+            return run(*arguments)
+
+        # JAX keeps what it compiles by the function; equal programs' functions are not equal.
+        function.__name__ = function.__qualname__ = self.name
+        return jax.jit(
+            function,
+            donate_argnums=self.donated,
+            compiler_options=CUDA_COMPILER_OPTIONS if self.network.on_gpu else None,
+            keep_unused=keep_unused,
+        )
+
+    def about(self) -> dict[str, Any]:
+        """All fields as JSON, for the key of a file.
+
+        Raises TypeError for a field that no text tells apart, such as a user's function.
+        """
+        return {"program": type(self).__name__, **_fields_as_json(self)}
+
+    @property
+    def draft_tokens(self) -> int:
+        return 0 if self.draft is None else tokens_of(self.draft, self.network.on_gpu)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether states hold the text so far."""
+        return self.draft is not None or self.way.reads_text
+
+    def _decoder(self, weights: Weights) -> Decoder:
+        return self.network.merge(self._own(weights))
+
+    def _own(self, weights: Weights) -> Weights:
+        """The model's, of both models' where there is a draft model."""
+        return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
+
+    def _rows(self, x: jax.Array) -> jax.Array:
+        placement = self.network.placement
+        return x if placement is None else placement.rows(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sampling(Program):
+    """A program that gives a State."""
+
+    def _speculation(
+        self, weights: Weights, decoder: Decoder, parameters: Parameters
+    ) -> verify.Speculation:
+        """Steps with drafts, by which a row may get some tokens more than asked for."""
+        draft = self.draft
+        assert draft is not None
+        drafter: Decoder | Drafter | None = None
+        if isinstance(draft, DraftModel):
+            drafter = draft.model.decoder(weights[1])
+        elif isinstance(draft, NextTokens):
+            drafter = draft.drafter(weights[1], decoder)
+        return verify.Speculation(
+            draft,
+            self.draft_tokens,
+            cost_of(self.draft_tokens, self.network.on_gpu),
+            self.way,
+            parameters,
+            decoder,
+            drafter,
+            self.network.placement,
+        )
+
+    def _take(
+        self, state: State, parameters: Parameters, logits: jax.Array, cache: PagedCache
+    ) -> State:
+        """Samples a token for every row that is not finished."""
+        active = ~state.finished
+        if not self.way.is_argmax:  # which is one of parts
+            logits = _whole(logits)
+        lengths, text = cache.context_lens, state.text
+        given = None if text is None else Text(text, lengths)
+        steps = state.counts + parameters.first_step
+        token = sample(logits, self.way, parameters, steps, state.seen, given)
+        if self.network.placement is not None:
+            token = self.network.placement.all_rows(token)
+        token = jnp.where(active, token, state.token)
+        counts = state.counts + active.astype(jnp.int32)
+        ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
+        if text is not None:
+            at = jnp.where(active, lengths, text.shape[1])  # beyond the last: dropped
+            rows = jnp.arange(len(token), dtype=jnp.int32)
+            text = text.at[rows, at].set(token, mode="drop")
+        return dataclasses.replace(
+            state,
+            cache=cache,
+            token=token,
+            tokens=_stored(state.tokens, token, state.step),
+            text=text,
+            logprobs=self._with_logprobs(state, logits, token),
+            counts=counts,
+            finished=state.finished | ended,
+            step=state.step + 1,
+            seen=None if state.seen is None else count_token(state.seen, token),
+        )
+
+    def _with_logprobs(self, state: State, logits: jax.Array, token: jax.Array) -> Logprobs | None:
+        if state.logprobs is None or self.way.logprobs is None:
+            return None
+        new = logprobs_of(logits, token, self.way.logprobs)
+        return jax.tree.map(lambda all, x: _stored(all, x, state.step), state.logprobs, new)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start(_Sampling):
+    """Stores prompts in an empty cache, or behind what it holds, and samples the first tokens.
+
+    (weights, tokens (batch, time), lengths (batch,), cache, parameters, text) -> State. A row of
+    length 0 is finished. The cache is donated.
+    """
+
+    donated: ClassVar[tuple[int, ...]] = (3,)
+
+    def __call__(
+        self,
+        weights: Weights,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        cache: PagedCache,
+        parameters: Parameters,
+        text: Text | None = None,
+    ) -> State:
+        """text: that of whole prompts, whose beginnings the cache holds; None: it is empty."""
+        decoder, drafting, batch = self._decoder(weights), None, tokens.shape[0]
+        if self.draft is not None:
+            drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
+            count = self.draft_tokens
+            drafting = verify.begin(batch, count, drafter_cache)
+        goes_on = text is not None
+        run = decoder.extend_vectors if goes_on else decoder.prefill_vectors
+        vectors, cache = run(self._rows(tokens), lengths, cache)
+        logits = decoder.logits(last_tokens(vectors, lengths))
+        whole = text if text is not None else Text(_padded(tokens, cache.capacity), lengths)
+        vocab_size = decoder.config.vocab_size
+        state = dataclasses.replace(
+            _state(self, batch, cache, jnp.zeros),
+            finished=lengths == 0,  # rows that only fill up the batch
+            seen=count_tokens(*whole, vocab_size) if self.way.penalizes else None,
+            text=whole.tokens if self.reads_text else None,
+            drafting=drafting,
+        )
+        state = self._take(state, parameters, logits, cache)
+        if drafting is None:
+            return state
+        return self._speculation(weights, decoder, parameters).begun(
+            state, tokens, lengths, vectors
+        )
+
+    def _draft_cache(
+        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, cache: PagedCache
+    ) -> PagedCache | None:
+        """The draft model's, with the prompts; None: there is no such model."""
+        options = {"dtype": cache.dtype, "ahead": self.draft_tokens + 1}
+        if isinstance(self.draft, NextTokens):  # its prompt's vectors are not there yet
+            return PagedCache.create(self.draft.config, len(tokens), cache.capacity, **options)
+        if not isinstance(self.draft, DraftModel):
+            return None
+        drafter = self.draft.model.decoder(weights[1])
+        empty = PagedCache.create(drafter.config, len(tokens), cache.capacity, **options)
+        return drafter.prefill(tokens, lengths, empty)[1]
+
+    def results(self, arguments: tuple[Any, ...]) -> State:
+        """The result's shapes and dtypes for arguments, or for their shapes; without drafts."""
+        return _state(self, len(arguments[1]), _shapes(arguments[3]), jax.ShapeDtypeStruct)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begin(Start):
+    """Start on one device, with a cache that it makes.
+
+    (weights, tokens, lengths, parameters) -> State.
+
+    Attributes:
+      capacity: tokens that a sequence's cache has room for.
+      cache_dtype: of its pages.
+      ahead: tokens that `Decoder.extend` may append to it at a time.
+    """
+
+    capacity: int
+    cache_dtype: Any
+    ahead: int
+
+    donated: ClassVar[tuple[int, ...]] = ()
+
+    def __call__(  # type: ignore[override]
+        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, parameters: Parameters
+    ) -> State:
+        cache = PagedCache.create(*self._cache(len(tokens)), **self._options)
+        return super().__call__(weights, tokens, lengths, cache, parameters)
+
+    def results(self, arguments: tuple[Any, ...]) -> State:
+        cache = PagedCache.shapes(*self._cache(len(arguments[1])), **self._options)
+        return _state(self, len(arguments[1]), cache, jax.ShapeDtypeStruct)
+
+    def _cache(self, batch: int) -> tuple[Config, int, int]:
+        return self.network.config, batch, self.capacity
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"dtype": self.cache_dtype, "ahead": max(self.ahead, self.draft_tokens + 1)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop(_Sampling):
+    """Samples tokens in one `lax.while_loop`.
+
+    (weights, state, parameters, until) -> State: goes on until `until` tokens are sampled in all
+    or every row is finished. The state is donated.
+    """
+
+    donated: ClassVar[tuple[int, ...]] = (1,)
+
+    def __call__(
+        self, weights: Weights, state: State, parameters: Parameters, until: jax.Array
+    ) -> State:
+        decoder = self._decoder(weights)
+        if self.draft is not None:
+            return self._speculation(weights, decoder, parameters).run(state, until)
+
+        def unfinished(state: State) -> jax.Array:
+            return (state.step < until) & ~jnp.all(state.finished)
+
+        def step(state: State) -> State:
+            token = self._rows(state.token)
+            logits, cache = decoder.decode(token, state.cache, ~state.finished)
+            return self._take(state, parameters, logits, cache)
+
+        return jax.lax.while_loop(unfinished, step, state)
+
+    def results(self, arguments: tuple[Any, ...]) -> State:
+        """The result's shapes and dtypes for arguments, or for their shapes."""
+        shapes: State = _shapes(arguments[1])
+        return shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Decode(Program):
+    """One step by itself: (weights, token (batch,), cache) -> logits, cache, which is donated."""
+
+    donated: ClassVar[tuple[int, ...]] = (2,)
+
+    def __call__(
+        self, weights: Weights, token: jax.Array, cache: PagedCache
+    ) -> tuple[jax.Array, PagedCache]:
+        return self._decoder(weights).decode(self._rows(token), cache)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score(Program):
+    """Negative log-likelihoods of whole texts.
+
+    (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows, time - 1): -log p of each
+    row's tokens from its second on, 0 behind its length. It depends on no sampling.
+    """
+
+    def __call__(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        logits = self._decoder(weights)(self._rows(tokens), lengths)
+        log_p = jax.nn.log_softmax(_whole(logits)[:, :-1])
+        taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
+        predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
+        return jnp.where(predicted, -taken, 0.0)
+
+
+class Programs:
+    """Jitted programs of one model, way of sampling and kind of drafts; each compiles per shape."""
+
+    def __init__(self, network: Network, way: Way, draft: Draft | None = None) -> None:
+        given = network, way, draft
+        self.start, self.loop = Start(*given).jitted(), Loop(*given).jitted()
+        self.decode, self.score = Decode(*given).jitted(), Score(network).jitted()
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _state(program: Program, batch: int, cache: PagedCache, array: Callable[..., Any]) -> State:
+    """A program's State without drafts, before the first token.
+
+    array: (shape, dtype) -> an array of it, `jnp.zeros`; or its description, which nobody traces.
+    """
+    way, vocab_size, rows = program.way, program.network.config.vocab_size, (batch, cache.capacity)
+    logprobs = None
+    if way.logprobs is not None:
+        likeliest = *rows, min(way.logprobs, vocab_size)
+        of_tokens = array(likeliest, jnp.int32), array(likeliest, jnp.float32)
+        logprobs = Logprobs(array(rows, jnp.float32), *of_tokens)
+    return State(
+        cache=cache,
+        token=array((batch,), jnp.int32),
+        tokens=array(rows, jnp.int32),
+        counts=array((batch,), jnp.int32),
+        finished=array((batch,), bool),
+        step=array((), jnp.int32),
+        seen=array((batch, vocab_size), jnp.int32) if way.penalizes else None,
+        text=array(rows, jnp.int32) if program.reads_text else None,
+        logprobs=logprobs,
+    )
+
+
+def _fields_as_json(value: Any) -> dict[str, Any]:
+    return {f.name: _as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+
+
+def _as_json(value: Any) -> Any:
+    """A program's field: JSON that differs where the program may."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.dtype):
+        return str(value)
+    if isinstance(value, Network):
+        if value.placement is not None:
+            raise TypeError("programs over several devices have no key")
+        return {"fingerprint": value.fingerprint(), "on_gpu": value.on_gpu}
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        items = [_as_json(item) for item in value]
+        return dict(zip(names, items, strict=True)) if names else items
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {type(value).__name__: _fields_as_json(value)}
+    raise TypeError(f"a {type(value).__name__} cannot be part of a key")
+
+
+def _padded(tokens: jax.Array, capacity: int) -> jax.Array:
+    """Prompts (batch, time) in texts (batch, capacity)."""
+    time = min(tokens.shape[1], capacity)  # a prompt's padding may be longer than the cache
+    return jnp.pad(tokens[:, :time], ((0, 0), (0, capacity - time)))
+
+
+def _stored(rows: jax.Array, column: jax.Array, step: jax.Array) -> jax.Array:
+    """`rows` (batch, capacity, ...) with a step's values (batch, ...)."""
+    return jax.lax.dynamic_update_slice_in_dim(rows, column[:, None], step, axis=1)
+
+
+def _whole(logits: jax.Array) -> jax.Array:
+    """Logits on every device: on an explicit mesh, a split axis is neither sorted nor indexed."""
+    sharding = jax.typeof(logits).sharding
+    if all(axes is None for axes in sharding.spec):
+        return logits
+    return jax.sharding.reshard(logits, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def abstract_programs(
+    model: Any,
+    *,
+    batch: int = 1,
+    prompt_length: int = 8,
+    capacity: int = 64,
+    sampling: Sampling | None = None,
+    cache_dtype: Any = jnp.float32,
+) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Programs with shapes to lower them for: name -> (jitted function, arguments).
+
+    No data is needed.
+
+    `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine
+    without;
+    pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole
+    loop).
+    """
+    samplings = [sampling or Sampling()] * batch
+    network = dataclasses.replace(model.network, on_gpu=False)  # compiler options are the caller's
+    programs = Programs(network, Way.of(samplings))
+    struct = jax.ShapeDtypeStruct
+    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
+    cache = jax.eval_shape(
+        lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype)
+    )
+    tokens, vector = struct((batch, prompt_length), jnp.int32), struct((batch,), jnp.int32)
+    parameters = jax.tree.map(lambda x: struct(x.shape, x.dtype), Parameters.of(samplings))
+    state = jax.eval_shape(programs.start, weights, tokens, vector, cache, parameters)
+    return {
+        "prefill": (programs.start, (weights, tokens, vector, cache, parameters)),
+        "decode": (programs.decode, (weights, vector, cache)),
+        "generate": (programs.loop, (weights, state, parameters, struct((), jnp.int32))),
+    }

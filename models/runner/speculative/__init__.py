@@ -1,0 +1,1 @@
+"""Speculative decoding: draft tokens, and the pass that verifies them."""

@@ -1,0 +1,62 @@
+"""Ways of sampling that a model's file suggests, and those where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..support.warn import warn
+from .params import Sampling
+
+#: Fields of Sampling -> GGUF's keys.
+KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+#: GGUF's keys of what `Sampling` lacks -> the value that asks for nothing.
+_NOT_APPLIED: dict[str, Any] = {
+    "general.sampling.sequence": "",
+    "general.sampling.xtc_probability": 0,
+    "general.sampling.mirostat": 0,
+}
+#: How many tokens a repetition penalty looks at: here, all of them.
+_LAST_TOKENS = "general.sampling.penalty_last_n"
+
+#: The command line's, for files that suggest none.
+USUAL = {"temperature": 0.7, "min_p": 0.05}
+
+
+def suggested(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Sampling that a file's metadata suggests; none where it says nothing.
+
+    Warns of suggestions that are not applied, by their keys.
+
+    Raises:
+      ValueError: one is of another type or out of range; the message names its key.
+    """
+    found = {}
+    for field, key in KEYS.items():
+        if key not in metadata:
+            continue
+        try:
+            found[field] = getattr(Sampling(**{field: metadata[key]}), field)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key}: {error}") from None
+    neutral = dict(_NOT_APPLIED)
+    if found.get("repetition_penalty", 1) != 1:
+        neutral[_LAST_TOKENS] = -1
+    given = {key: metadata[key] for key in neutral if key in metadata}
+    ignored = [
+        f"{key}={str(value):.60}"
+        for key, value in given.items()
+        if np.ndim(value) or value != neutral[key]
+    ]
+    if ignored:
+        warn(f"the file suggests {', '.join(ignored)}: not applied")
+    return found

@@ -1,0 +1,138 @@
+"""Changes of logits before tokens are filtered: biases, penalties, and functions of users."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .stages import Parameters, Way
+
+#: The largest penalty of DRY: a token with it is never taken, and float32 does not overflow.
+_MOST = np.float32(1e30)
+
+
+class Text(NamedTuple):
+    """Prompts and new tokens.
+
+    Attributes:
+      tokens: int32 (batch, capacity).
+      lengths: int32 (batch,), how many of them are there; what follows means nothing.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+
+
+def changed(
+    logits: jax.Array,
+    way: Way,
+    parameters: Parameters,
+    counts: jax.Array | None,
+    text: Text | None,
+) -> jax.Array:
+    """Logits float32 (batch, vocab) with what rows ask for; in llama.cpp's order, then users'.
+
+    Raises ValueError at trace time where `way` needs counts or a text that is not given, or a
+    user's function gives no logits.
+    """
+    if way.biases:
+        rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+        logits = logits.at[rows, parameters.bias_ids].add(parameters.biases, mode="drop")
+    if way.penalizes:
+        logits = _penalized(logits, counts, parameters)
+    if way.reads_text and text is None:
+        raise ValueError("DRY and functions of logits need the tokens so far: pass text")
+    if way.dry and text is not None:
+        logits = logits - dry_penalties(text, parameters, logits.shape[1])
+    for chain, processors in enumerate(way.processors):
+        assert text is not None
+        processed = logits
+        for processor in processors:
+            given = processed, text.tokens, text.lengths
+            processed = jax.vmap(processor)(*given)
+            if processed.shape != logits.shape:
+                name = getattr(processor, "__name__", repr(processor))
+                found, wanted = processed.shape[1:], logits.shape[1:]
+                raise ValueError(f"{name} gave shape {found}; logits have {wanted}")
+            processed = processed.astype(jnp.float32)
+        logits = jnp.where((parameters.chain == chain)[:, None], processed, logits)
+    return logits
+
+
+def count_tokens(tokens: jax.Array, lengths: jax.Array, vocab_size: int) -> jax.Array:
+    """How often each token is in right-padded prompts: int32 (batch, vocab).
+
+    tokens: int32 (batch, time); lengths: int32 (batch,), what follows is padding and not counted.
+    """
+    rows, steps = (jnp.arange(size, dtype=jnp.int32) for size in tokens.shape)
+    # Padding goes to an index out of range, which mode="drop" leaves out.
+    index = jnp.where(steps[None] < lengths[:, None], tokens, vocab_size)
+    counts = jnp.zeros((tokens.shape[0], vocab_size), jnp.int32)
+    return counts.at[rows[:, None], index].add(1, mode="drop")
+
+
+def count_token(counts: jax.Array, tokens: jax.Array) -> jax.Array:
+    """`counts` (batch, vocab) with one more token, int32 (batch,), in each row."""
+    return counts.at[jnp.arange(counts.shape[0], dtype=jnp.int32), tokens].add(1)
+
+
+def dry_penalties(text: Text, parameters: Parameters, vocab_size: int) -> jax.Array:
+    """What DRY subtracts: float32 (batch, vocab).
+
+    A token that would make the text's last n tokens, which stood there before, longer costs
+    multiplier * base ** (n - allowed_length), from n = allowed_length on
+    (https://github.com/oobabooga/text-generation-webui/pull/5677). Where they stood several times
+    the longest n counts.
+    """
+    tokens, lengths = text
+    batch, capacity = tokens.shape
+    at = jnp.arange(capacity, dtype=jnp.int32)[None]
+    last_n = parameters.dry_penalty_last_n
+    start = jnp.where(last_n < 0, 0, jnp.maximum(lengths - last_n, 0))[:, None]
+    lengths = lengths[:, None]
+    inside = (at >= start) & (at < lengths)
+    breaks = inside & jnp.take_along_axis(parameters.dry_breaks, tokens, axis=1)
+    # Behind the last break; no run begins before it.
+    first = jnp.max(jnp.where(breaks, at + 1, start), axis=1, keepdims=True)
+    most = lengths - first
+
+    def going_on(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        return carry[1].any()
+
+    def longer(
+        carry: tuple[jax.Array, jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Runs before each place of `size` tokens that also end the text, of size + 1."""
+        size, alike, runs = carry
+        last = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1 - size, 0), axis=1)
+        before = jnp.take_along_axis(tokens, jnp.maximum(at - 1 - size, 0), axis=1)
+        alike &= (before == last) & (at - 1 - size >= start) & (size < most)
+        return size + 1, alike, runs + alike.astype(jnp.int32)
+
+    _, _, runs = jax.lax.while_loop(
+        going_on, longer, (jnp.int32(0), inside, jnp.zeros_like(tokens))
+    )
+    multiplier, base = parameters.dry_multiplier[:, None], parameters.dry_base[:, None]
+    beyond = runs - parameters.dry_allowed_length[:, None]
+    penalties = jnp.minimum(multiplier * base ** beyond.astype(jnp.float32), _MOST)
+    penalties = jnp.where((runs > 0) & (beyond >= 0), penalties, 0.0)
+    rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+    return jnp.zeros((batch, vocab_size), jnp.float32).at[rows, tokens].max(penalties)
+
+
+def _penalized(logits: jax.Array, counts: jax.Array | None, parameters: Parameters) -> jax.Array:
+    if counts is None:
+        raise ValueError("penalties need the tokens seen so far: pass counts")
+    if counts.shape != logits.shape:
+        raise ValueError(
+            f"counts of shape {counts.shape} must be (batch, vocab) as logits, {logits.shape}"
+        )
+    seen, penalty = counts > 0, parameters.repetition_penalty[:, None]
+    # llama.cpp's rule (CTRL, Keskar et al. 2019, with the sign respected).
+    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    penalized = penalized - parameters.presence_penalty[:, None]
+    penalized = penalized - parameters.frequency_penalty[:, None] * counts.astype(jnp.float32)
+    return jnp.where(seen, penalized, logits)

@@ -1,0 +1,152 @@
+"""The choice of the next token from logits, in jit: parameters of rows are arrays.
+
+What a program computes at all is its `Way`; stages that no row needs are not in it, so that greedy
+decoding is an argmax. Of two ways that fit, a row gets the same tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import jax_q4k as jq
+
+from ..support.exportable import exportable
+from .params import LEAST_TEMPERATURE
+from .penalties import Text, changed
+from .stages import ALL, Parameters, Way
+
+
+@exportable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of tokens' probabilities.
+
+    Attributes:
+      chosen: float32 (batch, ...), of the tokens that were taken.
+      tokens: int32 (batch, ..., n), the likeliest ones, in their order.
+      likeliest: float32 (batch, ..., n), theirs.
+    """
+
+    chosen: jax.Array
+    tokens: jax.Array
+    likeliest: jax.Array
+
+
+def sample(
+    logits: jax.Array,
+    way: Way,
+    parameters: Parameters,
+    steps: jax.Array,
+    counts: jax.Array | None = None,
+    text: Text | None = None,
+) -> jax.Array:
+    """Next tokens, int32 (batch,): a row's by its own logits, parameters, step and text alone.
+
+    Args:
+      logits: float (batch, vocab).
+      steps: int32 (batch,), tokens that each row has sampled before.
+      counts: int32 (batch, vocab), needed if `way.penalizes`: `count_tokens` and `count_token`.
+      text: needed if `way.reads_text`.
+
+    Raises ValueError at trace time where shapes do not fit.
+    """
+    if logits.ndim != 2 or 0 in logits.shape:
+        raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
+    logits = changed(logits.astype(jnp.float32), way, parameters, counts, text)
+    if not way.draws:
+        return jq.argmax(logits)
+    kept, tokens, enough = filtered(logits, way, parameters)
+    chosen = _drawn(kept, tokens, parameters, steps)
+    if not way.checks or way.candidates >= logits.shape[1]:
+        return chosen
+
+    def of_all(_: jax.Array) -> jax.Array:
+        """For all rows where one needs it: the sort takes as long, however many do."""
+        kept, tokens, _ = filtered(logits, way._replace(candidates=ALL), parameters)
+        return jnp.where(enough, chosen, _drawn(kept, tokens, parameters, steps))
+
+    return jax.lax.cond(jnp.all(enough), lambda chosen: chosen, of_all, chosen)
+
+
+def _drawn(
+    logits: jax.Array, tokens: jax.Array, parameters: Parameters, steps: jax.Array
+) -> jax.Array:
+    """A token of each row, int32 (batch,), of what `filtered` has left."""
+    # Shifted so that a tiny temperature gives -inf, never inf - inf.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    temperature = parameters.temperature[:, None]
+    drawn = logits / jnp.maximum(temperature, 1e-30) + _noise(parameters.seed, steps, tokens)
+    at = jq.argmax(jnp.where(temperature < LEAST_TEMPERATURE, logits, drawn))
+    return jnp.take_along_axis(tokens, at[:, None], axis=-1)[:, 0]
+
+
+def filtered(
+    logits: jax.Array, way: Way, parameters: Parameters
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Top-k, top-p and min-p of logits float32 (batch, vocab): dropped ones become -inf.
+
+    Returns logits float32 (batch, n) and their tokens, int32 (batch, n); where rows filter by order
+    the most likely first, else all in theirs. Of equal logits the lower token counts as the more
+    likely. And whether these are all tokens that stay, bool (batch,).
+    """
+    vocab = logits.shape[-1]
+    tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    enough = jnp.ones(len(logits), bool)
+    if way.candidates:
+        whole, some = logits, 0 < way.candidates < vocab
+        if some:
+            logits, tokens = jq.top_k(logits, way.candidates)
+        else:
+            negated, tokens = jax.lax.sort((-logits, tokens), num_keys=1, is_stable=True)
+            logits = -negated
+        rank = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        top_k, top_p = parameters.top_k[:, None], parameters.top_p[:, None]
+        logits = jnp.where((rank < top_k) | (top_k == 0), logits, -jnp.inf)
+        norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        if way.checks or not some:  # without top-k: of all tokens, whatever their order here
+            norm = jnp.where(top_k == 0, jax.nn.logsumexp(whole, axis=-1, keepdims=True), norm)
+        shares = jnp.exp(logits - norm)
+        sums = jnp.cumsum(shares, axis=-1)
+        before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)), constant_values=-1.0)
+        logits = jnp.where((before < top_p) | (top_p >= 1), logits, -jnp.inf)
+        if way.checks and some:
+            greedy = parameters.temperature[:, None] < LEAST_TEMPERATURE
+            reached = (sums[:, -1:] >= top_p) & (top_p < 1)
+            enough = ((top_k > 0) | reached | greedy)[:, 0]
+    least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(parameters.min_p)[:, None]
+    return jnp.where(logits < least, -jnp.inf, logits), tokens, enough
+
+
+def logprobs_of(logits: jax.Array, chosen: jax.Array, count: int) -> Logprobs:
+    """Log-probabilities of tokens int32 (batch,), and the `count` likeliest, by the model's logits.
+
+    logits: float (batch, vocab), before biases, penalties, temperature and filters.
+    """
+    logits = logits.astype(jnp.float32)
+    norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    of_chosen = jnp.take_along_axis(logits, chosen[:, None], axis=-1) - norm
+    likeliest, tokens = logits[:, :0], jnp.zeros((len(logits), 0), jnp.int32)
+    if count:
+        likeliest, tokens = jq.top_k(logits, min(count, logits.shape[-1]))
+    return Logprobs(of_chosen[:, 0], tokens, likeliest - norm)
+
+
+def _noise(seeds: jax.Array, steps: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Gumbel's noise float32 (batch, n) of tokens: each token's own, whichever stand beside it.
+
+    The likeliest token with it is a draw (https://arxiv.org/abs/1411.0030).
+    """
+
+    def of_row(seed: jax.Array, step: jax.Array, tokens: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
+        of_each = jax.vmap(lambda token: jax.random.fold_in(key, token))(tokens)
+        return jax.random.key_data(of_each)[:, 0]
+
+    bits = jax.vmap(of_row)(seeds, steps, tokens)
+    # 23 bits, and half of one more, so that neither 0 nor 1 comes out.
+    uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2**-23
+    return -jnp.log(-jnp.log(uniform))

@@ -1,0 +1,1 @@
+"""How a model's weights and state are laid out on a mesh of devices."""

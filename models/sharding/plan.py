@@ -1,0 +1,165 @@
+"""Models over several devices: which axis of each tensor is split over which axis of the mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jax_q4k import formats
+
+from ..architectures.tensor_tables import SCALES
+from ..config import Config
+from ..config.tensors import expected_tensors
+from ..support.warn import warn
+from .placement import Placement
+
+#: Names of mesh axes that tensors are split over; a mesh of one axis may call it as it likes.
+TENSOR_AXES = ("tp", "model", "tensor")
+
+#: Names of the mesh axis that a batch's rows and their pages are split over.
+DATA_AXES = ("dp", "data", "batch")
+
+_OF_KV = ("attn_k", "attn_v")
+
+#: GGUF's name of a tensor, without `blk.N.` and `.weight` or `.bias`, to where its axes are split.
+Rules = Mapping[str, PartitionSpec]
+
+
+def tensor_axis(mesh: Mesh) -> str | None:
+    """The mesh's axis for tensor parallelism; None: it has one for batches alone.
+
+    Raises ValueError where the mesh has several axes, none of them of TENSOR_AXES.
+    """
+    if len(mesh.axis_names) == 1:
+        (name,) = mesh.axis_names
+        return None if name in DATA_AXES else str(name)
+    for name in TENSOR_AXES:
+        if name in mesh.axis_names:
+            return name
+    raise ValueError(
+        f"mesh has axes {', '.join(map(repr, mesh.axis_names))}; tensors are split over one named "
+        f"{' or '.join(map(repr, TENSOR_AXES))}"
+    )
+
+
+def place(
+    config: Config, tensors: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None
+) -> Placement:
+    """Where each of `tensors` goes.
+
+    Args:
+      tensors: GGUF's names -> anything with `.shape` and a `.type` of ggml.
+      rules: None: Megatron's (https://arxiv.org/abs/1909.08053): rows of what comes first in
+        attention and in the network, columns of what comes behind, so that a layer has two sums
+        over devices. Where columns do not divide at their blocks, rows are split; where these do
+        not either, every device has the whole tensor. With rules, tensors without one are whole.
+
+    Raises:
+      TypeError: no Mesh. ValueError: a rule names no tensor or an axis that the mesh has not, or
+        splits an axis into parts that are not whole rows or blocks.
+    """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh is a {type(mesh).__name__}; it must be a jax.sharding.Mesh")
+    axis = tensor_axis(mesh)
+    data = next((name for name in DATA_AXES if name in mesh.axis_names), None)
+    if rules is None:
+        specs = _megatron(config, tensors, mesh, axis)
+    else:
+        specs = _ruled(tensors, mesh, rules)
+    tensors_at = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    return Placement(mesh, axis, data, tensors_at)
+
+
+def short_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `attn_q`."""
+    parts = name.split(".")
+    return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
+
+
+def _units(info: Any) -> tuple[int, ...]:
+    """What each axis can be split into: rows, and blocks of the last axis."""
+    *leading, k = info.shape
+    return (*leading, k // _block(info))
+
+
+def _block(info: Any) -> int:
+    """Weights of a block along k; 1 where the tensor is not packed."""
+    name = getattr(getattr(info, "type", None), "name", None)
+    return formats.get(name).block_size if name in formats.names() else 1
+
+
+def _megatron(
+    config: Config, tensors: Mapping[str, Any], mesh: Mesh, axis: str | None
+) -> dict[str, PartitionSpec]:
+    devices, expected = mesh.shape[axis] if axis else 1, expected_tensors(config)
+    specs, whole = {}, set()
+    for name, info in tensors.items():
+        what, short, units = expected[name], short_name(name), _units(info)
+        split, is_matrix = what.split, what.beside is None and what.entry.is_matrix
+        fits = [at for at in (split, 0) if at is not None and units[at] % devices == 0]
+        if _heads_of(config, name, devices) % devices:
+            fits = []
+        if split is None or not fits:
+            specs[name] = PartitionSpec()
+            if split is not None or is_matrix:
+                whole.add(short)
+        else:
+            specs[name] = PartitionSpec(*[None] * fits[0], axis)
+    if whole and devices > 1:
+        names = ", ".join(sorted(whole))
+        warn(f"whole on each of {devices} devices, which cannot split them: {names}")
+    return specs
+
+
+def _heads_of(config: Config, name: str, otherwise: int) -> int:
+    """Heads that a tensor of attention's projections has rows of."""
+    short = short_name(name)
+    if short == "attn_q":
+        return config.num_heads
+    return config.kv_heads_of(int(name.split(".")[1])) if short in _OF_KV else otherwise
+
+
+def _ruled(tensors: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, PartitionSpec]:
+    known = {short_name(name) for name in tensors}
+    for name, spec in rules.items():
+        if name not in known:
+            raise ValueError(
+                f"rules[{name!r}]: the model has no such tensor, but {', '.join(sorted(known))}"
+            )
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(
+                f"rules[{name!r}] is a {type(spec).__name__}; it must be a PartitionSpec"
+            )
+    specs = {}
+    for name, info in tensors.items():
+        spec = rules.get(short_name(name), PartitionSpec())
+        if name.endswith(".bias"):  # of rows; sums over columns are added up before it
+            spec = PartitionSpec(*spec[:1])
+        elif name.endswith(tuple(f".{suffix}" for suffix in SCALES)):
+            spec = PartitionSpec()
+        specs[name] = _checked(name, info, mesh, spec)
+    return specs
+
+
+def _checked(name: str, info: Any, mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
+    units = _units(info)
+    if len(spec) > len(units):
+        raise ValueError(f"rules: {spec} has {len(spec)} axes; tensor {name!r} has {len(units)}")
+    for at, entry in enumerate(spec):
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for axis in axes:
+            if axis not in mesh.axis_names:
+                has = ", ".join(map(repr, mesh.axis_names))
+                raise ValueError(f"rules: the mesh has no axis {axis!r} for {name!r}, but {has}")
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if units[at] % parts:
+            size, block = info.shape[at], _block(info) if at == len(units) - 1 else 1
+            blocks = f"its {units[at]} blocks of {block}" if block > 1 else "it"
+            raise ValueError(
+                f"tensor {name!r}: axis {at} of {size} cannot be split into {parts}: {blocks} "
+                "must divide evenly"
+            )
+    return spec

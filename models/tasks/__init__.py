@@ -1,0 +1,1 @@
+"""Embeddings, perplexity and speed of a model."""
