@@ -146,7 +146,7 @@ def _prefill(model: Any, tokens: int, room: int = 16, batch: int = 1) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    from jax_q4k.models.network.kv_cache import PagedCache
+    from jax_q4k.models.kv_cache import PagedCache
 
     cache = PagedCache.create(model.config, batch, tokens + room, dtype=jnp.float16)
     ids = (

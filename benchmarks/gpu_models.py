@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner.model import Model
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.sampling.stages import Parameters

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .files.lora import with_lora
     from .files.nextn import load_nextn
     from .files.quantize import quantize, quantize_file
-    from .network import recurrent_states as states
+    from .kv_cache import PagedCache
+    from .kv_cache import recurrent_states as states
     from .network.build import named_tensors
     from .network.decoder import Decoder
     from .network.flax_types import Packed
-    from .network.kv_cache import PagedCache
     from .runner.exported_step import CompiledStep, compile_step, load_compiled
     from .runner.model import Model
     from .runner.programs import CUDA_COMPILER_OPTIONS, abstract_programs
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .tasks.perplexity import Score, score
 
 #: Public modules that lie deeper than their names.
-_MODULES = {"drafts": "runner.speculative.drafts", "states": "network.recurrent_states"}
+_MODULES = {"drafts": "runner.speculative.drafts", "states": "kv_cache.recurrent_states"}
 
 #: Public function or class -> the module that defines it.
 _HOMES = {
@@ -63,7 +63,7 @@ _HOMES = {
         "files.quantize": ("quantize", "quantize_file"),
         "network.flax_types": ("Packed",),
         "engine.generate": ("generate", "stream"),
-        "network.kv_cache": ("PagedCache",),
+        "kv_cache.paged": ("PagedCache",),
         "runner.model": ("Model",),
         "engine.outputs": ("Output", "Piece", "Timings", "TokenLogprobs"),
         "engine.prefix_cache": ("Prefix",),

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_q4k import current_selection, page_dtype
 
-from ..network.kv_cache import PagedCache
+from ..kv_cache import PagedCache
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
 from ..runner.programs import Begin, Loop, Start

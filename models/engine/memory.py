@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..config import Config
-from ..network.kv_cache import PagedCache
+from ..kv_cache import PagedCache
 from ..runner.model import Model
 
 #: Most prompts that run beside each other: more are no faster.

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..config import Config
-from ..network.kv_cache import PagedCache, grown
+from ..kv_cache.paged import PagedCache, grown
 from ..runner.model import Model
 
 #: Tokens of a prompt that go on with a cache at a time.

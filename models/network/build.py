@@ -14,7 +14,6 @@ from jax_q4k import QuantizedArray
 from ..architectures.tensor_tables import OF_A_LAYER, SCALES, Tensor
 from ..config import Config, rope
 from ..config.tensors import float_array, layer_tensors, table
-from ..runner.model import Model
 from . import flax_types
 from .decoder import Decoder, RopeDivisors
 from .layers import (
@@ -33,6 +32,7 @@ from .layers import (
     RMSNorm,
     ShortConvolution,
 )
+from .parts import HasDecoder
 
 
 def build(
@@ -147,7 +147,7 @@ def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
     )
 
 
-def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
+def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax.Array]:
     """GGUF's names -> a decoder's tensors: the inverse of `build`.
 
     Tensors that its architecture has not, such as norms of a llama's queries, are among them:
@@ -156,7 +156,7 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
     TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter
     around it.
     """
-    decoder = model.decoder() if isinstance(model, Model) else model
+    decoder = model if isinstance(model, Decoder) else model.decoder()
     tensors: dict[str, Any] = {}
     for tensor, prefix, _, layer in _with_strangers(decoder.config):
         module: Any = decoder if layer is None else decoder.layers[layer]

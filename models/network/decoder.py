@@ -19,7 +19,8 @@ from jax import Array
 import jax_q4k as jq
 
 from ..config import Config, rope
-from .kv_cache import PagedCache, last_tokens, window_pages
+from ..kv_cache import PagedCache
+from ..kv_cache.shapes import window_pages
 from .layers import (
     KV,
     Chunk,
@@ -33,6 +34,7 @@ from .layers import (
     Step,
     linear,
 )
+from .rows import last_tokens
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
 
 from ..config import Config
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """A decoder apart.
+    """A decoder split into weights and a function that merges them back, like `nnx.split`.
 
     Attributes:
       state: a pytree of its weights.
@@ -34,3 +36,13 @@ def split(decoder: Decoder) -> Parts:
 
     graph, state = nnx.split(decoder)
     return Parts(decoder.config, state, functools.partial(nnx.merge, graph), graph)
+
+
+class HasDecoder(Protocol):
+    """A model that holds a decoder, such as `runner.model.Model`."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def weights(self) -> list[jax.Array]: ...
+    def decoder(self, weights: list[jax.Array] | None = None) -> Decoder: ...

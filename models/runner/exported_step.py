@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_q4k import compiled, page_dtype
 
-from ..network.kv_cache import PagedCache
+from ..kv_cache import PagedCache
 from .model import Model
 from .programs import CUDA_COMPILER_OPTIONS, Weights
 

@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..config import Config
-from ..network.kv_cache import PagedCache, last_tokens
+from ..kv_cache import PagedCache
+from ..network.rows import last_tokens
 from ..sampling import Sampling
 from ..sampling.penalties import Text, count_token, count_tokens
 from ..sampling.sampler import Logprobs, logprobs_of, sample

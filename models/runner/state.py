@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 
-from ..network.kv_cache import PagedCache
+from ..kv_cache import PagedCache
 from ..sampling.sampler import Logprobs
 from ..support.exportable import exportable
 

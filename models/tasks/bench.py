@@ -19,7 +19,7 @@ import numpy as np
 import jax_q4k as jq
 
 from ..engine.prefix_cache import PIECE
-from ..network.kv_cache import PagedCache
+from ..kv_cache import PagedCache
 from ..runner.model import Model
 from ..runner.programs import CUDA_COMPILER_OPTIONS
 from ..support.buckets import bucket

@@ -97,7 +97,7 @@ def test_decode_steps_with_quantized_activations(golden):
     import jax
     import jax.numpy as jnp
 
-    from jax_q4k.models.network.kv_cache import PagedCache
+    from jax_q4k.models.kv_cache import PagedCache
     from jax_q4k.models.sampling import Sampling
     from jax_q4k.models.sampling.stages import Parameters
 

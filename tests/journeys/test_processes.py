@@ -65,7 +65,7 @@ def test_the_package_changes(tmp_path: Path) -> None:
         return results(finish(process))[0].tokens
 
     assert tokens() == alone(CALL)[0].tokens
-    with (copy / "jax_q4k" / "models" / "kv_cache.py").open("a") as file:
+    with (copy / "jax_q4k" / "models" / "network" / "rows.py").open("a") as file:
         file.write("\n_right = last_tokens\n\n\ndef last_tokens(vectors, lengths):\n")
         file.write("    return -_right(vectors, lengths)\n")
     other = tokens()

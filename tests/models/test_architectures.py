@@ -14,8 +14,8 @@ from jax_q4k import models
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.config import Config
 from jax_q4k.models.config.tensors import expected_tensors
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.network.build import build
-from jax_q4k.models.network.kv_cache import PagedCache
 
 from . import checkpoints, fictitious
 

@@ -10,7 +10,7 @@ from support.helpers import nmse
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config import Config, rope
-from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.network.layers import MLP, Linear
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 from tools.random_model import GEMMA_4_31B, QWEN_3_6_35B_A3B

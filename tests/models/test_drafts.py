@@ -14,7 +14,7 @@ from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner.speculative.drafts import DraftModel, PromptLookup
 from jax_q4k.models.runner.speculative.mtp import Drafter
 from jax_q4k.models.runner.speculative.verify import LOSS, MOST_CREDIT, Speculation, begin

@@ -20,7 +20,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import kept, models
 from jax_q4k.implementation import Selection
-from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner import programs
 from jax_q4k.models.runner.model import Model
 from jax_q4k.models.runner.programs import Begin, Decode, Loop, Program, Score, Start

@@ -18,7 +18,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner.model import Model
 from jax_q4k.ops import quantize_q8_1
 from jax_q4k.ops.op import Op

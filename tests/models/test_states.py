@@ -8,8 +8,7 @@ from support.helpers import nmse
 from support.implementations import needs_native
 
 import jax_q4k as jq
-from jax_q4k.models.network import recurrent_states
-from jax_q4k.models.network.kv_cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache, recurrent_states
 
 from .golden import RECURRENT, model, reference
 

@@ -13,9 +13,10 @@ from jax import Array
 import jax_q4k as jq
 
 from ...config.rope import Rotation
-from .. import kv_cache
-from ..kv_cache import Pages
+from ...kv_cache.shapes import Pages
+from ..rows import flat_rows
 from .linear import Ahead, Linear, Norm, RMSNorm, added, fusible, linear, normalized, weights_of
+from .pages import append_latent, repeat_kv_heads, scales
 
 Norms: TypeAlias = tuple[RMSNorm | None, RMSNorm | None]
 KV: TypeAlias = "Fresh | Paged"
@@ -174,11 +175,11 @@ class Fresh:
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
         """q, normalized, rotated and scaled; kv with keys, normalized and rotated, and values."""
-        k, v = kv_cache.stored(self.pages, k, v)
+        k, v = repeat_kv_heads(self.pages, k, v)
         if self.pages:
-            vectors = [kv_cache.rows(x) for x in (q, k, v)]
+            vectors = [flat_rows(x) for x in (q, k, v)]
             cos, sin, _ = self.rotation
-            rotation = self.rotation._replace(cos=kv_cache.rows(cos), sin=kv_cache.rows(sin))
+            rotation = self.rotation._replace(cos=flat_rows(cos), sin=flat_rows(sin))
             # its own keys: those in pages may be rounded
             given = vectors, self.pages, self.slots, rotation, norms
             rotated, *stored, keys = _appended(*given, return_keys=True)
@@ -192,7 +193,7 @@ class Fresh:
         """With latent vectors and their keys (batch, time, 1, n) in pages."""
         if not self.pages:
             return self
-        pages = kv_cache.append_latent(self.pages, kv_cache.rows(rows), self.slots)
+        pages = append_latent(self.pages, flat_rows(rows), self.slots)
         return dataclasses.replace(self, pages=pages)
 
     def query(self, q: Array, norm: Norm | None) -> Array:
@@ -255,13 +256,13 @@ class Paged:
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
         """As `Fresh.append`, of (batch, heads, head_dim)."""
-        k, v = kv_cache.stored(self.pages, k, v)
+        k, v = repeat_kv_heads(self.pages, k, v)
         q, *pages = _appended([q, k, v], self.pages, self.slots, self.rotation, norms)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
     def store(self, rows: Array) -> Paged:
         """As `Fresh.store`, of (batch, 1, n)."""
-        pages = kv_cache.append_latent(self.pages, rows, self.slots)
+        pages = append_latent(self.pages, rows, self.slots)
         return dataclasses.replace(self, pages=pages)
 
     def latent_attention(self, q: Array, rank: int, *, scale: float) -> Array:
@@ -296,7 +297,7 @@ class Paged:
     def _options(self) -> dict[str, Any]:
         """Arguments by which operations attend: scales of int8 pages, lengths of pieces."""
         of_pieces = {} if self.lengths is None else {"lengths": self.lengths}
-        return kv_cache.scales(self.pages) | of_pieces
+        return scales(self.pages) | of_pieces
 
     def _of_sequences(self, x: Array) -> Array:
         """(batch * time, ...) -> (batch, time, ...) of pieces."""
@@ -334,7 +335,7 @@ def _of_heads(pages: Pages, rotation: Rotation, norms: Norms) -> dict[str, Any]:
     """Arguments by which operations normalize, rotate and store heads."""
     weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
     norm_options = {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
-    return rotation._asdict() | kv_cache.scales(pages) | norm_options
+    return rotation._asdict() | scales(pages) | norm_options
 
 
 def _scaled(q: Array, temperature: Array | None) -> Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..kv_cache import State
+from ...kv_cache.shapes import State
 
 Memory: TypeAlias = "Chunk | Step"
 

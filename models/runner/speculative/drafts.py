@@ -8,13 +8,13 @@ reading the weights is what takes time (https://arxiv.org/abs/2211.17192).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from ...config import Config
-from ...network.kv_cache import PagedCache
+from ...kv_cache import PagedCache
+from ...network.parts import HasDecoder
 from .mtp import NextTokens
 
 if TYPE_CHECKING:
@@ -66,16 +66,6 @@ class PromptLookup:
         behind = found[:, None] + jnp.arange(count, dtype=jnp.int32)[None] % period
         drafts = jnp.take_along_axis(text, jnp.maximum(behind, 0), axis=1)
         return drafts, found >= 0
-
-
-class HasDecoder(Protocol):
-    """What drafts need of a Model."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def weights(self) -> list[jax.Array]: ...
-    def decoder(self, weights: list[jax.Array] | None = None) -> Decoder: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ from jax import Array
 from jax_q4k import QuantizedArray
 
 from ...config import Config
-from ...network.kv_cache import PagedCache, last_tokens
+from ...kv_cache import PagedCache
+from ...network.rows import last_tokens
 
 if TYPE_CHECKING:
     from ...network.decoder import Decoder

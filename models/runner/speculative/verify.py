@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from ...network.kv_cache import PagedCache
+from ...kv_cache import PagedCache
 from ...sampling.penalties import Text
 from ...sampling.sampler import Logprobs, logprobs_of, sample
 from ...sampling.stages import Parameters, Way

@@ -1,7 +1,4 @@
-"""What a model keeps of its sequences: pages of keys and values, and states of recurrent layers.
-
-A block table per sequence lists its pages.
-"""
+"""Paged KV cache and recurrent state of a batch; a block table per sequence lists its pages."""
 
 from __future__ import annotations
 
@@ -18,22 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jax_q4k as jq
 
 from ..config import Config
+from ..support.exportable import exportable
+from .shapes import PAGE_SIZE, Pages, State, heads_of, page_shapes, state_shapes, window_pages
 
 if TYPE_CHECKING:
     from ..sharding.placement import Placement
-from ..support.exportable import exportable
-
-PAGE_SIZE = 16  # tokens
-
-#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of
-#: int8 pages also their scales, both float32 (num_pages, num_kv_heads, page_size). Of latent
-#: attention: one array instead of two. (): the layer has none of its own.
-Pages = tuple[jax.Array, ...]
-
-#: The state of one layer that is recurrent, float32: its convolution's last inputs (batch, width,
-#: channels), that of token t in slot t % width; of a gated delta net then (batch, value heads, head
-#: dim, head dim). (): the layer has none.
-State = tuple[jax.Array, ...]
 
 
 @exportable
@@ -143,7 +129,7 @@ class PagedCache:
         def pages(layer: int) -> Pages:
             """A layer's."""
             own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
-            heads, over = _heads(config, layer, placement)
+            heads, over = heads_of(config, layer, placement)
             arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
             return tuple(zeros(shape, dtype, over) for shape, dtype in arrays)
 
@@ -241,58 +227,6 @@ def grown(cache: PagedCache, config: Config, capacity: int, ahead: int) -> Paged
     )
 
 
-def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
-    """Pages that the windows of `ahead` tokens can see parts of, the last anywhere in a page."""
-    if window is None:
-        return np.iinfo(np.int32).max
-    return -(-(window + ahead - 2) // page_size) + 1
-
-
-def page_shapes(
-    config: Config, layer: int, count: int, page_size: int, dtype: Any, heads: int = 1
-) -> list[tuple[tuple[int, ...], Any]]:
-    """Shapes and dtypes of a layer's `Pages`, `count` of them."""
-    if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
-        return []
-    kinds, head_dim = 2, config.head_dim_of(layer)
-    if config.latent is not None:  # keys, whose first elements are the values
-        kinds, head_dim = 1, config.latent.stored_dim(config.rope_dim)
-    shapes: list[tuple[tuple[int, ...], Any]] = [((count, heads, page_size, head_dim), dtype)]
-    if dtype == jnp.int8:
-        return shapes * kinds + [((count, heads, page_size), jnp.float32)] * kinds
-    return shapes * kinds
-
-
-def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a layer's `State`."""
-    mixer, delta = config.mixer_of(layer), config.delta
-    if mixer == "convolution":
-        return ((batch, config.convolution_width, config.hidden_size),)
-    if mixer == "delta" and delta is not None:
-        matrices = batch, delta.value_heads, delta.head_dim, delta.head_dim
-        return (batch, delta.width, delta.channels), matrices
-    return ()
-
-
-def _heads(
-    config: Config, layer: int, placement: Placement | None
-) -> tuple[int, NamedSharding | None]:
-    """Heads that a layer's pages hold, and where they lie; latent vectors are whole."""
-    num_kv_heads, num_heads = config.kv_heads_of(layer), config.num_heads
-    if placement is None:
-        return num_kv_heads, None
-    devices = placement.devices
-    if config.latent is not None:
-        return num_kv_heads, NamedSharding(placement.mesh, PartitionSpec(placement.data))
-    if num_kv_heads % devices == 0:
-        heads = num_kv_heads
-    elif devices % num_kv_heads == 0 and num_heads % devices == 0:
-        heads = devices
-    else:
-        return num_kv_heads, NamedSharding(placement.mesh, PartitionSpec(placement.data))
-    return heads, NamedSharding(placement.mesh, PartitionSpec(placement.data, placement.axis))
-
-
 def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> jax.Array:
     return _compiled_zeros(over)(shape, dtype)
 
@@ -303,31 +237,3 @@ def _compiled_zeros(over: NamedSharding | None) -> Any:
     if over is None:
         return jax.jit(jnp.zeros, static_argnums=(0, 1))
     return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=over)
-
-
-def scales(pages: Pages) -> dict[str, Any]:
-    """The arguments by which operations take the scales of int8 pages; none for others."""
-    held = pages[len(pages) // 2 :] if pages and pages[0].dtype == jnp.int8 else ()
-    return dict(zip(("k_scales", "v_scales"), held, strict=False))
-
-
-def append_latent(pages: Pages, rows: jax.Array, slots: jax.Array) -> Pages:
-    """Stores latent vectors and their keys (tokens, 1, n) at slots (tokens,)."""
-    return jq.append_kv(pages[0], None, rows, None, slots, **scales(pages))
-
-
-def stored(pages: Pages, *new: jax.Array) -> tuple[jax.Array, ...]:
-    """Keys and values (..., heads, head_dim), each head as often as the pages hold it."""
-    copies = pages[0].shape[1] // new[0].shape[-2] if pages else 1
-    return new if copies == 1 else tuple(jnp.repeat(x, copies, axis=-2) for x in new)
-
-
-def rows(x: jax.Array) -> jax.Array:
-    """(batch, time, ...) -> (batch * time, ...)."""
-    return x.reshape(-1, *x.shape[2:])
-
-
-def last_tokens(x: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Each row's last token, (batch, n), of vectors (batch, time, n)."""
-    at = jnp.maximum(lengths - 1, 0)
-    return jnp.take_along_axis(x, at[:, None, None], axis=1)[:, 0]

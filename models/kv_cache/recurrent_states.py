@@ -1,4 +1,4 @@
-"""Sequences of a batch that come and go: their rows of the states of recurrent layers.
+"""Gathers, copies and resets rows of recurrent state as sequences join or leave a batch.
 
 Pages need none of this: a sequence's block table says which are its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .kv_cache import State
+from .shapes import State
 
 
 def gather(states: list[State], rows: jax.Array) -> list[State]:

@@ -1,0 +1,79 @@
+"""Shapes of a layer's pages and recurrent state, and how many pages a window needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..config import Config
+
+if TYPE_CHECKING:
+    from ..sharding.placement import Placement
+
+PAGE_SIZE = 16  # tokens
+
+#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of
+#: int8 pages also their scales, both float32 (num_pages, num_kv_heads, page_size). Of latent
+#: attention: one array instead of two. (): the layer has none of its own.
+Pages = tuple[jax.Array, ...]
+
+#: The state of one layer that is recurrent, float32: its convolution's last inputs (batch, width,
+#: channels), that of token t in slot t % width; of a gated delta net then (batch, value heads, head
+#: dim, head dim). (): the layer has none.
+State = tuple[jax.Array, ...]
+
+
+def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
+    """Pages that the windows of `ahead` tokens can see parts of, the last anywhere in a page."""
+    if window is None:
+        return np.iinfo(np.int32).max
+    return -(-(window + ahead - 2) // page_size) + 1
+
+
+def page_shapes(
+    config: Config, layer: int, count: int, page_size: int, dtype: Any, heads: int = 1
+) -> list[tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes of a layer's `Pages`, `count` of them."""
+    if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
+        return []
+    kinds, head_dim = 2, config.head_dim_of(layer)
+    if config.latent is not None:  # keys, whose first elements are the values
+        kinds, head_dim = 1, config.latent.stored_dim(config.rope_dim)
+    shapes: list[tuple[tuple[int, ...], Any]] = [((count, heads, page_size, head_dim), dtype)]
+    if dtype == jnp.int8:
+        return shapes * kinds + [((count, heads, page_size), jnp.float32)] * kinds
+    return shapes * kinds
+
+
+def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a layer's `State`."""
+    mixer, delta = config.mixer_of(layer), config.delta
+    if mixer == "convolution":
+        return ((batch, config.convolution_width, config.hidden_size),)
+    if mixer == "delta" and delta is not None:
+        matrices = batch, delta.value_heads, delta.head_dim, delta.head_dim
+        return (batch, delta.width, delta.channels), matrices
+    return ()
+
+
+def heads_of(
+    config: Config, layer: int, placement: Placement | None
+) -> tuple[int, NamedSharding | None]:
+    """Heads that a layer's pages hold, and where they lie; latent vectors are whole."""
+    num_kv_heads, num_heads = config.kv_heads_of(layer), config.num_heads
+    if placement is None:
+        return num_kv_heads, None
+    devices = placement.devices
+    if config.latent is not None:
+        return num_kv_heads, NamedSharding(placement.mesh, PartitionSpec(placement.data))
+    if num_kv_heads % devices == 0:
+        heads = num_kv_heads
+    elif devices % num_kv_heads == 0 and num_heads % devices == 0:
+        heads = devices
+    else:
+        return num_kv_heads, NamedSharding(placement.mesh, PartitionSpec(placement.data))
+    return heads, NamedSharding(placement.mesh, PartitionSpec(placement.data, placement.axis))

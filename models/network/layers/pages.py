@@ -1,0 +1,29 @@
+"""Arguments by which operations read and write a layer's pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_q4k as jq
+
+from ...kv_cache.shapes import Pages
+
+
+def scales(pages: Pages) -> dict[str, Any]:
+    """The arguments by which operations take the scales of int8 pages; none for others."""
+    held = pages[len(pages) // 2 :] if pages and pages[0].dtype == jnp.int8 else ()
+    return dict(zip(("k_scales", "v_scales"), held, strict=False))
+
+
+def append_latent(pages: Pages, rows: jax.Array, slots: jax.Array) -> Pages:
+    """Stores latent vectors and their keys (tokens, 1, n) at slots (tokens,)."""
+    return jq.append_kv(pages[0], None, rows, None, slots, **scales(pages))
+
+
+def repeat_kv_heads(pages: Pages, *new: jax.Array) -> tuple[jax.Array, ...]:
+    """Keys and values (..., heads, head_dim), each head as often as the pages hold it."""
+    copies = pages[0].shape[1] // new[0].shape[-2] if pages else 1
+    return new if copies == 1 else tuple(jnp.repeat(x, copies, axis=-2) for x in new)
