@@ -12,8 +12,8 @@ from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
 
+from ..config.pooling import POOLINGS
 from ..tasks.embeddings import embed
-from ..tasks.pooling import POOLINGS
 from .options import (
     add_devices,
     add_implementation,

@@ -15,9 +15,9 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..engine.batch import ContextShift
 from ..engine.generate import generate, stream
 from ..engine.outputs import Output, Piece
+from ..engine.request import ContextShift
 from ..runner.model import Model
 from ..sampling import Sampling
 from .clock import Clock

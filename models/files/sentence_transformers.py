@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..config.pooling import NORMALIZE, UNSUPPORTED, metadata_of
 from ..support.json_fields import JSONFields, read
-from ..tasks.pooling import NORMALIZE, UNSUPPORTED, metadata_of
 from .config_json import MAX_CONFIG
 
 #: Flags of a pooling's config.json -> the pooling.

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..config.pooling import POOLINGS, normalizes, pooling_of
 from ..runner.model import Model
-from .pooling import POOLINGS, normalizes, pooling_of
 
 #: Tokens of a batch, with padding; a longer text has one to itself.
 TOKENS = 4096

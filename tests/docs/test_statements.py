@@ -32,13 +32,13 @@ from jax_q4k.models import chat, cli
 from jax_q4k.models.cli import bench, cache
 from jax_q4k.models.cli import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
+from jax_q4k.models.config.pooling import pooling_of
 from jax_q4k.models.engine import generate
 from jax_q4k.models.engine.prefix_cache import PIECE
 from jax_q4k.models.files import hub, recipes
 from jax_q4k.models.sampling import file_defaults
 from jax_q4k.models.sampling.stages import Way
 from jax_q4k.models.tasks import embeddings
-from jax_q4k.models.tasks.pooling import pooling_of
 from jax_q4k.native import build
 from ptx_kernels import devices, formats
 from ptx_kernels.kernels import FAMILIES, prefetch

@@ -12,9 +12,9 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
+from jax_q4k.models.config.pooling import POOLINGS
 from jax_q4k.models.network.layers import LayerNorm
 from jax_q4k.models.tasks import embeddings
-from jax_q4k.models.tasks.pooling import POOLINGS
 
 from .golden import model, path
 
