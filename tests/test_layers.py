@@ -48,6 +48,50 @@ def test_imports_point_down(below, above):
     assert not found
 
 
+#: The rooms of `models/` from the bottom: each imports only rooms above it in this list.
+ROOMS = (
+    "support",
+    "architectures",
+    "config",
+    "tokenizer",
+    "chat",
+    "sampling",
+    "sharding",
+    "kv_cache",
+    "network",
+    "runner",
+    "engine",
+    "files",
+    "tasks",
+    "cli",
+)
+
+
+def test_rooms_of_models():
+    assert {name.split(".")[1] for name in MODULES if name.startswith("models.")} == {*ROOMS}
+    upward = [
+        f"{name} imports {other}"
+        for name, others in arrows("models", typing=False).items()
+        for other in others
+        if name != "models" and other != "models"
+        if ROOMS.index(name.split(".")[1]) < ROOMS.index(other.split(".")[1])
+    ]
+    assert not upward
+
+
+@pytest.mark.parametrize(
+    "room, kept_out", [("engine", "network"), ("engine", "files"), ("tasks", "files")]
+)
+def test_rooms_that_know_nothing_of_one_another(room, kept_out):
+    found = [
+        (name, other)
+        for name, others in arrows("models").items()
+        for other in others
+        if name.startswith(f"models.{room}.") and other.startswith(f"models.{kept_out}")
+    ]
+    assert not found
+
+
 def test_ptx_kernels_needs_no_jax():
     roots = {
         source.split(".")[0]

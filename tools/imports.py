@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("ptx_kernels", "jax_q4k", "models")
 OTHERS = ("tests", "tools", "benchmarks", "examples")
+TYPE_CHECKING = "TYPE_CHECKING"
 
 
 @functools.cache
@@ -22,19 +23,19 @@ def modules(*folders: str) -> dict[str, Path]:
     return {name: file for name, file in of_name.items() if not name.startswith("jax_q4k.models")}
 
 
-def _statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports at the top, in functions, and those for type checkers alone."""
+def _statements(node: ast.AST, typing: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yields imports at the top and in functions; `typing`: also those for type checkers alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
-        else:
-            yield from _statements(child)
+        elif typing or not (isinstance(child, ast.If) and ast.unparse(child.test) == TYPE_CHECKING):
+            yield from _statements(child, typing)
 
 
-def imported(name: str, file: Path) -> Iterator[tuple[str, str]]:
-    """(module, name that is taken from it or nothing) of each import of a module."""
+def imported(name: str, file: Path, *, typing: bool = True) -> Iterator[tuple[str, str]]:
+    """Yields (module, name that is taken from it or nothing) for each import of a module."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    for statement in _statements(ast.parse(file.read_text())):
+    for statement in _statements(ast.parse(file.read_text()), typing):
         if isinstance(statement, ast.Import):
             yield from ((alias.name, "") for alias in statement.names)
             continue
@@ -43,10 +44,10 @@ def imported(name: str, file: Path) -> Iterator[tuple[str, str]]:
         yield from ((source, alias.name) for alias in statement.names)
 
 
-def dependencies(name: str, known: dict[str, Path]) -> set[str]:
-    """Modules of `known` that a module imports."""
+def dependencies(name: str, known: dict[str, Path], *, typing: bool = True) -> set[str]:
+    """Returns the modules of `known` that a module imports."""
     found = set()
-    for source, taken in imported(name, known[name]):
+    for source, taken in imported(name, known[name], typing=typing):
         source = source.replace("jax_q4k.models", "models")
         if source.split(".")[0] == "support":  # tests/ itself is on the path
             source = f"tests.{source}"
@@ -56,7 +57,10 @@ def dependencies(name: str, known: dict[str, Path]) -> set[str]:
 
 
 @functools.cache
-def arrows(*folders: str) -> dict[str, set[str]]:
-    """The modules that each module below the folders imports, of those."""
+def arrows(*folders: str, typing: bool = True) -> dict[str, set[str]]:
+    """Maps each module below the folders to those among them that it imports.
+
+    typing: count imports for type checkers alone.
+    """
     known = modules(*folders)
-    return {name: dependencies(name, known) for name in known}
+    return {name: dependencies(name, known, typing=typing) for name in known}

@@ -32,7 +32,7 @@ from ..sharding.placement import Placement
 from ..sharding.plan import Rules, place
 from ..support.warn import warn
 from ..tokenizer import Tokenizer
-from . import earlier, fused, rope_divisors
+from . import fused, legacy_layouts, rope_divisors
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
@@ -71,7 +71,7 @@ def from_gguf(
 
     def check(header: gguf.Header) -> None:
         config = Config.from_metadata(header.metadata, file)
-        tensors = earlier.described(config, header.tensors, file)
+        tensors = legacy_layouts.described(config, header.tensors, file)
         described.append(describe(header.metadata, tensors, file))
         if mesh is not None:
             placements.append(place(described[0][0], tensors, mesh, rules))
@@ -86,7 +86,7 @@ def from_gguf(
     )
     config, text_tokenizer = described[0]
     placement = placements[0] if placements else None
-    tensors = earlier.as_today(config, loaded.tensors)
+    tensors = legacy_layouts.as_today(config, loaded.tensors)
     if placement is not None:
         new = tensors.keys() - loaded.tensors.keys()
         tensors |= {name: jax.device_put(tensors[name], placement.tensors[name]) for name in new}
@@ -95,7 +95,7 @@ def from_gguf(
         divisors = tensors.get(name)
         if divisors is not None and not (float_array(divisors) > MIN_DIVISOR).all():
             raise GGUFError(file, f"tensor {name!r}", f"must hold numbers above {MIN_DIVISOR}")
-    metadata = earlier.metadata_as_today(config, without_unused_layers(loaded.metadata))
+    metadata = legacy_layouts.metadata_as_today(config, without_unused_layers(loaded.metadata))
     return Model(unbuilt(config, tensors), text_tokenizer, metadata, placement)
 
 

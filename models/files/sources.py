@@ -15,7 +15,7 @@ from jax_q4k import QuantizedArray, gguf
 
 from ..config import Config
 from ..config.tensors import without_unused_layers
-from . import earlier
+from . import legacy_layouts
 from .checkpoint import CheckpointSource
 from .gguf import used_tensors
 
@@ -54,15 +54,16 @@ class GGUFSource(gguf.TensorFile):
         super().__init__(path, select=functools.partial(used_tensors, file=self.name))
         header = self.header
         config = Config.from_metadata(header.metadata, self.name)
-        described = earlier.described(config, header.tensors, self.name)
-        self.metadata = earlier.metadata_as_today(config, without_unused_layers(header.metadata))
+        described = legacy_layouts.described(config, header.tensors, self.name)
+        metadata = without_unused_layers(header.metadata)
+        self.metadata = legacy_layouts.metadata_as_today(config, metadata)
         self.tensors = {name: info.shape for name, info in described.items()}
         types = {name: info.type.name for name, info in described.items()}
         self.packed = {name: kind for name, kind in types.items() if kind not in gguf.PLAIN}
         self._whole = {
             part: (name, take)
             for name in header.tensors
-            for part, take in earlier.parts_of(config, name).items()
+            for part, take in legacy_layouts.parts_of(config, name).items()
         }
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:

@@ -16,7 +16,7 @@ from jax_q4k.models.config import Config
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import checkpoint_tensors
 
-from .golden import path
+from .golden_files import path
 
 CLASSES = {
     architecture.name: architecture.checkpoints[0].name

@@ -18,17 +18,17 @@ def test_imports_by_way_of_others():
     assert {
         "tests/ptx_kernels/test_golden_ptx.py",
         "tests/jax_q4k/ops/test_matmul.py",
-        "tests/models/test_generate.py",
+        "tests/models/engine/test_generate.py",
     } <= format
     command = reach.reached(["models/cli/generate.py"])
-    assert command is not None and "tests/models/test_cli_generate.py" in command
+    assert command is not None and "tests/models/cli/test_generate.py" in command
     assert not any(test.startswith("tests/ptx_kernels/kernels/") for test in command)
 
 
 def test_sources_of_the_library_reach_what_computes_with_it():
     found = reach.reached(["jax_q4k/native/src/attention.h"])
     assert found is not None
-    assert {"tests/jax_q4k/native/test_attention.py", "tests/models/test_native.py"} <= found
+    assert {"tests/jax_q4k/native/test_attention.py", "tests/models/golden/test_native.py"} <= found
     assert "tests/ptx_kernels/ptx/test_language.py" not in found
 
 
@@ -42,7 +42,9 @@ def test_files_are_reached_by_their_names():
 
 
 def test_a_test_reaches_itself_and_a_helper_those_that_import_it():
-    assert "tests/models/test_kept.py" in (reach.reached(["tests/models/test_kept.py"]) or ())
+    assert "tests/models/runner/test_program_cache.py" in (
+        reach.reached(["tests/models/runner/test_program_cache.py"]) or ()
+    )
     helper = reach.reached(["tests/support/gguf_bytes.py"])
     assert helper is not None
     for test, (imports, _, _) in reach._tests().items():

@@ -28,8 +28,8 @@ from jax_q4k.models.sampling.file_defaults import suggested
 from jax_q4k.models.support import json_fields
 
 from .. import checkpoints
-from ..golden import NAMES, model, path, reference
-from ..test_tokenizer_json import damaged
+from ..golden_files import NAMES, model, path, reference
+from ..tokenizer.test_from_json import damaged
 
 FOLDERS = GOLDEN.parent / "checkpoints"
 INDEX = "model.safetensors.index.json"

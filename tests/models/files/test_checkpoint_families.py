@@ -24,7 +24,7 @@ from jax_q4k.models.files import config_json
 from jax_q4k.models.support import json_fields
 
 from .. import checkpoints
-from ..golden import model, reference
+from ..golden_files import model, reference
 
 pytestmark = needs_native
 

@@ -23,7 +23,7 @@ from jax_q4k.models.files import config_json
 from jax_q4k.models.support import json_fields
 
 from .. import checkpoints, hybrid_checkpoints
-from ..golden import model, path, reference
+from ..golden_files import model, path, reference
 
 pytestmark = needs_native
 

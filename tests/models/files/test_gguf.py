@@ -15,7 +15,7 @@ from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.network.build import build
 
-from ..golden import NAMES, model, path
+from ..golden_files import NAMES, model, path
 
 
 def contents(file):

@@ -17,7 +17,7 @@ from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.files import hub
 
-from ..golden import model, path
+from ..golden_files import model, path
 
 
 class GatedRepoError(Exception):

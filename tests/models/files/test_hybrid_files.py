@@ -14,7 +14,7 @@ from jax_q4k.models import cli
 from jax_q4k.models.config.tensors import unused_tensors
 from jax_q4k.models.network.build import build
 
-from ..golden import model, path, reference
+from ..golden_files import model, path, reference
 
 pytestmark = needs_native
 

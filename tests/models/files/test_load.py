@@ -7,7 +7,7 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 
-from ..golden import model, path
+from ..golden_files import model, path
 
 FOLDER = GOLDEN.parent / "checkpoints" / "qwen3"
 

@@ -18,7 +18,7 @@ from jax_q4k.models.network.build import build
 
 from ..adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf, write_peft
 from ..checkpoints import halves
-from ..golden import model, path
+from ..golden_files import model, path
 
 TOKENS = np.arange(5, 45, dtype=np.int32)[None]
 

@@ -17,7 +17,7 @@ from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import lora
 
 from ..adapters import ALPHA, CONFIG, RANK, random_pairs, write_gguf, write_peft
-from ..golden import model, path
+from ..golden_files import model, path
 
 BAD_SETTINGS = [
     ({"peft_type": "IA3"}, "peft_type: must be 'LORA', not 'IA3'"),

@@ -22,7 +22,7 @@ from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import recipes
 from jax_q4k.models.network.build import build as build_decoder
 
-from ..golden import model, path, reference
+from ..golden_files import model, path, reference
 
 
 def floats(name, dtype=jnp.float32):

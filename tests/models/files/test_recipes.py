@@ -19,7 +19,7 @@ from jax_q4k.models.config import Config
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files import recipes
 
-from ..golden import NAMES, path
+from ..golden_files import NAMES, path
 
 CASES = json.loads((DATA / "recipes.json").read_text())
 ARCHITECTURES = json.loads((DATA / "recipes_of_architectures.json").read_text())

@@ -10,7 +10,7 @@ from jax_q4k import models
 from jax_q4k.models.files import rope_divisors
 from jax_q4k.models.network import build
 
-from .. import golden
+from .. import golden_files
 
 TOKENS = np.arange(5, 29)[None]
 NAME, KEY = "rope_freqs.weight", rope_divisors.KEY
@@ -19,7 +19,7 @@ NAME, KEY = "rope_freqs.weight", rope_divisors.KEY
 @pytest.fixture(scope="module")
 def divided() -> models.Model:
     """The golden model with other frequencies."""
-    original = golden.model("gpt-oss")
+    original = golden_files.model("gpt-oss")
     divisors = np.linspace(1, 9, original.config.rope_dim // 2, dtype=np.float32)
     tensors = dict(models.named_tensors(original)) | {NAME: divisors}
     return models.Model(build.build(original.config, tensors), None, original.metadata)
@@ -32,7 +32,7 @@ def test_a_saved_file_has_them_in_its_metadata(divided, tmp_path):
     again = models.from_gguf(tmp_path / "model.gguf")
     logits = divided.logits(TOKENS)
     np.testing.assert_array_equal(again.logits(TOKENS), logits)
-    assert np.abs(golden.model("gpt-oss").logits(TOKENS) - logits).max() > 0.1
+    assert np.abs(golden_files.model("gpt-oss").logits(TOKENS) - logits).max() > 0.1
     models.save_gguf(again, tmp_path / "twice.gguf")
     assert (tmp_path / "twice.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
 
@@ -46,7 +46,7 @@ def test_quantizing_keeps_them(divided, tmp_path):
 
 
 def test_llamas_files_have_the_tensor(tmp_path):
-    llama = golden.model("llama3-rope")
+    llama = golden_files.model("llama3-rope")
     assert NAME in models.named_tensors(llama)
     models.save_gguf(llama, tmp_path / "model.gguf")
     header = jq.gguf.read_header(tmp_path / "model.gguf")

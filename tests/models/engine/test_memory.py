@@ -1,0 +1,99 @@
+"""More prompts than memory has room for at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.engine import memory
+from jax_q4k.models.sampling import Sampling
+
+from ..golden_files import model
+
+GIB = 2**30
+
+
+@pytest.mark.slow("compiles several programs", quick=["native"])
+@pytest.mark.parametrize("implementation", ["native", "xla"])
+def test_batches_one_after_another(monkeypatch, implementation):
+    """Rows get what they get in one batch; timings are those of all."""
+    loaded = model("llama-gqa")
+    prompts = [[1 + i, 2, 3 + i][: 1 + i % 3] for i in range(7)]
+    samplings = [Sampling(max_new_tokens=1 + i, temperature=i % 2, seed=i) for i in range(7)]
+    with jq.implementation(implementation, activations="f32"):
+        want = models.generate(loaded, prompts, samplings)
+        monkeypatch.setattr(memory, "MAX_ROWS", 3)
+        got = models.generate(loaded, prompts, samplings)
+    assert [out.tokens for out in got] == [out.tokens for out in want]
+    timings = got[0].timings
+    assert all(out.timings is timings for out in got)
+    assert timings.new_tokens == sum(range(1, 8)) == want[0].timings.new_tokens
+    assert timings.prompt_tokens == sum(map(len, prompts))
+    assert timings.decoded_tokens == want[0].timings.decoded_tokens
+
+
+def test_the_last_batch_takes_the_programs_of_the_first(monkeypatch):
+    loaded = model("llama-gqa")
+    monkeypatch.setattr(memory, "MAX_ROWS", 4)
+    fields = {"max_new_tokens": 2, "cache_dtype": "float16"}  # as no other test has it
+    models.generate(loaded, [[1, 2]] * 4, **fields)
+    out = models.generate(loaded, [[1, 2]] * 9, **fields)
+    assert out[0].timings.compile == 0
+
+
+def test_memory_bounds_a_batch(monkeypatch):
+    loaded = model("llama-gqa")
+
+    def rows(free, prompts=100_000, longest=100, capacity=1024):
+        monkeypatch.setattr(memory, "free_bytes", lambda _: free)
+        return memory.rows_at_once(loaded, prompts, longest, capacity, "float32")
+
+    assert rows(1024 * GIB) == rows(None) == 256
+    assert rows(1024 * GIB, prompts=5) == 5
+    assert rows(0) == rows(0, prompts=1) == 1
+    some = rows(GIB // 4)
+    assert 1 < some < 256
+    assert rows(GIB // 4, capacity=4096) < some
+    assert rows(GIB // 4, longest=1000) < some
+    sizes = dataclasses.replace(loaded.config, inner_sizes=(64, 4096))
+    loaded = types.SimpleNamespace(config=sizes, placement=None, padded_length=loaded.padded_length)
+    uneven = rows(GIB // 4)
+    loaded.config = dataclasses.replace(sizes, inner_sizes=None, intermediate_size=4096)
+    assert 1 < rows(GIB // 4) == uneven < some
+
+
+def test_the_longest_prompt_bounds_a_batch(monkeypatch):
+    seen = []
+
+    def rows_at_once(*given):
+        seen.extend(given[1:4])
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "rows_at_once", rows_at_once)
+    with pytest.raises(MemoryError):
+        models.generate(model("llama-gqa"), [[1], [1] * 5, [1, 2]], max_new_tokens=3)
+    assert seen[:2] == [3, 5] and seen[2] >= 8
+
+
+def test_free_memory(monkeypatch, tmp_path):
+    loaded = model("llama-gqa")
+    machine = memory.free_bytes(loaded)
+    assert machine is not None and 0 < machine < 2**50
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory.free_bytes(loaded) == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_bytes(loaded) > 2000
+
+
+def test_a_wrong_row_is_found_before_any_work(monkeypatch):
+    loaded = model("llama-gqa")
+    monkeypatch.setattr(memory, "MAX_ROWS", 1)
+    monkeypatch.setattr(models.Model, "programs", None)
+    with pytest.raises(ValueError, match="are more than the context length"):
+        models.generate(loaded, [[1]] * 3, [*[Sampling()] * 2, Sampling(max_new_tokens=10**6)])

@@ -1,0 +1,198 @@
+"""Prompts that begin as an earlier text get the tokens of prompts that are computed whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.engine import prefix_cache as prefixes
+from jax_q4k.models.engine.batch import Run
+from jax_q4k.models.engine.conversation import Conversation
+from jax_q4k.models.runner.programs import Start
+
+from ..golden_files import model, reference
+
+pytestmark = pytest.mark.cpu_kernels
+
+#: Of each kind of memory: pages alone, windows, soft caps, recurrent states, latent vectors.
+NAMES = ["llama-gqa", "gemma3", "qwen35", "lfm2", "deepseek2"]
+FIELDS = {"max_new_tokens": 9, "ignore_end": True}
+
+
+@pytest.mark.slow("compiles programs of two lengths")
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_goes_on(name: str) -> None:
+    """Three prompts, each the text before with more behind it; the cache grows on the way."""
+    loaded, prefix = model(name), models.Prefix()
+    tokens, reused = reference(name).prompt.tolist()[:5], []
+    more = reference(name).prompt.tolist()
+    for added in (3, 200, 7):
+        tokens = tokens + (more * 9)[:added]
+        whole = models.generate(loaded, tokens, **FIELDS)
+        out = models.generate(loaded, tokens, prefix=prefix, **FIELDS)
+        assert out.tokens == whole.tokens
+        reused.append(out.timings.reused_tokens)
+        assert prefix.tokens == (tokens + out.tokens)[:-1]  # the last one is not yet computed
+        tokens = tokens + out.tokens
+    assert reused == [0, 16, 225]
+
+
+@pytest.mark.slow("compiles several programs", quick=["llama-gqa-kept=20"])
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("name", "kept"), [("llama-gqa", 20), ("qwen35", 0), ("gemma3", 0)])
+def test_a_text_that_differs(name: str, kept: int) -> None:
+    """Pages are right up to where it differs; states and windows have gone on."""
+    loaded, prefix, prompt = model(name), models.Prefix(), reference(name).prompt.tolist()[:30]
+    models.generate(loaded, prompt, prefix=prefix, **FIELDS)
+    other = [*prompt[:20], *(token ^ 1 for token in prompt[20:28])]
+    out = models.generate(loaded, other, prefix=prefix, **FIELDS)
+    assert out.tokens == models.generate(loaded, other, **FIELDS).tokens
+    assert out.timings.reused_tokens == kept and prefix.tokens[: len(other)] == other
+
+
+@pytest.mark.slow("compiles several programs")
+@pytest.mark.usefixtures("exact")
+def test_the_same_prompt_again() -> None:
+    """Its last token is computed anew: it is what the next one is sampled from."""
+    loaded, prefix, prompt = model("llama-gqa"), models.Prefix(), [5, 6, 7, 8]
+    fields = FIELDS | {"temperature": 1.0, "repetition_penalty": 1.2, "dry_multiplier": 0.5}
+    fields |= {"dry_sequence_breakers": (), "logprobs": 2, "draft": "lookup"}
+    first = models.generate(loaded, prompt, prefix=prefix, **fields)
+    again = models.generate(loaded, prompt, prefix=prefix, **fields)
+    assert again.tokens == first.tokens and again.timings.reused_tokens == 3
+    longer = prompt + first.tokens
+    out = models.generate(loaded, longer, prefix=prefix, **fields)
+    assert out.tokens == models.generate(loaded, longer, **fields).tokens
+    assert out.timings.reused_tokens == 12
+
+
+@pytest.mark.slow("compiles several programs")
+@pytest.mark.usefixtures("exact")
+def test_what_a_prefix_does_not_fit() -> None:
+    """Another model, another dtype, a draft model: all is computed."""
+    prefix, prompt = models.Prefix(), [5, 6, 7, 8]
+    models.generate(model("llama-gqa"), prompt, prefix=prefix, **FIELDS)
+    other = models.generate(model("qwen2-bias"), prompt, prefix=prefix, **FIELDS)
+    assert other.timings.reused_tokens == 0 and prefix.tokens[:4] == prompt
+    half = models.generate(
+        model("qwen2-bias"), prompt, prefix=prefix, cache_dtype="bfloat16", **FIELDS
+    )
+    assert half.timings.reused_tokens == 0
+    tokens = list(prefix.tokens)
+    drafted = models.generate(
+        model("llama-gqa"), prompt, prefix=prefix, draft=model("llama-gqa"), **FIELDS
+    )
+    assert drafted.timings.reused_tokens == 0 and prefix.tokens == tokens
+    with pytest.raises(ValueError, match="prefix serves one prompt; there are 2"):
+        models.generate(model("llama-gqa"), [prompt, prompt], prefix=prefix)
+    prefix.clear()
+    assert prefix.tokens == [] and prefix.capacity == 0
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_stream_that_is_left() -> None:
+    """What was computed until then stays."""
+    loaded, prefix = model("llama-gqa"), models.Prefix()
+    pieces = models.stream(loaded, [5, 6, 7, 8], prefix=prefix, max_new_tokens=40)
+    taken = [next(pieces).token for _ in range(5)]
+    assert prefix.tokens == []
+    pieces.close()
+    assert prefix.tokens[:8] == [5, 6, 7, 8, *taken[:4]]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_an_interrupt_between_and_within_pieces(
+    monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """A prefix is never left with a cache that a call has taken over."""
+    loaded, prompt = model("llama-gqa"), (reference("llama-gqa").prompt.tolist() * 9)[:300]
+    prefix = models.Prefix()
+    models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
+    call, seen = Run._call, []
+
+    def interrupted(run: Run, program: Any, *arguments: Any) -> float:
+        seconds = call(run, program, *arguments)
+        seen.append(type(program))
+        if len(seen) == calls:
+            before = run._state  # as if the next call had begun
+            jax.tree.map(lambda array: array.delete(), before.cache)
+            raise KeyboardInterrupt
+        return seconds
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            models.generate(loaded, prompt, prefix=prefix, **FIELDS)
+    assert seen == [Start] * calls and prefix.tokens == []
+    out = models.generate(loaded, prompt, prefix=prefix, **FIELDS)
+    assert out.tokens == models.generate(loaded, prompt, **FIELDS).tokens
+
+
+@pytest.mark.slow("compiles a program a message")
+@pytest.mark.usefixtures("exact")
+def test_a_conversation_computes_each_message_once() -> None:
+    demo = models.load("demo")
+    talk, anew = Conversation(demo), Conversation(demo)
+    options = {"max_new_tokens": 12, "temperature": 0.5}
+    for message in ("How are you?", "And your sister?", "Good night."):
+        out = talk.answer(message, seed=3, **options)
+        anew.prefix.clear()
+        assert anew.answer(message, seed=3, **options).text == out.text
+        assert talk.turns == anew.turns and talk.turns[-1]["content"] == out.text.strip()
+        prompt = out.timings.prompt_tokens
+        if len(talk.turns) > 2:  # what follows the text that the model wrote
+            assert out.timings.reused_tokens > prompt / 2
+
+
+def test_a_conversation_whose_answer_is_left() -> None:
+    talk = Conversation(models.load("demo"))
+    pieces = talk.stream("How are you?", max_new_tokens=60, ignore_end=True)
+    assert talk.turns == []
+    text = "".join(next(pieces).text for _ in range(6))
+    pieces.close()
+    assert [turn["role"] for turn in talk.turns] == ["user", "assistant"]
+    assert talk.turns[-1]["content"] == text.strip()
+    with pytest.raises(ValueError, match="temperature"):
+        talk.answer("x", temperature=-1)
+    assert len(talk.turns) == 2
+
+
+@pytest.mark.slow("compiles by two implementations")
+@pytest.mark.usefixtures("exact")
+def test_another_implementation_computes_its_own() -> None:
+    """A cache that plain JAX computed is not the one that the CPU's kernels would have."""
+    loaded, prefix = model("llama-gqa"), models.Prefix()
+    prompt = reference("llama-gqa").prompt.tolist()
+    models.generate(loaded, prompt[:20], prefix=prefix, **FIELDS)
+    with jq.implementation("xla", activations="f32"):
+        out = models.generate(loaded, prompt, prefix=prefix, **FIELDS)
+        assert out.timings.reused_tokens == 0
+        assert models.generate(loaded, prompt, prefix=prefix, **FIELDS).timings.reused_tokens
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_prefix_in_two_threads_serves_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that ends while another looks at what is held: nobody gets the other's text."""
+    loaded, prefix = model("llama-gqa"), models.Prefix()
+    prompt = reference("llama-gqa").prompt.tolist()
+    others = [5, 6, 7, 8, *prompt[4:40]]
+    want = models.generate(loaded, prompt, **FIELDS).tokens
+    models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
+    usable = prefixes._usable
+
+    def meanwhile(*arguments: Any) -> int:
+        found = usable(*arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(prefixes, "_usable", usable)
+            models.generate(loaded, others, prefix=prefix, **FIELDS)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prefixes, "_usable", meanwhile)
+        assert models.generate(loaded, prompt, prefix=prefix, **FIELDS).tokens == want

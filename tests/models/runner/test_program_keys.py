@@ -1,0 +1,240 @@
+"""Keys of programs: what a program depends on is a field, and every field is in its keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import inspect
+import json
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import kept, models
+from jax_q4k.implementation import Selection
+from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.runner import programs
+from jax_q4k.models.runner.model import Model
+from jax_q4k.models.runner.programs import Begin, Decode, Loop, Program, Score, Start
+from jax_q4k.models.runner.speculative.drafts import PromptLookup
+from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.sampling.stages import Parameters, Way
+
+from .. import golden_files
+
+FILE = programs.__file__
+KINDS = (Begin, Start, Loop, Decode, Score)
+OTHERS = {
+    "way": Way(draws=True),
+    "draft": PromptLookup(),
+    "capacity": 128,
+    "cache_dtype": jnp.dtype("bfloat16"),
+    "ahead": 2,
+}
+
+
+def made(kind: type[Program], network: programs.Network, **changed: Any) -> Program:
+    given: dict[str, Any] = {"network": network, "way": Way()}
+    if kind is Begin:
+        given |= {"capacity": 64, "cache_dtype": jnp.dtype("float32"), "ahead": 1}
+    return kind(**given | changed)
+
+
+def other(field: str) -> Any:
+    return golden_files.model("qwen2-odd").network if field == "network" else OTHERS[field]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
+    """The key in memory is the program itself; a file's is digested from `about`."""
+    program = made(kind, golden_files.model("llama-gqa").network)
+    assert made(kind, program.network) == program and hash(made(kind, program.network))
+    names = {field.name for field in dataclasses.fields(kind)}
+    assert names == {"network", "way", "draft"} | (
+        {"capacity", "cache_dtype", "ahead"} if kind is Begin else set()
+    )
+    for name in names:
+        changed = dataclasses.replace(program, **{name: other(name)})
+        assert changed != program and hash(changed) != hash(program), name
+        assert json.dumps(changed.about()) != json.dumps(program.about()), name
+
+
+def test_a_gpus_network_has_another_key() -> None:
+    """Its programs have compiler options, and drafts of another length."""
+    network = golden_files.model("llama-gqa").network
+    other = dataclasses.replace(network, on_gpu=True)
+    assert Loop(other) != Loop(network) and Loop(other).about() != Loop(network).about()
+
+
+def test_kinds_have_keys_of_their_own() -> None:
+    network = golden_files.model("llama-gqa").network
+    all_about = [json.dumps(made(kind, network).about()) for kind in KINDS]
+    assert len(set(all_about)) == len(KINDS)
+    assert len({made(kind, network) for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("field", Way._fields)
+def test_every_stage_of_sampling_is_in_the_key(field: str) -> None:
+    others = {"candidates": 64, "biases": 8, "ends": 1, "logprobs": 0, "processors": ((len,),)}
+    way = Way()._replace(**{field: others.get(field, True)})
+    network = golden_files.model("llama-gqa").network
+    assert Loop(network, way) != Loop(network)
+    if field == "processors":
+        with pytest.raises(TypeError, match="cannot be part of a key"):
+            Loop(network, way).about()
+    else:
+        assert Loop(network, way).about() != Loop(network).about()
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(PromptLookup)])
+def test_every_field_of_drafts_is_in_the_key(field: str) -> None:
+    network = golden_files.model("llama-gqa").network
+    drafts = PromptLookup(), dataclasses.replace(PromptLookup(), **{field: 4})
+    one, another = (Loop(network, draft=draft) for draft in drafts)
+    assert one != another and one.about() != another.about()
+
+
+def test_nothing_is_closed_over() -> None:
+    """A program's functions read their arguments and its fields, which are all it has."""
+    for kind in KINDS:
+        program = made(kind, golden_files.model("llama-gqa").network)
+        assert set(vars(program)) == {field.name for field in dataclasses.fields(kind)}
+        for owner in kind.__mro__[:-1]:
+            for name, function in vars(owner).items():
+                if inspect.isfunction(function) and function.__code__.co_filename == FILE:
+                    assert set(function.__code__.co_freevars) <= {"__class__"}, (owner, name)
+
+
+def change_of_layers(model: Model) -> Model:
+    """A model whose module has another attribute than its config says."""
+    decoder = model.decoder()
+    assert decoder.layers[0].attention.scale is None
+    decoder.layers[0].attention.scale = 0.5
+    return models.Model(decoder)
+
+
+def test_a_module_that_was_changed_has_another_fingerprint() -> None:
+    original = golden_files.model("llama-gqa")
+    built = models.Model(original.decoder())
+    assert models.Model(original.decoder()).network.fingerprint() == built.network.fingerprint()
+    assert change_of_layers(original).network.fingerprint() != built.network.fingerprint()
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "penalty": {"temperature": 0.9, "repetition_penalty": 1.2},
+    "likeliest tokens": {"logprobs": 3},
+    "DRY": {"dry_multiplier": 0.8},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
+def test_results_are_known_without_tracing(name: str, call: str) -> None:
+    """`results` says the structure, shapes and dtypes that tracing gives."""
+    model = golden_files.model(name)
+    if call == "DRY":
+        CALLS[call]["dry_sequence_breakers"] = ()
+    samplings, dtype = [Sampling(**CALLS[call])] * 2, jnp.dtype("int8")
+    way = Way.of(samplings)
+    breaks = np.zeros(model.config.vocab_size, bool)
+    parameters = Parameters.of(samplings, (), way, lambda _: breaks)
+    weights = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in model.weights]
+    tokens, lengths = np.zeros((2, 8), np.int32), np.full(2, 8, np.int32)
+    begin = Begin(model.network, way, capacity=64, cache_dtype=dtype, ahead=3)
+    given = weights, tokens, lengths, parameters
+    state = jax.eval_shape(begin, *given)
+    assert begin.results(given) == state
+    loop = Loop(model.network, way)
+    more = weights, state, parameters, np.int32(9)
+    assert loop.results(more) == jax.eval_shape(loop, *more)
+    cache = PagedCache.shapes(model.config, 2, 64, dtype=dtype, ahead=3)
+    assert cache == jax.eval_shape(
+        lambda: PagedCache.create(model.config, 2, 64, dtype=dtype, ahead=3)
+    )
+    start = Start(model.network, way)
+    first = weights, tokens, lengths, cache, parameters
+    assert start.results(first) == jax.eval_shape(start, *first)
+
+
+def device() -> jax.Device:
+    return jax.devices("cpu")[0]
+
+
+@pytest.mark.parametrize("field", Selection._fields)
+def test_every_field_of_a_selection_is_a_setting(field: str) -> None:
+    values = {"implementation": "xla", "activations": "f32", "fused": ("mlp",), "prefetch": False}
+    before = kept.settings(device()), kept.trace_context()
+    name = "name" if field == "implementation" else field
+    with jq.implementation(**{name: values[field]}):
+        after = kept.settings(device()), kept.trace_context()
+    assert json.dumps(before[0]) != json.dumps(after[0]) and before[1] != after[1]
+    assert (kept.settings(device()), kept.trace_context()) == before
+
+
+VARIABLES = ("XLA_FLAGS", "JAX_Q4K_TUNING", "JAX_Q4K_KERNELS", "TF_XLA_FLAGS", "PJRT_NPROC")
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_variables_are_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = kept.settings(device())
+    monkeypatch.setenv(variable, f"{os.environ.get(variable, '')} --other")
+    assert kept.settings(device()) != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"jax_default_matmul_precision": "highest"}, {"jax_enable_x64": True}],
+    ids=str,
+)
+def test_options_of_jax_are_settings(change: dict[str, Any]) -> None:
+    before = kept.settings(device()), kept.trace_context()
+    (name, value), old = *change.items(), None
+    old = getattr(jax.config, name)
+    try:
+        jax.config.update(name, value)
+        after = kept.settings(device()), kept.trace_context()
+    finally:
+        jax.config.update(name, old)
+    assert after[0] != before[0] and after[1] != before[1]
+
+
+def test_cores_platform_and_packages_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, runtime = kept.settings(device()), types.SimpleNamespace(platform_version="other")
+    assert kept.settings(types.SimpleNamespace(client=runtime)) != before
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sched_getaffinity", lambda _: range(999))
+        assert kept.settings(device()) != before
+    kept._packages.cache_clear()
+    for package in ("flax", "numpy"):
+        with monkeypatch.context() as patched:
+            version = importlib.metadata.version
+            other = functools.partial(_other_version, version, package)
+            patched.setattr(importlib.metadata, "version", other)
+            assert kept.settings(device()) != before
+        kept._packages.cache_clear()
+    assert kept.settings(device()) == before
+
+
+def _other_version(version: Callable[[str], str], changed: str, name: str) -> str:
+    return "0.0" if name == changed else version(name)
+
+
+def test_types_of_arguments_tell_structure_shape_and_dtype() -> None:
+    one = kept.Types(({"a": np.zeros(3, np.int32)}, np.float32(1)))
+    assert one == kept.Types(({"a": jnp.ones(3, jnp.int32)}, np.float32(2)))
+    for changed in (
+        ({"b": np.zeros(3, np.int32)}, np.float32(1)),
+        ({"a": np.zeros(4, np.int32)}, np.float32(1)),
+        ({"a": np.zeros(3, np.int8)}, np.float32(1)),
+        ([np.zeros(3, np.int32)], np.float32(1)),
+    ):
+        assert kept.Types(changed) != one
