@@ -118,7 +118,7 @@ def kept_first_token(path: str, folder: str) -> float:
 
     import jax_q4k as jq
     from jax_q4k import models
-    from jax_q4k.kept import KeptPrograms
+    from jax_q4k.cache.program_cache import KeptPrograms
     from jax_q4k.models.cli.cache import MAX_BYTES
 
     with jq.implementation("native"):

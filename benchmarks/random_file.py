@@ -18,8 +18,8 @@ import numpy as np
 from jax_q4k import gguf, quantizers
 from jax_q4k.models.config import Config
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files import recipes
 from jax_q4k.models.files.gguf import completed
+from jax_q4k.models.files.quantizing import recipes
 from tools.random_model import GEMMA_3_1B, LLAMA_1B, MOE_3B, QWEN_3_5_800M
 
 #: Models of other architectures than llama, too.

@@ -25,9 +25,9 @@ import numpy as np
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.devices import DEVICES
-from ptx_kernels.formats import k_scales, packed_tile
-from ptx_kernels.formats.packed_tile import Pair
-from ptx_kernels.formats.words import f16_of
+from ptx_kernels.formats.unpack import k_scales, packed_tile
+from ptx_kernels.formats.unpack.packed_tile import Pair
+from ptx_kernels.formats.unpack.packed_words import f16_of
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.gemm.fragments import Accumulators, accumulators, f16_activations, place
 from ptx_kernels.kernels.gemm.pipeline import Pipeline, Rows, TileCopy

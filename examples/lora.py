@@ -28,7 +28,7 @@ from safetensors.flax import load_file, save_file
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.files import recipes
+from jax_q4k.models.files.quantizing import recipes
 
 TEXT = Path(__file__).with_name("lora_text.txt")
 HELD_OUT = 0.15  # of the text, its end

@@ -6,6 +6,7 @@ It has packed weights, jit-compatible primitives, and PTX kernels on a GPU.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from . import collecting
@@ -15,6 +16,7 @@ with collecting.seldom_collecting():  # JAX comes with them
 
     from . import checkpoint_policies, environment, native
     from .arrays import QuantizedArray, is_quantized
+    from .arrays.planes import from_planes
     from .custom_call import EXPORT_CHECKS
     from .errors import (
         CheckpointError,
@@ -62,18 +64,27 @@ with collecting.seldom_collecting():  # JAX comes with them
     from .ops.route import route
     from .ops.routed_mlp import routed_mlp
     from .ops.top_k import argmax, top_k
-    from .planes import from_planes
     from .quantize import quantize
 
 if TYPE_CHECKING:
-    from . import compiled, gguf, kept, quantizers, replacing
+    from . import cache, gguf, quantizers
 else:
+    #: Names of earlier versions -> where the module is now.
+    _RENAMED = {
+        "compiled": "cache.compiled_files",
+        "kept": "cache.program_cache",
+        "replacing": "cache.atomic_files",
+    }
 
     def __getattr__(name: str) -> Any:
-        """Packages that few programs need, when they are first used."""
-        if name not in ("compiled", "gguf", "kept", "quantizers", "replacing"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module(f".{name}", __name__)
+        """Imports packages that few programs need when they are first used."""
+        if name in ("cache", "gguf", "quantizers"):
+            return importlib.import_module(f".{name}", __name__)
+        if name in _RENAMED:
+            message = f"jax_q4k.{name} is now jax_q4k.{_RENAMED[name]}"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+            return importlib.import_module(f".{_RENAMED[name]}", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
@@ -99,10 +110,10 @@ __all__ = [
     "append_kv",
     "argmax",
     "attention",
+    "cache",
     "causal_attention",
     "checkpoint_policies",
     "collecting",
-    "compiled",
     "current_selection",
     "default_implementation",
     "dequantize",
@@ -119,7 +130,6 @@ __all__ = [
     "gguf",
     "implementation",
     "is_quantized",
-    "kept",
     "linear",
     "matmul",
     "mlp",
@@ -132,7 +142,6 @@ __all__ = [
     "qkv_rope_append",
     "quantize_q8_1",
     "quantizers",
-    "replacing",
     "rms_norm",
     "rms_norm_matmul",
     "rope_append",

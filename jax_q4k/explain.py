@@ -18,12 +18,12 @@ from ptx_kernels.devices import DEVICES, Device, Target, find_device
 from . import native
 from .arrays import QuantizedArray
 from .custom_call import simulate_p
-from .gathers import Gather, of_call, recorded
 from .ops.backends import BACKENDS, decide
 from .ops.op import OPS, Op
 from .ops.op import device as device_here
 from .ops.prefetch import own
-from .sharding import axes_of
+from .sharding.gathers import Gather, of_call, recorded
+from .sharding.layout import axes_of
 
 if TYPE_CHECKING:
     from ptx_kernels.machine_code.report import Figures

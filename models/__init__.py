@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from .engine.outputs import Output, Piece, Timings, TokenLogprobs
     from .engine.prefix_cache import Prefix
     from .engine.request import ContextShift
-    from .files.checkpoint import CheckpointSource, from_pretrained
+    from .files.checkpoints.checkpoint import CheckpointSource, from_pretrained
     from .files.gguf import from_gguf, save_gguf
-    from .files.imatrix import read_imatrix
     from .files.load import load
     from .files.lora import with_lora
-    from .files.nextn import load_nextn
-    from .files.quantize import quantize, quantize_file
+    from .files.mtp import load_nextn
+    from .files.quantizing.imatrix import read_imatrix
+    from .files.quantizing.quantize import quantize, quantize_file
     from .kv_cache import PagedCache
     from .kv_cache import recurrent_states as states
     from .network.build import named_tensors
@@ -54,13 +54,13 @@ _HOMES = {
         "engine.conversation": ("Conversation",),
         "network.decoder": ("Decoder",),
         "tasks.embeddings": ("embed",),
-        "files.checkpoint": ("CheckpointSource", "from_pretrained"),
+        "files.checkpoints.checkpoint": ("CheckpointSource", "from_pretrained"),
         "files.gguf": ("from_gguf", "save_gguf"),
-        "files.imatrix": ("read_imatrix",),
+        "files.quantizing.imatrix": ("read_imatrix",),
         "files.load": ("load",),
-        "files.lora": ("with_lora",),
-        "files.nextn": ("load_nextn",),
-        "files.quantize": ("quantize", "quantize_file"),
+        "files.lora.adapters": ("with_lora",),
+        "files.mtp": ("load_nextn",),
+        "files.quantizing.quantize": ("quantize", "quantize_file"),
         "network.flax_types": ("Packed",),
         "engine.generate": ("generate", "stream"),
         "kv_cache.paged": ("PagedCache",),

@@ -118,5 +118,7 @@ def is_public(source: str, taken: str) -> bool:
     package, _, rest = source.partition(".")
     listed = importlib.import_module(package).__all__
     if rest:
-        return rest in listed and taken in importlib.import_module(source).__all__
+        above, _, last = source.rpartition(".")
+        known = listed if above == package else importlib.import_module(above).__all__
+        return last in known and taken in importlib.import_module(source).__all__
     return not taken or taken in listed

@@ -17,7 +17,7 @@ from jax_q4k.models.config.attention_fields import Latent
 from jax_q4k.models.config.expert_fields import Experts
 from jax_q4k.models.config.mixer_fields import Delta
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files import recipes
+from jax_q4k.models.files.quantizing import recipes
 from jax_q4k.models.network.build import build
 from jax_q4k.models.runner.model import Model
 from ptx_kernels import formats

@@ -16,7 +16,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from .. import float_types
 from ..arrays import QuantizedArray
-from ..replacing import replacing
+from ..cache.atomic_files import replacing
 from . import parts
 from .header import MAX_ALIGNMENT
 from .tensors import MAX_DIMS, MAX_NAME, PLAIN, supported_types

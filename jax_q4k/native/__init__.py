@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ptx_kernels.formats import code_books
+from ptx_kernels.formats.unpack import codebooks
 
 from ..errors import NativeUnavailableWarning
 from . import build, elf
@@ -97,7 +97,7 @@ def _hand_over_code_books() -> None:
         ("IQ1_S", 8, 8),
         *((f"IQ{name}", 1, 0) for name in ("2_S", "2_XS", "2_XXS", "3_S", "3_XXS")),
     ]
-    words = [np.array(code_books.words(*book), np.uint32) for book in books]
+    words = [np.array(codebooks.words(*book), np.uint32) for book in books]
     data = np.concatenate(words).tobytes()
     if len(data) != library.jax_q4k_code_books_size():
         raise RuntimeError(f"its code books have {library.jax_q4k_code_books_size()} bytes")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .. import float_types
 from ..arrays import QuantizedArray
-from ..indexed import Packed
+from ..arrays.indexed import Packed
 from . import call, prepare
 
 MAX_HEAD_DIM = 576  # of attention and of a delta net, keys and values; multiples of 16

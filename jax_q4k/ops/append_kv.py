@@ -10,7 +10,7 @@ import numpy as np
 
 from ..custom_call import ptx_name
 from ..native import calls
-from ..sharding import Layout
+from ..sharding.layout import Layout
 from . import checks
 from .groups import ungrouped
 from .op import KernelCall, Op

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..custom_call import ptx_name
 from ..native import calls
-from ..sharding import Layout
+from ..sharding.layout import Layout
 from . import checks, quantize_f16, quantize_q8_1
 from .groups import ungrouped
 from .op import KernelCall, Op

@@ -12,7 +12,7 @@ from ptx_kernels.limits import causal_attention_takes
 
 from ..implementation import current_selection
 from ..native import calls
-from ..sharding import Layout
+from ..sharding.layout import Layout
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows

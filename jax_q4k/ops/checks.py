@@ -17,8 +17,8 @@ from ptx_kernels.limits import HEAD_DIMS, LATENT_DIMS
 
 from .. import float_types
 from ..arrays import QuantizedArray
-from ..indexed import IndexedArray, Packed
-from ..transposed import TransposedArray
+from ..arrays.indexed import IndexedArray, Packed
+from ..arrays.transposed import TransposedArray
 
 #: Dtypes of activations and of a cache's pages.
 FLOAT32: tuple[np.dtype, ...] = (float_types.F32.dtype,)

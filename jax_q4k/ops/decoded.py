@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..arrays.indexed import Packed
 from ..custom_call import ptx_name
-from ..indexed import Packed
 from . import dequantize, rms_norm
 from .gates import ACTIVATION_FUNCTIONS
 from .op import KernelCall

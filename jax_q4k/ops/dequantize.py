@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from ptx_kernels import formats
 
 from ..arrays import QuantizedArray
+from ..arrays.indexed import Packed, layers
 from ..custom_call import ptx_name
-from ..indexed import Packed, layers
-from ..sharding import Layout
+from ..sharding.layout import Layout
 from . import checks
 from .op import KernelCall, Op
 

@@ -13,7 +13,7 @@ from ptx_kernels import formats
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from ..native import calls
-from ..sharding import Layout, Parts, Rows
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks
 from .derivatives import Linear
 from .op import KernelCall, Op

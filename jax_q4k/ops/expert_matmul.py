@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from ptx_kernels import formats
 
 from ..arrays import QuantizedArray
+from ..arrays.transposed import TransposedArray
 from ..implementation import activations_of
 from ..native import calls
-from ..sharding import Layout, Parts, Rows
-from ..transposed import TransposedArray
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks, expert_kernels, grouped, quantize_q8_1
 from .derivatives import Linear
 from .op import KernelCall, Op

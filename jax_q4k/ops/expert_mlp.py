@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..implementation import activations_of, current_selection
 from ..native import calls
-from ..sharding import Layout, Parts, Rows
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks, expert_kernels, expert_matmul, linear, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op

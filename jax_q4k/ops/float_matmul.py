@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ..native import calls
-from ..sharding import Layout, Parts
+from ..sharding.layout import Layout, Parts
 from .derivatives import Linear
 from .op import Op
 from .vmaps import by_reference, by_rows

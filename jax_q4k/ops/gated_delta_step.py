@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ptx_kernels.limits import gated_delta_takes
 
 from ..native import calls
-from ..sharding import Layout
+from ..sharding.layout import Layout
 from . import checks, gated_delta_rule, rms_norm
 from .op import KernelCall, Op
 from .vmaps import by_rows

@@ -13,7 +13,7 @@ import jax
 
 from ptx_kernels.limits import MAX_MATRICES
 
-from ..indexed import Packed, layers
+from ..arrays.indexed import Packed, layers
 from . import quantize_f16, quantize_q8_1, rms_norm
 from .gemv import all_or_none
 from .op import KernelCall

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import MAX_MATRICES, MAX_ROWS
 
+from ..arrays.indexed import Packed, layers
 from ..custom_call import ptx_name
-from ..indexed import Packed, layers
 from . import quantize_q8_1, rms_norm
 from .op import KernelCall
 

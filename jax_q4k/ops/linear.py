@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import router_takes
 
+from ..arrays.indexed import Packed, axes
+from ..arrays.transposed import TransposedArray
 from ..implementation import activations_of, current_selection
-from ..indexed import Packed, axes
 from ..native import calls
-from ..sharding import Layout, Parts, Rows
-from ..transposed import TransposedArray
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks, decoded, float_matmul, gemm, gemv, packed_matmul, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op

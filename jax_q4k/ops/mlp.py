@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import GROUP, SUPER_BLOCK
 
+from ..arrays.indexed import Packed, axes
 from ..implementation import activations_of, current_selection
-from ..indexed import Packed, axes
 from ..native import calls
-from ..sharding import Layout, Parts, Rows
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks, decoded, gemm, linear, packed_matmul
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched

@@ -23,7 +23,7 @@ from ..jax_internals import (
     run_eagerly,
     varying_as,
 )
-from ..sharding import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
+from ..sharding.layout import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
 from . import backends, derivatives, reports
 from .derivatives import Linear
 from .partition import partitioned

@@ -11,9 +11,9 @@ from ptx_kernels import formats
 from ptx_kernels.limits import MAX_ROWS, gemm_takes
 
 from ..arrays import QuantizedArray
-from ..indexed import Packed, axes, layers
+from ..arrays.indexed import Packed, axes, layers
 from ..native import calls
-from ..sharding import Layout, Parts
+from ..sharding.layout import Layout, Parts
 from . import decoded, dequantize, gemm, gemv, quantize_q8_1
 from .derivatives import Linear
 from .float_matmul import dot

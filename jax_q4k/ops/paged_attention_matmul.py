@@ -11,9 +11,9 @@ import jax
 from ptx_kernels.limits import GROUP
 
 from ..arrays import QuantizedArray
+from ..arrays.indexed import Packed
 from ..implementation import activations_of, current_selection
-from ..indexed import Packed
-from ..sharding import Layout, Parts
+from ..sharding.layout import Layout, Parts
 from . import attend, checks, decoded, gemm, gemv, linear
 from .op import KernelCall, Op
 from .paged_attention import checked_pages

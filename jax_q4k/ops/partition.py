@@ -10,9 +10,9 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 
-from .. import gathers
 from ..jax_internals import spec_of
-from ..sharding import WHOLE, Layout, Parts, Plan, leaf_names, leaves_of, plan
+from ..sharding import gathers
+from ..sharding.layout import WHOLE, Layout, Parts, Plan, leaf_names, leaves_of, plan
 
 #: Function of (parts, *leaves) to the results' leaves.
 OnParts = Callable[..., list[Any]]

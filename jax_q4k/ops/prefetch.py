@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from ..arrays.indexed import IndexedArray, Packed, layers
 from ..implementation import current_selection
-from ..indexed import IndexedArray, Packed, layers
 from . import checks
 from .backends import KernelCall
 

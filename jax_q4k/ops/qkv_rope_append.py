@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..arrays.indexed import Packed, axes
 from ..implementation import activations_of, current_selection
-from ..indexed import Packed, axes
-from ..sharding import Layout, Parts, Rows
+from ..sharding.layout import Layout, Parts, Rows
 from . import append_kv, checks, gemm, gemv, linear, rms_norm, rope_append, rotate
 from .groups import ungrouped
 from .op import KernelCall, Op

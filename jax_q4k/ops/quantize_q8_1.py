@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ptx_kernels.limits import GROUP
 
 from ..custom_call import ptx_name
-from ..sharding import Layout, Rows
+from ..sharding.layout import Layout, Rows
 from . import checks
 from .op import KernelCall, Op
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ..sharding import Layout, Parts, Rows
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks, quantize_f16, quantize_q8_1
 from .op import KernelCall, Op
 from .vmaps import by_rows

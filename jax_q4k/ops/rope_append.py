@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ..custom_call import ptx_name
 from ..implementation import current_selection
 from ..native import calls
-from ..sharding import Layout
+from ..sharding.layout import Layout
 from . import append_kv, checks, rms_norm, rotate
 from .groups import ungrouped
 from .op import KernelCall, Op

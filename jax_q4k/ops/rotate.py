@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..native import calls
-from ..sharding import Layout, Rows
+from ..sharding.layout import Layout, Rows
 from . import checks
 from .op import Op
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import MAX_ROUTED, MAX_ROUTED_EXPERTS
 
-from ..sharding import Layout, Rows
+from ..sharding.layout import Layout, Rows
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows

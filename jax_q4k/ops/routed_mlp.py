@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..implementation import activations_of
-from ..sharding import Layout, Parts
+from ..sharding.layout import Layout, Parts
 from . import checks, expert_kernels, expert_mlp, route
 from .op import KernelCall, Op
 from .vmaps import by_examples, by_rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from ..sharding import Layout, Parts, Rows
+from ..sharding.layout import Layout, Parts, Rows
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ..arrays import is_quantized
-from ..indexed import IndexedArray, Packed
+from ..arrays.indexed import IndexedArray, Packed
 from .backends import Operation, of_leaves
 
 Params = dict[str, Any]

@@ -25,7 +25,7 @@ from jax_q4k.collecting import seldom_collecting
 from . import cache, interrupts
 from .output import UsageError, devices, printable, split_cpu
 
-#: Each in a module of its name.
+#: Each is a module of `commands`.
 COMMANDS = (
     "bench",
     "chat",
@@ -103,6 +103,6 @@ def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     first = arguments[0] if arguments else ""
     for name in (first,) if first in COMMANDS else COMMANDS:
-        importlib.import_module(f".{name}", __name__).add_parser(commands)
+        importlib.import_module(f".commands.{name}", __name__).add_parser(commands)
     parser.set_defaults(runs_programs=False, keeps_programs=True)
     return parser

@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from rich.console import Console
 from rich.markup import escape
 
-from jax_q4k.kept import KeptPrograms
+from jax_q4k.cache.program_cache import KeptPrograms
 
 from .output import printable
 

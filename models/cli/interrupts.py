@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from jax_q4k import replacing
+from jax_q4k.cache import atomic_files
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _children: set[subprocess.Popen[Any]] = set()  # that end with this process
@@ -86,7 +86,7 @@ def _mode() -> list[Any] | None:
 
 
 def _end(number: int, frame: FrameType | None, mode: list[Any] | None) -> NoReturn:
-    replacing.remove_partials()
+    atomic_files.remove_partials()
     for process in list(_children):
         process.kill()
     if mode is not None:

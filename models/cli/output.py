@@ -27,7 +27,7 @@ from rich.progress import (
 
 from ..engine.outputs import Timings
 from ..files.load import load, located
-from ..files.nextn import load_nextn
+from ..files.mtp import load_nextn
 from ..runner.model import Model
 from .clock import Clock, since_start
 

@@ -12,9 +12,9 @@ from ..runner.model import Model
 from ..sharding.plan import Rules
 from ..support.assets import demo_path
 from . import hub
-from . import lora as lora_files
-from .checkpoint import from_pretrained
+from .checkpoints.checkpoint import from_pretrained
 from .gguf import from_gguf
+from .lora import adapters as lora_files
 from .sources import is_checkpoint
 
 DEMO = "demo"

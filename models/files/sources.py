@@ -16,7 +16,7 @@ from jax_q4k import QuantizedArray, gguf
 from ..config import Config
 from ..config.tensors import without_unused_layers
 from . import legacy_layouts
-from .checkpoint import CheckpointSource
+from .checkpoints.checkpoint import CheckpointSource
 from .gguf import used_tensors
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_q4k import compiled, page_dtype
+from jax_q4k import page_dtype
+from jax_q4k.cache import compiled_files
 
 from ..kv_cache import PagedCache
 from .model import Model
@@ -25,7 +26,7 @@ class CompiledStep:
     """
 
     def __init__(
-        self, model: Model, program: compiled.LoadedProgram, shapes: dict[str, Any]
+        self, model: Model, program: compiled_files.LoadedProgram, shapes: dict[str, Any]
     ) -> None:
         self.batch, self.capacity = int(shapes["batch"]), int(shapes["capacity"])
         self.cache_dtype = jnp.dtype(shapes["cache_dtype"])
@@ -50,7 +51,7 @@ class CompiledStep:
         token = jax.device_put(token, self._program.device)
         leaves, tree = jax.tree.flatten(cache)
         arguments = [*self._weights, token, *leaves]
-        compiled.check_arguments(arguments, self._shapes)
+        compiled_files.check_arguments(arguments, self._shapes)
         logits, *after = self._program(arguments)
         return logits, jax.tree.unflatten(tree, after)
 
@@ -90,7 +91,7 @@ def compile_step(
         return merge(weights).decode(token, cache)
 
     arguments = _arguments(model, batch, context, dtype)
-    header, body = compiled.compile_for(
+    header, body = compiled_files.compile_for(
         target,
         jax.jit(step, donate_argnames="cache", keep_unused=True),
         arguments,
@@ -99,7 +100,7 @@ def compile_step(
         shapes=_shapes(arguments),
         cuda_options=CUDA_COMPILER_OPTIONS,
     )
-    compiled.write(path, header, body)
+    compiled_files.write(path, header, body)
     return len(body)
 
 
@@ -120,7 +121,7 @@ def load_compiled(path: str | os.PathLike[str], model: Model) -> CompiledStep:
         dtype = page_dtype(said["cache_dtype"])
         return _shapes(_arguments(model, said["batch"], said["capacity"], dtype))
 
-    header, program = compiled.read(
+    header, program = compiled_files.read(
         path, name=_NAME, model=model.network.fingerprint(), device=device, shapes=expected
     )
     return CompiledStep(model, program, header.shapes)

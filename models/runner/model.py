@@ -27,7 +27,7 @@ from ..tokenizer import Tokenizer
 from .programs import Network, Programs
 
 if TYPE_CHECKING:
-    from jax_q4k.kept import KeptPrograms
+    from jax_q4k.cache.program_cache import KeptPrograms
 
     from ..network.decoder import Decoder
     from .speculative.drafts import Draft

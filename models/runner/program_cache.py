@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from jax_q4k import selected
+from jax_q4k.cache.program_cache import Types, settings, trace_context
 from jax_q4k.collecting import seldom_collecting
-from jax_q4k.kept import Types, settings, trace_context
 
 from .model import Model
 from .programs import Begin, Loop, Start

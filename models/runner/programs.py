@@ -87,7 +87,7 @@ class Program:
     def jitted(self, *, keep_unused: bool = False) -> Any:
         """The jitted function. Its compiled code is freed with the last reference to it.
 
-        keep_unused: as `jax_q4k.kept` needs it. Elsewhere it would do harm: JAX 0.12 then never
+        keep_unused: as `jax_q4k.cache.program_cache` needs it. Elsewhere it would do harm: JAX 0.12 then never
         frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
         """
         run: Any = self

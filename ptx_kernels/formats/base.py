@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .packed_block import Dequantize
-from .packed_row import PackedRow
-from .packed_tile import F16Tile, Int8Groups, ReadMinimums
+from .unpack.packed_block import Dequantize
+from .unpack.packed_row import PackedRow
+from .unpack.packed_tile import F16Tile, Int8Groups, ReadMinimums
 
 WIDEST_LOAD = 16  # bytes, ld.global.v4.b32
 

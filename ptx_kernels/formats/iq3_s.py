@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .eights import Get, Numbers, code_book_format
+from .unpack.groups_of_eight import Get, Numbers, code_book_format
 
 
 def _numbers(get: Get, i: Any) -> Numbers:

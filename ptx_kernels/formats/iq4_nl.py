@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8
-from . import codes, packed_tile
 from .base import BlockFormat, FormatTuning, f16_array
-from .packed_block import DequantizedRun
-from .packed_tile import TilePlane
+from .unpack import codebook_16, packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_tile import TilePlane
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    return f16_array(field["d"]) * codes.entries(TABLE, field["qs"], xp)
+    return f16_array(field["d"]) * codebook_16.entries(TABLE, field["qs"], xp)
 
 
-class PackedRow(codes.PackedRow):
+class PackedRow(codebook_16.PackedRow):
     """A lane's share of IQ4_NL rows (see `packed_row.PackedRow`)."""
 
     table = TABLE
@@ -30,7 +30,7 @@ class PackedRow(codes.PackedRow):
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
     """All 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
-    return codes.dequantize(k, TABLE, qs, d.cast(f16).load().to(f32))
+    return codebook_16.dequantize(k, TABLE, qs, d.cast(f16).load().to(f32))
 
 
 def int8_groups(
@@ -38,7 +38,7 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
-    quants = codes.fragments(k, TABLE, qs, unit)
+    quants = codebook_16.fragments(k, TABLE, qs, unit)
     return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))
 
 

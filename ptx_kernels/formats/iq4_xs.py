@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f32, s8, s32, u32
-from . import codes, packed_tile
 from .base import BlockFormat, FormatTuning, bits, f16_array
 from .iq4_nl import TABLE
-from .packed_block import DequantizedRun
-from .packed_row import Share, Tile, signed_run
-from .packed_tile import TilePlane
-from .words import Words, f16_of, looked_up
+from .unpack import codebook_16, packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Share, Tile, signed_run
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import Words, f16_of, looked_up
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -27,7 +27,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     low = bits(field["scales_l"], 2, 4, xp).swapaxes(-1, -2).reshape(*leading, 8)
     high = bits(field["scales_h"], 4, 2, xp).swapaxes(-1, -2).reshape(*leading, 8)
     scale = f16_array(field["d"]) * ((low | (high << 4)).astype(np.float32) - np.float32(32))
-    values = scale[..., None] * codes.entries(TABLE, field["qs"].reshape(*leading, 8, 16), xp)
+    values = scale[..., None] * codebook_16.entries(TABLE, field["qs"].reshape(*leading, 8, 16), xp)
     return values.reshape(*leading, 256)
 
 
@@ -84,7 +84,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
     qs, head = planes
     words = head.cast(u32).load(vector=2)
     scale = f16_of(words[0]) * _scale(k, words, part).to(f32)
-    return codes.dequantize(k, TABLE, qs.at(part * 16), scale, part * 32)
+    return codebook_16.dequantize(k, TABLE, qs.at(part * 16), scale, part * 32)
 
 
 def int8_groups(
@@ -92,7 +92,7 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, head = planes
-    quants = codes.fragments(k, TABLE, qs, unit)
+    quants = codebook_16.fragments(k, TABLE, qs, unit)
     heads = [row.cast(u32).load(vector=2) for row in head.rows()]
 
     def scales(block: Value) -> packed_tile.Pair:

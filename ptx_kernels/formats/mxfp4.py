@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f32, s8, u8, u32
-from . import codes, packed_tile
 from .base import BlockFormat, FormatTuning
-from .packed_block import DequantizedRun
-from .packed_tile import TilePlane
+from .unpack import codebook_16, packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_tile import TilePlane
 
 TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -28,7 +28,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     `e` is 0 or 1, are made as bits: multiples of 2^-149.
     """
     e = field["e"].astype(np.int32)
-    entries, low = codes.entries(TABLE, field["qs"], xp), e >> 1
+    entries, low = codebook_16.entries(TABLE, field["qs"], xp), e >> 1
 
     def power(exponent: Any) -> Any:  # 2^(exponent - 64)
         return ((exponent + 63) << 23).view(np.float32)
@@ -46,7 +46,7 @@ def _scale(k: Builder, e: Value) -> Value:
     return k.select(e < 2, k.const(u32, 0x200000) << e, (e - 1) << 23).bits(f32)
 
 
-class PackedRow(codes.PackedRow):
+class PackedRow(codebook_16.PackedRow):
     """A lane's share of MXFP4 rows (see `packed_row.PackedRow`)."""
 
     table = TABLE
@@ -59,7 +59,7 @@ class PackedRow(codes.PackedRow):
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
     """All 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, e = planes
-    return codes.dequantize(k, TABLE, qs, _scale(k, e.load().to(u32)))
+    return codebook_16.dequantize(k, TABLE, qs, _scale(k, e.load().to(u32)))
 
 
 def int8_groups(
@@ -67,7 +67,7 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, e = planes
-    quants = codes.fragments(k, TABLE, qs, unit)
+    quants = codebook_16.fragments(k, TABLE, qs, unit)
     scales = [(_scale(k, g), _scale(k, other)) for g, other in e.byte_pairs(unit * 2)]
     return packed_tile.block_pair(unit, quants, s8, scales, wide=True)
 

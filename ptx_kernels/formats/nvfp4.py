@@ -14,9 +14,9 @@ import numpy as np
 
 from ..ptx import Builder, Value, f32
 from .base import nibbles
-from .eights import Get, Reader, block_format
 from .mxfp4 import TABLE
-from .words import Words, looked_up
+from .unpack.groups_of_eight import Get, Reader, block_format
+from .unpack.packed_words import Words, looked_up
 
 
 def _scales() -> np.ndarray:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
-from . import packed_tile, two_bits
 from .base import BlockFormat, FormatTuning, f16_array
-from .packed_block import DequantizedRun
-from .packed_row import Run, Share, Tile
-from .packed_tile import TilePlane
-from .words import Words, affine, byte_floats, f16_of, shifted
+from .unpack import packed_tile, two_bits
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Run, Share, Tile
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import Words, affine, byte_floats, f16_of, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

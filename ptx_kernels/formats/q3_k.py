@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u32
-from . import packed_tile, two_bits
 from .base import BlockFormat, FormatTuning, bits, f16_array
-from .packed_block import DequantizedRun
-from .packed_row import Run, Share, Tile, signed_run
-from .packed_tile import TilePlane
-from .words import Words, byte_floats, shifted
+from .unpack import packed_tile, two_bits
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Run, Share, Tile, signed_run
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import Words, byte_floats, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

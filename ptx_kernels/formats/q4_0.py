@@ -13,12 +13,12 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
-from . import packed_tile
 from .base import BlockFormat, FormatTuning, f16_array, nibbles
-from .packed_block import DequantizedRun
-from .packed_row import Share, Tile, signed_run
-from .packed_tile import TilePlane
-from .words import Words, byte_floats, lower_nibbles, upper_nibbles
+from .unpack import packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Share, Tile, signed_run
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import Words, byte_floats, lower_nibbles, upper_nibbles
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

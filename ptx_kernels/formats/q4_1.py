@@ -11,12 +11,20 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, u8, u32
-from . import packed_tile, q4_0
+from . import q4_0
 from .base import BlockFormat, FormatTuning, f16_array, nibbles
-from .packed_block import DequantizedRun
-from .packed_row import Run, Tile
-from .packed_tile import TilePlane
-from .words import ANCHOR, anchored_floats, byte_floats, f16_of, lower_nibbles, upper_nibbles
+from .unpack import packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Run, Tile
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import (
+    ANCHOR,
+    anchored_floats,
+    byte_floats,
+    f16_of,
+    lower_nibbles,
+    upper_nibbles,
+)
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
-from . import k_scales, packed_tile
 from .base import BlockFormat, FormatTuning, nibbles
-from .packed_block import DequantizedRun
-from .packed_row import Run, Share, Tile
-from .packed_tile import F16Tile, TilePlane
-from .words import ANCHOR, Words, affine, anchored_floats, byte_floats, f16_of
+from .unpack import k_scales, packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Run, Share, Tile
+from .unpack.packed_tile import F16Tile, TilePlane
+from .unpack.packed_words import ANCHOR, Words, affine, anchored_floats, byte_floats, f16_of
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
-from . import packed_tile, q4_0
+from . import q4_0
 from .base import BlockFormat, FormatTuning, bits, f16_array, nibbles
-from .packed_block import DequantizedRun
-from .packed_row import Share, Tile, signed_run
-from .packed_tile import TilePlane
-from .words import Words, byte_floats, shifted
+from .unpack import packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Share, Tile, signed_run
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import Words, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:

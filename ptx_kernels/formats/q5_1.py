@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, u8, u32
-from . import packed_tile, q5_0
+from . import q5_0
 from .base import BlockFormat, FormatTuning, f16_array
-from .packed_block import DequantizedRun
-from .packed_row import Run, Tile
-from .packed_tile import TilePlane
-from .words import ANCHOR, anchored_floats, f16_of
+from .unpack import packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Run, Tile
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import ANCHOR, anchored_floats, f16_of
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, u8, u32
-from . import k_scales, packed_tile, q4_k
+from . import q4_k
 from .base import BlockFormat, FormatTuning, bits
-from .packed_block import DequantizedRun
-from .packed_row import Share
-from .packed_tile import F16Tile, TilePlane
-from .words import Words
+from .unpack import k_scales, packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Share
+from .unpack.packed_tile import F16Tile, TilePlane
+from .unpack.packed_words import Words
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

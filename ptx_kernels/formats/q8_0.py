@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
-from . import packed_tile
 from .base import BlockFormat, FormatTuning, f16_array
-from .packed_block import DequantizedRun
-from .packed_row import Share, Tile, signed_run
-from .packed_tile import TilePlane
-from .words import signed_byte_floats
+from .unpack import packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Share, Tile, signed_run
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import signed_byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

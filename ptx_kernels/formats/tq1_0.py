@@ -14,8 +14,8 @@ import numpy as np
 
 from ..ptx import Builder, Value, u32
 from .base import f16_array
-from .eights import Get, Reader, block_format, f16_factor, less_one
-from .words import Words
+from .unpack.groups_of_eight import Get, Reader, block_format, f16_factor, less_one
+from .unpack.packed_words import Words
 
 _POWERS = (1, 3, 9, 27, 81)
 

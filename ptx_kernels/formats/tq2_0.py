@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Value
-from . import two_bits
 from .base import f16_array
-from .eights import Get, Reader, block_format, f16_factor, less_one
-from .words import Words
+from .unpack import two_bits
+from .unpack.groups_of_eight import Get, Reader, block_format, f16_factor, less_one
+from .unpack.packed_words import Words
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..formats import e4m3 as fp8
-from ..formats.words import signed_byte_floats
+from ..formats.unpack import e4m3 as fp8
+from ..formats.unpack.packed_words import signed_byte_floats
 from ..limits import HEAD_DIMS, LATENT_DIMS
 from ..ptx import (
     WARP,

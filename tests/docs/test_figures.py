@@ -12,7 +12,7 @@ from support.statements import ROOT, Statements, quoted, table
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files import recipes
+from jax_q4k.models.files.quantizing import recipes
 from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B
 

@@ -26,16 +26,19 @@ from rich.console import Console
 from support.statements import ROOT, Statements, quoted, table
 
 import jax_q4k as jq
-from jax_q4k import compiled, gguf, models, native, quantizers
+from jax_q4k import gguf, models, native, quantizers
+from jax_q4k.cache import compiled_files
 from jax_q4k.gguf import parts
 from jax_q4k.models import chat, cli
-from jax_q4k.models.cli import bench, cache
-from jax_q4k.models.cli import chat as chat_command
+from jax_q4k.models.cli import cache
+from jax_q4k.models.cli.commands import bench
+from jax_q4k.models.cli.commands import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
 from jax_q4k.models.config.pooling import pooling_of
 from jax_q4k.models.engine import generate
 from jax_q4k.models.engine.prefix_cache import PIECE
-from jax_q4k.models.files import hub, recipes
+from jax_q4k.models.files import hub
+from jax_q4k.models.files.quantizing import recipes
 from jax_q4k.models.sampling import file_defaults
 from jax_q4k.models.sampling.stages import Way
 from jax_q4k.models.tasks import embeddings
@@ -674,7 +677,7 @@ def fields_of_errors():
     shown = quoted(
         " ".join(page.partition("whose `field` says")[2].partition(". Checksums")[0].split())
     )
-    source = inspect.getsource(compiled)
+    source = inspect.getsource(compiled_files)
     raised = set(re.findall(r'CompiledFileError\(file, "(\w+)"', source))
     raised |= set(re.findall(r'^        \("(\w+)", header\.', source, re.MULTILINE))
     assert raised == set(shown) - {"field"}
@@ -682,7 +685,7 @@ def fields_of_errors():
 
 @says("docs/export.md", "`--target cpu` is this machine's")
 def targets():
-    assert set(compiled.TARGETS) == {"cpu", "h200"}
+    assert set(compiled_files.TARGETS) == {"cpu", "h200"}
 
 
 @says(README, "for AVX-512 VNNI, AVX-VNNI, AVX2, NEON and plain C++")

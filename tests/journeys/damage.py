@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from jax_q4k.compiled import MAGIC
+from jax_q4k.cache.compiled_files import MAGIC
 
 
 def programs(folder: Path) -> list[Path]:

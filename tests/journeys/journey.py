@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_q4k import models
-from jax_q4k.kept import KeptPrograms
+from jax_q4k.cache.program_cache import KeptPrograms
 
 from .calls import Call, Result, alone, difference
 

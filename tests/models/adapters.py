@@ -8,7 +8,8 @@ from safetensors.numpy import save_file
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files import checkpoint_tensors, lora
+from jax_q4k.models.files.checkpoints import tensor_places
+from jax_q4k.models.files.lora import adapters
 
 from .checkpoints import halves
 
@@ -19,7 +20,7 @@ CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "
 def random_pairs(given, short=None, seed=0):
     """GGUF's name -> (a (rank, k), b (n, rank)) of its matrices, or of those of these names."""
     rng, tensors = np.random.default_rng(seed), models.named_tensors(given)
-    names = [n for n in lora.named_linears(given.config) if n in tensors]
+    names = [n for n in adapters.named_linears(given.config) if n in tensors]
     if short is not None:
         names = [n for n in names if n.split(".")[-2] in short]
     shapes = {name: tensors[name].shape for name in names}
@@ -51,7 +52,7 @@ def write_peft(folder, given, pairs, config=CONFIG):
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors, kind = {}, given.config.kind
-    places = checkpoint_tensors.places(given.config, kind.checkpoints[0])
+    places = tensor_places.places(given.config, kind.checkpoints[0])
     expected = expected_tensors(given.config)
     for name, (a, b) in pairs.items():
         place, entry = places[name], expected[name].entry

@@ -20,8 +20,8 @@ def test_imports_by_way_of_others():
         "tests/jax_q4k/ops/test_matmul.py",
         "tests/models/engine/test_generate.py",
     } <= format
-    command = reach.reached(["models/cli/generate.py"])
-    assert command is not None and "tests/models/cli/test_generate.py" in command
+    command = reach.reached(["models/cli/commands/generate.py"])
+    assert command is not None and "tests/models/cli/commands/test_generate.py" in command
     assert not any(test.startswith("tests/ptx_kernels/kernels/") for test in command)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...formats import e4m3 as fp8
-from ...formats.words import signed_byte_halves
+from ...formats.unpack import e4m3 as fp8
+from ...formats.unpack.packed_words import signed_byte_halves
 from ...ptx import Builder, Value, Var, bf16, f16, f32, s8, u16, u32
 from ...ptx.types import Type
 from ..pages import Pages

@@ -22,7 +22,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 
-from ...formats import e4m3 as fp8
+from ...formats.unpack import e4m3 as fp8
 from ...ptx import Builder, KernelError, Value, Var, all_of, e4m3, f16, f32, u32
 from ...ptx.types import Type
 from ..quantize_f16 import f16_scale

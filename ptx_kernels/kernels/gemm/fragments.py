@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...formats.packed_tile import F16Group
-from ...formats.words import Words
+from ...formats.unpack.packed_tile import F16Group
+from ...formats.unpack.packed_words import Words
 from ...ptx import Builder, Pointer, Value, Var, f32, u32
 from ...ptx.types import f16x2
 from ..quantize_q8_1 import GROUP

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...formats.packed_tile import TilePlane
+from ...formats.unpack.packed_tile import TilePlane
 from ...ptx import Builder, Pointer, Value, all_of, s32, u8, u32
 from .fragments import TILE_ROWS
 from .spans import ALL, StepSpan

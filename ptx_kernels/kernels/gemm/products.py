@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from ...formats.packed_tile import (
+from ...formats.unpack.packed_tile import (
     UNITS,
     F16Tile,
     Int8Group,
@@ -19,7 +19,7 @@ from ...formats.packed_tile import (
     ReadMinimums,
     TilePlane,
 )
-from ...formats.words import Words
+from ...formats.unpack.packed_words import Words
 from ...ptx import Builder, Pointer, Value, Var, bf16, f16, f32, s8, s32, u32
 from ..quantize_q8_1 import GROUP
 from .fragments import Accumulators, f16_activations, f16_weights, matrices_of, two_activations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...formats.packed_row import PackedRow
+from ...formats.unpack.packed_row import PackedRow
 from ...ptx import Pointer, Value, f32, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats

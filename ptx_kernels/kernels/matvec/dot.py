@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from ... import formats
-from ...formats.packed_row import PackedRow, Share, Tile
+from ...formats.unpack.packed_row import PackedRow, Share, Tile
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u32
 from ..vectors import dot
 from .activations import Activations, ActivationTile

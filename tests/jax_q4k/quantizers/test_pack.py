@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jax_q4k.quantizers import pack
-from ptx_kernels.formats import base, k_scales, q4_k
+from ptx_kernels.formats import base, q4_k
+from ptx_kernels.formats.unpack import k_scales
 
 
 def integers(bits: int, *shape: int, seed: int = 0) -> np.ndarray:

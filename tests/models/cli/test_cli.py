@@ -22,7 +22,8 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k import current_selection, models
 from jax_q4k.models import cli
-from jax_q4k.models.cli import generate, inspect, output, perplexity
+from jax_q4k.models.cli import output
+from jax_q4k.models.cli.commands import generate, inspect, perplexity
 
 from ..golden_files import model, path
 

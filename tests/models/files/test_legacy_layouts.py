@@ -13,7 +13,7 @@ from support.implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.files import quantize
+from jax_q4k.models.files.quantizing import quantize
 
 from .. import golden_files
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import compiled, models
+from jax_q4k import models
+from jax_q4k.cache import compiled_files
 from jax_q4k.models import cli
 from tools import aot
 
@@ -108,12 +109,12 @@ def test_the_command(tmp_path, capsys):
 
 def altered(data, **fields):
     """The file's bytes with other fields in the header, its own checksum right."""
-    at = len(compiled.MAGIC)
+    at = len(compiled_files.MAGIC)
     length = int.from_bytes(data[at : at + 4], "little")
     start = at + 4 + 32
     header = json.loads(data[start : start + length]) | fields
     text = json.dumps(header).encode()
-    head = compiled.MAGIC + len(text).to_bytes(4, "little") + hashlib.sha256(text).digest()
+    head = compiled_files.MAGIC + len(text).to_bytes(4, "little") + hashlib.sha256(text).digest()
     return head + text + data[start + length :]
 
 
@@ -126,7 +127,7 @@ WRONG = {
     "an empty file": (lambda data: b"", "magic"),
     "a plain pickle": (lambda data: pickle.dumps(Exploding()), "magic"),
     "a pickle behind the magic": (
-        lambda data: compiled.MAGIC + pickle.dumps(Exploding()) * 9,
+        lambda data: compiled_files.MAGIC + pickle.dumps(Exploding()) * 9,
         "header",
     ),
     "a pickle as the body": (
@@ -159,7 +160,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_refused_before_it_is_loaded(what, file, tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, "load_program", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr(compiled_files, "load_program", lambda *_: pytest.fail("it was loaded"))
     change, field = WRONG[what]
     path = tmp_path / "wrong.bin"
     path.write_bytes(change(file.read_bytes()))
@@ -179,7 +180,7 @@ def test_an_executable_that_xla_does_not_know(file, tmp_path):
 
 
 def body_bytes(data):
-    at = len(compiled.MAGIC)
+    at = len(compiled_files.MAGIC)
     length = int.from_bytes(data[at : at + 4], "little")
     return json.loads(data[at + 36 : at + 36 + length])["body_bytes"]
 
@@ -217,7 +218,7 @@ def test_what_cannot_be_compiled(fields, message, tmp_path):
 def test_a_step_for_an_h200_is_whole_and_is_not_loaded_elsewhere(tmp_path):
     path = tmp_path / "step.bin"
     size = models.compile_step(golden_files.model(NAME), path, target="h200", batch=8, context=64)
-    header, body = compiled._parsed(str(path), path.read_bytes())
+    header, body = compiled_files._parsed(str(path), path.read_bytes())
     assert (header.target, header.device, len(body)) == ("h200", "H200", size)
     assert b".visible .entry" in body  # the PTX of our kernels
     if jax.default_backend() == "cpu":

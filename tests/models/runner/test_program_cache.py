@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import kept as kept_files
 from jax_q4k import models
-from jax_q4k.kept import KeptPrograms
+from jax_q4k.cache import program_cache as kept_files
+from jax_q4k.cache.program_cache import KeptPrograms
 from jax_q4k.models.network import build
 
 from .. import golden_files

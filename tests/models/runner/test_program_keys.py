@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import kept, models
+from jax_q4k import models
+from jax_q4k.cache import program_cache
 from jax_q4k.implementation import Selection
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner import programs
@@ -172,12 +173,12 @@ def device() -> jax.Device:
 @pytest.mark.parametrize("field", Selection._fields)
 def test_every_field_of_a_selection_is_a_setting(field: str) -> None:
     values = {"implementation": "xla", "activations": "f32", "fused": ("mlp",), "prefetch": False}
-    before = kept.settings(device()), kept.trace_context()
+    before = program_cache.settings(device()), program_cache.trace_context()
     name = "name" if field == "implementation" else field
     with jq.implementation(**{name: values[field]}):
-        after = kept.settings(device()), kept.trace_context()
+        after = program_cache.settings(device()), program_cache.trace_context()
     assert json.dumps(before[0]) != json.dumps(after[0]) and before[1] != after[1]
-    assert (kept.settings(device()), kept.trace_context()) == before
+    assert (program_cache.settings(device()), program_cache.trace_context()) == before
 
 
 VARIABLES = ("XLA_FLAGS", "JAX_Q4K_TUNING", "JAX_Q4K_KERNELS", "TF_XLA_FLAGS", "PJRT_NPROC")
@@ -185,9 +186,9 @@ VARIABLES = ("XLA_FLAGS", "JAX_Q4K_TUNING", "JAX_Q4K_KERNELS", "TF_XLA_FLAGS", "
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_variables_are_settings(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kept.settings(device())
+    before = program_cache.settings(device())
     monkeypatch.setenv(variable, f"{os.environ.get(variable, '')} --other")
-    assert kept.settings(device()) != before
+    assert program_cache.settings(device()) != before
 
 
 @pytest.mark.parametrize(
@@ -196,32 +197,35 @@ def test_variables_are_settings(variable: str, monkeypatch: pytest.MonkeyPatch) 
     ids=str,
 )
 def test_options_of_jax_are_settings(change: dict[str, Any]) -> None:
-    before = kept.settings(device()), kept.trace_context()
+    before = program_cache.settings(device()), program_cache.trace_context()
     (name, value), old = *change.items(), None
     old = getattr(jax.config, name)
     try:
         jax.config.update(name, value)
-        after = kept.settings(device()), kept.trace_context()
+        after = program_cache.settings(device()), program_cache.trace_context()
     finally:
         jax.config.update(name, old)
     assert after[0] != before[0] and after[1] != before[1]
 
 
 def test_cores_platform_and_packages_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, runtime = kept.settings(device()), types.SimpleNamespace(platform_version="other")
-    assert kept.settings(types.SimpleNamespace(client=runtime)) != before
+    before, runtime = (
+        program_cache.settings(device()),
+        types.SimpleNamespace(platform_version="other"),
+    )
+    assert program_cache.settings(types.SimpleNamespace(client=runtime)) != before
     with monkeypatch.context() as patched:
         patched.setattr(os, "sched_getaffinity", lambda _: range(999))
-        assert kept.settings(device()) != before
-    kept._packages.cache_clear()
+        assert program_cache.settings(device()) != before
+    program_cache._packages.cache_clear()
     for package in ("flax", "numpy"):
         with monkeypatch.context() as patched:
             version = importlib.metadata.version
             other = functools.partial(_other_version, version, package)
             patched.setattr(importlib.metadata, "version", other)
-            assert kept.settings(device()) != before
-        kept._packages.cache_clear()
-    assert kept.settings(device()) == before
+            assert program_cache.settings(device()) != before
+        program_cache._packages.cache_clear()
+    assert program_cache.settings(device()) == before
 
 
 def _other_version(version: Callable[[str], str], changed: str, name: str) -> str:
@@ -229,12 +233,12 @@ def _other_version(version: Callable[[str], str], changed: str, name: str) -> st
 
 
 def test_types_of_arguments_tell_structure_shape_and_dtype() -> None:
-    one = kept.Types(({"a": np.zeros(3, np.int32)}, np.float32(1)))
-    assert one == kept.Types(({"a": jnp.ones(3, jnp.int32)}, np.float32(2)))
+    one = program_cache.Types(({"a": np.zeros(3, np.int32)}, np.float32(1)))
+    assert one == program_cache.Types(({"a": jnp.ones(3, jnp.int32)}, np.float32(2)))
     for changed in (
         ({"b": np.zeros(3, np.int32)}, np.float32(1)),
         ({"a": np.zeros(4, np.int32)}, np.float32(1)),
         ({"a": np.zeros(3, np.int8)}, np.float32(1)),
         ([np.zeros(3, np.int32)], np.float32(1)),
     ):
-        assert kept.Types(changed) != one
+        assert program_cache.Types(changed) != one

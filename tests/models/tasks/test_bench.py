@@ -14,7 +14,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
-from jax_q4k.models.cli import bench as command
+from jax_q4k.models.cli.commands import bench as command
 from jax_q4k.models.tasks import bench
 
 from ..golden_files import model, path

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from ptx_kernels import simulator
-from ptx_kernels.formats import e4m3
+from ptx_kernels.formats.unpack import e4m3
 from ptx_kernels.ptx import Builder, f32, kernel, u8, u32
 
 

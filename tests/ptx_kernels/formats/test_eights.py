@@ -15,7 +15,7 @@ from support.paths import GOLDEN
 import jax_q4k as jq
 from jax_q4k.native import calls
 from ptx_kernels import formats, simulator
-from ptx_kernels.formats import code_books
+from ptx_kernels.formats.unpack import codebooks
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import MatvecConfig, matvec, matvec_rule
 from ptx_kernels.ptx import KernelError
@@ -113,11 +113,11 @@ def test_nobody_quantizes_to_them(format):
 
 
 def test_code_books_are_bytes_in_order():
-    words = np.array(code_books.words("IQ3_S"), "<u4").view(np.int8).reshape(512, 4)
-    np.testing.assert_array_equal(words, code_books.entries("IQ3_S"))
-    raised = np.array(code_books.words("IQ1_S", 8, 128), "<u4").view(np.uint8)
+    words = np.array(codebooks.words("IQ3_S"), "<u4").view(np.int8).reshape(512, 4)
+    np.testing.assert_array_equal(words, codebooks.entries("IQ3_S"))
+    raised = np.array(codebooks.words("IQ1_S", 8, 128), "<u4").view(np.uint8)
     np.testing.assert_array_equal(
-        raised, (code_books.entries("IQ1_S").astype(int) * 8 + 128).reshape(-1)
+        raised, (codebooks.entries("IQ1_S").astype(int) * 8 + 128).reshape(-1)
     )
 
 

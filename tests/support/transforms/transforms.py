@@ -336,7 +336,7 @@ TRANSFORMS = {
     "explicit": Transform(
         unchanged,
         "operands split over two devices of a mesh of explicit axes; gradients, and where results "
-        "lie: `tests/jax_q4k/test_sharding.py`",
+        "lie: `tests/jax_q4k/sharding/test_sharding.py`",
         plain=unchanged,
         mesh=AxisType.Explicit,
     ),

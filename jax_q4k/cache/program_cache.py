@@ -1,0 +1,211 @@
+"""Compiled programs in a folder: a later process that needs the same neither traces nor compiles.
+
+A file's name is a digest of all that its program depends on, which is known before tracing. Its
+header says the same, and the file is checked as `compiled` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import ptx_kernels
+from ptx_kernels.file_stamp import file_stamp
+
+from ..errors import CompiledFileError
+from ..implementation import current_selection
+from ..jax_internals import trace_context
+from . import compiled_files
+
+__all__ = ["KeptPrograms", "Types", "settings", "trace_context"]
+
+_SUFFIX = ".program"
+#: Beginnings of the names of environment variables that change what is compiled, or what runs.
+_VARIABLES = ("XLA_", "TF_XLA_", "JAX_Q4K_", "NPROC", "PJRT_NPROC", "CUDA_", "NVIDIA_")
+#: Packages by which programs are traced, beside those that `compiled.Header` names.
+_PACKAGES = ("flax", "numpy")
+#: Files of the packages that no program depends on, or that the CPU kernels' fingerprint tells.
+_NO_SOURCES = (".gguf", ".md", ".pyc", ".so", ".cpp", ".h")
+
+_IMPORTED = time.time_ns()
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptPrograms:
+    """A folder of programs for one device.
+
+    Attributes:
+      folder: one that nobody else may write: what lies there runs.
+      max_bytes: of all files; those used least recently make room.
+    """
+
+    folder: Path
+    max_bytes: int
+
+    def get(
+        self,
+        name: str,
+        program: Any,
+        arguments: Sequence[Any],
+        results: Any,
+        device: jax.Device,
+        *,
+        model: str,
+        about: dict[str, Any],
+    ) -> compiled_files.LoadedProgram:
+        """The executable of a jitted function: the folder's, or compiled and left there.
+
+        What is in the folder and cannot be used is compiled again; JAX's option
+        `jax_explain_cache_misses` says why.
+
+        Args:
+          program: jitted with `keep_unused`.
+          arguments: of it, arrays in pytrees.
+          results: shapes and dtypes that it gives, in pytrees; a file for others is not used.
+          model, about: what it depends on besides its arguments' types; `about` is JSON.
+        """
+        said = {
+            "about": about,
+            "arguments": _listed(arguments),
+            "results": _listed(results),
+            "settings": settings(device),
+        }
+        shapes = json.loads(json.dumps(said))  # tuples as lists, as a file gives them back
+        header = compiled_files.header(name, model, shapes, device)
+        path = self.folder / f"{name}-{_digest(dataclasses.asdict(header))[:32]}{_SUFFIX}"
+        try:
+            _, loaded = compiled_files.read(
+                path, name=name, model=model, device=device, shapes=lambda _: shapes, private=True
+            )
+        except (CompiledFileError, OSError) as error:
+            _say(f"{name} is compiled: {error}")
+            loaded, body = compiled_files.compile_here(program, arguments, results, device)
+            if _sources_have_changed():  # what was imported need not be what a file is named after
+                _say(f"{name} is not kept: the package's files have changed since the import")
+            else:
+                self._keep(path, header, body)
+        else:
+            with contextlib.suppress(OSError):
+                os.utime(path)
+        return loaded
+
+    def _keep(self, path: Path, header: compiled_files.Header, body: bytes) -> None:
+        try:
+            path.unlink(
+                missing_ok=True
+            )  # what cannot be used, which `write` would follow or refuse
+            compiled_files.write(path, header, body)
+            found = [(file.lstat(), file) for file in self.folder.glob(f"*{_SUFFIX}")]
+            size = 0
+            for about, file in sorted(found, key=lambda pair: pair[0].st_mtime_ns, reverse=True):
+                size += about.st_size
+                if size > self.max_bytes or not compiled_files.is_of_this_format(file):
+                    file.unlink(missing_ok=True)
+        except OSError as error:
+            _say(f"{header.program} is not kept: {error}")
+
+
+class Types:
+    """Structure, shapes and dtypes of arrays in pytrees, as programs depend on them: part of a key.
+
+    Its hash is computed once: those of a model's weights are part of every call's key.
+    """
+
+    __slots__ = ("_hash", "_items")
+
+    def __init__(self, arrays: Any) -> None:
+        leaves, tree = jax.tree.flatten(arrays)
+        types = [(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves]
+        self._items = tree, *types
+        self._hash = hash(self._items)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or isinstance(other, Types) and self._items == other._items
+
+
+def _listed(arrays: Any) -> list[Any]:
+    leaves, tree = jax.tree.flatten(arrays)
+    return [str(tree), *([leaf.shape, str(leaf.dtype)] for leaf in leaves)]
+
+
+def _say(what: str) -> None:
+    loud = jax.config.values["jax_explain_cache_misses"]
+    _log.log(logging.WARNING if loud else logging.DEBUG, what)
+
+
+def settings(device: jax.Device) -> dict[str, Any]:
+    """Settings outside a program that change its tracing or compiling; JSON."""
+    selection = current_selection()._asdict()
+    config = {name: repr(v) for name, v in jax.config.values.items() if "cache" not in name}
+    variables = {
+        name: [value, file_stamp(value)]  # the value may name a file, as of a tuning table
+        for name, value in os.environ.items()
+        if name.startswith(_VARIABLES)
+    }
+    return {
+        "selection": {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in selection.items()
+        },
+        "jax.config": _digest(config),
+        "environment": _digest(variables),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "platform": device.client.platform_version,
+        "packages": _packages(),
+        "sources": _sources(),
+    }
+
+
+@functools.cache
+def _packages() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
+
+
+def _source_files() -> list[str]:
+    return [
+        os.path.join(folder, name)
+        for package in (Path(__file__).parents[1], Path(ptx_kernels.__file__).parent)
+        for folder, _, names in os.walk(package, followlinks=True)
+        if not folder.endswith("__pycache__")
+        for name in sorted(names)
+        if not name.endswith(_NO_SOURCES)
+    ]
+
+
+@functools.cache
+def _sources() -> str:
+    """A digest of the packages' files: those of a checkout change while its version stays."""
+    digest = hashlib.sha256()
+    for path in sorted(_source_files()):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            data = file.read()
+            digest.update(f"{path} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
+
+
+def _sources_have_changed() -> bool:
+    """Whether a file of the packages is newer than their import in this process."""
+    with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile: it has changed
+        return any(os.stat(path).st_mtime_ns > _IMPORTED for path in _source_files())
+    return True
+
+
+def _digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

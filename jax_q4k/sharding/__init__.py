@@ -1,0 +1,1 @@
+"""How operands lie on a mesh of devices, and which of them an operation gathers."""

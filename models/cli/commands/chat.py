@@ -1,0 +1,190 @@
+"""`jax-q4k chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+import jax_q4k as jq
+
+from ...engine.conversation import Conversation
+from ...engine.outputs import Piece, Timings
+from ...sampling import Sampling
+from .. import interrupts
+from ..lines import line_reader, read_message
+from ..options import add_model_or_demo, add_running, add_sampling, model_path, sampling_of
+from ..output import UsageError, load_model, loaded_draft, printable, timings_line
+
+MAX_NEW_TOKENS = 1024
+
+HELP = """\
+/system TEXT  set the system message; without TEXT, remove it
+/reset        forget the conversation, but not the system message
+/save FILE    write the messages as JSON
+/quit         end, as Ctrl-D does
+/help         these lines
+A line that ends with \\ goes on with the next; \"\"\" begins and ends a message of several lines.
+Ctrl-C stops an answer; at the prompt, twice ends."""
+
+
+def add_parser(commands: Any) -> None:
+    description = "Chat with a model in the terminal. Reads messages from a pipe, too."
+    parser = commands.add_parser("chat", help="chat with a model", description=description)
+    parser.set_defaults(command=_chat, runs_programs=True)
+    add_model_or_demo(parser)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    add_sampling(parser, max_new_tokens=MAX_NEW_TOKENS)
+    add_running(parser)
+
+
+def _chat(options: argparse.Namespace, notes: Console) -> int:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    path = model_path(options)
+    model = load_model(path, notes, options.devices, options.lora)
+    if model.tokenizer is None:
+        raise UsageError(f"{path} holds no tokenizer: a chat needs one")
+    model.kept = options.kept
+    sampling = sampling_of(options, model, notes)
+    running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
+    session = Session(Conversation(model, options.system), sampling, running, notes)
+    with jq.implementation(options.implementation):
+        return session.run()
+
+
+class Session:
+    """Reads messages and commands until the user ends; writes answers as they come."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        running: dict[str, Any],
+        notes: Console,
+    ) -> None:
+        """running: further arguments of `stream`."""
+        self.conversation = conversation
+        self.sampling = sampling
+        self.running = running
+        self.notes = notes
+        self.interactive = sys.stdin.isatty()
+        self.saved: set[str] = set()  # files that may be written again
+        self.pressed = interrupts.Pressed()  # since the last line was typed
+        self.commands: dict[str, Callable[[str], None]] = {
+            "/system": self.set_system,
+            "/reset": self.reset,
+            "/save": self.save,
+            "/help": lambda _: self.say(HELP),
+        }
+
+    def say(self, text: str) -> None:
+        """A line to the user, beside the answers."""
+        self.notes.print(f"[dim]{escape(printable(text))}[/]", soft_wrap=True)
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        if self.interactive:
+            self.say("/help lists commands; Ctrl-D ends.")
+        if not self.conversation.has_template:
+            self.say("The file holds no chat template: the model continues a transcript.")
+        read = line_reader()
+        with interrupts.noticing() as self.pressed:
+            while True:
+                try:
+                    with interrupts.raising_at_prompt():
+                        message = read_message(read)
+                except UnicodeDecodeError as error:
+                    raise UsageError(f"standard input is not text: {error}") from error
+                except EOFError:
+                    if self.interactive:
+                        self.notes.print()
+                    return 0
+                except KeyboardInterrupt:
+                    self.notes.print()
+                    if self.pressed.once:
+                        return 128 + signal.SIGINT
+                    self.pressed.once = True
+                    self.say("Ctrl-C once more, or Ctrl-D, ends.")
+                    continue
+                self.pressed.once = False
+                if message.split(" ")[0] in ("/quit", "/exit", "/bye"):
+                    return 0
+                self.take(message)
+
+    def take(self, message: str) -> None:
+        """Obeys a command, or answers a message; in a script, an error ends the chat."""
+        name, _, rest = message.partition(" ")
+        try:
+            if re.fullmatch("/[a-z]+", name):
+                self.commands.get(name, self.unknown)(rest.strip())
+            elif message.strip():
+                self.answer(message)
+        except BrokenPipeError:  # nobody reads the answers any more
+            raise
+        except (ValueError, OSError) as error:
+            if not self.interactive:
+                raise UsageError(error) from error
+            self.notes.print(f"[bold red]error:[/] {escape(printable(str(error)))}")
+
+    def unknown(self, _: str) -> None:
+        raise ValueError("no such command; /help lists them")
+
+    def set_system(self, text: str) -> None:
+        self.conversation.system = text or None
+        self.say("The system message is set." if text else "There is no system message.")
+
+    def reset(self, _: str) -> None:
+        self.conversation.turns.clear()
+        self.say("The conversation begins anew.")
+
+    def save(self, file: str) -> None:
+        if not file:
+            raise ValueError("/save needs a file's name")
+        file = os.path.expanduser(file)
+        if os.path.exists(file) and os.path.realpath(file) not in self.saved:
+            raise ValueError(f"{file} exists; choose another name")
+        with open(file, "w", encoding="utf-8") as target:
+            json.dump(self.conversation.messages, target, ensure_ascii=False, indent=1)
+            target.write("\n")
+        self.saved.add(os.path.realpath(file))
+        self.say(f"{len(self.conversation.messages)} messages are in {file}")
+
+    def answer(self, message: str) -> None:
+        """Sends a message, and writes the answer piece by piece until it ends or Ctrl-C."""
+        before = len(self.conversation.turns)
+        pieces = self.conversation.stream(message, self.sampling, **self.running)
+        if dropped := before - len(self.conversation.turns):
+            self.say(f"The context is full: the oldest {dropped} messages are dropped.")
+        with contextlib.closing(pieces):  # type: ignore[type-var]
+            timings = self.write(pieces)
+        self.say("stopped" if timings is None else timings_line(timings))
+
+    def write(self, pieces: Iterator[Piece]) -> Timings | None:
+        """Writes an answer; returns the timings of one that was not stopped."""
+        text = ""
+        timings: Timings | None = None
+        status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.notes.is_terminal:
+            status = self.notes.status("Reading the prompt")
+        while timings is None and not self.pressed.once:
+            with status:
+                piece = next(pieces)
+            status = contextlib.nullcontext()
+            shown = piece.text if text else piece.text.lstrip()
+            text += shown
+            sys.stdout.write(printable(shown))
+            sys.stdout.flush()
+            timings = None if piece.output is None else piece.output.timings
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        return timings

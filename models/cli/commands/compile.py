@@ -1,0 +1,47 @@
+"""`jax-q4k compile`: a model's decode step as machine code in a file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+import jax_q4k as jq
+from jax_q4k.cache.compiled_files import TARGETS
+
+from ...runner.exported_step import compile_step
+from ..options import add_cache_dtype, add_implementation, add_model
+from ..output import UsageError, load_model, printable
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compile",
+        help="compile a model's decode step into a file",
+        description="Compile a model's decode step ahead of time; models.load_compiled runs it. "
+        "A GPU is not needed to compile for one.",
+    )
+    parser.set_defaults(command=_compile, runs_programs=True)
+    add_model(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
+    parser.add_argument("--target", choices=TARGETS, default="cpu", help="default: this CPU")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens of a sequence; default: the model's"
+    )
+    add_cache_dtype(parser)
+    add_implementation(parser)
+
+
+def _compile(options: argparse.Namespace, notes: Console) -> None:
+    model = load_model(options.model, notes)
+    fields = {name: getattr(options, name) for name in ("target", "batch", "context")}
+    with jq.implementation(options.implementation):
+        try:
+            size = compile_step(model, options.output, cache_dtype=options.cache_dtype, **fields)
+        except ValueError as error:
+            raise UsageError(error) from error
+    said = f"{printable(options.output)}: {size:,} bytes of {options.target} code"
+    notes.print(f"[dim]{escape(said)}[/]", soft_wrap=True)

@@ -1,0 +1,216 @@
+"""`jax-q4k doctor`: the kernels that run on this machine, and the parts that are missing."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import jax_q4k as jq
+from jax_q4k import default_implementation, environment, native
+
+from ..output import devices, table_console
+
+BROKEN = 1
+_PACKAGES = ("jax", "jaxlib", "numpy", "flax")
+_CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+
+#: Kernels -> the instruction sets that they need, by Linux's names.
+NEEDS = {
+    "avx512": ("avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"),
+    "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "neon": ("asimddp", "asimdhp"),
+    "portable": (),
+}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="show what runs here, and why",
+        description="Show which kernels run on this machine, and which parts are missing for more. "
+        "Exit code 1: something is broken.",
+    )
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace, notes: Console) -> int:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_versions(), *_cpu(), *_gpu(), *_defaults()):
+        table.add_row(name, escape(value))
+    table_console().print(table)
+    if (cache := _jit_cache()) and cache.problem:
+        notes.print(
+            "[bold yellow]warning:[/] the CUDA driver keeps no machine code and makes it again for"
+            f" every launch of every program: {escape(cache.problem)}",
+            soft_wrap=True,
+        )
+    broken = _broken()
+    if broken:
+        notes.print(f"[bold red]broken:[/] {escape(broken)}", soft_wrap=True)
+    return BROKEN if broken else 0
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "jax-q4k", f"{jq.__version__} in {Path(jq.__file__).parent}"
+    yield "Python", f"{platform.python_version()} in {sys.prefix}"
+    yield from ((name, importlib.metadata.version(name)) for name in _PACKAGES)
+    yield "machine", f"{platform.system()} {platform.release()}, {platform.machine()}"
+
+
+def instruction_sets() -> frozenset[str]:
+    """The processor's instruction sets by Linux's names; empty where /proc does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    values = (
+        line.split(":", 1)[1]
+        for line in lines
+        if line.split(":")[0].strip() in ("flags", "Features")
+    )
+    return frozenset(next(values, "").split())
+
+
+def _cpu() -> Iterator[tuple[str, str]]:
+    has = instruction_sets()
+    known = sorted({name for needed in NEEDS.values() for name in needed} & has)
+    yield "instruction sets", ", ".join(known) or "none that there are kernels for"
+    yield "threads of XLA", _threads()
+    yield "C++ compiler", _compiler()
+    path, problem = native.library_path(), native.problem()
+    yield (
+        "CPU kernels",
+        problem
+        or f"{path}{', built from the sources beside it' if native.build.fingerprint() else ''}",
+    )
+    used, compiled = native.kernels(), native.compiled()
+    for name in native.build.kernels():
+        missing = [need for need in NEEDS[name] if need not in has]
+        if name == used:
+            state = "in use"
+        elif missing:
+            state = f"not in use: this processor lacks {', '.join(missing)}"
+        elif used is None:
+            state = "not in use: the library is not"
+        elif name not in compiled:
+            state = "not in the library: its compiler did not know them"
+        elif native.named():
+            state = f"not in use: ${native.VARIABLE} says {used}"
+        else:
+            state = f"not in use: {used} is faster"
+        yield f"  {name}", state
+
+
+def _threads() -> str:
+    """The number that XLA's CPU client starts, and where it comes from."""
+    for name in ("PJRT_NPROC", "NPROC"):
+        if os.environ.get(name, "").isdecimal():
+            return f"{os.environ[name]}, as ${name} says"
+    return f"{len(os.sched_getaffinity(0))}, the CPUs that this process may use"
+
+
+def _compiler() -> str:
+    command = native.build.compiler()
+    if not command or shutil.which(command[0]) is None:
+        return f"not found: {' '.join(command)}; $CXX names another"
+    try:
+        printed = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=20
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)} does not run: {error}"
+    return f"{' '.join(command)}: {next(iter(printed.splitlines()), 'of no known version')}"
+
+
+def _gpu() -> Iterator[tuple[str, str]]:
+    plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
+    found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
+    yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone brings it"
+    yield "CUDA driver", environment.cuda_driver()
+    if cache := _jit_cache():
+        yield (
+            "CUDA driver's cache",
+            f"none: {cache.problem}" if cache.problem else f"{cache.folder}",
+        )
+    yield "ptxas", environment.ptxas()
+
+
+def _jit_cache() -> environment.JitCache | None:
+    """The CUDA driver's cache; None where neither a GPU nor JAX's plugin for one is there."""
+    if environment.cuda_devices() or any(map(_installed, _CUDA_PLUGINS)):
+        return environment.jit_cache()
+    return None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _defaults() -> Iterator[tuple[str, str]]:
+    for name in ("JAX_PLATFORMS", native.VARIABLE):
+        yield f"${name}", os.environ.get(name) or "not set"
+    try:
+        yield (
+            "devices of JAX",
+            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in devices()),
+        )
+    except RuntimeError as error:
+        yield "devices of JAX", f"none: {error}"
+    on_cpu = default_implementation("cpu")
+    if on_cpu == "native":
+        reason = native.problem() or f"C++ kernels for {native.kernels()}"
+    else:
+        reason = "plain JAX, which is slow"
+    yield "default on cpu", f"{on_cpu}: {reason}"
+    yield "default on cuda", f"{default_implementation('cuda')}: generated PTX kernels"
+
+
+def _broken() -> str | None:
+    """The first thing that is there and does not work."""
+    try:
+        devices()
+    except RuntimeError as error:
+        return f"JAX has no device: {error}"
+    if not native.available():
+        asked_for = native.named() or native.library_path().exists()
+        return native.problem() if asked_for else None
+    try:
+        cpu = devices("cpu")[0]
+    except RuntimeError:  # $JAX_PLATFORMS leaves it out
+        return None
+    x = np.linspace(-1, 1, 256, dtype=np.float32)[None]
+    with jax.default_device(cpu):
+        try:
+            w = jq.quantize(np.linspace(-3, 5, 16 * 256, dtype=np.float32).reshape(16, 256), "Q8_0")
+            got, want = (
+                jq.implementation(name)(jq.matmul)(x, w, activations="f32")
+                for name in ("native", "xla")
+            )
+        except jax.errors.JaxRuntimeError as error:
+            return f"{native.build.LIBRARY} fails: {error}"
+        if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):
+            apart = jnp.max(jnp.abs(got - want))
+            library = native.build.LIBRARY
+            return f"{library} computes a product that differs from plain JAX's by {apart}"
+    return None

@@ -1,0 +1,93 @@
+"""`jax-q4k embed`: vectors of texts, as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+
+import jax_q4k as jq
+
+from ...config.pooling import POOLINGS
+from ...tasks.embeddings import embed
+from ..options import add_devices, add_implementation, add_model_or_demo, add_no_cache, model_path
+from ..output import UsageError, load_model, progress
+
+MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "embed",
+        help="make vectors of texts",
+        description="Vectors of texts, as OpenAI's JSON of embeddings: the output of the model's "
+        "final norm.",
+    )
+    parser.set_defaults(command=_embed, runs_programs=True)
+    add_model_or_demo(parser)
+    texts = parser.add_mutually_exclusive_group(required=True)
+    texts.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="may be repeated")
+    texts.add_argument("-f", "--file", metavar="FILE", help="UTF-8, a text a line")
+    parser.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        help="which tokens' vectors: the mean of all, the last one's, the first one's (cls), or "
+        "each one's (none); default: as the model's file says, else mean",
+    )
+    parser.add_argument(
+        "--normalize",
+        action=argparse.BooleanOptionalAction,
+        help="make them of length 1; default: as the model's file says, else not",
+    )
+    add_devices(parser)
+    add_implementation(parser)
+    add_no_cache(parser)
+
+
+def _embed(options: argparse.Namespace, notes: Console) -> None:
+    texts = _lines(options.file) if options.prompt is None else options.prompt
+    model = load_model(model_path(options), notes, options.devices)
+    with (
+        progress("Texts", notes, MofNCompleteColumn()) as report,
+        jq.implementation(options.implementation),
+    ):
+        try:
+            vectors = embed(
+                model,
+                texts,
+                pooling=options.pooling,
+                normalize=options.normalize,
+                progress=report,
+            )
+        except ValueError as error:
+            raise UsageError(error) from error
+    # A vector a line: thousands of numbers would take as many lines otherwise.
+    rows = (
+        json.dumps({"object": "embedding", "index": i, "embedding": _numbers(vector)})
+        for i, vector in enumerate(vectors)
+    )
+    print('{"object": "list", "data": [\n' + ",\n".join(rows) + "\n]}")
+
+
+def _numbers(vector: np.ndarray) -> list[Any]:
+    """A vector's elements, or its rows', with as many digits as float32 has."""
+    if vector.ndim > 1:
+        return [_numbers(row) for row in vector]
+    return [float(f"{x:.9g}") for x in vector.tolist()]
+
+
+def _lines(path: str) -> list[str]:
+    with open(path, "rb") as file:  # perhaps a pipe
+        data = file.read(MAX_TEXT + 1)
+    if len(data) > MAX_TEXT:
+        raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: byte {error.start}") from error
+    lines = text.replace("\r\n", "\n").split("\n")  # other ends of lines may stand in a text
+    return lines[:-1] if lines[-1] == "" else lines

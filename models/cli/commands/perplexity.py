@@ -1,0 +1,109 @@
+"""`jax-q4k perplexity`: a text's perplexity and bits per byte."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+
+import jax_q4k as jq
+
+from ...runner.model import Model
+from ...tasks.perplexity import Score, TooShortError, score
+from ..options import add_devices, add_implementation, add_model, add_no_cache
+from ..output import UsageError, load_model, progress
+
+MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "perplexity",
+        help="score a text",
+        description="A text's perplexity per token, predicted in windows that do not overlap: as "
+        "llama.cpp counts it, of the second halves of windows, and of all tokens, with bits per "
+        "byte. llama.cpp on a CPU rounds activations to int8: --activations f32 gives what it "
+        "gives for the same weights in F32.",
+    )
+    parser.set_defaults(command=_perplexity, runs_programs=True)
+    add_model(parser)
+    parser.add_argument("text", metavar="TEXT", help="a UTF-8 file")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens per window; default: the model's, up to 512",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON")
+    parser.add_argument(
+        "--activations",
+        choices=("q8_1", "f32"),
+        help="round what weights are multiplied by to int8, the default, or do not",
+    )
+    add_devices(parser)
+    add_implementation(parser)
+    add_no_cache(parser)
+
+
+def _read(path: str) -> str:
+    with open(path, "rb") as file:  # perhaps a pipe
+        data = file.read(MAX_TEXT + 1)
+    if len(data) > MAX_TEXT:
+        raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: byte {error.start}") from error
+
+
+def _perplexity(options: argparse.Namespace, notes: Console) -> None:
+    text = _read(options.text)
+    model = load_model(options.model, notes, options.devices)
+    with (
+        progress("Windows", notes, MofNCompleteColumn()) as report,
+        jq.implementation(options.implementation, activations=options.activations),
+    ):
+        try:
+            found = _score(model, text, options.context, report, notes)
+        except ValueError as error:
+            raise UsageError(error) from error
+    if options.json:
+        print(json.dumps(_described(found)))
+        return
+    if (halves := found.second_halves) is not None:
+        estimate = f"{halves.perplexity:.4f} +/- {halves.error:.5f}"
+        print(f"perplexity {estimate} of {halves.tokens} tokens, as llama.cpp counts")
+    print(f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token")
+    notes.print(f"[dim]{found.tokens} tokens, {found.bytes} bytes[/]", soft_wrap=True)
+
+
+def _score(model: Model, text: str, context: int | None, report: Any, notes: Console) -> Score:
+    """By llama.cpp's windows; of a text that is too short for two of them, by our own."""
+    try:
+        return score(model, text, context=context, windows="llama.cpp", progress=report)
+    except TooShortError as error:
+        notes.print(f"[dim]{error}: only all tokens are counted.[/]", soft_wrap=True)
+        return score(model, text, context=context, progress=report)
+
+
+def _described(found: Score) -> dict[str, Any]:
+    """As JSON has it; numbers beyond float64 are null."""
+    halves, of_llama_cpp = found.second_halves, None
+    if halves is not None:
+        estimate = {"perplexity": _finite(halves.perplexity), "error": _finite(halves.error)}
+        of_llama_cpp = estimate | {"tokens": halves.tokens}
+    return {
+        "llama_cpp": of_llama_cpp,
+        "bits_per_byte": found.bits_per_byte,
+        "perplexity": _finite(found.perplexity),
+        "tokens": found.tokens,
+        "bytes": found.bytes,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,112 @@
+"""`jax-q4k quantize`: a model's file in another type."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jax_q4k import gguf
+
+from ...files.load import located
+from ...files.quantizing.imatrix import read_imatrix
+from ...files.quantizing.quantize import quantize_file
+from ...files.quantizing.recipes import RECIPES
+from ..options import add_no_cache
+from ..output import UsageError, bytes_progress, warnings_in_a_line
+
+_NUMBER = "[0-9]" * 5
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "quantize",
+        help="make a smaller file of a model",
+        description="Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a "
+        "time.",
+    )
+    parser.set_defaults(command=_quantize, runs_programs=True)
+    parser.add_argument(
+        "source",
+        metavar="IN",
+        help="a .gguf file, the first of several, a .safetensors file, a checkpoint's folder, "
+        "or a name on the Hugging Face hub",
+    )
+    parser.add_argument("target", metavar="OUT.gguf")
+    parser.add_argument("--type", choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M")
+    parser.add_argument(
+        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
+    )
+    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it is there")
+    parser.add_argument(
+        "--split-max-size",
+        type=_bytes,
+        metavar="N[M|G]",
+        help="bytes of weights in a file; more goes into several, OUT-00001-of-00003.gguf, ...",
+    )
+    add_no_cache(parser)
+
+
+def _quantize(options: argparse.Namespace, notes: Console) -> None:
+    source = Path(located(options.source))
+    _check_targets(source, options)
+    started = time.perf_counter()
+    try:
+        importance = read_imatrix(options.imatrix) if options.imatrix else None
+        with warnings_in_a_line(notes), bytes_progress("Quantizing", notes) as report:
+            written = quantize_file(
+                source,
+                options.target,
+                options.type,
+                importance,
+                max_bytes=options.split_max_size,
+                progress=report,
+            )
+    except ValueError as error:
+        raise UsageError(error) from error
+    before, after = _size(source), sum(file.stat().st_size for file in written)
+    seconds = time.perf_counter() - started
+    files = f" in {len(written)} files" if len(written) > 1 else ""
+    notes.print(
+        f"[dim]{before:,} -> {after:,} bytes ({after / before:.1%}){files} in {seconds:.1f} s[/]",
+        soft_wrap=True,
+    )
+
+
+def _check_targets(source: Path, options: argparse.Namespace) -> None:
+    """Refuses to replace the input, and without --force anything."""
+    target = Path(options.target)
+    targets = [target]
+    if options.split_max_size is not None:  # what the sizes of tensors decide on may be any of them
+        name = glob.escape(os.fspath(target).removesuffix(".gguf"))
+        targets += map(Path, sorted(glob.glob(f"{name}-{_NUMBER}-of-{_NUMBER}.gguf")))
+    for file in filter(Path.exists, targets):
+        if source.exists() and any(file.samefile(part) for part in _files(source)):
+            raise UsageError(f"{file} is the input: give another name")
+        if not options.force:
+            raise UsageError(f"{file} is there already: --force replaces it")
+
+
+def _bytes(text: str) -> int:
+    """A number of bytes, of megabytes or of gigabytes, as llama-gguf-split takes it."""
+    match = re.fullmatch(r"([1-9][0-9]{0,11})([MG]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or one and M or G")
+    return int(match[1]) * {"": 1, "M": 10**6, "G": 10**9}[match[2]]
+
+
+def _files(source: Path) -> list[Path]:
+    """What a model is read from."""
+    if source.is_dir():
+        return list(source.glob("*.safetensors"))
+    return [part for part in gguf.part_names(source) if part.exists()]
+
+
+def _size(source: Path) -> int:
+    return sum(os.path.getsize(file) for file in _files(source))

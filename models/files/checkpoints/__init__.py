@@ -1,0 +1,1 @@
+"""Checkpoint folders of Hugging Face transformers, read into a model."""

@@ -1,0 +1,340 @@
+"""Hugging Face checkpoints, as GGUF metadata and tensors that are read one at a time.
+
+A checkpoint is a folder: config.json (`config_json`), tokenizer.json and its relatives
+(`tokenizer_files`) and weights (`safetensors`). This file gives its tensors GGUF's names.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jax_q4k import CheckpointError, QuantizedArray
+from jax_q4k.collecting import seldom_collecting
+
+from ...config.tensors import expected_tensors
+from ...network.lazy import unbuilt
+from ...runner.model import Model
+from ...sharding.plan import Rules
+from ...sharding.plan import place as placed
+from ...support.json_fields import JSONFields
+from ...support.warn import warn
+from ..gguf import with_tokenizer
+from . import config_json, sentence_transformers, tensor_places, tokenizer_files
+from .safetensors import PACKED, TYPES, Weights
+from .tensor_places import Place
+
+# Early files store what rope_theta says.
+_BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+# Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
+_DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
+_BESIDE_THE_DECODER = {
+    "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
+    "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
+}
+_CACHE_SCALES = re.compile(r"model\.layers\.\d+\.self_attn\.([kv]_proj\.)?[kv]_scale")
+_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class CheckpointSource:
+    """A Hugging Face checkpoint whose tensors are read one at a time.
+
+    All but the values of its weights is checked at once. A context manager, whose end closes the
+    file that was read last.
+
+    Attributes:
+      name: the folder or file, for errors.
+      config: the decoder's dimensions.
+      tokenizer: None if the folder holds none.
+      model_metadata: GGUF's keys, but for the tokenizer's.
+      tensors: GGUF's names -> shapes, row-major.
+      nbytes: GGUF's names -> bytes in the checkpoint.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """path: a folder, or a .safetensors file that lies beside config.json and tokenizer.json.
+
+        Raises:
+          jax_q4k.CheckpointError: a file is malformed or asks for an unsupported feature, or the
+            files do not fit together.
+          OSError: a file cannot be read.
+        """
+        self.name = os.fsdecode(path)
+        given = Path(self.name)
+        folder = given.parent if given.is_file() else given
+        if not given.exists():
+            raise FileNotFoundError(2, "No such file or directory", self.name)
+        fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
+        self.description = config_json.describe(fields)
+        self.config = self.description.config
+        # A folder's name need not be Unicode.
+        folder_name = folder.resolve().name.encode(errors="replace").decode()
+        title = {"general.type": "model", "general.name": folder_name or "model"}
+        self.tokenizer = tokenizer_files.load(folder, fields, self.config.vocab_size)
+        vectors = sentence_transformers.metadata(folder, self.config.architecture)
+        self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors
+        self.model_metadata |= tokenizer_files.sampling(folder, fields)
+        self._weights = Weights(given)
+        self._decoder = self._of_the_decoder()
+        self._tied = self.description.tied and self._tie()
+        self._expected = expected_tensors(self.config)
+        checkpoint, packed = self.description.checkpoint, self.description.packed
+        of_class = tensor_places.places(self.config, checkpoint, packed, self._decoder)
+        self._places = self._match(
+            {name: place for name, place in of_class.items() if self._is_part(name)}
+        )
+        divisors = self.description.rope_divisors
+        self.packed: dict[str, str] = {}  # MXFP4 experts count as what the model was made of
+        self.tensors: dict[str, tuple[int, ...]] = {
+            name: self._expected[name].shape for name in self._places
+        } | {name: values.shape for name, values in divisors.items()}
+        self.nbytes = self._nbytes() | {name: values.nbytes for name, values in divisors.items()}
+
+    def __enter__(self) -> CheckpointSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file that was read last; `read` opens it again."""
+        self._weights.close()
+
+    @functools.cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
+
+        Warns of what GGUF cannot say of the tokenizer and most files leave out; raises
+        CheckpointError where it cannot say it.
+        """
+        return with_tokenizer(self.model_metadata, self.tokenizer)
+
+    def read(self, name: str) -> np.ndarray | QuantizedArray:
+        """A tensor by GGUF's name, its rows in GGUF's order; norms and biases become float32.
+
+        Raises CheckpointError if a value is NaN or infinite, or the file has changed.
+        """
+        if name in self.description.rope_divisors:
+            return self.description.rope_divisors[name]
+        expected = self._expected[name]
+        entry, is_bias = expected.entry, expected.is_bias
+        values = tensor_places.read(self._weights, self._places[name], expected.shape)
+        if isinstance(values, QuantizedArray):
+            return values
+        if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:
+            values = values.astype(np.float32)
+        offset = entry.is_norm and not is_bias and not self._places[name].plain
+        if offset and self.config.kind.norm_offset:
+            values += np.float32(self.config.kind.norm_offset)
+        stays = not self.config.interleaved_rope or self.description.checkpoint.interleaved_rope
+        if entry.rotated is not None and not stays:
+            return interleaved(values, getattr(self.config, entry.rotated))
+        return values
+
+    def _nbytes(self) -> dict[str, int]:
+        """GGUF's names -> bytes in the checkpoint, whose tensors may hold several."""
+        parts = collections.Counter(place.names for place in self._places.values())
+        sizes = {}
+        for name, place in self._places.items():
+            stored = (self._weights.stored[part] for part in (*place.names, *place.scales))
+            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[place.names]
+        return sizes
+
+    def _of_the_decoder(self) -> dict[str, str]:
+        """A decoder's names of its tensors -> the checkpoint's; warns of tensors beside them."""
+        names = dict.fromkeys(self._weights.stored)
+        if self.description.multimodal:
+            for what, beside in _BESIDE_THE_DECODER.items():
+                self._skip(names, [name for name in names if beside.match(name)], what)
+        multimodal = self.description.multimodal
+        headless = not multimodal and "embed_tokens.weight" in names  # of a class without a head
+        found: dict[str, str] = {}
+        for name in names:
+            in_a_decoder = name_in_decoder(name) if multimodal else name
+            if headless and name != _HEAD:
+                in_a_decoder = f"model.{name}"
+            if (earlier := found.setdefault(in_a_decoder, name)) != name:
+                self._fail(name, f"is the decoder's {in_a_decoder!r}, and so is {earlier!r}")
+        layers = self.config.num_layers
+        further = range(layers, layers + self.description.further_layers)
+        unused = [
+            name for name in found if (m := _LAYER.match(name)) and int(m.group(1)) in further
+        ]
+        if beginning := self.description.checkpoint.further_tensors:
+            unused += [name for name in found if name.removeprefix("model.").startswith(beginning)]
+        self._skip(found, unused, "further tokens")
+        scales = [name for name in found if _CACHE_SCALES.fullmatch(name)]
+        self._skip(found, scales, "scales of caches in FP8")
+        shared = [
+            name
+            for name in found
+            if (m := _KEYS_AND_VALUES.match(name)) and self._shares(int(m.group(1)))
+        ]
+        self._skip(found, shared, "keys and values of layers that take those of others")
+        return found
+
+    def _tie(self) -> bool:
+        """Whether the embedding is the output layer of a model that config.json calls tied.
+
+        As in transformers 5, a head of other values counts, and one without an embedding is both.
+        """
+        if _HEAD not in self._decoder:
+            return True
+        if _EMBEDDING not in self._decoder:
+            self._decoder[_EMBEDDING] = self._decoder.pop(_HEAD)
+            return True
+        head, embedding = self._decoder[_HEAD], self._decoder[_EMBEDDING]
+        if self._weights.equal(head, embedding):
+            del self._decoder[_HEAD]
+            return True
+        message = f"tie_word_embeddings holds, but {head!r} differs from {embedding!r} and is used"
+        warn(f"{self.name}: {message}")
+        return False
+
+    def _shares(self, layer: int) -> bool:
+        """True of a layer that attends to another's keys and values."""
+        return layer < self.config.num_layers and self.config.kv_layer_of(layer) != layer
+
+    @staticmethod
+    def _skip(names: dict[str, Any], unused: list[str], what: str) -> None:
+        if unused:
+            message = "tensors are skipped, which generating text does not use"
+            warn(f"{len(unused)} {message}: {what}")
+        for name in unused:
+            del names[name]
+
+    def _match(self, places: dict[str, Place]) -> dict[str, Place]:
+        """Places by the checkpoint's own names.
+
+        Refuses a tensor that is missing, of another shape or type, or no part of the model.
+        """
+        matched, known = {}, set()
+        for name, unresolved in places.items():
+            first = self._decoder.get(unresolved.names[0], "")
+            found = self._weights.stored.get(first)
+            place = unresolved.resolved(() if found is None else found.shape)
+            names = tuple(self._found(part, place.shape) for part in place.names)
+            matched[name] = dataclasses.replace(place, names=names)
+            for part in place.scales:
+                self._found(part, place.shape[:-1])
+            stored = [*names, *matched[name].scales]
+            self._check_types(stored, place.packed)
+            known.update(stored)
+        for in_a_decoder, stored_name in self._decoder.items():
+            if stored_name not in known and not _BUFFER.fullmatch(in_a_decoder):
+                architecture = self.config.architecture
+                self._fail(
+                    stored_name,
+                    f"is not part of a {architecture} model as config.json describes it",
+                )
+        return matched
+
+    def _found(self, in_a_decoder: str, shape: tuple[int, ...]) -> str:
+        """The checkpoint's own name of a tensor, which has this shape."""
+        if in_a_decoder not in self._decoder:
+            problem = f"is missing, expected with shape {shape}"
+            if in_a_decoder == _HEAD:
+                problem += ": config.json's tie_word_embeddings does not put the embedding there"
+            raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
+        name = self._decoder[in_a_decoder]
+        if (found := self._weights.stored[name].shape) != shape:
+            self._check_types([name], packed=self._weights.stored[name].dtype == PACKED)
+            self._fail(name, f"has shape {found}, expected {shape}")
+        return name
+
+    def _check_types(self, names: list[str], packed: bool) -> None:
+        """Refuses tensors of types that are not supported, and experts of several."""
+        supported = (PACKED,) if packed else tuple(TYPES)
+        first = self._weights.stored[names[0]].dtype
+        for name in names:
+            dtype = self._weights.stored[name].dtype
+            if dtype not in supported:
+                known = ", ".join(supported)
+                self._fail(
+                    name, f"has dtype {dtype}, which is not supported; supported are {known}"
+                )
+            if dtype != first:
+                self._fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
+
+    def _fail(self, stored_name: str, problem: str) -> NoReturn:
+        file = str(self._weights.stored[stored_name].file)
+        raise CheckpointError(file, f"tensor {stored_name!r}", problem)
+
+    def _is_part(self, name: str) -> bool:
+        """True if config.json says that the checkpoint holds this tensor."""
+        entry = self._expected[name].entry
+        if name == "output.weight":
+            return not self._tied
+        if self._expected[name].is_bias:
+            return entry.bias in (*self.config.kind.biases, *self.description.biases)
+        if name.removesuffix(".weight") in self.description.lacking:
+            return False
+        return entry.required or entry.gguf in self.description.tensors
+
+
+@seldom_collecting()
+def from_pretrained(
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+) -> Model:
+    """Loads a Hugging Face checkpoint from a local folder; nothing is downloaded.
+
+    Weights keep their type (float32, float16 or bfloat16); norms and biases become float32.
+
+    Args:
+      path: a folder as `save_pretrained` of the transformers library writes it, or one .safetensors
+        file in it.
+      progress: called with (bytes done, bytes in all) while tensors are read.
+      mesh, rules: devices that the model is split over, and how, as `load` takes them.
+
+    Returns:
+      The model; its tokenizer is None if the folder holds none.
+
+    Raises:
+      jax_q4k.CheckpointError: a file is malformed, or asks for an unsupported feature.
+      OSError: it cannot be read.
+    """
+    with CheckpointSource(path) as source:
+        total, done, tensors = sum(source.nbytes.values()), 0, {}
+        shapes = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in source.tensors.items()}
+        placement = None if mesh is None else placed(source.config, shapes, mesh, rules)
+        for name in source.tensors:
+            if progress is not None:
+                progress(done, total)
+            sharding = None if placement is None else placement.tensors[name]
+            tensors[name] = jax.device_put(source.read(name), sharding)
+            done += source.nbytes[name]
+        if progress is not None:
+            progress(done, total)
+        decoder = unbuilt(source.config, tensors)
+        return Model(decoder, source.tokenizer, source.model_metadata, placement)
+
+
+def name_in_decoder(name: str) -> str:
+    """The name that a tensor or module has in a class of text alone."""
+    return _DECODER.sub("model.", name).removeprefix("language_model.")
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key projection, or of its bias, reordered for interleaved rope.
+
+    Interleaved rope rotates dimensions (2i, 2i + 1) of a head, the checkpoint's (i, i + head_dim /
+    2). rows: (heads * head_dim, ...) -> the same shape, contiguous.
+    """
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,0 +1,307 @@
+"""config.json of a Hugging Face checkpoint -> GGUF metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jax_q4k import CheckpointError, GGUFError
+from jax_q4k.gguf import REQUIRED, Fields
+
+from ...architectures import ARCHITECTURES
+from ...architectures.base import Architecture, CheckpointClass
+from ...config import Config
+from ...config.config import MAX_LAYERS
+from ...support.json_fields import JSONFields
+from . import config_keys
+from .rope_json import Rope
+
+MAX_CONFIG = 1 << 22  # bytes of config.json, and of each file of settings beside it
+
+#: GGUF's key -> that of config.json, how it is read, its default (REQUIRED: none).
+_KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
+    "vocab_size": ("vocab_size", Fields.integer, REQUIRED),
+    "context_length": ("max_position_embeddings", Fields.integer, REQUIRED),
+    "embedding_length": ("hidden_size", Fields.integer, REQUIRED),
+    "block_count": ("num_hidden_layers", Fields.integer, REQUIRED),
+    "feed_forward_length": ("intermediate_size", Fields.integer, REQUIRED),
+    "attention.head_count": ("num_attention_heads", Fields.integer, REQUIRED),
+    "attention.head_count_kv": ("num_key_value_heads", Fields.integer, None),
+    "attention.key_length": ("head_dim", Fields.integer, None),
+}
+#: GGUF's keys of `CheckpointClass.keys` that are no numbers with a fraction.
+_READERS: dict[str, Callable[..., Any]] = {
+    "expert_weights_norm": Fields.boolean,
+} | dict.fromkeys(
+    (
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+        "expert_shared_count",
+        "expert_group_count",
+        "expert_group_used_count",
+        "leading_dense_block_count",
+        "attention.kv_lora_rank",
+        "attention.q_lora_rank",
+        "attention.value_length_mla",
+        "rope.dimension_count",
+        "attention.shared_kv_layers",
+        "embedding_length_per_layer_input",
+        "shortconv.l_cache",
+        "ssm.conv_kernel",
+        "ssm.state_size",
+        "ssm.group_count",
+        "ssm.time_step_rank",
+        "full_attention_interval",
+    ),
+    Fields.integer,
+)
+
+#: Keys that transformers 4 and 5 call by each other's names, or the second by the first.
+_SAME = {
+    "num_experts": "num_local_experts",
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_local_experts",
+}
+
+#: Of Architecture -> of hidden_act.
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
+_FULL, _WINDOWED = "full_attention", "sliding_attention"
+#: What mixes tokens -> layer_types.
+_MIXERS = {"delta": "linear_attention", "convolution": "conv"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A checkpoint's decoder: GGUF's `metadata`, and facts that GGUF leaves to the tensors."""
+
+    config: Config
+    checkpoint: CheckpointClass
+    metadata: dict[str, Any]
+    biases: tuple[str, ...]  # groups of them, beside the architecture's own
+    tensors: tuple[str, ...]  # of those that files may lack, by GGUF's names
+    lacking: frozenset[str]  # what layers have none of, "blk.0.attn_v"
+    tied: bool  # the output layer is the embedding, where the files hold no other
+    rope_divisors: dict[str, np.ndarray]  # GGUF's names -> float32 (rope_dim / 2,)
+    multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
+    further_layers: int  # behind the last, which are not run
+    packed: bool  # experts are MXFP4's blocks and scales
+
+
+def describe(fields: JSONFields) -> Description:
+    """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
+    architecture, checkpoint = _architecture(fields)
+    config_keys.check(fields, checkpoint)
+    packed = _is_packed(fields, checkpoint)
+    tied = is_tied(fields, checkpoint)
+    fields = _of_the_decoder(fields, checkpoint)
+    config_keys.check(fields, checkpoint)
+    if checkpoint.text_config:
+        _accept(fields, "quantization_config", ())
+    activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
+    for key in ("hidden_act", "hidden_activation"):
+        _accept(fields, key, activations)
+    values = _values(fields, architecture, checkpoint)
+    rope = Rope(fields, architecture, checkpoint)
+    values |= rope.values
+    prefix = f"{architecture.name}."
+    metadata = {"general.architecture": architecture.name} | {
+        prefix + key: value for key, value in values.items()
+    }
+    try:
+        config = Config.from_metadata(metadata, fields.file)
+    except GGUFError as error:
+        key = error.field.removeprefix(prefix)
+        others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
+        others |= {**checkpoint.keys, **checkpoint.optional_keys}
+        keys = _keys(architecture, checkpoint)
+        json_key = keys[key][0] if key in keys else others.get(key, key)
+        raise CheckpointError(fields.file, fields.prefix + json_key, error.problem) from None
+    for key, value_of in checkpoint.implied.items():
+        _accept(fields, key, (value_of(config),))
+    further = checkpoint.further_layers
+    if "num_mtp_layers" in fields:  # another name of it
+        further = further and "num_mtp_layers"
+    return Description(
+        config=config,
+        checkpoint=checkpoint,
+        metadata=config.to_metadata() | metadata,
+        biases=_asked_for(fields, checkpoint.biases),
+        tensors=checkpoint.held + _asked_for(fields, checkpoint.tensors),
+        lacking=frozenset(
+            f"blk.{layer}.{tensor}"
+            for key, without in checkpoint.lacking.items()
+            if fields.boolean(key, False)
+            for layer in range(config.num_layers)
+            for tensor in without(config, layer)
+        ),
+        tied=tied,
+        rope_divisors=rope.divisors(config),
+        multimodal=checkpoint.text_config,
+        further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
+        packed=packed,
+    )
+
+
+def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
+    """Whether the embedding is the output layer where files have no head, as in transformers 5.
+
+    The flag of config.json itself counts, whatever text_config says. Transformers 4 asked
+    text_config: that counts where config.json has no flag, or for classes of `tied_by_text`.
+    """
+    of_model = fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", None))
+    text = fields.object("text_config") if checkpoint.text_config else None
+    of_text = text is not None and text.boolean("tie_word_embeddings", False)
+    if of_model is None:
+        return checkpoint.tied or of_text
+    return of_model or (of_text and checkpoint.tied_by_text)
+
+
+def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
+    """What config.json says of the decoder, with the class's defaults."""
+    given, prefix = fields.values, ""
+    if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
+        given, prefix = fields.mapping("text_config"), "text_config."
+    # In most places null is the default; of windows it says that there is none.
+    said = {k: value for k, value in given.items() if value is not None or k == "sliding_window"}
+    return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
+
+
+def _keys(
+    architecture: Architecture, checkpoint: CheckpointClass
+) -> dict[str, tuple[str, Callable[..., Any], Any]]:
+    """`_KEYS` as this class calls them."""
+    epsilon = f"attention.layer_norm_{'' if architecture.layer_norm else 'rms_'}epsilon"
+    keys = _KEYS | {epsilon: ("rms_norm_eps", Fields.number, REQUIRED)}
+    renamed = checkpoint.renamed
+    return {
+        key: (renamed.get(name, name), read, None if name in checkpoint.optional else default)
+        for key, (name, read, default) in keys.items()
+    }
+
+
+def _values(
+    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+) -> dict[str, Any]:
+    """GGUF's keys, without those of rotary positions."""
+    values: dict[str, Any] = {}
+    for key, (json_key, read, default) in _keys(architecture, checkpoint).items():
+        if (value := read(fields, json_key, default)) is not None:
+            values[key] = value
+    for key in checkpoint.required:
+        fields.integer(key)
+    for key, json_key in checkpoint.keys.items():
+        other = _SAME.get(json_key, json_key)
+        said = other if json_key not in fields and other in fields else json_key
+        if json_key in fields and other in fields and fields.value(other) != fields.value(json_key):
+            problem = f"is {fields.value(other)!r:.100}, but {json_key} is"
+            fields.fail(other, f"{problem} {fields.value(json_key)!r:.100}")
+        values[key] = _READERS.get(key, Fields.number)(fields, said)
+        if key in architecture.scales and values[key] == 0:  # in GGUF files 0 means 1
+            fields.fail(said, "must not be 0")
+    for key, json_key in checkpoint.optional_keys.items():
+        value = _READERS.get(key, Fields.number)(fields, json_key, None)
+        if value is not None:
+            values[key] = value
+    values |= _layer_types(fields, architecture, checkpoint)
+    window = _window(fields, checkpoint)
+    if window is not None:
+        values["attention.sliding_window"] = window
+        if checkpoint.every_layer_windowed:
+            layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+            values["attention.sliding_window_pattern"] = np.ones(layers, bool)
+    return {**values, **checkpoint.computed(fields)}
+
+
+def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """What the boolean keys that are true ask for."""
+    return tuple(
+        name for key, names in asked.items() if fields.boolean(key, False) for name in names
+    )
+
+
+def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
+    """True if experts are MXFP4; refuses other packed weights."""
+    given = fields.object("quantization_config")
+    if given is None:
+        return False
+    if checkpoint.quant_method is None or (
+        given.string("quant_method", None) != checkpoint.quant_method
+    ):
+        _accept(fields, "quantization_config", ())
+    return True
+
+
+def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
+    known = {
+        checkpoint.name: (architecture, checkpoint)
+        for architecture in ARCHITECTURES.values()
+        for checkpoint in architecture.checkpoints
+    }
+    kind = fields.string("model_type", None)
+    of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())
+    names = fields.array("architectures", list(of_type[:1]) or REQUIRED)
+    name = names[0] if len(names) == 1 else None
+    if isinstance(name, str) and name.endswith("Model"):  # without a head
+        name = f"{name.removesuffix('Model')}ForCausalLM"
+    if not isinstance(name, str) or name not in known:
+        supported = ", ".join(known)
+        fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
+    if of_type and name not in of_type:
+        fields.fail("model_type", f"is {kind!r}, which is {of_type[0]}'s, not {name}'s")
+    config_keys.check_code(fields, name)
+    return known[name]
+
+
+def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
+    """Refuses a key that says anything but one of these values."""
+    value = fields.values.get(key)
+    if value is not None and value not in values:
+        found = value.get("quant_method", "an object") if isinstance(value, dict) else value
+        fields.fail(key, f"is {found!r:.100}, which is not supported")
+
+
+def _layer_types(
+    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+) -> dict[str, Any]:
+    """What layer_types says of each layer, where GGUF files say it; where not, it must be so."""
+    types = fields.array("layer_types", [])
+    other = _MIXERS.get(_recurrent(architecture), _WINDOWED)
+    for i, kind in enumerate(types):
+        if kind not in (_FULL, other):
+            problem = f"{kind!r:.100} is not supported; supported are {_FULL}, {other}"
+            fields.fail("layer_types", problem)
+        if architecture.windowed is None or other != _WINDOWED or checkpoint.layer_types:
+            continue
+        expected = _WINDOWED if architecture.windowed(i) else _FULL
+        if kind != expected:
+            fields.fail("layer_types", f"says {kind} of layer {i}, expected {expected}")
+    if not types or not (checkpoint.layer_types or other != _WINDOWED):
+        return {}
+    layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    if len(types) != layers:
+        fields.fail("layer_types", f"has {len(types)} entries, expected {layers}")
+    if checkpoint.layer_types:
+        if types[-1] != _FULL:
+            fields.fail("layer_types", f"says {types[-1]} of the last layer, expected {_FULL}")
+        return {"attention.sliding_window_pattern": np.array([t == _WINDOWED for t in types])}
+    if architecture.delta:
+        return {"attention.recurrent_layers": np.array([t == other for t in types])}
+    return {}
+
+
+def _recurrent(architecture: Architecture) -> str:
+    """What may stand in the place of attention."""
+    return "delta" if architecture.delta else "convolution" if architecture.convolution else ""
+
+
+def _window(fields: JSONFields, checkpoint: CheckpointClass) -> int | None:
+    """Tokens that the layers with a sliding window attend to."""
+    counts = checkpoint.window
+    if isinstance(counts, str):
+        counts = fields.boolean(counts, False)
+    return fields.integer("sliding_window", None) if counts else None

@@ -1,0 +1,243 @@
+"""Keys of config.json: which are read, which change nothing, and which may only say one thing.
+
+A key in none of these lists is refused by name: a later class may have a feature under it that this
+package lacks. Keys that another class reads are ignored, as the transformers library ignores them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ...architectures import ARCHITECTURES
+from ...architectures.base import CheckpointClass
+from ...support.json_fields import JSONFields
+
+_CLASSES = tuple(c for architecture in ARCHITECTURES.values() for c in architecture.checkpoints)
+
+#: Keys that this package reads beside those that `CheckpointClass` names.
+_READ = frozenset(
+    """
+    architectures auto_map model_type text_config quantization_config
+    vocab_size max_position_embeddings hidden_size num_hidden_layers intermediate_size
+    num_attention_heads num_key_value_heads head_dim rms_norm_eps hidden_act hidden_activation
+    layer_types sliding_window use_sliding_window tie_word_embeddings num_experts num_local_experts
+    rope_parameters rope_scaling rope_theta partial_rotary_factor original_max_position_embeddings
+    mrope_section num_mtp_layers
+    attention_k_eq_v enable_moe_block final_logit_softcapping global_head_dim
+    hidden_size_per_layer_input num_global_key_value_heads num_kv_shared_layers per_layer_config
+    top_k_experts use_double_wide_mlp vocab_size_per_layer_input moe_intermediate_size
+    block_auto_adjust_ff_dim block_ff_dim block_ffn_dim_multiplier block_multiple_of full_attn_idxs
+    kv_lora_rank qk_nope_head_dim qk_rope_head_dim mlp_layer_types first_k_dense_replace
+    """.split()
+)
+
+#: Keys that change no logits of the supported classes, whatever they say.
+_HARMLESS = frozenset(
+    # Origin and types.
+    """
+    model_name name_or_path transformers_version transformers.js_config base_model dtype torch_dtype
+    mamba_ssm_dtype
+    """.split()
+    # Training.
+    + """
+    aux_loss_alpha ep_size gradient_checkpointing layerdrop loss_type neftune_noise_alpha
+    output_router_logits pretraining_tp router_jitter_noise seq_aux
+    """.split()
+    # What a call of the transformers class returns, and how it computes.
+    + """
+    attn_implementation attention_softmax_in_fp32 chunk_size_feed_forward experts_implementation
+    is_decoder
+    output_attentions output_hidden_states return_dict scale_attention_softmax_in_fp32
+    tie_last_hidden_states torchscript use_cache use_flash_attention use_flash_attn use_return_dict
+    """.split()
+    # Heads of classification.
+    + """
+    finetuning_task id2label label2id num_labels problem_type task_specific_params
+    """.split()
+    # Tokenizers.
+    + """
+    max_seq_length max_sequence_length model_max_length prefix seq_length tokenizer_class
+    """.split()
+    # Generation, which transformers 5 reads from generation_config.json alone.
+    + """
+    assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
+    cache_implementation diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    encoder_repetition_penalty epsilon_cutoff eta_cutoff exponential_decay_length_penalty
+    length_penalty max_length max_new_tokens min_length min_new_tokens no_repeat_ngram_size
+    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
+    num_return_sequences output_scores remove_invalid_values repetition_penalty
+    return_dict_in_generate suppress_tokens target_lookbehind temperature top_k top_p typical_p
+    """.split()
+    # Images and sound.
+    + """
+    audio_config audio_ms_per_token image_seq_length language_model_only mm_tokens_per_image
+    multimodal_projector_bias projector_hidden_act spatial_merge_size vision_config
+    vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image
+    """.split()
+    # Derived from other keys, or of the code that a model was trained with.
+    + """
+    activation_function block_dim block_mlp_init_scale block_norm_eps block_out_init_scale
+    block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init experts_per_token
+    initial_context_length layer_norm_epsilon max_window_layers num_heads qk_head_dim
+    theta use_embedding_sharing use_parallel_embedding
+    """.split()
+)
+#: The same by pattern: private names, ids of tokens, training, the layers of further tokens.
+_HARMLESS_PATTERN = re.compile(
+    r"_.*|unsloth_.*|mtp_.*|initializer_.*"
+    r"|.*(_token_ids?|_token_index|dropout|_pdrop|_loss_coef|_initializer_range)"
+)
+
+#: Features that a decoder here lacks -> values that do not ask for them.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "use_bidirectional_attention": (False,),
+    "per_layer_config": ({},),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({},),
+    "compression_config": (),
+    "quantization": (),
+    "alibi": (False,),
+    "clip_qkv": (),
+    "lm_head_bias": (False,),
+    "full_attn_mod": (1,),
+    "interpolate_factor": (1,),
+    "rotary_pct": (1,),
+    "position_embedding_type": ("rope", "rope_gptj"),
+    "layer_switch": (4,),
+    "order_of_interleaved_layers": ("local_attn_first",),
+    "use_gated_activation": (True,),
+    "block_use_swiglu": (True,),
+    "use_pos_enc": (True,),
+    "use_mrope": (False,),
+    "scale_attn_weights": (True,),
+    "mlp_type": ("default",),
+    "norm_type": ("layer_norm",),
+    "output_gate_type": ("swish",),
+}
+
+#: Keys of rope_parameters and rope_scaling that are read, or that change nothing.
+_ROPE = frozenset(
+    """
+    attention_factor beta_fast beta_slow factor finetuned full_attention high_freq_factor
+    llama_4_scaling_beta long_factor low_freq_factor max_position_embeddings mrope_interleaved
+    mrope_section mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor
+    rope_theta rope_type short_factor sliding_attention truncate type
+    """.split()
+)
+
+
+#: model_type -> the classes whose config.json has it; the first where `architectures` is missing.
+CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
+    "cohere2": ("Cohere2ForCausalLM",),
+    "cohere": ("CohereForCausalLM",),
+    "deepseek_v3": ("DeepseekV3ForCausalLM",),
+    "deepseek_v2": ("DeepseekV2ForCausalLM",),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM",),
+    "gemma": ("GemmaForCausalLM",),
+    "gemma2": ("Gemma2ForCausalLM",),
+    "gemma3_text": ("Gemma3ForCausalLM",),
+    "gemma3": ("Gemma3ForConditionalGeneration",),
+    "gemma4_text": ("Gemma4ForCausalLM",),
+    "gemma4": ("Gemma4ForConditionalGeneration",),
+    "glm4": ("Glm4ForCausalLM",),
+    "glm4_moe": ("Glm4MoeForCausalLM",),
+    "gpt_oss": ("GptOssForCausalLM",),
+    "granite": ("GraniteForCausalLM",),
+    "granitemoe": ("GraniteMoeForCausalLM",),
+    "granitemoeshared": ("GraniteMoeSharedForCausalLM",),
+    "lfm2": ("Lfm2ForCausalLM",),
+    "lfm2_moe": ("Lfm2MoeForCausalLM",),
+    "llama": ("LlamaForCausalLM",),
+    "mistral": ("MistralForCausalLM",),
+    "mixtral": ("MixtralForCausalLM",),
+    "ministral3": ("Ministral3ForCausalLM",),
+    "mistral3": ("Mistral3ForConditionalGeneration",),
+    "olmo2": ("Olmo2ForCausalLM",),
+    "olmo3": ("Olmo3ForCausalLM",),
+    "phi3": ("Phi3ForCausalLM",),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen2_moe": ("Qwen2MoeForCausalLM",),
+    "qwen2_vl": ("Qwen2VLForConditionalGeneration",),
+    "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration",),
+    "qwen3": ("Qwen3ForCausalLM",),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM",),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration",),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM",),
+    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",),
+    "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "qwen3_next": ("Qwen3NextForCausalLM",),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration",),
+    "qwen3_vl_moe": ("Qwen3VLMoeForConditionalGeneration",),
+    "smollm3": ("SmolLM3ForCausalLM",),
+    "starcoder2": ("Starcoder2ForCausalLM",),
+}
+
+
+def _named(checkpoint: CheckpointClass) -> Iterator[str]:
+    """Keys of config.json that a class's description names."""
+    yield from checkpoint.required
+    for mapping in (
+        checkpoint.defaults,
+        checkpoint.biases,
+        checkpoint.tensors,
+        checkpoint.lacking,
+        checkpoint.implied,
+        checkpoint.accepted,
+    ):
+        yield from mapping
+    for renamed in (checkpoint.renamed, checkpoint.keys, checkpoint.optional_keys):
+        yield from renamed.values()
+    yield checkpoint.tied_key
+    if checkpoint.further_layers is not None:
+        yield checkpoint.further_layers
+
+
+_KNOWN = _READ.union(_HARMLESS, _NEUTRAL, *map(_named, _CLASSES))
+
+
+def is_known(key: str) -> bool:
+    """Whether a key is read, changes nothing, or has values that ask for nothing."""
+    return key in _KNOWN or _HARMLESS_PATTERN.fullmatch(key) is not None
+
+
+def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
+    """Refuses keys that are not known, and features that a decoder here would ignore.
+
+    null says nothing. Raises CheckpointError naming the key.
+    """
+    of_class = frozenset(_named(checkpoint))  # which may have been registered since
+    for key, value in fields.values.items():
+        if value is None:
+            continue
+        if key in _NEUTRAL:
+            accepted = checkpoint.accepted.get(key, ())
+            if accepted is not ... and value not in (*_NEUTRAL[key], *accepted):
+                fields.fail(key, f"is {value!r:.100}, which is not supported")
+        elif not is_known(key) and key not in of_class:
+            _refuse_unknown(fields, key)
+
+
+def check_code(fields: JSONFields, name: str) -> None:
+    """Refuses auto_map if another class than `name` generates text with code of the model's own."""
+    own = fields.object("auto_map")
+    for key in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq"):
+        code = None if own is None else own.string(key, None)
+        if own is not None and code is not None and code.rpartition(".")[2] != name:
+            own.fail(key, f"is {code!r:.100}, code of the model's own, expected {name}")
+
+
+def check_rope(fields: JSONFields) -> None:
+    """Refuses keys of rotary positions that are not known."""
+    for key, value in fields.values.items():
+        if value is not None and key not in _ROPE:
+            _refuse_unknown(fields, key)
+
+
+def _refuse_unknown(fields: JSONFields, key: str) -> None:
+    problem = "is not a known key: what it says may change the model's results"
+    fields.fail(key[:200], f"{problem}; remove it if it does not")

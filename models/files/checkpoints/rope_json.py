@@ -1,0 +1,315 @@
+"""Rotary positions of config.json -> GGUF metadata and divisors of frequencies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...architectures.base import Architecture, CheckpointClass
+from ...config import Config
+from ...config.rope import exact_frequencies, frequencies, pair_of
+from ...config.rope_fields import MIN_DIVISOR
+from ...support.json_fields import JSONFields
+from . import config_keys
+
+_ORIGINAL = "original_max_position_embeddings"
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+#: Divides the frequencies of what is not rotated, as llama.cpp's converter has it.
+_STANDS_STILL = 1e30
+_THETA = 10000.0
+
+
+def _given(fields: JSONFields) -> JSONFields | None:
+    """`rope_parameters` or `rope_scaling`; of both the second, as in transformers 5.
+
+    Refuses both where the first says anything else.
+    """
+    keys = "rope_parameters", "rope_scaling"
+    found = [inner for key in keys if (inner := fields.object(key)) is not None and inner.values]
+    for given in found:
+        of_types = (given.object(f"{kind}_attention") for kind in ("full", "sliding"))
+        for inner in filter(None, (given, *of_types)):
+            config_keys.check_rope(inner)
+    if len(found) < 2:
+        return found[0] if found else None
+    new, early = (_renamed(given.values) for given in found)
+    defaults = {"rope_theta": _THETA, "partial_rotary_factor": 1.0, "rope_type": "default"}
+    for key, value in new.items():
+        beside = fields.values.get(key) if key in ("rope_theta", "partial_rotary_factor") else None
+        other = early.get(key, defaults.get(key) if beside is None else beside)
+        if value != other:
+            fields.fail("rope_scaling", f"differs from rope_parameters in {key}")
+    return found[1]
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without null, and with today's name of `type`."""
+    said = {key: value for key, value in values.items() if value is not None}
+    early = said.pop("type", None)
+    return said if early is None else {"rope_type": early, **said}
+
+
+class Rope:
+    """Rotary positions: `rope_parameters`, or transformers 4's `rope_theta` and `rope_scaling`.
+
+    Parameters may be given for each type of layer: windowed ones then have only a theta.
+
+    values: GGUF's keys.
+    """
+
+    def __init__(
+        self, fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+    ) -> None:
+        given = _given(fields)
+        if given is None and checkpoint.rope_needed:
+            fields.fail("rope_parameters", "is missing, as is rope_scaling")
+        self._config, self._kind_of_decoder = fields, architecture
+        self._outer = self._fields = fields if given is None else given
+        if given is not None and checkpoint.rope_by_type and given.prefix.endswith("parameters."):
+            given.mapping("full_attention")
+        self.values: dict[str, Any] = {}
+        if given is not None and (whole := given.object("full_attention")) is not None:
+            self._read_local(self._fields.object("sliding_attention"))
+            self._fields = whole
+        theta = self._fields if "rope_theta" in self._fields else fields
+        self.values["rope.freq_base"] = theta.number("rope_theta", _THETA)
+        self._kind = "default" if given is None else self._kind_of_scaling(checkpoint)
+        part = 1.0 if self._kind == "proportional" else self._partial(checkpoint)
+        if part != 1.0:
+            self.values["rope.dimension_count"] = int(self._head_dim() * part)
+        if checkpoint.sections:
+            self.values["rope.dimension_sections"] = self._sections(part)
+        if self._kind == "proportional" and "factor" not in self._fields:
+            pass
+        elif self._kind in ("linear", "proportional"):
+            self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
+        elif self._kind == "yarn":
+            self.values |= self._yarn()
+        elif self._kind == "longrope":
+            self.values |= self._longrope()
+        if architecture.temperature:
+            beta = self._fields.number("llama_4_scaling_beta", 0.0)
+            self.values["attention.temperature_scale"] = beta
+        elif "llama_4_scaling_beta" in self._fields:
+            self._fields.fail("llama_4_scaling_beta", "is not supported")
+
+    def divisors(self, config: Config) -> dict[str, np.ndarray]:
+        """GGUF's names -> divisors of frequencies, float32 (rope_dim / 2,)."""
+        if self._kind == "llama3":
+            return {"rope_freqs.weight": self._llama3(config)}
+        if self._kind == "proportional":
+            return {"rope_freqs.weight": self._proportional(config)}
+        if self._kind == "yarn":
+            divisors = self._yarn_divisors(config)
+            return {} if (divisors == 1).all() else {"rope_freqs.weight": divisors}
+        if self._kind != "longrope":
+            return {}
+        return {
+            f"rope_factors_{name}.weight": self._factors(f"{name}_factor", config.rope_dim // 2)
+            for name in ("long", "short")
+        }
+
+    def _read_local(self, local: JSONFields | None) -> None:
+        """The rotation of windowed layers."""
+        if local is None:
+            return
+        if (kind := local.string("rope_type", "default")) != "default":
+            local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
+        if (part := local.number("partial_rotary_factor", 1.0)) != 1.0:
+            local.fail("partial_rotary_factor", f"is {part}, which is not supported, expected 1")
+        theta: Any = self._kind_of_decoder.local_rope_theta
+        if theta == "global":
+            theta = self._config.number("rope_theta", _THETA)
+        theta = self._config.number("rope_local_base_freq", theta or _THETA)
+        self.values["rope.freq_base_swa"] = local.number("rope_theta", theta)
+
+    def _kind_of_scaling(self, checkpoint: CheckpointClass) -> str:
+        early = self._fields.string("type", "default")  # what the key was first called
+        kind = self._fields.string("rope_type", early)
+        if kind == "mrope" and checkpoint.sections:
+            return "default"
+        if kind == "su" or (kind == "yarn" and "long_factor" in self._fields):
+            return "longrope"  # as Phi 3 first called it
+        if kind not in _KINDS:
+            problem = f"{kind[:100]!r} is not supported; supported are {', '.join(_KINDS)}"
+            self._fields.fail("rope_type", problem)
+        return kind
+
+    def _partial(self, checkpoint: CheckpointClass) -> float:
+        """The part of a head that is rotated."""
+        key = "partial_rotary_factor"
+        where = self._fields if key in self._fields else self._config
+        part = where.number(key, 1.0)
+        if not checkpoint.partial_rope and part != 1.0:
+            where.fail(key, f"is {part}, which is not supported, expected 1")
+        return self._checked_part(where, key, part)
+
+    @staticmethod
+    def _checked_part(where: JSONFields, key: str, part: float) -> float:
+        if not 0 < part <= 1:
+            where.fail(key, f"must be above 0 and up to 1, not {part}")
+        return part
+
+    def _head_dim(self) -> int:
+        heads = self._config.integer("num_attention_heads", least=1)
+        hidden = self._config.integer("hidden_size", least=1, most=1 << 24)
+        return self._config.integer("head_dim", max(1, hidden // heads), least=1, most=1 << 24)
+
+    def _sections(self, part: float) -> np.ndarray:
+        """Pairs that rotate by time, height and width."""
+        key, pairs = "mrope_section", int(self._head_dim() * part) // 2
+        sections = (self._fields if key in self._fields else self._config).array(key)
+        whole = all(type(count) is int and 0 <= count <= pairs for count in sections)
+        if len(sections) != 3 or not whole or sum(sections) != pairs:
+            problem = f"must be 3 counts of pairs, {pairs} in all, not {sections!r:.100}"
+            self._fields.fail(key, problem)
+        return np.array([*sections, 0], np.int32)
+
+    def _yarn(self) -> dict[str, Any]:
+        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`.
+
+        What they cannot say of the frequencies is in `_yarn_divisors`.
+        """
+        get, named = self._fields, self._kind_of_decoder.yarn_keys
+        latent = self._kind_of_decoder.latent
+        factor = self._factor()
+        growth = 0.1 * math.log(factor) if factor > 1 else 0.0
+        log_multiplier = 0.0
+        magnitude = 1 + growth
+        both = get.number("mscale", 0.0), get.number("mscale_all_dim", 0.0)
+        if all(both):
+            magnitude = (1 + both[0] * growth) / (1 + both[1] * growth)
+            log_multiplier = both[1] if named else 0.0
+        if latent:  # there the second is part of the scores' factor, a tenth of it by tradition
+            log_multiplier = float(np.float32(0.1 * both[1]))
+        magnitude = get.number("attention_factor", magnitude)
+        values = {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": factor,
+            "rope.scaling.original_context_length": self._original(),
+        }
+        if named:
+            values["rope.scaling.yarn_log_multiplier"] = log_multiplier
+        self._betas = self._beta("beta_fast", 32.0), self._beta("beta_slow", 1.0)
+        if named:
+            keys = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
+            values |= dict(zip(keys, self._betas, strict=True))
+        implied = (1 + growth) / (1 + log_multiplier * growth)
+        if latent and log_multiplier:
+            implied = 1.0
+        return values | self._magnitude(magnitude / implied)
+
+    def _beta(self, key: str, default: float) -> float:
+        """Rotations within the original context; 0 stands for the default, as in transformers."""
+        if (value := self._fields.number(key, 0.0)) == 0:
+            return default
+        if not MIN_DIVISOR <= value <= 1e6:
+            self._fields.fail(key, f"must be 0 or from {MIN_DIVISOR} to 1e6, not {value}")
+        return value
+
+    def _yarn_divisors(self, config: Config) -> np.ndarray:
+        """Divisors that make frequencies transformers' of those that GGUF's keys give.
+
+        The formula is that of transformers' `_compute_yarn_parameters`: unlike GGUF's, its ramp may
+        begin and end between pairs (`truncate`), and every class has betas.
+        """
+        rope, original = config.ropes[0], self._original()
+        first, last = (pair_of(rope, original, beta) for beta in self._betas)
+        # transformers reads it beside the rotations of types of layers, not in them; null is false.
+        if self._outer.boolean("truncate", "truncate" not in self._outer):
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, rope.dim - 1)
+        last += 0.001 if first == last else 0
+        stretched = np.clip((np.arange(rope.dim // 2) - first) / (last - first), 0.0, 1.0)
+        wanted = exact_frequencies(rope, stretched)
+        divisors = (frequencies(rope) / wanted).astype(np.float32)
+        same = wanted.astype(np.float32) == frequencies(rope)
+        divisors = np.where(same, np.float32(1), divisors)
+        if not (divisors > MIN_DIVISOR).all():
+            self._fields.fail("factor", f"is {rope.factor:g}, too large for these betas")
+        return divisors
+
+    def _longrope(self) -> dict[str, Any]:
+        """https://arxiv.org/abs/2402.13753: the magnitude is sqrt(1 + ln scale / ln original)."""
+        original = self._original()
+        context = self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        factor = self._fields.number("factor", context / original)
+        grown = factor > 1 and original > 1
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if grown else 1.0
+        magnitude = self._fields.number("attention_factor", magnitude)
+        return {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": original,
+        } | self._magnitude(magnitude)
+
+    def _magnitude(self, factor: float) -> dict[str, float]:
+        if not MIN_DIVISOR < factor <= 1e6:
+            self._fields.fail("attention_factor", f"must be a positive number, not {factor}")
+        rounded = float(np.float32(factor))  # as GGUF stores it
+        return {} if rounded == 1.0 else {"rope.scaling.attn_factor": rounded}
+
+    def _original(self) -> int:
+        """Tokens of the context before it was stretched."""
+        where = self._fields if _ORIGINAL in self._fields else self._config
+        if where.value(_ORIGINAL, None) is None:
+            return self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        original = where.number(_ORIGINAL)  # some files write 4096.0
+        if (other := self._config.number(_ORIGINAL, original)) != original:
+            where.fail(
+                _ORIGINAL, f"is {original:g}, but beside {where.prefix[:-1]} it is {other:g}"
+            )
+        if not 0 < original <= 1 << 28 or original != int(original):
+            where.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")
+        return int(original)
+
+    def _factors(self, key: str, pairs: int) -> np.ndarray:
+        values = self._fields.array(key)
+        divisors = [
+            value
+            for value in values
+            if isinstance(value, int | float) and MIN_DIVISOR < value <= 1e6
+        ]
+        if len(values) != pairs or len(divisors) != pairs:
+            problem = f"must be {pairs} numbers above {MIN_DIVISOR} and up to 1e6"
+            self._fields.fail(key, problem)
+        return np.array(divisors, np.float32)
+
+    def _proportional(self, config: Config) -> np.ndarray:
+        """Divisors that leave all but the first pairs of a head as they are."""
+        key, pairs = "partial_rotary_factor", config.rope_dim // 2
+        part = self._checked_part(self._fields, key, self._fields.number(key, 1.0))
+        rotated = int(part * config.rope_dim // 2)
+        return np.where(np.arange(pairs) < rotated, 1.0, _STANDS_STILL).astype(np.float32)
+
+    def _llama3(self, config: Config) -> np.ndarray:
+        """Divisors of Llama 3.1's frequencies.
+
+        Wavelengths up to original_max_position_embeddings / high_freq_factor tokens stay, those
+        from original_max_position_embeddings / low_freq_factor on are stretched by `factor`; in
+        between the frequency is mixed linearly in original_max_position_embeddings / wavelength.
+        """
+        factor = self._factor()
+        low = self._fields.number("low_freq_factor")
+        high = self._fields.number("high_freq_factor")
+        original = self._original()
+        if not 0 < low < high:
+            self._fields.fail(
+                "high_freq_factor",
+                f"must be above low_freq_factor={low}, and that above 0, not {high}",
+            )
+        # original_max_position_embeddings / wavelength
+        periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
+        # The part of a frequency that is not stretched.
+        kept = np.clip((periods - low) / (high - low), 0.0, 1.0)
+        return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+
+    def _factor(self) -> float:
+        factor = self._fields.number("factor")
+        if not MIN_DIVISOR < factor <= 1e6:
+            self._fields.fail(
+                "factor", f"must be a number above {MIN_DIVISOR} and up to 1e6, not {factor}"
+            )
+        return factor

@@ -1,0 +1,174 @@
+"""Tensors of safetensors files, read one at a time.
+
+The safetensors package checks that every tensor lies inside its file and that no two overlap. Files
+are read, not mapped: pages of a map count as resident memory, and a mapped file that shrinks kills
+the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jax_q4k import CheckpointError, gguf
+
+from ...support.json_fields import JSONFields
+
+#: Types that are read: safetensors' names of them are ggml's.
+TYPES = gguf.PLAIN
+PACKED = "U8"  # blocks and scales of packed weights
+MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
+_MAX_ELEMENTS = np.iinfo(np.intp).max // 8  # NumPy's, of sizes beside a 0, too
+_CHUNK = 1 << 20  # elements checked at a time
+_COMPARED = 1 << 24  # elements compared at a time
+
+T = TypeVar("T")
+
+
+class Stored(NamedTuple):
+    """A tensor's place, and its file's description of it."""
+
+    file: Path
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file, of PACKED and the types in TYPES."""
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """NumPy's, of PACKED and the types in TYPES."""
+        return np.dtype(np.uint8 if self.dtype == PACKED else TYPES[self.dtype].dtype)
+
+
+class Weights:
+    """The tensors of one file or of all files of an index: name -> Stored, in `stored`."""
+
+    def __init__(self, path: Path) -> None:
+        """path: a .safetensors file, or a folder that holds one, or an index of several."""
+        self._open: tuple[Path, Any] | None = None
+        self._stack = contextlib.ExitStack()
+        self.stored: dict[str, Stored] = {}
+        index = path / "model.safetensors.index.json"
+        if path.is_file() or (path / "model.safetensors").exists():
+            self._list(path if path.is_file() else path / "model.safetensors")
+        elif index.exists():
+            self._list_shards(index)
+        else:
+            problem = "is missing, and so is model.safetensors.index.json"
+            others = "other kinds of weights are not supported"
+            raise CheckpointError(str(path), "model.safetensors", f"{problem}; {others}")
+
+    def close(self) -> None:
+        """Closes the file that was read last."""
+        self._open = None
+        self._stack.close()
+
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """A tensor of one of TYPES or PACKED, or those rows of it (steps of 1).
+
+        Raises CheckpointError if a value is NaN or infinite.
+        """
+        stored = self.stored[name]
+        file, shape = str(stored.file), stored.shape
+        if rows is None or not shape:
+            first, whole, wanted = 0, True, shape
+        else:
+            first, last, _ = rows.indices(shape[0])
+            part, wanted = slice(first, last), (last - first, *shape[1:])
+            whole = wanted == shape
+
+        def values_of() -> np.ndarray:
+            handle = self._handle(stored.file)
+            return handle.get_tensor(name) if whole else handle.get_slice(name)[part]
+
+        values = _checked(stored.file, f"tensor {name!r}", values_of)
+        if values.shape != wanted or values.dtype != stored.numpy_dtype:
+            raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
+        if stored.dtype == PACKED:
+            return values
+        flat, before = values.reshape(-1), first * math.prod(shape[1:])
+        for start in range(0, flat.size, _CHUNK):
+            finite = np.isfinite(flat[start : start + _CHUNK])
+            if not finite.all():
+                at = before + start + int(finite.argmin())
+                raise CheckpointError(file, f"tensor {name!r}", f"element {at} is NaN or infinite")
+        return values
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors agree in type, shape and values; False for types that are not read.
+
+        Parts of them are in memory at a time. Raises as `read` does.
+        """
+        one, other = self.stored[first], self.stored[second]
+        if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
+            return False
+        count = max(1, _COMPARED // max(1, math.prod(one.shape[1:])))
+        parts = [slice(at, at + count) for at in range(0, one.shape[0], count)]
+        read = self.read
+        return all(np.array_equal(read(first, part), read(second, part)) for part in parts)
+
+    def _handle(self, file: Path) -> Any:
+        if self._open is None or self._open[0] != file:
+            self.close()
+            self._open = file, self._stack.enter_context(_opened(file))
+        return self._open[1]
+
+    def _list(self, file: Path) -> None:
+        with _opened(file) as handle:
+            for name in handle.keys():
+                part = handle.get_slice(name)
+                dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+                if math.prod(size for size in shape if size) > _MAX_ELEMENTS:
+                    problem = f"has shape {shape}, beyond the {_MAX_ELEMENTS} elements of an array"
+                    raise CheckpointError(str(file), f"tensor {name!r}", problem)
+                if name in self.stored:
+                    problem = f"is in {self.stored[name].file.name} too"
+                    raise CheckpointError(str(file), f"tensor {name!r}", problem)
+                self.stored[name] = Stored(file, dtype, shape)
+
+    def _list_shards(self, index: Path) -> None:
+        fields = JSONFields.read(index, MAX_INDEX)
+        places: dict[str, str] = fields.mapping("weight_map")
+        for name, shard in places.items():
+            is_name = isinstance(shard, str) and Path(shard).name == shard
+            if not is_name or not shard.endswith(".safetensors"):
+                problem = f"must name a .safetensors file in its folder, not {shard!r:.200}"
+                fields.fail(f"weight_map[{name[:100]!r}]", problem)
+        for shard in dict.fromkeys(places.values()):
+            if not (index.parent / shard).exists():
+                fields.fail("weight_map", f"names {shard!r}, which is missing")
+            self._list(index.parent / shard)
+        for name, shard in places.items():
+            if name not in self.stored or self.stored[name].file.name != shard:
+                problem = f"names {shard!r}, which does not hold the tensor"
+                fields.fail(f"weight_map[{name[:100]!r}]", problem)
+        for name, stored in self.stored.items():
+            if name not in places:
+                problem = f"is not in {index.name}"
+                raise CheckpointError(str(stored.file), f"tensor {name!r}", problem)
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    if not os.path.isfile(file):  # a pipe could block for ever
+        raise CheckpointError(str(file), "path", "must be a regular file")
+    with _checked(file, "header", lambda: safe_open(file, "numpy", backend="pread")) as handle:
+        yield handle
+
+
+def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
+    """Calls a function of safetensors, whose errors become CheckpointError."""
+    try:
+        return call()
+    except SafetensorError as error:
+        raise CheckpointError(str(file), field, f"safetensors refuses it: {error}") from None

@@ -1,0 +1,107 @@
+"""Settings of a sentence-transformers folder: how a text's vectors become one.
+
+modules.json lists the modules behind the decoder: a pooling, whose folder has a config.json, and
+perhaps a division by the length. What else they may be or say is kept as a reason: the checkpoint
+generates text all the same, and `models.embed` refuses it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...config.pooling import NORMALIZE, UNSUPPORTED, metadata_of
+from ...support.json_fields import JSONFields, read
+from .config_json import MAX_CONFIG
+
+#: Flags of a pooling's config.json -> the pooling.
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # of newer files, which have one key
+_USUAL_FOLDER = "1_Pooling"
+
+
+class _UnsupportedError(Exception):
+    """A reason not to make vectors."""
+
+
+def metadata(folder: Path, architecture: str) -> dict[str, Any]:
+    """Metadata keys of what the folder says of vectors; none where it says nothing.
+
+    Raises CheckpointError for a malformed file.
+    """
+    try:
+        return _metadata(folder, architecture)
+    except _UnsupportedError as reason:
+        return {UNSUPPORTED: str(reason)}
+
+
+def _metadata(folder: Path, architecture: str) -> dict[str, Any]:
+    pooling, normalize = None, False
+    for kind, path in _modules(folder):
+        if kind == "Transformer":
+            continue
+        if kind == "Normalize":
+            normalize = True
+        elif kind == "Pooling" and pooling is None and not normalize:
+            pooling = _pooling(folder / path / "config.json")
+        else:
+            known = "Transformer, Pooling and Normalize"
+            _refuse(
+                folder / "modules.json", f"module {kind[:100]!r} here", f"supported are {known}"
+            )
+    _check_texts(folder)
+    found: dict[str, Any] = {} if pooling is None else metadata_of(architecture, pooling)
+    return found | ({NORMALIZE: True} if normalize else {})
+
+
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """Kinds of the modules, and their folders, by which none leaves the checkpoint's."""
+    file = folder / "modules.json"
+    if not file.exists():
+        usual = Path(_USUAL_FOLDER)
+        return [("Pooling", usual)] if (folder / usual / "config.json").exists() else []
+    modules = []
+    entries = JSONFields({"modules": read(file, MAX_CONFIG)}, str(file)).objects("modules")
+    for entry in entries:
+        path = Path(entry.string("path", ""))
+        if path.is_absolute() or ".." in path.parts:
+            entry.fail("path", f"is {str(path)[:100]!r}, expected a folder in the checkpoint's")
+        modules.append((entry.string("type").rpartition(".")[2], path))
+    return modules
+
+
+def _pooling(file: Path) -> str:
+    config = JSONFields.read(file, MAX_CONFIG)
+    modes = [name for flag, name in _MODES.items() if config.boolean(flag, False)]
+    if (name := config.string("pooling_mode", None)) is not None:
+        modes = [_NAMES.get(name, name)]
+    if len(modes) != 1 or modes[0] not in _NAMES.values():
+        shown = " and ".join(modes)[:200] or "nothing"
+        _refuse(file, f"pooling of {shown}", "supported is one of mean, cls and lasttoken")
+    if not config.boolean("include_prompt", True):
+        _refuse(file, "include_prompt=false", "texts here do not say which tokens are a prompt")
+    return modes[0]
+
+
+def _check_texts(folder: Path) -> None:
+    """Refuses what changes texts before they are encoded."""
+    settings = folder / "config_sentence_transformers.json"
+    if settings.exists():
+        name = JSONFields.read(settings, MAX_CONFIG).string("default_prompt_name", None)
+        if name is not None:
+            rule = "write the prompt before texts"
+            _refuse(settings, f"default_prompt_name={name[:100]!r}", rule)
+    settings = folder / "sentence_bert_config.json"
+    if settings.exists() and JSONFields.read(settings, MAX_CONFIG).boolean("do_lower_case", False):
+        _refuse(settings, "do_lower_case=true", "give texts in lower case")
+
+
+def _refuse(file: Path, what: str, rule: str) -> NoReturn:
+    raise _UnsupportedError(f"{file.parent.name}/{file.name}: {what} is not supported: {rule}")

@@ -1,0 +1,261 @@
+"""Where a checkpoint keeps each tensor of a GGUF file, and how it is read from there.
+
+A checkpoint's tensor may hold the rows of several, an expert may have a tensor of its own, and
+matrices may be transposed; rows or one expert are in memory at a time beside the result. Heads and
+their parts may be in another order: then it is the whole tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping
+
+import numpy as np
+
+from jax_q4k import CheckpointError, QuantizedArray
+
+from ...architectures.base import CheckpointClass, Stored
+from ...architectures.tensor_tables import SCALES, Tensor
+from ...config import Config
+from ...config.tensors import Expected, expected_tensors, sizes, table
+from .safetensors import Weights
+
+_MXFP4 = 32  # weights of a block: 16 bytes, and one of scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Rows of a checkpoint's tensor, or of one tensor for each expert.
+
+    Attributes:
+      names: in checkpoints; several are those of experts, to be stacked.
+      shape: that the checkpoint's tensor, or each of them, has to have.
+      rows: which are this tensor's, of each expert if it is of experts.
+      of_experts: (experts, n, k), or biases (experts, n).
+      transposed, as_row, channels, logarithms, plain: as `Stored` has them.
+      tiled: (axis, key heads, value heads, elements of each) of heads that files have in another
+        order; None: there are none.
+      groups: 0, or how many groups its rows lie in.
+      parts: the rows of a group that are this tensor's.
+      packed: names are those of MXFP4's blocks; their scales have the names `scales`.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    rows: slice
+    of_experts: bool = False
+    transposed: bool | None = False
+    as_row: bool = False
+    channels: bool = False
+    logarithms: bool = False
+    plain: bool = False
+    tiled: tuple[int, int, int, int] | None = None
+    groups: int = 0
+    parts: tuple[slice, ...] = ()
+    packed: bool = False
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The names of MXFP4's scales; (): it is not packed."""
+        return (self.names[0].removesuffix("_blocks") + "_scales",) if self.packed else ()
+
+    def resolved(self, stored: tuple[int, ...]) -> Place:
+        """The place where it is `stored` in this shape, which may tell whether it is transposed."""
+        if self.transposed is not None:
+            return self
+        *experts, k, n = self.shape
+        if stored == self.shape or stored != (*experts, n, k):
+            return dataclasses.replace(self, transposed=True)
+        return dataclasses.replace(self, transposed=False, shape=stored)
+
+
+def places(
+    config: Config,
+    checkpoint: CheckpointClass,
+    packed: bool = False,
+    held: Container[str] | None = None,
+) -> dict[str, Place]:
+    """GGUF's name -> its place, of every tensor that checkpoints of this class may hold.
+
+    packed: experts are MXFP4's blocks and scales. held: names that the checkpoint holds, which tell
+    between places; None: all are.
+    """
+    expected, found = expected_tensors(config), {}
+    stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
+    for tensor, gguf, prefix, layer in table(config):
+        for suffix in dict.fromkeys((tensor.suffix, "bias", *SCALES)):
+            name = f"{gguf}{tensor.gguf}.{suffix}" if suffix else f"{gguf}{tensor.gguf}"
+            where = stored.get((tensor.gguf, suffix))
+            if where is None and (suffix == tensor.suffix or suffix not in SCALES):
+                where = _usual(tensor, stored.get((tensor.gguf, None)), prefix, held)
+            if where is None or name not in expected:
+                continue
+            full = prefix + where.name + _suffix(where, tensor, suffix)
+            beside = f".{suffix}" if suffix else ""
+            wholes = [expected[f"{gguf}{part}{beside}"] for part in where.holds]
+            place = _place(where, full, wholes, where.holds.index(tensor.gguf))
+            if where.value_heads or where.groups:
+                place = _ordered(config, where, place, tensor, sizes(config, layer))
+            found[name] = _of_blocks(place) if packed and _is_packed(place) else place
+    return found
+
+
+def _usual(
+    tensor: Tensor, where: Stored | None, prefix: str, held: Container[str] | None
+) -> Stored | None:
+    """Where a tensor is that no `Stored` of its suffix names; None: nowhere."""
+    if where is not None and where.optional and held is not None:
+        where = where if prefix + where.name in held else None
+    if where is None and tensor.checkpoint is not None:
+        where = Stored(tensor.checkpoint, (tensor.gguf,))
+    return where
+
+
+def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
+    if where.suffix is not None or suffix == tensor.suffix == "bias":  # all that there is of it
+        return ""
+    if where.bare:
+        return "" if suffix == "weight" else f"_{suffix}"
+    return f".{suffix}"
+
+
+def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
+    """The place of the tensor `held[at]` in one that holds the rows of all of `held`."""
+    entry, shape = held[at].entry, held[at].shape
+    of_experts = entry.bias == "experts" and held[at].beside not in SCALES
+    experts, leading = (shape[0], shape[:1]) if of_experts else (1, ())
+    counts = [part.shape[len(leading)] for part in held]
+    start = sum(counts[:at])
+    rows = slice(at, None, len(held)) if where.alternating else slice(start, start + counts[at])
+    whole = (sum(counts), *shape[len(leading) + 1 :])
+    transposed = False if held[at].is_bias else where.transposed
+    whole = whole if transposed is False else whole[::-1]
+    if "{expert}" in where.name:
+        names, leading = tuple(name.format(expert=i) for i in range(experts)), ()
+    else:
+        names = (name,)
+    whole = (1, *whole) if where.as_row else whole
+    whole = (*whole[:-1], 1, whole[-1]) if where.channels else whole
+    return Place(
+        names,
+        (*leading, *whole),
+        rows,
+        of_experts,
+        transposed,
+        where.as_row,
+        where.channels,
+        where.logarithms,
+        where.plain,
+    )
+
+
+def _ordered(
+    config: Config, where: Stored, place: Place, tensor: Tensor, lengths: Mapping[str, int]
+) -> Place:
+    """The place with how heads, and parts of them, lie in it."""
+    if where.value_heads is not None and config.kind.tiled_heads and config.delta is not None:
+        axis, size = where.value_heads
+        heads = config.delta.key_heads, config.delta.value_heads
+        place = dataclasses.replace(place, tiled=(axis, *heads, lengths[size]))
+    if where.groups:
+        groups, stop, parts = lengths[where.groups], 0, []
+        for name, size in where.parts:
+            start, stop = stop, stop + lengths[size]
+            if name == tensor.gguf:
+                parts.append(slice(start, stop))
+        columns = lengths[tensor.shape.split()[1 if place.transposed else -1]]
+        shape = groups * stop, columns
+        place = dataclasses.replace(place, shape=shape, groups=groups, parts=tuple(parts))
+    return place
+
+
+def _is_packed(place: Place) -> bool:
+    return place.of_experts and len(place.shape) == 3
+
+
+def _of_blocks(place: Place) -> Place:
+    """MXFP4's: blocks lie along k, so that rows are not transposed; (experts, n, k / 32, 16)."""
+    experts, n, k = place.shape
+    if place.transposed:
+        n, k = k, n
+    name, shape = f"{place.names[0]}_blocks", (experts, n, k // _MXFP4, _MXFP4 // 2)
+    return dataclasses.replace(place, names=(name,), shape=shape, transposed=False, packed=True)
+
+
+def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray | QuantizedArray:
+    """A tensor of this shape from its place."""
+    if place.packed:
+        return _mxfp4(weights, place, shape)
+    if place.of_experts:
+        return _experts(weights, place, shape)
+    [name] = place.names
+    if place.as_row:
+        return weights.read(name)[0]
+    if place.groups:
+        values = _parts(weights.read(name), place, shape)
+    else:
+        values = weights.read(name, place.rows)
+    values = values[..., 0, :] if place.channels else values
+    values = values if place.tiled is None else _tiled(values, *place.tiled)
+    if place.logarithms:
+        with np.errstate(over="ignore"):  # an infinity is then found
+            values = -np.exp(values.astype(np.float32))
+        if not np.isfinite(values).all():
+            stored = weights.stored[name]
+            problem = "holds logarithms of numbers that are too large"
+            raise CheckpointError(str(stored.file), f"tensor {name!r}", problem)
+    return values
+
+
+def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows that lie in groups: each part's behind one another, or a stack of matrices by group."""
+    groups = whole.reshape(place.groups, -1, whole.shape[-1])
+    if len(shape) == 2:
+        parts = [groups[:, part].reshape(-1, whole.shape[-1]) for part in place.parts]
+        return np.concatenate(parts)
+    [part] = place.parts
+    stack = groups[:, part]
+    return np.ascontiguousarray(stack.swapaxes(1, 2) if place.transposed else stack)
+
+
+def _tiled(
+    values: np.ndarray, axis: int, key_heads: int, value_heads: int, size: int
+) -> np.ndarray:
+    """Value heads of the same place among those of their key heads stand together.
+
+    They are the last `value_heads * size` elements along the axis.
+    """
+    start = values.shape[axis] - value_heads * size
+    at = np.arange(values.shape[axis])
+    of_heads = at[start:].reshape(key_heads, -1, size).swapaxes(0, 1)
+    return np.take(values, np.concatenate([at[:start], of_heads.reshape(-1)]), axis)
+
+
+def _experts(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray:
+    first = weights.stored[place.names[0]]
+    stacked = np.empty(shape, first.numpy_dtype)
+    for expert in range(shape[0]):
+        values = _of_expert(weights, place.names, expert)
+        stacked[expert] = (values.T if place.transposed else values)[place.rows]
+    return stacked
+
+
+def _of_expert(weights: Weights, names: tuple[str, ...], expert: int) -> np.ndarray:
+    if len(names) > 1:
+        return weights.read(names[expert])
+    return weights.read(names[0], slice(expert, expert + 1))[0]
+
+
+def _mxfp4(weights: Weights, place: Place, shape: tuple[int, ...]) -> QuantizedArray:
+    """MXFP4 as GGUF has it: its scale before a block, whose byte j has the weights j and j + 16.
+
+    A checkpoint's byte j has the weights 2j and 2j + 1, the first in its lower half, too. A scale
+    is that of both formats: of weights in halves, e - 127 is e - 128 of their doubles.
+    """
+    packed = np.empty((*shape[:2], shape[2] // _MXFP4, 1 + _MXFP4 // 2), np.uint8)
+    for expert in range(shape[0]):
+        blocks = _of_expert(weights, place.names, expert)[place.rows]
+        codes = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*blocks.shape[:-1], _MXFP4)
+        packed[expert, ..., 0] = _of_expert(weights, place.scales, expert)[place.rows]
+        packed[expert, ..., 1:] = codes[..., : _MXFP4 // 2] | codes[..., _MXFP4 // 2 :] << 4
+    return QuantizedArray.from_gguf_bytes(packed.reshape(-1), "MXFP4", shape)

@@ -1,0 +1,389 @@
+"""LoRA adapters: PEFT's folders and mlx-lm's, GGUF files, and those of `examples/lora.py`.
+
+https://arxiv.org/abs/2106.09685. A matrix W gets W + scale * B A, as y + scale * B (A x): packed
+weights stay as they are. The layouts are those of PEFT's `save_pretrained`, of `mlx_lm.lora` and of
+llama.cpp's `convert_lora_to_gguf.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import jax
+import numpy as np
+
+from jax_q4k import CheckpointError, GGUFError, QuantizedArray, gguf
+
+from ...architectures.base import CheckpointClass
+from ...config import Config
+from ...config.tensors import expected_tensors, table
+from ...network.parts import Parts
+from ...runner.model import Model
+from ...support.json_fields import JSONFields
+from .. import fused
+from ..checkpoints import tensor_places
+from ..checkpoints.checkpoint import interleaved, name_in_decoder
+from ..checkpoints.config_json import MAX_CONFIG
+from ..checkpoints.safetensors import TYPES, Weights
+from . import settings as lora_settings
+from .settings import MAX_SCALE
+
+if TYPE_CHECKING:
+    from ...network.decoder import Decoder
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_MLX_WEIGHTS = "adapters.safetensors"
+_MLX = re.compile(r"(.+)\.lora_([ab])")
+_PEFT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_TRAINED = re.compile(r"(layers\.(\d+)\.)?([\w.]+)\.lora_([ab])")  # by examples/lora.py
+_GGUF = re.compile(r"(.+\.weight)\.lora_([ab])")
+_GGUF_KEYS = (
+    "adapter.type",
+    "adapter.lora.alpha",
+    "adapter.lora.task_name",
+    "adapter.lora.prompt_prefix",
+)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+Fail: TypeAlias = Callable[[str, str], NoReturn]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The matrices of one adapter: a (rank, k) and b (n, rank), and their factor.
+
+    names: of the file's tensors that hold them.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+    names: tuple[str, str]
+
+
+def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0) -> Model:
+    """The model with an adapter beside its weights, which both models share and which stay packed.
+
+    Adapters may be put beside one another: `with_lora(with_lora(model, a), b, scale=0.5)`.
+
+    Args:
+      path: a folder as PEFT writes it, adapter_config.json and adapter_model.safetensors, or as
+        mlx_lm.lora does, with adapters.safetensors; the latter file of either; a GGUF file as
+        llama.cpp's convert_lora_to_gguf writes it; or a .safetensors file of this package's
+        examples/lora.py.
+      scale: factor of the adapter beside its own, alpha / rank.
+
+    Raises:
+      jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, of another model, or holds
+        what is not supported: adapters of experts, embeddings, routers or norms, DoRA, and those
+        whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
+        not finite; a model over several devices. OSError: it cannot be read.
+    """
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
+        raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
+    if model.placement is not None:
+        raise ValueError("model lies on several devices; adapters are for models on one")
+    named = named_linears(model.config)
+    pairs = read(path, model.config, frozenset(named))
+    _check_there(model, pairs, os.fsdecode(path))
+    parts = model.parts()
+    adapters = {
+        name: {
+            "a": jax.device_put(pair.a),
+            "b": jax.device_put(pair.b),
+            "scale": jax.device_put(np.float32(scale * pair.scale)),
+        }
+        for name, pair in sorted(pairs.items())
+    }
+    places = {name: named[name] for name in adapters}
+
+    def merge(state: dict[str, Any]) -> Decoder:
+        from ...network.layers import AdaptedLinear  # with Flax, which only programs need
+
+        decoder = parts.merge(state["decoder"])
+        for name, adapter in state["lora"].items():
+            layer, place = places[name]
+            owner: Any = decoder if layer is None else decoder.layers[layer]
+            *owners, last = place.split(".")
+            for step in owners:
+                owner = getattr(owner, step)
+            setattr(owner, last, AdaptedLinear(getattr(owner, last), **adapter))
+        return decoder
+
+    state = {"decoder": parts.state, "lora": adapters}
+    adapted = Model(Parts(model.config, state, merge), model.tokenizer, model.metadata)
+    adapted.kept = model.kept
+    return adapted
+
+
+def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
+    """Refuses adapters of matrices that files may lack, and this one does."""
+    expected = expected_tensors(model.config)
+    if optional := [name for name in pairs if not expected[name].required]:
+        from ...network.build import named_tensors
+
+        there = named_tensors(model)
+        for name in optional:
+            if name not in there:
+                tied = ": its output is tied to the embedding" if name == "output.weight" else ""
+                raise GGUFError(file, f"adapter of {name!r}", f"the model has no such matrix{tied}")
+
+
+def named_linears(config: Config) -> dict[str, tuple[int | None, str]]:
+    """GGUF's name of every matrix that an adapter may be of -> (layer, its place there)."""
+    return {
+        prefix + tensor.name: (layer, tensor.module)
+        for tensor, prefix, _, layer in table(config)
+        if tensor.is_matrix and not tensor.of_experts
+    }
+
+
+def read(
+    path: str | os.PathLike[str], config: Config, targets: frozenset[str] | None = None
+) -> dict[str, Pair]:
+    """GGUF's names of matrices -> the adapter's, checked against a model's configuration."""
+    file = Path(os.fsdecode(path))
+    targets = frozenset(named_linears(config)) if targets is None else targets
+    if not file.is_dir() and file.suffix != ".safetensors":
+        return _from_gguf(file, config, targets)
+    folder, weights = (file, file / _WEIGHTS) if file.is_dir() else (file.parent, file)
+    if file.is_dir() and not weights.exists():
+        weights = file / _MLX_WEIGHTS
+        if not weights.exists():
+            problem = f"is missing in the folder, and so is mlx-lm's {_MLX_WEIGHTS}"
+            raise CheckpointError(str(file), _WEIGHTS, problem)
+    if not weights.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(weights))
+    stored = Weights(weights)
+    try:
+        ours = all(_TRAINED.fullmatch(name) for name in stored.stored)
+        if ours and stored.stored and not (folder / _CONFIG).exists():
+            return _from_example(stored, str(weights), config, targets)
+        return _from_modules(stored, weights, folder / _CONFIG, config, targets)
+    finally:
+        stored.close()
+
+
+def _from_modules(
+    weights: Weights, file: Path, description: Path, config: Config, targets: frozenset[str]
+) -> dict[str, Pair]:
+    """Adapters of PEFT or of mlx-lm, by the names of a checkpoint's modules."""
+    if not description.exists():
+        raise CheckpointError(str(file), _CONFIG, "is missing beside it")
+    settings = lora_settings.read(JSONFields.read(description, MAX_CONFIG))
+    fail = _failing(CheckpointError, str(file))
+    paired = _paired(weights.stored, _MLX if settings.of_mlx else _PEFT, fail)
+    modules: dict[str, str] = {}
+    for name, both in paired.items():
+        if (earlier := modules.setdefault(name_in_decoder(name), name)) != name:
+            fail(f"tensor {both[0]!r}", f"is of the module that {paired[earlier][0]!r} is of")
+    checkpoint, places = _places(config, modules, fail)
+    _check_types(weights, fail)
+    pairs: dict[str, Pair] = {}
+    expected = expected_tensors(config)
+    for module, name in modules.items():
+        names = paired[name]
+        a, b = (weights.read(stored) for stored in names)
+        if settings.of_mlx:
+            a, b = a.T, b.T
+        gguf_names = places[f"{module}.weight"]
+        whole = sum(expected[part].shape[0] for part, _ in gguf_names if part in expected)
+        for part, rows in gguf_names:
+            if part not in targets:
+                fail(f"tensor {names[0]!r}", _not_adapted(part))
+            _check_shapes(a, b, (whole, expected[part].shape[-1]), names, fail)
+            if settings.ranks is not None and a.shape[0] not in settings.ranks:
+                ranks = ", ".join(map(str, sorted(settings.ranks)))
+                problem = f"has rank {a.shape[0]}; r and rank_pattern of {_CONFIG} say {ranks}"
+                fail(f"tensor {names[0]!r}", problem)
+            of_part, entry = b[rows], expected[part].entry
+            if entry.rotated and config.interleaved_rope and not checkpoint.interleaved_rope:
+                of_part = interleaved(of_part, getattr(config, entry.rotated))
+            pair = Pair(a, of_part, settings.scale(name, a.shape[0]), names)
+            _add(pairs, part, pair, fail)
+    return pairs
+
+
+def _places(
+    config: Config, modules: Mapping[str, str], fail: Fail
+) -> tuple[CheckpointClass, dict[str, list[tuple[str, slice]]]]:
+    """The class of checkpoints that has all these modules, and what of GGUF's each holds.
+
+    The latter is name in checkpoints -> (GGUF's name, its rows) of each.
+    """
+    classes = config.kind.checkpoints
+    if not classes:
+        fail(_CONFIG, f"names modules of checkpoints, which {config.architecture} has none of")
+    unknown = ""
+    for checkpoint in classes:
+        places: dict[str, list[tuple[str, slice]]] = {}
+        for name, place in tensor_places.places(config, checkpoint).items():
+            as_they_lie = not (place.groups or place.channels or place.as_row or place.tiled)
+            if place.transposed is False and as_they_lie:
+                for stored in place.names:
+                    rows = slice(None) if place.of_experts else place.rows
+                    places.setdefault(stored, []).append((name, rows))
+        missing = [module for module in modules if f"{module}.weight" not in places]
+        if not missing:
+            return checkpoint, places
+        unknown = unknown or missing[0]
+    what = f"{config.architecture} model, or an adapter of it is not supported"
+    fail(f"adapter of {modules[unknown]!r:.200}", f"is of no module of a {what}")
+
+
+def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str, Pair]:
+    fail = _failing(GGUFError, str(file))
+    with gguf.TensorFile(file) as opened:
+        fields = gguf.Fields(opened.header.metadata, str(file))
+        for key, value in (
+            ("general.type", "adapter"),
+            ("adapter.type", "lora"),
+            ("general.architecture", config.architecture),
+        ):
+            if (found := fields.string(key)) != value:
+                fields.fail(key, f"is {found!r:.100}, expected {value!r}")
+        for key in fields.values:
+            if key == "adapter.alora.invocation_tokens":
+                fields.fail(key, "are there: activated LoRA is not supported")
+            if key.startswith("adapter.") and key not in _GGUF_KEYS:
+                fields.fail(key, "is not known; it may make another adapter of the same tensors")
+        alpha = fields.number("adapter.lora.alpha", 0.0, most=MAX_SCALE, above=-MAX_SCALE)
+        pairs: dict[str, Pair] = {}
+        expected = expected_tensors(config)
+        for name, both in _paired(opened.header.tensors, _GGUF, fail).items():
+            a, b = (_floats(opened.read(stored)) for stored in both)
+            parts: tuple[str, ...] = (name,)
+            is_one = name in expected and b.shape[:1] == expected[name].shape[:1]
+            if not is_one:
+                parts = fused.parts_of(config, name) or parts
+            if unknown := [part for part in parts if part not in targets]:
+                fail(f"tensor {both[0]!r}", _not_adapted(unknown[0]))
+            counts = [expected[part].shape[0] for part in parts]
+            _check_shapes(a, b, (sum(counts), expected[parts[0]].shape[-1]), both, fail)
+            # llama.cpp takes an alpha of 0, which stands for a missing one, as none.
+            scale = alpha / a.shape[0] if alpha else 1.0
+            ends = np.cumsum(counts)
+            for part, start, end in zip(parts, ends - counts, ends, strict=True):
+                _add(pairs, part, Pair(a, b[start:end], scale, both), fail)
+    return pairs
+
+
+def _from_example(
+    weights: Weights, file: str, config: Config, targets: frozenset[str]
+) -> dict[str, Pair]:
+    """Adapters by their places in the decoder, (k, rank) and (rank, n), in its rows' order."""
+    fail = _failing(CheckpointError, file)
+    _check_types(weights, fail)
+    at_place = {place: name for name, place in named_linears(config).items()}
+    pairs: dict[str, Pair] = {}
+    expected = expected_tensors(config)
+    found: dict[str, dict[str, str]] = {}
+    for name in weights.stored:
+        match = _TRAINED.fullmatch(name)
+        assert match is not None
+        found.setdefault(name.rpartition(".")[0], {})[match[4]] = name
+    for place, both in found.items():
+        match = _TRAINED.fullmatch(f"{place}.lora_a")
+        assert match is not None
+        layer = int(match[2]) if match[2] and len(match[2]) < 7 else None
+        target = at_place.get((layer, match[3])) if match[2] is None or layer is not None else None
+        if target is None or target not in targets:
+            fail(f"tensor {next(iter(both.values()))!r}", "is of no matrix of the model")
+        if len(both) < 2:
+            missing = {"a", "b"}.difference(both).pop()
+            fail(f"tensor {next(iter(both.values()))!r}", f"is there without its lora_{missing}")
+        a, b = (weights.read(both[end]) for end in "ab")
+        if a.ndim == b.ndim == 2:
+            a, b = a.T, b.T
+        names = both["a"], both["b"]
+        _check_shapes(a, b, expected[target].shape, names, fail)
+        _add(pairs, target, Pair(a, b, 1.0, names), fail)
+    return pairs
+
+
+def _paired(
+    names: Mapping[str, Any], pattern: re.Pattern[str], fail: Fail
+) -> dict[str, tuple[str, str]]:
+    """What is adapted -> the names of its a and b."""
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match is None:
+            fail(f"tensor {name!r:.200}", "is no part of a LoRA adapter of matrices")
+        found.setdefault(match[1], {})[match[2].lower()] = name
+    if not found:
+        fail("tensors", "holds none: there is no adapter")
+    for both in found.values():
+        if len(both) < 2:
+            missing = {"a", "b"}.difference(both).pop()
+            name = next(iter(both.values()))
+            fail(f"tensor {name!r:.200}", f"is there without its lora_{missing}")
+    return {name: (both["a"], both["b"]) for name, both in found.items()}
+
+
+def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
+    """Refuses a second adapter of a matrix, and one beyond float32."""
+    if matrix in pairs:
+        problem = f"is of {matrix}, and so is {pairs[matrix].names[0]!r}"
+        fail(f"tensor {pair.names[0]!r}", problem)
+    between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # of A x, where |x| is up to 1
+    added = abs(pair.scale) * (np.abs(pair.b).astype(np.float64) @ between)
+    for name, reach in zip(pair.names, (between.max(), added.max()), strict=True):
+        if not reach <= _MAX_FLOAT32:
+            problem = "holds numbers so large that the adapter is infinite in float32"
+            fail(f"tensor {name!r}", problem)
+    pairs[matrix] = pair
+
+
+def _not_adapted(name: str) -> str:
+    kinds = "matrices of attention, of networks and of the output"
+    if "_exps." in name:
+        return f"is of experts ({name}), whose adapters are not supported: those of {kinds} are"
+    return f"is of {name}, which is none of a model's {kinds}, or not one of this model's"
+
+
+def _check_shapes(
+    a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], names: tuple[str, str], fail: Fail
+) -> None:
+    """Refuses matrices that make no (n, k)."""
+    n, k = shape
+    if a.ndim != 2 or a.shape[0] < 1 or a.shape[1] != k:
+        fail(f"tensor {names[0]!r}", f"has shape {a.shape}, expected (rank, {k})")
+    if b.shape != (n, a.shape[0]):
+        fail(f"tensor {names[1]!r}", f"has shape {b.shape}, expected {(n, a.shape[0])}")
+
+
+def _check_types(weights: Weights, fail: Fail) -> None:
+    for name, stored in weights.stored.items():
+        if stored.dtype not in TYPES:
+            known = ", ".join(TYPES)
+            fail(f"tensor {name!r:.200}", f"has dtype {stored.dtype}; supported are {known}")
+
+
+def _floats(tensor: QuantizedArray | np.ndarray) -> np.ndarray:
+    return np.asarray(tensor.dequantize()) if isinstance(tensor, QuantizedArray) else tensor
+
+
+def _failing(error: type[GGUFError] | type[CheckpointError], file: str) -> Fail:
+    def fail(field: str, problem: str) -> NoReturn:
+        raise error(file, field, problem)
+
+    return fail
+
+
+def given(lora: Any) -> Iterator[tuple[str | os.PathLike[str], float]]:
+    """(path, scale) of each adapter that `load` is given: a path, a pair, or a list of either."""
+    for one in lora if isinstance(lora, list) else [lora]:
+        if isinstance(one, str | os.PathLike):
+            yield one, 1.0
+        elif isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str | os.PathLike):
+            yield one
+        else:
+            rule = "it must be a path, (path, scale), or a list of these"
+            raise TypeError(f"lora is {one!r:.100}; {rule}")

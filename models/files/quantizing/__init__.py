@@ -1,0 +1,1 @@
+"""Quantizing models: recipes, importance matrices, conversion tensor by tensor."""

@@ -1,0 +1,1 @@
+"""How kernels load and unpack weights; the formats share these readers."""

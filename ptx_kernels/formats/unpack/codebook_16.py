@@ -1,0 +1,60 @@
+"""Weights that are entries of a table of 16 int8, times a scale: what their formats share.
+
+A block's 16 bytes of codes lie as Q4_0's nibbles do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...ptx import Builder, Pointer, Value, f32, u32
+from .. import q4_0
+from ..base import nibbles
+from .packed_block import DequantizedRun
+from .packed_row import Tile, signed_run
+from .packed_tile import TilePlane
+from .packed_words import Words, looked_up, signed_byte_floats
+
+
+def entries(table: Sequence[int], codes: Any, xp: Any) -> Any:
+    """Codes of blocks, uint8 (..., 16) -> entries, float32 (..., 32)."""
+    return xp.asarray(np.array(table, np.float32))[nibbles(codes, xp)]
+
+
+class PackedRow(q4_0.PackedRow):
+    """A lane's share of rows of codes: Q4_0's, whose nibbles number the entries of `table`."""
+
+    table: Sequence[int]
+
+    def unpack(self, loaded: tuple[Any, ...]) -> Tile:
+        scale, words = loaded
+        runs = looked_up(self._k, self.table, words)
+        return Tile(
+            [signed_run(self._k, run, floats=self._floats) for run in runs],
+            self.scale(scale),
+            signed=True,
+        )
+
+    def scale(self, loaded: Value) -> Value:
+        """A block's scale, f32."""
+        return loaded.to(f32)
+
+
+def dequantize(
+    k: Builder, table: Sequence[int], codes: Pointer, scale: Value, first: Value | int = 0
+) -> list[DequantizedRun]:
+    """32 weights from `first` on of a block (see `packed_block.Dequantize`)."""
+    return [
+        DequantizedRun(first + 16 * i, [scale * v for v in signed_byte_floats(k, run)])
+        for i, run in enumerate(looked_up(k, table, codes.cast(u32).load(vector=4)))
+    ]
+
+
+def fragments(k: Builder, table: Sequence[int], codes: TilePlane, unit: Value) -> list[Words]:
+    """Entries of a unit's two blocks as operand A."""
+    words = codes.matrix(unit * 32)  # two of each block, of rows g and g + 8
+    halves = (looked_up(k, table, words[2 * i : 2 * i + 2]) for i in range(2))
+    return [[*low, *high] for low, high in halves]

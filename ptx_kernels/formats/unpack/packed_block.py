@@ -1,0 +1,28 @@
+"""One thread's view of a quantization block that is dequantized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...ptx import Builder, Pointer, Value
+
+
+@dataclass(frozen=True)
+class DequantizedRun:
+    """Neighbouring weights of a block: `values` (f32) from weight `first` (u32, or an int) on."""
+
+    first: Value | int
+    values: Sequence[Value]
+
+
+class Dequantize(Protocol):
+    """Loads and decodes one thread's share of a block, as the NumPy decoder does to the bit.
+
+    `planes` point at the block; `part` (u32) is below the format's `dequantize_threads`.
+    """
+
+    def __call__(
+        self, k: Builder, planes: Sequence[Pointer], part: Value
+    ) -> list[DequantizedRun]: ...

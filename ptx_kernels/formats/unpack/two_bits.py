@@ -1,0 +1,64 @@
+"""Low two bits of 256 quants in 64 bytes, which Q2_K and Q3_K share, and a lane's share of them.
+
+The block is twice (h) 128 weights of four groups g of 32: weight 128h + 32g + j has bits 2g of byte
+32h + j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...ptx import Pointer, u32
+from ..base import bits
+from .packed_row import Share
+from .packed_words import Words
+
+
+def quants(qs: Any, xp: Any) -> Any:
+    """uint8 (..., 64) -> uint8 (..., 256) of 0 to 3."""
+    leading = qs.shape[:-1]
+    return bits(qs.reshape(*leading, 2, 32), 4, 2, xp).reshape(*leading, 256)
+
+
+class LowBits:
+    """A lane's bytes: 64 / lanes weights of each of its groups.
+
+    Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
+    of 32, four values of two of the groups.
+
+    Attributes:
+      upper: h; column: of a group, the lane's first; unit: number of its first group, over two
+        (u32).
+      groups: how many it has; count: words of four bytes.
+      half: u32, which 16 of a group's 32 weights they are.
+    """
+
+    def __init__(self, qs: Pointer, share: Share) -> None:
+        part, lanes = share.part, share.lanes
+        length = max(64 // lanes, 4)
+        columns = 32 // length  # lanes side by side
+        self.upper, self.column = part // (lanes // 2), part % columns * length
+        self.half = self.column // 16
+        self.unit, self.groups = self.upper * 2, 4
+        if lanes == 32:
+            self.unit, self.groups = self.unit + part // columns % 2, 2
+        self.value_base = self.unit * 64 + self.column
+        self.runs: Sequence[tuple[int, int]] = tuple((32 * g, length) for g in range(self.groups))
+        self.count = length // 4
+        self._words = (
+            qs.at(share.row, share.block, self.upper * 32 + self.column).cast(u32).moving()
+        )
+
+    def load(self, block: int) -> Words:
+        """The bytes of the block that is so many ahead."""
+        return self._words.load_run(block * 16, self.count)
+
+    def aligned(self, words: Words) -> Words:
+        """The loaded bytes with the lane's group i in bits 2 * i."""
+        if self.groups == 4:
+            return words
+        return [word >> ((self.unit & 1) * 4) for word in words]
+
+    def advance(self, blocks: int) -> None:
+        self._words.advance(16 * blocks)

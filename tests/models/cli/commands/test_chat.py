@@ -1,0 +1,303 @@
+"""`jax-q4k chat`: from a pipe, and on a terminal of its own."""
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support.gguf_bytes import rewritten, text_entry
+
+from jax_q4k import models
+from jax_q4k.models import cli
+from jax_q4k.models.cli.lines import line_reader, read_message
+
+from ...golden_files import path
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """(exit code, standard output, standard error) of a chat that reads `lines`, text or a file."""
+
+    def run(lines, *arguments):
+        capsys.readouterr()
+        stdin = io.StringIO(lines) if isinstance(lines, str) else lines
+        monkeypatch.setattr(sys, "stdin", stdin)
+        code = cli.main(("chat", "--temperature", "0", *arguments))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def templated(tmp_path_factory):
+    """The text model, with a chat template."""
+    file = tmp_path_factory.mktemp("chat") / "templated.gguf"
+    entry = text_entry("tokenizer.chat_template", TEMPLATE)
+    file.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": entry}))
+    return str(file)
+
+
+def test_a_chat_in_a_pipe(run, templated, tmp_path):
+    """Two turns; the second prompt holds the first, and what the library gives is what is said."""
+    saved = tmp_path / "saved.json"
+    code, out, err = run(
+        f"Hello\\\nthere\n/save {saved}\nMore\n/save {saved}\n/quit\nnever\n",
+        *(templated, "--system", "Be kind.", "-n", "6"),
+    )
+    assert code == 0
+    messages = json.loads(saved.read_text())
+    assert [m["role"] for m in messages] == ["system", *["user", "assistant"] * 2]
+    assert [m["content"] for m in messages[:4:3]] == ["Be kind.", "More"]
+    assert messages[1]["content"] == "Hello\nthere"
+    assert out == "".join(f"{m['content']}\n" for m in messages[2::2])
+    text_model = models.load(templated)
+    for end in (2, 4):
+        ids = models.chat.encode(text_model.tokenizer, messages[:end])
+        want = models.generate(text_model, ids, max_new_tokens=6).text
+        assert messages[end]["content"] == want.strip()
+    seconds = r"seconds: (compiling \d+\.\d\d, )?prompt \d+\.\d{3} \(\d+ tokens.*\), decoding \d+"
+    speed = rf"6 tokens, \d+\.\d tokens/s; {seconds}"
+    assert len(re.findall(speed, err)) == 2
+    assert f"3 messages are in {saved}" in err and f"5 messages are in {saved}" in err
+
+
+def test_commands_of_a_chat(run, templated, tmp_path):
+    first, second = tmp_path / "1", tmp_path / "2"
+    lines = f"Hi\n/reset\n/system Be brief.\n/save {first}\n/system\n\n/save {second}\n/help\n"
+    code, out, err = run(lines, templated, "-n", "1")
+    assert code == 0 and out.count("\n") == 1
+    assert json.loads(first.read_text()) == [{"role": "system", "content": "Be brief."}]
+    assert json.loads(second.read_text()) == []
+    assert "/save FILE    write the messages as JSON" in err
+
+
+def test_a_full_context_is_said(run, templated):
+    code, out, err = run(2 * f"{'word ' * 1100}\n", templated, "-n", "2")
+    assert code == 0 and out.count("\n") == 2
+    assert err.count("The context is full: the oldest 2 messages are dropped.") == 1
+
+
+def test_a_model_without_template_continues_a_transcript(run):
+    code, out, err = run("Hello\n", "--demo", "-n", "8")
+    demo = models.load("demo")
+    text = models.generate(demo, "User: Hello\nAssistant:", max_new_tokens=8, stop="\nUser:").text
+    assert (code, out) == (0, text.strip() + "\n")
+    assert "The file holds no chat template: the model continues a transcript." in err
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "message"),
+    [
+        ("/bogus\n", (), "no such command; /help lists them"),
+        ("/save\n", (), "/save needs a file's name"),
+        ("/save there\n", (), "there exists; choose another name"),
+        ("/save /no/such/folder/x\n", (), "No such file or directory"),
+        ("a " * 3000 + "\n", (), "tokens; the context length is 2048"),
+        ("x\n", ("-n", "0"), "max_new_tokens=0 must be at least 1"),
+    ],
+)
+def test_an_error_ends_a_script(run, templated, lines, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").touch()
+    code, out, err = run(lines, templated, *arguments)
+    assert (code, out) == (2, "") and message in err.splitlines()[-1]
+
+
+@pytest.mark.slow("starts the command several times")
+def test_a_template_that_refuses_a_message(run, tmp_path):
+    file = tmp_path / "refusing.gguf"
+    entry = text_entry("tokenizer.chat_template", "{{ raise_exception('not this') }}")
+    file.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": entry}))
+    code, out, err = run("x\n", str(file))
+    assert (code, out) == (2, "") and err.endswith("chat template: TemplateError: not this\n")
+
+
+@pytest.mark.slow("starts the command several times")
+def test_input_and_output_that_are_none(run, templated, monkeypatch):
+    bad = io.TextIOWrapper(io.BytesIO(b"a\xffb\n"), encoding="utf-8")
+    for stdin, message in ((None, "is closed"), (bad, "is not text: 'utf-8' codec can't decode")):
+        code, out, err = run(stdin, templated)
+        assert (code, out) == (2, "") and f"standard input {message}" in err
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return os.open(os.devnull, os.O_WRONLY)
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x\n"))
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert cli.main(("chat", templated, "-n", "1")) == 1
+
+
+def test_a_model_without_tokenizer(run):
+    code, _, err = run("x\n", str(path("llama-gqa")))
+    assert code == 2 and err.endswith("holds no tokenizer: a chat needs one\n")
+
+
+def test_lines_of_a_terminal(monkeypatch, capsys):
+    """Python's own reader, which edits them, reads them where both ends are one."""
+    for is_terminal in (True, False):
+        stdin = io.StringIO("one\ntwo")
+        monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda on=is_terminal: on, raising=False)
+        read = line_reader()
+        assert [read("> "), read("> ")] == ["one", "two"]
+        with pytest.raises(EOFError):
+            read("> ")
+        printed = capsys.readouterr()
+        assert (printed.out if is_terminal else printed.err) == "> > > "
+
+
+@pytest.mark.parametrize(
+    ("lines", "messages"),
+    [
+        ("one\ntwo", ["one", "two"]),
+        ("one\\\ntwo\\\nthree\nfour", ["one\ntwo\nthree", "four"]),
+        ('"""one\ntwo"""\nthree', ["one\ntwo", "three"]),
+        ('"""\none\n\n  two\n"""\nthree', ["one\n\n  two", "three"]),
+        ('"""one"""', ["one"]),
+        ("one\\", ["one"]),
+        ('"""one\ntwo', ["one\ntwo"]),
+        ("", []),
+    ],
+)
+def test_messages_of_several_lines(lines, messages):
+    left = iter(lines.split("\n") if lines else [])
+
+    def read(prompt):
+        try:
+            return next(left)
+        except StopIteration:
+            raise EOFError from None
+
+    found = []
+    while True:
+        try:
+            found.append(read_message(read))
+        except EOFError:
+            break
+    assert found == messages
+
+
+#: What appears when an answer has begun: the line before it is gone, the cursor back.
+BEGUN = r"(?s)Reading the prompt.*\x1b\[\?25h.*?[a-z]{2,} [a-z]+"
+
+SLOW = """
+import fcntl, signal, sys, termios, time
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C of the terminal is for this process
+from jax_q4k.models import cli, generation
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
+stream = generation.stream
+
+def slow(*arguments, **options):
+    for piece in stream(*arguments, **options):
+        time.sleep(0.05)
+        yield piece
+
+generation.stream = slow
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+class Terminal:
+    """A chat on a pseudo-terminal."""
+
+    def __init__(self, *arguments):
+        self.screen, theirs = pty.openpty()
+        command = [sys.executable, "-W", "ignore", "-c", SLOW, "chat", *arguments]
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            command,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+            start_new_session=True,
+            env=environment,
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def until(self, pattern, seconds=60):
+        """What appears up to a match of `pattern`, which is taken off."""
+        end = time.monotonic() + seconds
+        os.set_blocking(self.screen, False)
+        while not (found := re.search(pattern, self.text)):
+            assert time.monotonic() < end, f"no {pattern!r} in {self.text!r}"
+            try:
+                self.text += os.read(self.screen, 10_000).decode(errors="replace")
+            except BlockingIOError:
+                time.sleep(0.02)
+            except OSError:  # the other end is closed
+                assert re.search(pattern, self.text), f"ended without {pattern!r}: {self.text!r}"
+        before, self.text = self.text[: found.end()], self.text[found.end() :]
+        return before
+
+    def send(self, text):
+        os.set_blocking(self.screen, True)
+        os.write(self.screen, text.encode())
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.screen)
+
+
+@pytest.fixture
+def terminal():
+    opened = Terminal("--demo", "-n", "200", "--ignore-end")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.slow("starts the command several times")
+def test_a_chat_on_a_terminal(terminal, tmp_path):
+    """Ctrl-C stops an answer; arrows bring lines back; lines go on; Ctrl-C at the prompt ends."""
+    saved = tmp_path / "saved.json"
+    terminal.until(">>> ")
+    terminal.send("Hello\n")
+    terminal.until(r"Hello\r\n")
+    terminal.until(BEGUN)
+    terminal.send("\x03")
+    terminal.until("stopped")
+    terminal.until(">>> ")
+    terminal.send('"""one\n')
+    terminal.until(r"\.\.\. ")
+    terminal.send('two"""\n')
+    terminal.until(BEGUN)
+    terminal.send("\x03")
+    terminal.until("stopped")
+    terminal.until(">>> ")
+    terminal.send("\x1b[A\x1b[A\x1b[A\n")  # up three lines
+    terminal.until(BEGUN)
+    terminal.send("\x03")
+    terminal.until("stopped")
+    terminal.until(">>> ")
+    terminal.send(f"/save {saved}\n")
+    terminal.until("messages are in")
+    contents = [m["content"] for m in json.loads(saved.read_text()) if m["role"] == "user"]
+    assert contents == ["Hello", "one\ntwo", "Hello"]
+    terminal.until(">>> ")
+    terminal.send("/bogus\n")
+    terminal.until("error:.* no such command")
+    terminal.until(">>> ")
+    terminal.send("half a line\x03")
+    terminal.until("Ctrl-C once more, or Ctrl-D, ends")
+    terminal.until(">>> ")
+    terminal.send("\x03")
+    assert terminal.process.wait(10) == 128 + signal.SIGINT
+
+
+@pytest.mark.slow("starts the command several times")
+def test_ctrl_d_ends_a_chat(terminal):
+    terminal.until(">>> ")
+    terminal.send("\x04")
+    assert terminal.process.wait(10) == 0

@@ -1,0 +1,213 @@
+"""`jax-q4k doctor`."""
+
+import platform
+import re
+
+import jax
+import numpy as np
+import pytest
+from support.implementations import needs_native
+
+import jax_q4k as jq
+from jax_q4k import environment, native
+from jax_q4k.models import cli
+from jax_q4k.models.cli.commands import doctor
+from jax_q4k.native import build
+
+pytestmark = pytest.mark.cpu_kernels
+
+
+@pytest.fixture
+def run(capsys):
+    """(exit code, name -> value, standard error) of a run."""
+
+    def run():
+        capsys.readouterr()
+        code = cli.main(["doctor"])
+        out, err = capsys.readouterr()
+        rows = (re.fullmatch(r" *(\S+(?: \S+)*) {2,}(\S.*?) *", line) for line in out.splitlines())
+        return code, {row[1]: row[2] for row in rows}, err
+
+    return run
+
+
+def test_versions_and_devices(run):
+    code, found, err = run()
+    works = native.available() or not native.library_path().exists()
+    assert (code, err) == ((0, "") if works else (1, f"broken: {native.problem()}\n"))
+    assert found["jax-q4k"].startswith(f"{jq.__version__} in ")
+    assert found["Python"].startswith(platform.python_version())
+    assert (found["jax"], found["numpy"]) == (jax.__version__, np.__version__)
+    assert found["devices of JAX"].startswith(f"{jax.devices()[0].platform}: ")
+    assert found["default on cuda"].startswith("ptx: ")
+    assert {"CUDA plugin", "CUDA driver", "ptxas", "C++ compiler", "threads of XLA"} <= set(found)
+
+
+@needs_native
+def test_which_kernels_are_in_use(run):
+    _, found, _ = run()
+    assert [name for name in build.kernels() if found[name] == "in use"] == [native.kernels()]
+    assert found["default on cpu"] == f"native: C++ kernels for {native.kernels()}"
+    assert found["CPU kernels"].startswith(str(native.library_path()))
+
+
+@needs_native
+@pytest.mark.parametrize("name", build.kernels())
+def test_kernels_run_where_the_processor_has_what_they_need(name):
+    before = native.kernels()
+    try:
+        native.select(name)
+        runs = True
+    except ValueError:
+        runs = False
+    finally:
+        native.select(before)
+    assert runs == (set(doctor.NEEDS[name]) <= doctor.instruction_sets())
+
+
+def test_what_the_processor_lacks(run, monkeypatch):
+    monkeypatch.setattr(doctor, "instruction_sets", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setattr(build, "kernels", lambda: dict.fromkeys(("avx2", "portable"), []))
+    monkeypatch.setattr(native, "kernels", lambda: "portable")
+    _, found, _ = run()
+    assert found["instruction sets"] == "avx2, fma"
+    assert (
+        found["avx2"] == "not in use: this processor lacks f16c" and found["portable"] == "in use"
+    )
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_without_a_library_and_with_a_broken_one(run, monkeypatch, tmp_path, there):
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setattr(native, "_load", lambda: (None, "libjax_q4k.so is of no use"))
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / build.LIBRARY)
+    if there:
+        (tmp_path / build.LIBRARY).touch()
+    code, found, err = run()
+    assert (code, err) == ((1, "broken: libjax_q4k.so is of no use\n") if there else (0, ""))
+    assert found["CPU kernels"] == "libjax_q4k.so is of no use"
+    assert found["default on cpu"].startswith("xla: plain JAX")
+    assert found["portable"] == "not in use: the library is not"
+
+
+@needs_native
+def test_kernels_that_compute_something_else(run, monkeypatch):
+    matmul = jq.matmul
+
+    def wrong(*args, **options):
+        return matmul(*args, **options) + (jq.current_selection().implementation == "native")
+
+    monkeypatch.setattr(jq, "matmul", wrong)
+    code, _, err = run()
+    assert code == 1 and re.fullmatch(
+        r"broken: libjax_q4k.so computes a product that differs from plain JAX's by 1\.\d*\n", err
+    )
+
+
+@needs_native
+def test_kernels_that_the_compiler_did_not_know(run, monkeypatch):
+    other = next(name for name in build.kernels() if name != native.kernels())
+    monkeypatch.setattr(native, "compiled", lambda: [native.kernels()])
+    monkeypatch.setattr(
+        doctor, "instruction_sets", lambda: frozenset().union(*doctor.NEEDS.values())
+    )
+    assert run()[1][other] == "not in the library: its compiler did not know them"
+
+
+@pytest.mark.parametrize("missing, code", [((), 1), (("cpu",), 0)])
+def test_a_backend_that_does_not_start(run, monkeypatch, missing, code):
+    devices = jax.devices
+
+    def failing(*platform):
+        if platform == missing:
+            raise RuntimeError("Unable to initialize backend 'tpu'")
+        return devices(*platform)
+
+    monkeypatch.setattr(jax, "devices", failing)
+    got, found, err = run()
+    assert got == code and ("broken: JAX has no device: Unable" in err) == bool(code)
+    assert found["devices of JAX"].startswith("none: Unable to") == bool(code)
+
+
+@pytest.mark.parametrize("variable", ["PJRT_NPROC", "NPROC"])
+def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
+    monkeypatch.setenv(variable, "3")
+    assert run()[1]["threads of XLA"] == f"3, as ${variable} says"
+
+
+def test_no_compiler(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
+    assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; $CXX names another"
+
+
+@pytest.fixture
+def cuda(monkeypatch, tmp_path):
+    """A machine with a GPU, and a home of its own."""
+    monkeypatch.setattr(environment, "cuda_devices", lambda: 1)
+    for name in ("CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+WARNING = (
+    "warning: the CUDA driver keeps no machine code and makes it again for every launch of every"
+    " program: "
+)
+
+
+def test_the_drivers_cache_is_in_the_home_or_where_the_environment_says(run, cuda, monkeypatch):
+    code, found, err = run()
+    assert (code, err) == (0, "")
+    assert environment.jit_cache() == environment.JitCache(cuda / ".nv" / "ComputeCache")
+    monkeypatch.setenv("CUDA_CACHE_PATH", f"{cuda}/deep/er")
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "0")
+    assert environment.jit_cache() == environment.JitCache(cuda / "deep" / "er")
+    assert "CUDA driver's cache" in run()[1] and not (cuda / "deep").exists()
+
+
+def test_a_cache_that_is_turned_off(run, cuda, monkeypatch):
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
+    code, found, err = run()
+    assert (code, err) == (0, f"{WARNING}$CUDA_CACHE_DISABLE turns it off\n")
+    assert found["CUDA driver's cache"] == "none: $CUDA_CACHE_DISABLE turns it off"
+
+
+def test_a_cache_that_cannot_be_written(run, cuda, monkeypatch):
+    (cuda / "file").touch()
+    monkeypatch.setenv("CUDA_CACHE_PATH", f"{cuda}/file/cache")
+    code, _, err = run()
+    said = f"{cuda}/file/cache, as $CUDA_CACHE_PATH says, cannot be written"
+    assert (code, err) == (0, f"{WARNING}{said}\n")
+
+
+def test_a_home_that_cannot_be_written(run, cuda, monkeypatch):
+    access = environment.os.access
+    monkeypatch.setattr(
+        environment.os, "access", lambda path, mode: str(path) != str(cuda) and access(path, mode)
+    )
+    assert run()[2] == f"{WARNING}{cuda}/.nv/ComputeCache, cannot be written\n"
+
+
+@pytest.mark.parametrize("plugin", [None, "0.10.2"])
+def test_the_cache_is_a_matter_of_gpus(run, cuda, monkeypatch, plugin):
+    """Without a device, of those who have JAX's plugin."""
+    monkeypatch.setattr(environment, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(doctor, "_installed", lambda package: plugin)
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
+    _, found, err = run()
+    assert ("CUDA driver's cache" in found) == err.startswith(WARNING) == (plugin is not None)
+
+
+def test_a_command_without_a_backend_fails_in_one_line(capsys, monkeypatch):
+    def fails(message):
+        def command(*_):
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(doctor, "_doctor", command)
+        return cli.main(["doctor"])
+
+    assert fails("Unable to initialize backend 'tpu': there is none") == cli.FAILURE
+    assert capsys.readouterr().err == "error: Unable to initialize backend 'tpu': there is none\n"
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        fails("a fault of ours")

@@ -1,0 +1,263 @@
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import models, quantizers
+from jax_q4k.models import cli
+
+from ...golden_files import model, path
+
+
+@pytest.fixture
+def run(capsys):
+    """(exit code, standard output, standard error) of a command line."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = cli.main(tuple(map(str, arguments)))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def write_imatrix(file, entries, kind="imatrix"):
+    """entries: tensor name -> (sums of squares, counts)."""
+    tensors = {}
+    for name, (sums, counts) in entries.items():
+        tensors[f"{name}.in_sum2"] = np.asarray(sums, np.float32)
+        tensors[f"{name}.counts"] = np.asarray(counts, np.float32)
+    jq.gguf.write(file, {"general.architecture": "", "general.type": kind}, tensors)
+    return file
+
+
+def test_quantize_a_file(run, tmp_path):
+    target = tmp_path / "out.gguf"
+    code, out, err = run("quantize", path("llama-gqa"), target, "--type", "Q8_0")
+    assert (code, out) == (0, "")
+    sizes = f"{path('llama-gqa').stat().st_size:,} -> {target.stat().st_size:,} bytes"
+    said = r"16 tensors are quantized already \(13 Q4_K, 3 Q6_K\): quantizing [^\n]*\n"
+    assert re.fullmatch(rf"{said}{sizes} \(\d+\.\d%\) in \d+\.\d s\n", err)
+    want = models.named_tensors(models.quantize(model("llama-gqa"), "Q8_0"))
+    got = models.named_tensors(models.from_gguf(target))
+    for name, value in want.items():
+        if isinstance(value, jq.QuantizedArray):
+            assert value.to_gguf_bytes() == got[name].to_gguf_bytes(), name
+
+
+def test_q4_k_m_is_the_default_and_an_existing_file_is_kept(run, tmp_path):
+    target = tmp_path / "out.gguf"
+    target.write_bytes(b"old")
+    code, _, err = run("quantize", path("llama-gqa"), target)
+    assert (code, err) == (2, f"error: {target} is there already: --force replaces it\n")
+    assert target.read_bytes() == b"old"
+    assert run("quantize", path("llama-gqa"), target, "--force")[0] == 0
+    header, golden = jq.gguf.read_header(target), jq.gguf.read_header(path("llama-gqa"))
+    assert header.metadata == golden.metadata
+    assert {name: info.type for name, info in header.tensors.items()} == {
+        name: info.type for name, info in golden.tensors.items()
+    }
+
+
+def test_the_input_is_never_replaced(run, tmp_path):
+    source, link = tmp_path / "in.gguf", tmp_path / "link.gguf"
+    shutil.copy(path("llama-gqa"), source)
+    link.symlink_to(source)
+    for target in (source, link, tmp_path / "." / "in.gguf"):
+        code, _, err = run("quantize", source, target, "--force")
+        assert code == 2 and "is the input: give another name" in err
+    assert source.read_bytes() == path("llama-gqa").read_bytes()
+
+
+def test_importance_matrix(run, tmp_path):
+    name, sums = "blk.0.attn_q.weight", np.arange(256) + 1.0
+    imatrix = write_imatrix(
+        tmp_path / "i.gguf", {name: (sums, [4]), "blk.0.attn_k.weight": (np.zeros(256), [0])}
+    )
+    read = models.read_imatrix(imatrix)
+    np.testing.assert_array_equal(read[name], (sums / 4).astype(np.float32))
+    np.testing.assert_array_equal(read["blk.0.attn_k.weight"], np.ones(256))
+    source, target = path("llama-gqa"), tmp_path / "out.gguf"
+    assert run("quantize", source, target, "--type", "Q5_K_S", "--imatrix", imatrix)[0] == 0
+    want = models.named_tensors(models.quantize(model("llama-gqa"), "Q5_K_S", read))
+    assert jq.gguf.read(target).tensors[name].to_gguf_bytes() == want[name].to_gguf_bytes()
+
+
+@pytest.mark.slow("quantizes a model")
+def test_importance_of_experts_and_heads(run, tmp_path):
+    """As llama-imatrix counts: of each expert its own rows, of all heads those of the whole."""
+    rng, experts, heads = np.random.default_rng(0), "blk.1.ffn_down_exps.weight", (4, 64)
+    sums, counts = (
+        rng.uniform(0.01, 10, (8, 64)),
+        np.array([[3], [5], [0], [1], [9], [2], [4], [7]]),
+    )
+    of_heads = rng.uniform(0.01, 10, heads).astype(np.float32)
+    entries = {
+        experts: (sums, counts),
+        "blk.0.attn_k_b.weight": (of_heads.reshape(-1), [4]),
+        "blk.2.ffn_gate_exps.weight": (rng.uniform(0.01, 10, 256), [4]),  # of all experts
+    }
+    imatrix = write_imatrix(tmp_path / "i.gguf", entries)
+    read = models.read_imatrix(imatrix)
+    want = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+    np.testing.assert_allclose(read[experts], want, rtol=1e-6)
+    np.testing.assert_array_equal(read[experts][2], np.ones(64))
+    np.testing.assert_array_equal(read["blk.0.attn_k_b.weight"], of_heads.reshape(-1) / 4)
+
+    packed = jq.gguf.read(path("deepseek2"))
+    floats = {
+        name: tensor.dequantize() if jq.is_quantized(tensor) else tensor
+        for name, tensor in packed.tensors.items()
+    }
+    source, target = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    jq.gguf.write(source, packed.metadata, floats)
+    assert run("quantize", source, target, "--type", "Q4_K_S", "--imatrix", imatrix)[0] == 0
+    got = jq.gguf.read(target).tensors
+    for name in entries:
+        for i, matrix in enumerate(np.asarray(floats[name])):
+            weights = read[name].reshape(-1, matrix.shape[-1])
+            blocks = quantizers.quantize(
+                matrix, got[name].format, weights[i if len(weights) > 1 else 0]
+            )
+            assert got[name][i].to_gguf_bytes() == blocks.tobytes(), (name, i)
+
+
+@pytest.mark.slow("quantizes a model")
+def test_importance_of_what_is_fused(tmp_path):
+    """Gate and up in one tensor, as a file has them: the weights are those of both."""
+    weights = np.random.default_rng(0).uniform(0.01, 10, (6, 256)).astype(np.float32)
+    names = [f"blk.0.ffn_{part}_exps.weight" for part in ("gate", "up")]
+    got, want = (
+        models.named_tensors(models.quantize(model("gemma4-moe"), "Q3_K_M", importance))
+        for importance in (
+            {"blk.0.ffn_gate_up_exps.weight": weights},
+            dict.fromkeys(names, weights),
+        )
+    )
+    even = models.named_tensors(models.quantize(model("gemma4-moe"), "Q3_K_M"))
+    for name in names:
+        assert got[name].to_gguf_bytes() == want[name].to_gguf_bytes()
+        assert got[name].to_gguf_bytes() != even[name].to_gguf_bytes()
+
+
+def test_importance_of_experts_that_does_not_fit():
+    for shape in ((6, 255), (5, 256), (2, 3, 256)):
+        importance = {"blk.0.ffn_gate_up_exps.weight": np.ones(shape)}
+        message = rf"has shape \({', '.join(map(str, shape))}\); it must be \(6, 256\) or \(256,\)"
+        with pytest.raises(ValueError, match=message):
+            models.quantize(model("gemma4-moe"), "Q5_K_S", importance)
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind", "message"),
+    [
+        (
+            {},
+            "model",
+            r"general.type: must be 'imatrix', not 'model' \(the older .dat format is not read\)",
+        ),
+        (
+            {"output.weight": (np.ones(256), [1, 1])},
+            "imatrix",
+            r"'output.weight.counts': has shape \(2,\), but sums have shape \(256,\)",
+        ),
+        (
+            {"output.weight": (np.full(256, 3e38), [0.1])},
+            "imatrix",
+            "'output.weight.counts': is so small that means are infinite in float32",
+        ),
+        (
+            {"output.weight": (-np.ones(256), [1])},
+            "imatrix",
+            "'output.weight.in_sum2': must hold non-negative float32",
+        ),
+        (
+            {"output.weight": (np.ones(32), [1])},
+            "imatrix",
+            r"importance of 'output.weight' has shape \(32,\)",
+        ),
+        (
+            {"blk.9.ffn_up.weight": (np.ones(256), [1])},
+            "imatrix",
+            "names 'blk.9.ffn_up.weight', which is no tensor",
+        ),
+    ],
+)
+def test_bad_importance_matrices(run, tmp_path, entries, kind, message):
+    imatrix = write_imatrix(tmp_path / "i.gguf", entries, kind)
+    code, _, err = run("quantize", path("llama-gqa"), tmp_path / "out.gguf", "--imatrix", imatrix)
+    assert code == 2 and re.fullmatch(f"error: [^\n]*{message}[^\n]*\n", err)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_importance_matrices_of_other_tensors(tmp_path):
+    sums, file = np.ones(256, np.float32), tmp_path / "i.gguf"
+    metadata = {"general.architecture": "", "general.type": "imatrix"}
+    jq.gguf.write(file, metadata, {"output.weight.in_sum2": sums})
+    with pytest.raises(jq.GGUFError, match=r"'output.weight.counts': is missing, but sums"):
+        models.read_imatrix(file)
+    for wrong in (sums.astype(np.float16), jq.quantize(sums, "Q8_0")):
+        jq.gguf.write(
+            file, metadata, {"output.weight.in_sum2": wrong, "output.weight.counts": sums[:1]}
+        )
+        with pytest.raises(
+            jq.GGUFError, match=r"'output.weight.in_sum2': must hold non-negative float32 numbers"
+        ):
+            models.read_imatrix(file)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("/no/such.gguf", "out.gguf", "No such file or directory: '/no/such.gguf'"),
+        (__file__, "out.gguf", "magic: expected b'GGUF'"),
+        (path("llama-gqa"), "none/out.gguf", "No such file or directory: '.*none/out.gguf'"),
+        (path("llama-gqa").parent, "out.gguf", "config.json"),
+        ("/no/such.safetensors", "out.gguf", "No such file or directory: '/no/such.safetensors'"),
+    ],
+)
+def test_errors_are_one_line(run, tmp_path, source, target, message):
+    code, out, err = run("quantize", source, tmp_path / target)
+    assert (code, out) == (2, "") and re.fullmatch(f"error: [^\n]*{message}[^\n]*\n", err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_in_several_files(run, tmp_path):
+    """Quantized to parts, inspected and read by every command as one; parts are quantized, too."""
+    target, source = tmp_path / "out.gguf", path("llama-gqa")
+    command = ("quantize", source, target, "--type", "Q8_0", "--split-max-size", "1M")
+    code, out, err = run(*command)
+    parts = sorted(tmp_path.glob("out-*.gguf"))
+    assert (code, out, target.exists()) == (0, "", False) and len(parts) > 1
+    assert f" in {len(parts)} files in " in err
+    assert f"{sum(part.stat().st_size for part in parts):,} bytes" in err
+    code, _, err = run(*command)
+    assert (code, err) == (2, f"error: {parts[0]} is there already: --force replaces it\n")
+    assert run(*command, "--force")[0] == 0
+
+    [whole] = models.quantize_file(source, tmp_path / "whole.gguf", "Q8_0")
+    code, out, _ = run("inspect", parts[0])
+    assert code == 0 and f" bytes in {len(parts)} files: " in out and "split.count" not in out
+    want, got = (models.named_tensors(models.load(file)) for file in (whole, parts[0]))
+    for name, value in want.items():
+        if isinstance(value, jq.QuantizedArray):
+            assert value.to_gguf_bytes() == got[name].to_gguf_bytes(), name
+
+    code, _, err = run("quantize", parts[0], target, "--split-max-size", "1M", "--force")
+    assert (code, err) == (2, f"error: {parts[0]} is the input: give another name\n")
+    code, _, err = run("quantize", parts[0], tmp_path / "merged.gguf", "--type", "Q8_0")
+    assert code == 0 and err.startswith(f"{sum(part.stat().st_size for part in parts):,} -> ")
+    assert (tmp_path / "merged.gguf").read_bytes() == whole.read_bytes()
+    for command in ("inspect", "generate", "perplexity"):
+        more = {"inspect": [], "generate": ["-p", "a"], "perplexity": [__file__]}[command]
+        code, _, err = run(command, parts[1], *more)
+        assert code == 2 and f"this is part 2 of {len(parts)}; give '{parts[0]}'" in err
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5G", "4K", "G", "", "9" * 13])
+def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
+    assert f"{size!r} must be a whole number, or one and M or G" in capsys.readouterr().err
