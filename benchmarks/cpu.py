@@ -118,12 +118,12 @@ def kept_first_token(path: str, folder: str) -> float:
 
     import jax_q4k as jq
     from jax_q4k import models
-    from jax_q4k.cache.program_cache import KeptPrograms
+    from jax_q4k.cache.program_cache import ProgramCache
     from jax_q4k.models.cli.cache import MAX_BYTES
 
     with jq.implementation("native"):
         model = models.from_gguf(path)
-        model.kept = KeptPrograms(Path(folder), MAX_BYTES)
+        model.program_cache = ProgramCache(Path(folder), MAX_BYTES)
         begin = time.perf_counter()
         models.generate(model, [FIRST_PROMPT], max_new_tokens=1, cache_dtype=jnp.float16)
         return time.perf_counter() - begin
@@ -161,9 +161,9 @@ def _prefill(model: Any, tokens: int, room: int = 16, batch: int = 1) -> Any:
 def _parameters(tokens: int, batch: int = 1) -> Any:
     """Of rows that take the likeliest tokens."""
     from jax_q4k.models.sampling import Sampling
-    from jax_q4k.models.sampling.stages import Parameters
+    from jax_q4k.models.sampling.stages import SamplingArrays
 
-    return Parameters.of([Sampling(max_new_tokens=tokens)] * batch)
+    return SamplingArrays.of([Sampling(max_new_tokens=tokens)] * batch)
 
 
 def _prefill_seconds(model: Any, tokens: int) -> float:

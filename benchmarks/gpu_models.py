@@ -14,7 +14,7 @@ import numpy as np
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner.model import Model
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import Parameters
+from jax_q4k.models.sampling.stages import SamplingArrays
 from ptx_kernels.machine_code.report import plain_table
 from tools.random_model import LLAMA_3_1_8B
 
@@ -177,7 +177,7 @@ def _prompts(model: Model, batch: int, time: int, room: int, cache_dtype: Any) -
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.config.vocab_size, (batch, time), np.int32)
     cache = PagedCache.create(model.config, batch, time + room, dtype=cache_dtype)
-    parameters = jax.device_put(Parameters.of([Sampling(max_new_tokens=room)] * batch))
+    parameters = jax.device_put(SamplingArrays.of([Sampling(max_new_tokens=room)] * batch))
     return jnp.asarray(tokens), jnp.full(batch, time, jnp.int32), cache, parameters
 
 

@@ -29,7 +29,7 @@ from ..implementation import current_selection
 from ..jax_internals import trace_context
 from . import compiled_files
 
-__all__ = ["KeptPrograms", "Types", "settings", "trace_context"]
+__all__ = ["ProgramCache", "Types", "settings", "trace_context"]
 
 _SUFFIX = ".program"
 #: Beginnings of the names of environment variables that change what is compiled, or what runs.
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class KeptPrograms:
+class ProgramCache:
     """A folder of programs for one device.
 
     Attributes:

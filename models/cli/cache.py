@@ -13,7 +13,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from rich.console import Console
 from rich.markup import escape
 
-from jax_q4k.cache.program_cache import KeptPrograms
+from jax_q4k.cache.program_cache import ProgramCache
 
 from .output import printable
 
@@ -63,7 +63,7 @@ def _usable() -> Path:
 
 
 @contextlib.contextmanager
-def programs(notes: Console, *, wanted: bool = True) -> Iterator[KeptPrograms | None]:
+def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | None]:
     """Inside the block JAX keeps what it compiles; not if not `wanted`.
 
     The block gets a place for whole programs, which need no tracing either. A cache that JAX was
@@ -71,14 +71,14 @@ def programs(notes: Console, *, wanted: bool = True) -> Iterator[KeptPrograms | 
     a line says why.
     """
     settings: dict[str, object] = {}
-    whole: KeptPrograms | None = None
+    whole: ProgramCache | None = None
     if not wanted:
         settings = {"jax_enable_compilation_cache": False}
     elif _setting("jax_compilation_cache_dir") is None and _setting("jax_enable_compilation_cache"):
         try:
             usable = _usable()
             settings = {"jax_compilation_cache_dir": str(usable), **_SETTINGS}
-            whole = KeptPrograms(usable, MAX_BYTES)
+            whole = ProgramCache(usable, MAX_BYTES)
         except _UnusableError as error:
             reason = escape(printable(str(error)))
             notes.print(f"[dim]compiled programs are not kept: {reason}[/]", soft_wrap=True)

@@ -15,7 +15,7 @@ import jax_q4k as jq
 from ..files.load import DEMO
 from ..runner.model import Model
 from ..sampling import Sampling
-from ..sampling.file_defaults import USUAL, suggested
+from ..sampling.file_defaults import USUAL, default_sampling
 from .output import UsageError, printable, warnings_in_a_line
 
 #: Of options whose default is not the field's.
@@ -107,7 +107,7 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
     """
     try:
         with warnings_in_a_line(notes):
-            of_file = suggested(model.metadata)
+            of_file = default_sampling(model.metadata)
     except ValueError as error:
         problem = escape(printable(f"What the file suggests is ignored: {error}"))
         notes.print(f"[dim]{problem}[/]", soft_wrap=True)

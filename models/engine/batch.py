@@ -19,8 +19,8 @@ from ..runner.programs import Begin, Loop, Start
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens, PromptLookup
 from ..runner.state import State
 from ..sampling import Sampling
-from ..sampling.penalties import Text
-from ..sampling.stages import Parameters, Way
+from ..sampling.penalties import TokenHistory
+from ..sampling.stages import SamplingArrays, SamplingStages
 from ..support.buckets import bucket
 from .outputs import Output, Timings, TokenLogprobs
 from .prefix_cache import PIECE, Prefix
@@ -90,7 +90,7 @@ def _with_room(sampling: Sampling, row: Request) -> Sampling:
     return sampling if room == sampling.max_new_tokens else sampling.replaced(max_new_tokens=room)
 
 
-class Run:
+class GenerationBatch:
     """One call of `generate` or `stream`: the state on the device, the rows on the host."""
 
     def __init__(
@@ -120,8 +120,8 @@ class Run:
         kind = draft_of(draft, model)
         if all(sampling.ignore_end for sampling in samplings):
             end_ids = ()
-        way = model.ways.serving(Way.of(samplings, end_ids))
-        self._sampled = model.network, way, kind  # fields of all programs of the call
+        stages = model.stage_sets.serving(SamplingStages.of(samplings, end_ids))
+        self._sampled = model.network, stages, kind  # fields of all programs of the call
         weights: Any = model.weights
         if isinstance(kind, DraftModel):
             weights = model.weights, kind.model.weights
@@ -130,7 +130,7 @@ class Run:
         # of the call: a stream's steps run wherever it is read
         self._selection = current_selection()
         self._programs = CachedPrograms(model, weights, self._selection)
-        self._samplings, self._way, self._end_ids = samplings, way, end_ids
+        self._samplings, self._way, self._end_ids = samplings, stages, end_ids
         self._batch = model.padded_batch(max(len(prompts), filled_to))
         self._lay_out()
         self._capacity = capacity_of(prompts, samplings, context.get("context"))
@@ -154,7 +154,7 @@ class Run:
         samplings += [Sampling()] * filling
         steps = [row.begun for row in self.rows] + [0] * filling
         given = self._end_ids, self._way, _breaks_of(self._model), steps
-        self._parameters = self._model.put(Parameters.of(samplings, *given))
+        self._parameters = self._model.put(SamplingArrays.of(samplings, *given))
 
     @property
     def done(self) -> bool:
@@ -206,8 +206,8 @@ class Run:
             last = min(first + PIECE, length)
             piece = np.zeros((batch, min(self._model.padded_length(last - first), PIECE)), np.int32)
             piece[0, : last - first] = whole[0, first:last]
-            text = Text(whole, np.array([last], np.int32))  # type: ignore[arg-type]
-            given = piece, np.array([last - first], np.int32), cache, self._parameters, text
+            history = TokenHistory(whole, np.array([last], np.int32))  # type: ignore[arg-type]
+            given = piece, np.array([last - first], np.int32), cache, self._parameters, history
             seconds += self._call(Start(*self._sampled), *given)
             cache = self._state.cache  # but for the last piece, the token is none of the text's
         return seconds + self._collect()
@@ -298,9 +298,11 @@ class Run:
                 row.finish("length")
         going_on = [row.taken for row in self.rows if row.finish_reason is None]
         self._pushed = max(going_on, default=self._pushed)
-        if (drafting := self._state.drafting) is not None:
+        if (speculation := self._state.speculation) is not None:
             with jax.transfer_guard_device_to_host("allow"):
-                drafted, accepted = (np.asarray(x) for x in (drafting.drafted, drafting.accepted))
+                drafted, accepted = (
+                    np.asarray(x) for x in (speculation.drafted, speculation.accepted)
+                )
             self.timings.drafted_tokens = int(drafted[: len(self.rows)].sum())
             self.timings.accepted_tokens = int(accepted[: len(self.rows)].sum())
         if self.has_stops:

@@ -15,7 +15,7 @@ from jax_q4k import page_dtype
 from ..runner.model import Model
 from ..sampling import Sampling
 from . import memory
-from .batch import INTERVAL, Run, capacity_of
+from .batch import INTERVAL, GenerationBatch, capacity_of
 from .outputs import Output, Piece, Timings
 from .prefix_cache import Prefix
 from .request import ContextShift
@@ -83,7 +83,7 @@ def generate(
     most = memory.rows_at_once(model, len(rows), max(map(len, rows)), capacity, dtype)
     for batch in memory.cut(len(rows), most):
         given = rows[batch], samplings[batch], cache_dtype, draft
-        run = Run(model, *given, filled_to=most, prefix=prefix, shift=shift)
+        run = GenerationBatch(model, *given, filled_to=most, prefix=prefix, shift=shift)
         try:
             run.start()
             run.finish()
@@ -119,7 +119,9 @@ def stream(
         raise TypeError("prompt is a list of prompts; stream takes one")
     samplings = _samplings(sampling, fields, 1)
     _check(model, rows, samplings, prefix, shift)
-    return _pieces(Run(model, rows, samplings, cache_dtype, draft, prefix=prefix, shift=shift))
+    return _pieces(
+        GenerationBatch(model, rows, samplings, cache_dtype, draft, prefix=prefix, shift=shift)
+    )
 
 
 def _samplings(sampling: Any, fields: dict[str, Any], rows: int) -> list[Sampling]:
@@ -144,14 +146,14 @@ def _sampling(sampling: Any, fields: dict[str, Any]) -> Sampling:
     return dataclasses.replace(sampling, **fields) if fields else sampling
 
 
-def _pieces(run: Run) -> Iterator[Piece]:
+def _pieces(run: GenerationBatch) -> Iterator[Piece]:
     try:
         yield from _pieces_of(run)
     finally:
         run.keep()
 
 
-def _pieces_of(run: Run) -> Iterator[Piece]:
+def _pieces_of(run: GenerationBatch) -> Iterator[Piece]:
     run.start()
     (row,) = run.rows
     yielded, interval = 0, 1

@@ -19,15 +19,15 @@ from jax_q4k import gguf
 
 from ..config import Config
 from ..network.parts import Parts, split
-from ..sampling.stages import Way, Ways
+from ..sampling.stages import SamplingStages, SharedStages
 from ..sharding.placement import Placement
 from ..support.buckets import bucket, fine_bucket
-from ..support.lru_cache import Recent
+from ..support.lru_cache import LRUCache
 from ..tokenizer import Tokenizer
 from .programs import Network, Programs
 
 if TYPE_CHECKING:
-    from jax_q4k.cache.program_cache import KeptPrograms
+    from jax_q4k.cache.program_cache import ProgramCache
 
     from ..network.decoder import Decoder
     from .speculative.drafts import Draft
@@ -53,9 +53,9 @@ class Model:
       layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.
       network: the decoder without its weights, as programs depend on it.
-      ready: compiled programs, keyed by all that they depend on; those used last.
-      ways: the ways of sampling that they are for.
-      kept: where programs of generation come from, if they were compiled before; None: nowhere.
+      ready: LRU cache of compiled programs, keyed by everything that they depend on.
+      stage_sets: the sampling stages that programs have been compiled for.
+      program_cache: on-disk cache of compiled generation programs; None: memory only.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Model:
         about = parts.static, self.layout, [f"{a.dtype} {a.shape}" for a in self.weights]
         fingerprint = functools.cache(functools.partial(_fingerprint, self.config, *about))
         self.network = Network(self.config, merge, fingerprint, self._on_gpu(), placement)
-        self.kept: KeptPrograms | None = None
-        self.ready = Recent(MOST_PROGRAMS)
-        self._programs = Recent(MOST_PROGRAMS)
-        self.ways = Ways()
+        self.program_cache: ProgramCache | None = None
+        self.ready = LRUCache(MOST_PROGRAMS)
+        self._programs = LRUCache(MOST_PROGRAMS)
+        self.stage_sets = SharedStages()
         rows = (lambda x: x) if placement is None else placement.rows
 
         def full_pass() -> Any:
@@ -206,12 +206,14 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    def programs(self, way: Way | None = None, draft: Draft | None = None) -> Programs:
+    def programs(
+        self, stages: SamplingStages | None = None, draft: Draft | None = None
+    ) -> Programs:
         """The jitted programs of generation and scoring.
 
         They are made once per way of sampling, None: greedy, and kind of drafts.
         """
-        key = Way() if way is None else way, draft
+        key = SamplingStages() if stages is None else stages, draft
         return self._programs.get(key, lambda: Programs(self.network, *key))
 
     def _on_gpu(self) -> bool:

@@ -38,7 +38,8 @@ class CachedPrograms:
         self._model, self._weights, self._selection = model, weights, selection
         self._weight_types = Types(weights)
         # Executables on disk depend on JAX's settings too; for those in memory JAX checks them.
-        self._disk = None if model.kept is None else (model.kept, _settings_of(model))
+        on_disk = model.program_cache
+        self._disk = None if on_disk is None else (on_disk, _settings_of(model))
 
     def run(self, program: Start | Begin | Loop, *arguments: Any) -> tuple[State, float]:
         """Returns the new State, and the seconds without compiling."""
@@ -46,7 +47,7 @@ class CachedPrograms:
         # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
         allowed = jax.transfer_guard_host_to_device("allow")
         with selected(self._selection), self._model.on_devices(), allowed:
-            on_disk = can_be_kept(self._model, program)
+            on_disk = is_cacheable(self._model, program)
             types = self._weight_types, Types(arguments[1:])
             key = program, types, trace_context(), self._disk if on_disk else None
             compiled = functools.partial(self._compiled, program, arguments, on_disk)
@@ -61,7 +62,7 @@ class CachedPrograms:
     ) -> Callable[..., State]:
         began = time.perf_counter()
         if on_disk:
-            ready = kept_program(self._model, program, arguments)
+            ready = cached_program(self._model, program, arguments)
         else:
             ready = program.jitted()
             ready.lower(*arguments).compile()  # calling it reuses what this compiles
@@ -74,14 +75,14 @@ def _settings_of(model: Model) -> str:
     return json.dumps(settings(device))
 
 
-def kept_program(
+def cached_program(
     model: Model, program: Start | Begin | Loop, arguments: tuple[Any, ...]
 ) -> Callable[..., State]:
-    """`program` for arguments of these shapes, by way of `model.kept`."""
-    assert model.kept is not None
+    """`program` for arguments of these shapes, by way of `model.program_cache`."""
+    assert model.program_cache is not None
     (device,) = model.weights[0].devices()
     results = program.results(arguments)
-    loaded = model.kept.get(
+    loaded = model.program_cache.get(
         program.name,
         program.jitted(keep_unused=True),
         arguments,
@@ -101,7 +102,7 @@ def kept_program(
     return run
 
 
-def can_be_kept(model: Model, program: Start | Begin | Loop) -> bool:
+def is_cacheable(model: Model, program: Start | Begin | Loop) -> bool:
     """Whether files can hold the program: without users' functions and drafts, on one device."""
-    alone = model.placement is None and program.draft is None and not program.way.processors
-    return model.kept is not None and alone
+    alone = model.placement is None and program.draft is None and not program.stages.processors
+    return model.program_cache is not None and alone

@@ -15,9 +15,9 @@ from ..config import Config
 from ..kv_cache import PagedCache
 from ..network.rows import last_tokens
 from ..sampling import Sampling
-from ..sampling.penalties import Text, count_token, count_tokens
+from ..sampling.penalties import TokenHistory, count_token, count_tokens
 from ..sampling.sampler import Logprobs, logprobs_of, sample
-from ..sampling.stages import Parameters, Way
+from ..sampling.stages import SamplingArrays, SamplingStages
 from ..sharding.placement import Placement
 from .speculative import verify
 from .speculative.drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
@@ -69,12 +69,12 @@ class Program:
     are keyed by the program itself, and those on disk by `about`.
 
     Attributes:
-      way: of sampling.
+      stages: of sampling.
       draft: None: there are no drafts.
     """
 
     network: Network
-    way: Way = Way()
+    stages: SamplingStages = SamplingStages()
     draft: Draft | None = None
 
     #: Positions of the arguments that are donated.
@@ -85,10 +85,10 @@ class Program:
         return type(self).__qualname__.lower()
 
     def jitted(self, *, keep_unused: bool = False) -> Any:
-        """The jitted function. Its compiled code is freed with the last reference to it.
+        """Returns the jitted function, whose compiled code is freed with its last reference.
 
-        keep_unused: as `jax_q4k.cache.program_cache` needs it. Elsewhere it would do harm: JAX 0.12 then never
-        frees what it compiled, as its cache of jaxprs without dead code holds its own keys.
+        keep_unused: pass True only for `jax_q4k.cache.program_cache`, which needs it. With it JAX
+        0.12 never frees compiled code: its cache of jaxprs without dead code holds its own keys.
         """
         run: Any = self
 
@@ -116,9 +116,9 @@ class Program:
         return 0 if self.draft is None else tokens_of(self.draft, self.network.on_gpu)
 
     @property
-    def reads_text(self) -> bool:
+    def reads_history(self) -> bool:
         """Whether states hold the text so far."""
-        return self.draft is not None or self.way.reads_text
+        return self.draft is not None or self.stages.reads_history
 
     def _decoder(self, weights: Weights) -> Decoder:
         return self.network.merge(self._own(weights))
@@ -137,7 +137,7 @@ class _Sampling(Program):
     """A program that gives a State."""
 
     def _speculation(
-        self, weights: Weights, decoder: Decoder, parameters: Parameters
+        self, weights: Weights, decoder: Decoder, parameters: SamplingArrays
     ) -> verify.Speculation:
         """Steps with drafts, by which a row may get some tokens more than asked for."""
         draft = self.draft
@@ -151,7 +151,7 @@ class _Sampling(Program):
             draft,
             self.draft_tokens,
             cost_of(self.draft_tokens, self.network.on_gpu),
-            self.way,
+            self.stages,
             parameters,
             decoder,
             drafter,
@@ -159,31 +159,31 @@ class _Sampling(Program):
         )
 
     def _take(
-        self, state: State, parameters: Parameters, logits: jax.Array, cache: PagedCache
+        self, state: State, parameters: SamplingArrays, logits: jax.Array, cache: PagedCache
     ) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
-        if not self.way.is_argmax:  # which is one of parts
+        if not self.stages.is_argmax:  # which is one of parts
             logits = _whole(logits)
-        lengths, text = cache.context_lens, state.text
-        given = None if text is None else Text(text, lengths)
+        lengths, history = cache.context_lens, state.history
+        given = None if history is None else TokenHistory(history, lengths)
         steps = state.counts + parameters.first_step
-        token = sample(logits, self.way, parameters, steps, state.seen, given)
+        token = sample(logits, self.stages, parameters, steps, state.seen, given)
         if self.network.placement is not None:
             token = self.network.placement.all_rows(token)
         token = jnp.where(active, token, state.token)
         counts = state.counts + active.astype(jnp.int32)
         ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
-        if text is not None:
-            at = jnp.where(active, lengths, text.shape[1])  # beyond the last: dropped
+        if history is not None:
+            at = jnp.where(active, lengths, history.shape[1])  # beyond the last: dropped
             rows = jnp.arange(len(token), dtype=jnp.int32)
-            text = text.at[rows, at].set(token, mode="drop")
+            history = history.at[rows, at].set(token, mode="drop")
         return dataclasses.replace(
             state,
             cache=cache,
             token=token,
             tokens=_stored(state.tokens, token, state.step),
-            text=text,
+            history=history,
             logprobs=self._with_logprobs(state, logits, token),
             counts=counts,
             finished=state.finished | ended,
@@ -192,9 +192,9 @@ class _Sampling(Program):
         )
 
     def _with_logprobs(self, state: State, logits: jax.Array, token: jax.Array) -> Logprobs | None:
-        if state.logprobs is None or self.way.logprobs is None:
+        if state.logprobs is None or self.stages.logprobs is None:
             return None
-        new = logprobs_of(logits, token, self.way.logprobs)
+        new = logprobs_of(logits, token, self.stages.logprobs)
         return jax.tree.map(lambda all, x: _stored(all, x, state.step), state.logprobs, new)
 
 
@@ -214,32 +214,36 @@ class Start(_Sampling):
         tokens: jax.Array,
         lengths: jax.Array,
         cache: PagedCache,
-        parameters: Parameters,
-        text: Text | None = None,
+        parameters: SamplingArrays,
+        history: TokenHistory | None = None,
     ) -> State:
         """text: that of whole prompts, whose beginnings the cache holds; None: it is empty."""
-        decoder, drafting, batch = self._decoder(weights), None, tokens.shape[0]
+        decoder, speculation, batch = self._decoder(weights), None, tokens.shape[0]
         if self.draft is not None:
             drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
             count = self.draft_tokens
-            drafting = verify.begin(batch, count, drafter_cache)
-        goes_on = text is not None
+            speculation = verify.begin(batch, count, drafter_cache)
+        goes_on = history is not None
         run = decoder.extend_vectors if goes_on else decoder.prefill_vectors
         vectors, cache = run(self._rows(tokens), lengths, cache)
         logits = decoder.logits(last_tokens(vectors, lengths))
-        whole = text if text is not None else Text(_padded(tokens, cache.capacity), lengths)
+        whole = (
+            history
+            if history is not None
+            else TokenHistory(_padded(tokens, cache.capacity), lengths)
+        )
         vocab_size = decoder.config.vocab_size
         state = dataclasses.replace(
             _state(self, batch, cache, jnp.zeros),
             finished=lengths == 0,  # rows that only fill up the batch
-            seen=count_tokens(*whole, vocab_size) if self.way.penalizes else None,
-            text=whole.tokens if self.reads_text else None,
-            drafting=drafting,
+            seen=count_tokens(*whole, vocab_size) if self.stages.penalizes else None,
+            history=whole.tokens if self.reads_history else None,
+            speculation=speculation,
         )
         state = self._take(state, parameters, logits, cache)
-        if drafting is None:
+        if speculation is None:
             return state
-        return self._speculation(weights, decoder, parameters).begun(
+        return self._speculation(weights, decoder, parameters).start(
             state, tokens, lengths, vectors
         )
 
@@ -280,7 +284,7 @@ class Begin(Start):
     donated: ClassVar[tuple[int, ...]] = ()
 
     def __call__(  # type: ignore[override]
-        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, parameters: Parameters
+        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, parameters: SamplingArrays
     ) -> State:
         cache = PagedCache.create(*self._cache(len(tokens)), **self._options)
         return super().__call__(weights, tokens, lengths, cache, parameters)
@@ -308,7 +312,7 @@ class Loop(_Sampling):
     donated: ClassVar[tuple[int, ...]] = (1,)
 
     def __call__(
-        self, weights: Weights, state: State, parameters: Parameters, until: jax.Array
+        self, weights: Weights, state: State, parameters: SamplingArrays, until: jax.Array
     ) -> State:
         decoder = self._decoder(weights)
         if self.draft is not None:
@@ -361,8 +365,10 @@ class Score(Program):
 class Programs:
     """Jitted programs of one model, way of sampling and kind of drafts; each compiles per shape."""
 
-    def __init__(self, network: Network, way: Way, draft: Draft | None = None) -> None:
-        given = network, way, draft
+    def __init__(
+        self, network: Network, stages: SamplingStages, draft: Draft | None = None
+    ) -> None:
+        given = network, stages, draft
         self.start, self.loop = Start(*given).jitted(), Loop(*given).jitted()
         self.decode, self.score = Decode(*given).jitted(), Score(network).jitted()
 
@@ -376,10 +382,14 @@ def _state(program: Program, batch: int, cache: PagedCache, array: Callable[...,
 
     array: (shape, dtype) -> an array of it, `jnp.zeros`; or its description, which nobody traces.
     """
-    way, vocab_size, rows = program.way, program.network.config.vocab_size, (batch, cache.capacity)
+    stages, vocab_size, rows = (
+        program.stages,
+        program.network.config.vocab_size,
+        (batch, cache.capacity),
+    )
     logprobs = None
-    if way.logprobs is not None:
-        likeliest = *rows, min(way.logprobs, vocab_size)
+    if stages.logprobs is not None:
+        likeliest = *rows, min(stages.logprobs, vocab_size)
         of_tokens = array(likeliest, jnp.int32), array(likeliest, jnp.float32)
         logprobs = Logprobs(array(rows, jnp.float32), *of_tokens)
     return State(
@@ -389,8 +399,8 @@ def _state(program: Program, batch: int, cache: PagedCache, array: Callable[...,
         counts=array((batch,), jnp.int32),
         finished=array((batch,), bool),
         step=array((), jnp.int32),
-        seen=array((batch, vocab_size), jnp.int32) if way.penalizes else None,
-        text=array(rows, jnp.int32) if program.reads_text else None,
+        seen=array((batch, vocab_size), jnp.int32) if stages.penalizes else None,
+        history=array(rows, jnp.int32) if program.reads_history else None,
         logprobs=logprobs,
     )
 
@@ -457,14 +467,14 @@ def abstract_programs(
     """
     samplings = [sampling or Sampling()] * batch
     network = dataclasses.replace(model.network, on_gpu=False)  # compiler options are the caller's
-    programs = Programs(network, Way.of(samplings))
+    programs = Programs(network, SamplingStages.of(samplings))
     struct = jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
     cache = jax.eval_shape(
         lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype)
     )
     tokens, vector = struct((batch, prompt_length), jnp.int32), struct((batch,), jnp.int32)
-    parameters = jax.tree.map(lambda x: struct(x.shape, x.dtype), Parameters.of(samplings))
+    parameters = jax.tree.map(lambda x: struct(x.shape, x.dtype), SamplingArrays.of(samplings))
     state = jax.eval_shape(programs.start, weights, tokens, vector, cache, parameters)
     return {
         "prefill": (programs.start, (weights, tokens, vector, cache, parameters)),

@@ -1,4 +1,4 @@
-"""Generation under way: what programs hand from one to the next."""
+"""State of a running generation, donated from program to program."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..support.exportable import exportable
 @exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Drafting:
-    """What drafts are made of, and how they have fared.
+class SpeculationState:
+    """Speculative decoding: the next drafts, and acceptance statistics.
 
     Attributes:
-      drafts: int32 (batch, tokens), those that were looked up.
-      found: bool (batch,), whether there is a draft.
-      credit: float32 (), how many drafts in a row may fail before generation waits with them.
-      drafted, accepted: int32 (batch,), tokens of drafts in all, and those that stayed.
-      cache: the draft model's, of all tokens but the last; None: there is no such model.
-      vector: (batch, hidden_size), what a `Drafter` has behind the last token; None: there is none.
+      drafts: int32 (batch, tokens), from prompt lookup.
+      found: bool (batch,), whether a row has a draft.
+      credit: float32 (), how many drafts in a row may fail before speculation pauses.
+      drafted, accepted: int32 (batch,), totals of draft tokens and of accepted ones.
+      cache: the draft model's, of all tokens but the last; None without a draft model.
+      vector: (batch, hidden_size), hidden state of a `Drafter` at the last token; None without one.
     """
 
     drafts: jax.Array
@@ -39,21 +39,20 @@ class Drafting:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Generation under way; donated from call to call.
+    """State of a running generation; donated from call to call.
 
     Attributes:
-      cache: of all tokens but the last.
-      token: int32 (batch,), the last one sampled, not yet stored.
-      tokens: int32 (batch, the cache's capacity), new tokens; those from counts[b] on mean nothing.
-      counts: int32 (batch,), new tokens of each row, an end token included.
+      cache: keys, values and recurrent state of all tokens but the last.
+      token: int32 (batch,), the last sampled token, not yet stored in the cache.
+      tokens: int32 (batch, the cache's capacity), new tokens; invalid from counts[b] on.
+      counts: int32 (batch,), number of new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
-      step: int32, passes, which without drafts are the new tokens of a row that is not finished.
-      seen: int32 (batch, vocab_size), how often tokens that penalties apply to were there; None
-        without any.
-      text: int32 (batch, capacity), prompts and new tokens; the last one lies behind those of the
-        cache. None where nothing reads it.
-      logprobs: of `tokens`, alike; None: they are not kept.
-      drafting: None: there are no drafts.
+      step: int32, number of passes; without drafts, also the new tokens of an unfinished row.
+      seen: int32 (batch, vocab_size), occurrences of each token, for penalties; None without any.
+      history: int32 (batch, capacity), prompt and new tokens, one more than the cache holds. None
+        unless drafts, DRY or a processor reads it.
+      logprobs: log-probabilities of `tokens`; None unless asked for.
+      speculation: None without drafts.
     """
 
     cache: PagedCache
@@ -63,6 +62,6 @@ class State:
     finished: jax.Array
     step: jax.Array
     seen: jax.Array | None = None
-    text: jax.Array | None = None
+    history: jax.Array | None = None
     logprobs: Logprobs | None = None
-    drafting: Drafting | None = None
+    speculation: SpeculationState | None = None

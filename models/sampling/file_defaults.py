@@ -1,4 +1,4 @@
-"""Ways of sampling that a model's file suggests, and those where it says nothing."""
+"""Default sampling parameters of a model file, and the command line's for files without any."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NOT_APPLIED: dict[str, Any] = {
 #: How many tokens a repetition penalty looks at: here, all of them.
 _LAST_TOKENS = "general.sampling.penalty_last_n"
 
-#: The command line's, for files that suggest none.
+#: The command line's defaults for files without any.
 USUAL = {"temperature": 0.7, "min_p": 0.05}
 
 
-def suggested(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of Sampling that a file's metadata suggests; none where it says nothing.
+def default_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of Sampling that a file's metadata sets.
 
-    Warns of suggestions that are not applied, by their keys.
+    Warns about keys that are not applied.
 
     Raises:
       ValueError: one is of another type or out of range; the message names its key.

@@ -39,9 +39,9 @@ class Sampling:
     """A way to continue a prompt; validated and hashable.
 
     Filters apply in llama.cpp's order: bias, penalties, DRY, `processors`, top-k, top-p, min-p,
-    then temperature, so which tokens stay does not depend on the temperature. Numbers are data of
-    the compiled programs: others compile nothing (`ways.Way` has what does). They are float32
-    there: numbers but 0 that are closer to 0 than 1.2e-38 are refused.
+    then temperature, so which tokens stay does not depend on the temperature. The numbers are
+    traced: changing them does not recompile (`stages.SamplingStages` lists what does). They become
+    float32, so numbers other than 0 below 1.2e-38 in magnitude are refused.
 
     Attributes:
       max_new_tokens: at least 1.

@@ -1,4 +1,4 @@
-"""Changes of logits before tokens are filtered: biases, penalties, and functions of users."""
+"""Changes logits before filtering: biases, penalties, DRY and user functions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .stages import Parameters, Way
+from .stages import SamplingArrays, SamplingStages
 
 #: The largest penalty of DRY: a token with it is never taken, and float32 does not overflow.
 _MOST = np.float32(1e30)
 
 
-class Text(NamedTuple):
-    """Prompts and new tokens.
+class TokenHistory(NamedTuple):
+    """Prompt and new tokens of each row.
 
     Attributes:
       tokens: int32 (batch, capacity).
-      lengths: int32 (batch,), how many of them are there; what follows means nothing.
+      lengths: int32 (batch,), number of valid tokens.
     """
 
     tokens: jax.Array
@@ -28,30 +28,33 @@ class Text(NamedTuple):
 
 def changed(
     logits: jax.Array,
-    way: Way,
-    parameters: Parameters,
+    stages: SamplingStages,
+    parameters: SamplingArrays,
     counts: jax.Array | None,
-    text: Text | None,
+    history: TokenHistory | None,
 ) -> jax.Array:
-    """Logits float32 (batch, vocab) with what rows ask for; in llama.cpp's order, then users'.
+    """Applies biases, penalties and DRY in llama.cpp's order, then user functions.
 
-    Raises ValueError at trace time where `way` needs counts or a text that is not given, or a
-    user's function gives no logits.
+    Returns logits float32 (batch, vocab).
+
+    Raises:
+      ValueError: at trace time, if `stages` needs counts or a history that is None, or a user
+        function does not return logits.
     """
-    if way.biases:
+    if stages.biases:
         rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
         logits = logits.at[rows, parameters.bias_ids].add(parameters.biases, mode="drop")
-    if way.penalizes:
+    if stages.penalizes:
         logits = _penalized(logits, counts, parameters)
-    if way.reads_text and text is None:
-        raise ValueError("DRY and functions of logits need the tokens so far: pass text")
-    if way.dry and text is not None:
-        logits = logits - dry_penalties(text, parameters, logits.shape[1])
-    for chain, processors in enumerate(way.processors):
-        assert text is not None
+    if stages.reads_history and history is None:
+        raise ValueError("DRY and functions of logits need the tokens so far: pass history")
+    if stages.dry and history is not None:
+        logits = logits - dry_penalties(history, parameters, logits.shape[1])
+    for chain, processors in enumerate(stages.processors):
+        assert history is not None
         processed = logits
         for processor in processors:
-            given = processed, text.tokens, text.lengths
+            given = processed, history.tokens, history.lengths
             processed = jax.vmap(processor)(*given)
             if processed.shape != logits.shape:
                 name = getattr(processor, "__name__", repr(processor))
@@ -63,7 +66,7 @@ def changed(
 
 
 def count_tokens(tokens: jax.Array, lengths: jax.Array, vocab_size: int) -> jax.Array:
-    """How often each token is in right-padded prompts: int32 (batch, vocab).
+    """Counts the occurrences of each token in right-padded prompts: int32 (batch, vocab).
 
     tokens: int32 (batch, time); lengths: int32 (batch,), what follows is padding and not counted.
     """
@@ -75,19 +78,19 @@ def count_tokens(tokens: jax.Array, lengths: jax.Array, vocab_size: int) -> jax.
 
 
 def count_token(counts: jax.Array, tokens: jax.Array) -> jax.Array:
-    """`counts` (batch, vocab) with one more token, int32 (batch,), in each row."""
+    """Adds one token per row, int32 (batch,), to `counts` (batch, vocab)."""
     return counts.at[jnp.arange(counts.shape[0], dtype=jnp.int32), tokens].add(1)
 
 
-def dry_penalties(text: Text, parameters: Parameters, vocab_size: int) -> jax.Array:
-    """What DRY subtracts: float32 (batch, vocab).
+def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size: int) -> jax.Array:
+    """DRY penalty per token, float32 (batch, vocab).
 
-    A token that would make the text's last n tokens, which stood there before, longer costs
-    multiplier * base ** (n - allowed_length), from n = allowed_length on
-    (https://github.com/oobabooga/text-generation-webui/pull/5677). Where they stood several times
-    the longest n counts.
+    If the last n tokens occurred before, the token that followed them there is penalized by
+    multiplier * base ** (n - allowed_length), for n >= allowed_length
+    (https://github.com/oobabooga/text-generation-webui/pull/5677). Of several matches the longest
+    counts.
     """
-    tokens, lengths = text
+    tokens, lengths = history
     batch, capacity = tokens.shape
     at = jnp.arange(capacity, dtype=jnp.int32)[None]
     last_n = parameters.dry_penalty_last_n
@@ -123,7 +126,9 @@ def dry_penalties(text: Text, parameters: Parameters, vocab_size: int) -> jax.Ar
     return jnp.zeros((batch, vocab_size), jnp.float32).at[rows, tokens].max(penalties)
 
 
-def _penalized(logits: jax.Array, counts: jax.Array | None, parameters: Parameters) -> jax.Array:
+def _penalized(
+    logits: jax.Array, counts: jax.Array | None, parameters: SamplingArrays
+) -> jax.Array:
     if counts is None:
         raise ValueError("penalties need the tokens seen so far: pass counts")
     if counts.shape != logits.shape:

@@ -1,7 +1,7 @@
-"""The choice of the next token from logits, in jit: parameters of rows are arrays.
+"""Samples the next token from logits, in jit; sampling parameters are arrays, one entry per row.
 
-What a program computes at all is its `Way`; stages that no row needs are not in it, so that greedy
-decoding is an argmax. Of two ways that fit, a row gets the same tokens.
+A program computes only its `SamplingStages`, so greedy decoding is an argmax. Stages that a row
+does not need leave its tokens unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import jax_q4k as jq
 
 from ..support.exportable import exportable
 from .params import LEAST_TEMPERATURE
-from .penalties import Text, changed
-from .stages import ALL, Parameters, Way
+from .penalties import TokenHistory, changed
+from .stages import ALL, SamplingArrays, SamplingStages
 
 
 @exportable
@@ -38,42 +38,42 @@ class Logprobs:
 
 def sample(
     logits: jax.Array,
-    way: Way,
-    parameters: Parameters,
+    stages: SamplingStages,
+    parameters: SamplingArrays,
     steps: jax.Array,
     counts: jax.Array | None = None,
-    text: Text | None = None,
+    history: TokenHistory | None = None,
 ) -> jax.Array:
     """Next tokens, int32 (batch,): a row's by its own logits, parameters, step and text alone.
 
     Args:
       logits: float (batch, vocab).
       steps: int32 (batch,), tokens that each row has sampled before.
-      counts: int32 (batch, vocab), needed if `way.penalizes`: `count_tokens` and `count_token`.
-      text: needed if `way.reads_text`.
+      counts: int32 (batch, vocab), needed if `stages.penalizes`: `count_tokens` and `count_token`.
+      history: needed if `stages.reads_history`.
 
     Raises ValueError at trace time where shapes do not fit.
     """
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
-    logits = changed(logits.astype(jnp.float32), way, parameters, counts, text)
-    if not way.draws:
+    logits = changed(logits.astype(jnp.float32), stages, parameters, counts, history)
+    if not stages.draws:
         return jq.argmax(logits)
-    kept, tokens, enough = filtered(logits, way, parameters)
+    kept, tokens, enough = filtered(logits, stages, parameters)
     chosen = _drawn(kept, tokens, parameters, steps)
-    if not way.checks or way.candidates >= logits.shape[1]:
+    if not stages.checks or stages.candidates >= logits.shape[1]:
         return chosen
 
     def of_all(_: jax.Array) -> jax.Array:
         """For all rows where one needs it: the sort takes as long, however many do."""
-        kept, tokens, _ = filtered(logits, way._replace(candidates=ALL), parameters)
+        kept, tokens, _ = filtered(logits, stages._replace(candidates=ALL), parameters)
         return jnp.where(enough, chosen, _drawn(kept, tokens, parameters, steps))
 
     return jax.lax.cond(jnp.all(enough), lambda chosen: chosen, of_all, chosen)
 
 
 def _drawn(
-    logits: jax.Array, tokens: jax.Array, parameters: Parameters, steps: jax.Array
+    logits: jax.Array, tokens: jax.Array, parameters: SamplingArrays, steps: jax.Array
 ) -> jax.Array:
     """A token of each row, int32 (batch,), of what `filtered` has left."""
     # Shifted so that a tiny temperature gives -inf, never inf - inf.
@@ -85,7 +85,7 @@ def _drawn(
 
 
 def filtered(
-    logits: jax.Array, way: Way, parameters: Parameters
+    logits: jax.Array, stages: SamplingStages, parameters: SamplingArrays
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Top-k, top-p and min-p of logits float32 (batch, vocab): dropped ones become -inf.
 
@@ -96,10 +96,10 @@ def filtered(
     vocab = logits.shape[-1]
     tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     enough = jnp.ones(len(logits), bool)
-    if way.candidates:
-        whole, some = logits, 0 < way.candidates < vocab
+    if stages.candidates:
+        whole, some = logits, 0 < stages.candidates < vocab
         if some:
-            logits, tokens = jq.top_k(logits, way.candidates)
+            logits, tokens = jq.top_k(logits, stages.candidates)
         else:
             negated, tokens = jax.lax.sort((-logits, tokens), num_keys=1, is_stable=True)
             logits = -negated
@@ -107,13 +107,13 @@ def filtered(
         top_k, top_p = parameters.top_k[:, None], parameters.top_p[:, None]
         logits = jnp.where((rank < top_k) | (top_k == 0), logits, -jnp.inf)
         norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        if way.checks or not some:  # without top-k: of all tokens, whatever their order here
+        if stages.checks or not some:  # without top-k: of all tokens, whatever their order here
             norm = jnp.where(top_k == 0, jax.nn.logsumexp(whole, axis=-1, keepdims=True), norm)
         shares = jnp.exp(logits - norm)
         sums = jnp.cumsum(shares, axis=-1)
         before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)), constant_values=-1.0)
         logits = jnp.where((before < top_p) | (top_p >= 1), logits, -jnp.inf)
-        if way.checks and some:
+        if stages.checks and some:
             greedy = parameters.temperature[:, None] < LEAST_TEMPERATURE
             reached = (sums[:, -1:] >= top_p) & (top_p < 1)
             enough = ((top_k > 0) | reached | greedy)[:, 0]

@@ -1,4 +1,4 @@
-"""Ways of sampling as programs take them: which stages there are, and rows' numbers as arrays."""
+"""Sampling parameters as a jitted program takes them: static stages, and per-row arrays."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..support.buckets import bucket
 from ..support.exportable import exportable
 from .params import Processor, Sampling
 
-#: As `Way.candidates`: every token, in order.
+#: Value of `SamplingStages.candidates` that sorts every token.
 ALL = -1
-#: Most candidates that are picked out instead of sorting all tokens, and fewest.
+#: Most and fewest candidates that a partial top-k selects; beyond the most, all tokens are sorted.
 MOST_CANDIDATES, FEWEST_CANDIDATES = 1024, 64
-#: Beyond every vocabulary: ids that fill a row up.
+#: Padding id, larger than any vocabulary.
 _NO_TOKEN = np.int32(2**31 - 1)
 
 
-class Way(NamedTuple):
-    """The stages of a program that samples, for rows that may each leave some switched off.
+class SamplingStages(NamedTuple):
+    """Stages that a sampling program contains; each row may leave some of them unused.
 
     Attributes:
-      draws: some row does not take the likeliest token.
-      candidates: tokens that are put in order, where rows filter by it; 0: none does.
-      checks: all tokens are put in order after all where a row's top-p reaches beyond candidates.
-      penalizes: tokens seen before are counted.
-      dry: runs of tokens that were there before are looked for.
-      biases, ends: slots of a row for tokens with a bias, and for tokens that end it.
-      logprobs: likeliest tokens whose probabilities are kept; None: nor are those of tokens taken.
-      processors: users' functions of logits, each distinct sequence of them.
+      draws: some row samples instead of taking the most likely token.
+      candidates: number of tokens sorted for filters; ALL sorts every token, 0 none.
+      checks: sort all tokens after all if a row's top-p reaches beyond the candidates.
+      penalizes: count earlier tokens, for penalties.
+      dry: search for repeated runs of tokens, for DRY.
+      biases, ends: slots per row for biased tokens and for end tokens.
+      logprobs: number of most likely tokens reported per step; None reports no probabilities.
+      processors: distinct chains of user functions on logits.
     """
 
     draws: bool = False
@@ -48,8 +48,8 @@ class Way(NamedTuple):
     processors: tuple[tuple[Processor, ...], ...] = ()
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], end_ids: Sequence[int] = ()) -> Way:
-        """One for rows with these; those that do not ignore ends end with `end_ids`."""
+    def of(cls, samplings: Sequence[Sampling], end_ids: Sequence[int] = ()) -> SamplingStages:
+        """Returns the stages that these rows need; `end_ids` end those that do not ignore ends."""
         drawn = [sampling for sampling in samplings if not sampling.greedy]
         most = max((len(sampling.biases) for sampling in samplings), default=0)
         candidates, checks = _candidates(drawn)
@@ -66,10 +66,10 @@ class Way(NamedTuple):
             processors=_chains(samplings),
         )
 
-    def joined(self, other: Way) -> Way:
-        """One that serves both, which order tokens alike (`order`)."""
-        logprobs = [way.logprobs for way in (self, other) if way.logprobs is not None]
-        return Way(
+    def joined(self, other: SamplingStages) -> SamplingStages:
+        """Returns the union with `other`, which must have the same `order`."""
+        logprobs = [stages.logprobs for stages in (self, other) if stages.logprobs is not None]
+        return SamplingStages(
             draws=self.draws,
             candidates=max(self.candidates, other.candidates),
             checks=self.checks,
@@ -82,52 +82,51 @@ class Way(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, bool, bool, bool]:
-        """How tokens are drawn and put in order, which decides on most of the time."""
+        """Key of the expensive stages (drawing, sorting); equal keys may share a program."""
         return self.draws, self.checks, self.candidates == ALL, self.candidates > 0
 
     @property
     def is_argmax(self) -> bool:
-        """True where a token is the likeliest one by the logits as they are."""
-        return self == Way(ends=self.ends)
+        """Whether sampling is an argmax of unchanged logits."""
+        return self == SamplingStages(ends=self.ends)
 
     @property
-    def reads_text(self) -> bool:
-        """True where tokens before the next one count by their order."""
+    def reads_history(self) -> bool:
+        """Whether a stage reads the sequence of earlier tokens."""
         return self.dry or bool(self.processors)
 
 
-class Ways:
-    """The ways of one model's programs: those asked for first, and then few that serve all others.
+class SharedStages:
+    """Limits how many programs one model compiles for sampling.
 
-    A stage more costs a row nothing but time, and compiling takes longer. So where `exact` ways
-    have been asked for, those that serve another one are used for it, and one is made of all that
-    none serves and that order tokens alike. Likeliest tokens, and users' functions, have ways of
-    their own always.
+    The first `exact` stage sets get programs of their own. Later ones use a program whose stages
+    are a superset, and one superset is made per `SamplingStages.order` if there is none: unused
+    stages cost time but change no token. Argmax and user functions always get exact programs.
     """
 
     def __init__(self, exact: int = 4) -> None:
         self._exact = exact
-        self._first: dict[Way, None] = {}
-        self._wide: dict[tuple[bool, ...], Way] = {}  # by `Way.order`
+        self._first: dict[SamplingStages, None] = {}
+        self._wide: dict[tuple[bool, ...], SamplingStages] = {}  # by `SamplingStages.order`
         self._lock = threading.Lock()
 
-    def serving(self, way: Way) -> Way:
-        """`way`, or one that gives its rows the same tokens."""
-        if way.is_argmax or way.processors:
-            return way
+    def serving(self, stages: SamplingStages) -> SamplingStages:
+        """Returns `stages`, or a superset that samples the same tokens."""
+        if stages.is_argmax or stages.processors:
+            return stages
         with self._lock:
-            if way in self._first or len(self._first) < self._exact:
-                self._first[way] = None
-                return way
+            if stages in self._first or len(self._first) < self._exact:
+                self._first[stages] = None
+                return stages
             for known in (*self._wide.values(), *self._first):
-                if known.order == way.order and known.joined(way) == known:
+                if known.order == stages.order and known.joined(stages) == known:
                     return known
-            self._wide[way.order] = wide = self._wide.get(way.order, way).joined(way)
+            self._wide[stages.order] = wide = self._wide.get(stages.order, stages).joined(stages)
             return wide
 
 
 def _candidates(drawn: Sequence[Sampling]) -> tuple[int, bool]:
-    """`Way.candidates` and `Way.checks`."""
+    """Returns `SamplingStages.candidates` and `SamplingStages.checks`."""
     ordered = [sampling for sampling in drawn if sampling.top_k or sampling.top_p < 1]
     most = max((sampling.top_k for sampling in drawn), default=0)
     if not ordered:
@@ -146,16 +145,16 @@ def _chains(samplings: Sequence[Sampling]) -> tuple[tuple[Processor, ...], ...]:
 @exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Parameters:
-    """Rows' ways of sampling, as `Sampling` has them: arrays (batch,).
+class SamplingArrays:
+    """Sampling parameters, one entry per row: the fields of `Sampling` as arrays (batch,).
 
     Attributes:
-      dry_breaks: bool (batch, vocab_size), tokens that no run goes across; (batch, 0) without DRY.
-      bias_ids, biases: int32 and float32 (batch, slots); slots that are free name no token.
-      chain: int32, a row's index in `Way.processors`; -1: it has none.
-      end_ids: int32 (batch, slots), tokens that end a row; -1: none.
-      max_new_tokens: with which a row ends.
-      first_step: tokens that a row drew before, by other programs.
+      dry_breaks: bool (batch, vocab_size), tokens that end a DRY match; (batch, 0) without DRY.
+      bias_ids, biases: int32 and float32 (batch, slots); unused slots hold an invalid token id.
+      chain: int32, index into `SamplingStages.processors`; -1 for none.
+      end_ids: int32 (batch, slots), tokens that end a row; -1 for unused slots.
+      max_new_tokens: int32, limit on new tokens.
+      first_step: int32, tokens sampled before by other programs.
     """
 
     seed: jax.Array
@@ -183,24 +182,24 @@ class Parameters:
         cls,
         samplings: Sequence[Sampling],
         end_ids: Sequence[int] = (),
-        way: Way | None = None,
+        stages: SamplingStages | None = None,
         breaks: Callable[[tuple[str, ...]], np.ndarray] | None = None,
         first_steps: Sequence[int] | None = None,
-    ) -> Parameters:
-        """NumPy's arrays of rows, for a program of `way`, or of the one that they ask for.
+    ) -> SamplingArrays:
+        """Returns NumPy arrays for a program with `stages`; None: the stages that the rows need.
 
-        first_steps: tokens that rows drew before; None: none.
-        breaks: strings -> bool (vocab_size,), tokens that hold one of them; needed for DRY.
+        breaks: maps strings to a mask bool (vocab_size,) of tokens that contain one; DRY needs it.
+        first_steps: tokens that each row sampled before; None: none.
         """
-        way = Way.of(samplings, end_ids) if way is None else way
+        stages = SamplingStages.of(samplings, end_ids) if stages is None else stages
         batch = len(samplings)
 
         def each(name: str, dtype: type = np.float32) -> Any:
             return np.array([getattr(sampling, name) for sampling in samplings], dtype)
 
-        ids: Any = np.full((batch, way.biases), _NO_TOKEN, np.int32)
-        biases: Any = np.zeros((batch, way.biases), np.float32)
-        ends: Any = np.full((batch, way.ends), -1, np.int32)
+        ids: Any = np.full((batch, stages.biases), _NO_TOKEN, np.int32)
+        biases: Any = np.zeros((batch, stages.biases), np.float32)
+        ends: Any = np.full((batch, stages.ends), -1, np.int32)
         for row, sampling in enumerate(samplings):
             for slot, (token, bias) in enumerate(sampling.biases):
                 ids[row, slot], biases[row, slot] = token, bias
@@ -209,7 +208,7 @@ class Parameters:
         floats = "top_p", "min_p", "dry_multiplier", "dry_base"
         penalties = "repetition_penalty", "presence_penalty", "frequency_penalty"
         integers = "top_k", "dry_allowed_length", "dry_penalty_last_n", "max_new_tokens"
-        order = {chain: i for i, chain in enumerate(way.processors)}
+        order = {chain: i for i, chain in enumerate(stages.processors)}
         chains: Any = [order.get(tuple(sampling.processors), -1) for sampling in samplings]
         return cls(
             seed=each("seed", np.uint32),
@@ -217,7 +216,7 @@ class Parameters:
             temperature=np.array([0 if s.greedy else s.temperature for s in samplings], np.float32),  # type: ignore[arg-type]
             **{name: each(name) for name in (*floats, *penalties)},
             **{name: each(name, np.int32) for name in integers},
-            dry_breaks=_breaks(samplings, way, breaks),
+            dry_breaks=_breaks(samplings, stages, breaks),
             bias_ids=ids,
             biases=biases,
             chain=np.asarray(chains, np.int32),  # type: ignore[arg-type]
@@ -225,22 +224,22 @@ class Parameters:
             first_step=np.asarray(first_steps or [0] * batch, np.int32),  # type: ignore[arg-type]
         )
 
-    def repeated(self, count: int) -> Parameters:
-        """Each row `count` times, one behind the other."""
+    def repeated(self, count: int) -> SamplingArrays:
+        """Repeats each row `count` times."""
         return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), self)
 
     def are_ends(self, tokens: jax.Array) -> jax.Array:
-        """Whether tokens int32 (batch, ...) end their rows."""
+        """Returns a mask of the tokens int32 (batch, ...) that end their rows."""
         ends = self.end_ids.reshape(len(self.end_ids), *[1] * (tokens.ndim - 1), -1)
         return (tokens[..., None] == ends).any(axis=-1)
 
 
 def _breaks(
     samplings: Sequence[Sampling],
-    way: Way,
+    stages: SamplingStages,
     breaks: Callable[[tuple[str, ...]], np.ndarray] | None,
 ) -> Any:
-    if not way.dry:
+    if not stages.dry:
         return np.zeros((len(samplings), 0), bool)
     if breaks is None:
         raise ValueError("DRY needs the tokens that break a run: pass breaks")

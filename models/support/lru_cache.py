@@ -1,4 +1,4 @@
-"""What was made before, as far as it was used lately."""
+"""Thread-safe LRU cache."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Recent:
-    """The values of the `most` keys that were asked for last."""
+class LRUCache:
+    """LRU cache of up to `most` values, each computed by one thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -20,10 +20,10 @@ class Recent:
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], T]) -> T:
-        """The value of `key`; `make()` where there is none.
+        """Returns the value of `key`, calling `make()` if it is missing.
 
-        Of several threads that ask for one key, one makes its value and the others wait. Where
-        `make` raises, the next of them tries.
+        Of several threads that ask for one key, one calls `make` and the others wait. If it raises,
+        the next thread tries.
         """
         while True:
             with self._lock:

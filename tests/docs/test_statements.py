@@ -40,7 +40,7 @@ from jax_q4k.models.engine.prefix_cache import PIECE
 from jax_q4k.models.files import hub
 from jax_q4k.models.files.quantizing import recipes
 from jax_q4k.models.sampling import file_defaults
-from jax_q4k.models.sampling.stages import Way
+from jax_q4k.models.sampling.stages import SamplingStages
 from jax_q4k.models.tasks import embeddings
 from jax_q4k.native import build
 from ptx_kernels import devices, formats
@@ -108,14 +108,16 @@ def defaults_in_python():
 def numbers_are_data():
     one = dict(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1, seed=1)
     other = dict(temperature=0.3, top_k=20, top_p=0.5, repetition_penalty=1.3, seed=2)
-    assert Way.of([models.Sampling(**one)]) == Way.of([models.Sampling(**other)])
+    assert SamplingStages.of([models.Sampling(**one)]) == SamplingStages.of(
+        [models.Sampling(**other)]
+    )
 
 
 @says(README, "for instance with `--temperature 0`, `--logprobs` or a much longer prompt")
 def other_kinds_of_calls():
     drawn = models.Sampling(temperature=0.7)
     kinds = [drawn, models.Sampling(), dataclasses.replace(drawn, logprobs=1)]
-    assert len({Way.of([kind]) for kind in kinds}) == 3
+    assert len({SamplingStages.of([kind]) for kind in kinds}) == 3
     model = models.load("demo")
     assert model.padded_length(3) == model.padded_length(5) < model.padded_length(37)
 

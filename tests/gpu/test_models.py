@@ -99,14 +99,14 @@ def test_decode_steps_with_quantized_activations(golden):
 
     from jax_q4k.models.kv_cache import PagedCache
     from jax_q4k.models.sampling import Sampling
-    from jax_q4k.models.sampling.stages import Parameters
+    from jax_q4k.models.sampling.stages import SamplingArrays
 
     model, want = golden
     programs = model.programs()
     prompt, following = want["prompt"], want["greedy_f32"]
     cache = PagedCache.create(model.config, 1, len(prompt) + len(following))
     lengths = jnp.array([len(prompt)], jnp.int32)
-    parameters = jax.device_put(Parameters.of([Sampling()]))
+    parameters = jax.device_put(SamplingArrays.of([Sampling()]))
     state = programs.start(model.weights, jnp.asarray(prompt[None]), lengths, cache, parameters)
     cache, rows = state.cache, []
     for token in following:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_q4k import models
-from jax_q4k.cache.program_cache import KeptPrograms
+from jax_q4k.cache.program_cache import ProgramCache
 
 from .calls import Call, Result, alone, difference
 
@@ -23,7 +23,7 @@ class Journey:
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
         self.folder = folder
-        self.kept = KeptPrograms(folder, max_bytes)
+        self.kept = ProgramCache(folder, max_bytes)
         self._models: dict[tuple[str, Any], models.Model] = {}
         self._said: list[str] = []
 
@@ -32,7 +32,7 @@ class Journey:
         key = call.model, call.lora
         if key not in self._models:
             self._models[key] = call.load()
-            self._models[key].kept = self.kept
+            self._models[key].program_cache = self.kept
         return self._models[key]
 
     def restart(self) -> None:

@@ -31,7 +31,7 @@ def test_a_file_is_replaced(name: str, tmp_path: Path) -> None:
         os.replace(copy, file)
         call = Call(model=version)
         model = models.load(file)
-        model.kept = journey.kept
+        model.program_cache = journey.kept
         journey.say(f"{version} at {file}")
         journey.compare(call.run(model), alone(call))
         loaded.append((model, call))

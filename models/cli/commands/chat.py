@@ -54,7 +54,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     model = load_model(path, notes, options.devices, options.lora)
     if model.tokenizer is None:
         raise UsageError(f"{path} holds no tokenizer: a chat needs one")
-    model.kept = options.kept
+    model.program_cache = options.kept
     sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
     session = Session(Conversation(model, options.system), sampling, running, notes)

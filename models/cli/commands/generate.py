@@ -72,7 +72,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
     texts = texts_of(options)
     with clock.loading():
         model = load_model(model_path(options), notes, options.devices, options.lora)
-    model.kept = options.kept
+    model.program_cache = options.kept
     prompts, sampling = ids_of(texts, model, options), sampling_of(options, model, notes)
     with clock.loading():
         draft = loaded_draft(options, notes)

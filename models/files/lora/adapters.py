@@ -118,7 +118,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
 
     state = {"decoder": parts.state, "lora": adapters}
     adapted = Model(Parts(model.config, state, merge), model.tokenizer, model.metadata)
-    adapted.kept = model.kept
+    adapted.program_cache = model.program_cache
     return adapted
 
 

@@ -45,26 +45,28 @@ class PromptLookup:
             found = f"shortest={self.shortest} and longest={self.longest}"
             raise ValueError(f"{found} must be 1 to 64, the longest not below the shortest")
 
-    def found(self, text: jax.Array, lengths: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-        """Drafts int32 (batch, count), and whether there is one, bool (batch,).
+    def found(
+        self, history: jax.Array, lengths: jax.Array, count: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns drafts int32 (batch, count), and whether a row has one, bool (batch,).
 
-        text: int32 (batch, capacity), of which the first `lengths` (batch,) tokens are there. A run
-        that reaches the text's end goes on with its own beginning.
+        history: int32 (batch, capacity); its first `lengths` (batch,) tokens are valid. A match
+        that reaches the end of the history repeats from its own beginning.
         """
-        capacity = text.shape[1]
+        capacity = history.shape[1]
         at = jnp.arange(capacity, dtype=jnp.int32)[None]  # where the tokens behind a run begin
         places = lengths[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32)[None]
-        last = jnp.take_along_axis(text, jnp.maximum(places, 0), axis=1)  # the last token first
-        alike, run = at < lengths[:, None], jnp.zeros_like(text)
+        last = jnp.take_along_axis(history, jnp.maximum(places, 0), axis=1)  # the last token first
+        alike, run = at < lengths[:, None], jnp.zeros_like(history)
         for i in range(self.longest):
-            alike &= (jnp.roll(text, i + 1, axis=1) == last[:, i : i + 1]) & (at > i)
+            alike &= (jnp.roll(history, i + 1, axis=1) == last[:, i : i + 1]) & (at > i)
             run += alike.astype(jnp.int32)
         # A longer run counts more, then a later one.
         best = jnp.max(jnp.where(run >= self.shortest, run * capacity + at, -1), axis=1)
         found = jnp.where(best < 0, -1, best % capacity)
         period = jnp.maximum(lengths - found, 1)[:, None]
         behind = found[:, None] + jnp.arange(count, dtype=jnp.int32)[None] % period
-        drafts = jnp.take_along_axis(text, jnp.maximum(behind, 0), axis=1)
+        drafts = jnp.take_along_axis(history, jnp.maximum(behind, 0), axis=1)
         return drafts, found >= 0
 
 

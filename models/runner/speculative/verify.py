@@ -1,4 +1,4 @@
-"""Steps of generation that check drafts: several tokens in one pass, the same as one by one."""
+"""Speculative decoding: verifies several draft tokens in one pass; the output is unchanged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from ...kv_cache import PagedCache
-from ...sampling.penalties import Text
+from ...sampling.penalties import TokenHistory
 from ...sampling.sampler import Logprobs, logprobs_of, sample
-from ...sampling.stages import Parameters, Way
-from ..state import Drafting, State
+from ...sampling.stages import SamplingArrays, SamplingStages
+from ..state import SpeculationState, State
 from .drafts import Draft, PromptLookup, model_drafts
 from .mtp import Drafter
 
@@ -20,69 +20,69 @@ if TYPE_CHECKING:
     from ...network.decoder import Decoder
     from ...sharding.placement import Placement
 
-#: Share of the time without drafts that they may lose in the long run, in a text that cannot be
-#: guessed.
+#: Fraction of the time without drafts that failed drafts may cost in the long run.
 LOSS = 1 / 64
 
-#: Drafts that may fail after many that were right: a text that repeats itself no more loses little.
+#: Largest credit: how many drafts may fail after many successes before speculation pauses.
 MOST_CREDIT = 4.0
 
 
-def begin(batch: int, count: int, cache: PagedCache | None) -> Drafting:
-    """The state before the first draft of `count` tokens."""
+def begin(batch: int, count: int, cache: PagedCache | None) -> SpeculationState:
+    """Returns the state before the first draft of `count` tokens."""
     zeros = jnp.zeros(batch, jnp.int32)
     drafts, found = jnp.zeros((batch, count), jnp.int32), jnp.ones(batch, bool)
-    return Drafting(drafts, found, jnp.float32(1), zeros, zeros, cache)
+    return SpeculationState(drafts, found, jnp.float32(1), zeros, zeros, cache)
 
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """The steps of one model, one way of sampling and one kind of drafts.
+    """Speculative decoding for one model, set of sampling stages and kind of draft.
 
     Attributes:
-      tokens: of a draft.
-      cost: of checking a draft, in steps without one.
-      parameters: of rows' ways of sampling.
-      decoder, drafter: the model's, and that of a draft model, or the layer of further tokens.
-      placement: of the model on several devices.
+      tokens: draft tokens per pass.
+      cost: time to verify a draft, in steps without one.
+      parameters: sampling parameters, one entry per row.
+      decoder: the model's.
+      drafter: the draft model's decoder, or the multi-token-prediction layer.
+      placement: the model's sharding over several devices; None: one device.
     """
 
     draft: Draft
     tokens: int
     cost: float
-    way: Way
-    parameters: Parameters
+    stages: SamplingStages
+    parameters: SamplingArrays
     decoder: Decoder
     drafter: Decoder | Drafter | None = None
     placement: Placement | None = None
 
-    def begun(
+    def start(
         self, state: State, tokens: jax.Array, lengths: jax.Array, vectors: jax.Array
     ) -> State:
-        """The state before the first pass, of prompts' tokens (batch, time) and their vectors."""
-        drafting = _of(state)
-        if not isinstance(self.drafter, Drafter) or drafting.cache is None:
+        """Prepares the draft layer with the prompts' tokens (batch, time) and hidden states."""
+        speculation = _of(state)
+        if not isinstance(self.drafter, Drafter) or speculation.cache is None:
             return state
         at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] == lengths[:, None] - 1
         behind = jnp.where(at, state.token[:, None], jnp.roll(tokens, -1, axis=1))
         normalized = self.decoder.norm(vectors)
-        vector, cache = self.drafter.begin(behind, normalized, lengths, drafting.cache)
-        drafting = dataclasses.replace(drafting, vector=vector, cache=cache)
-        return dataclasses.replace(state, drafting=drafting)
+        vector, cache = self.drafter.begin(behind, normalized, lengths, speculation.cache)
+        speculation = dataclasses.replace(speculation, vector=vector, cache=cache)
+        return dataclasses.replace(state, speculation=speculation)
 
     def run(self, state: State, until: jax.Array) -> State:
-        """Passes until every row has `until` new tokens, some a few more, or is finished.
+        """Runs passes until every row is finished or has `until` new tokens, or a few more.
 
-        Steps with drafts and those without are loops of their own, inside another: branches of a
-        condition would copy the cache.
+        Passes with drafts and passes without are two loops inside a third: branches of a condition
+        would copy the cache.
         """
 
         def unfinished(state: State) -> jax.Array:
             return ~state.finished & (state.counts < until)
 
         def tried(state: State) -> jax.Array:
-            drafting = _of(state)
-            return unfinished(state) & drafting.found & (drafting.credit >= 0)
+            speculation = _of(state)
+            return unfinished(state) & speculation.found & (speculation.credit >= 0)
 
         def going_on(state: State, with_drafts: bool) -> jax.Array:
             return jnp.any(unfinished(state)) & (jnp.any(tried(state)) == with_drafts)
@@ -90,49 +90,49 @@ class Speculation:
         def single(state: State) -> State:
             nothing = jnp.zeros((len(state.token), 0), jnp.int32)
             none = jnp.zeros_like(state.finished)
-            return self._looked_up(self._checked(state, nothing, unfinished(state), none))
+            return self._lookup(self._verify(state, nothing, unfinished(state), none))
 
         def checked(state: State) -> State:
-            state, drafts = self._drafts(state, tried(state))
-            return self._looked_up(self._checked(state, drafts, unfinished(state), tried(state)))
+            state, drafts = self._draft(state, tried(state))
+            return self._lookup(self._verify(state, drafts, unfinished(state), tried(state)))
 
         def both(state: State) -> State:
             state = jax.lax.while_loop(lambda s: going_on(s, False), single, state)
             return jax.lax.while_loop(lambda s: going_on(s, True), checked, state)
 
-        first = self._looked_up(state)
+        first = self._lookup(state)
         return jax.lax.while_loop(lambda s: jnp.any(unfinished(s)), both, first)
 
-    def _looked_up(self, state: State) -> State:
-        """The state that knows whether there is a draft."""
+    def _lookup(self, state: State) -> State:
+        """Looks up the next draft of each row in its history (prompt lookup only)."""
         if not isinstance(self.draft, PromptLookup):
             return state
-        drafting, text = _of(state), state.text
-        assert text is not None
+        speculation, history = _of(state), state.history
+        assert history is not None
         lengths = state.cache.context_lens + 1  # with the last token, which is not stored
-        drafts, found = self.draft.found(text, lengths, self.tokens)
-        drafting = dataclasses.replace(drafting, drafts=drafts, found=found)
-        return dataclasses.replace(state, drafting=drafting)
+        drafts, found = self.draft.found(history, lengths, self.tokens)
+        speculation = dataclasses.replace(speculation, drafts=drafts, found=found)
+        return dataclasses.replace(state, speculation=speculation)
 
-    def _drafts(self, state: State, tried: jax.Array) -> tuple[State, jax.Array]:
-        """Drafts (batch, tokens) of the rows that have some."""
-        drafting = _of(state)
-        if self.drafter is None or drafting.cache is None:
-            return state, drafting.drafts
+    def _draft(self, state: State, tried: jax.Array) -> tuple[State, jax.Array]:
+        """Runs the draft model, if there is one; returns draft tokens (batch, tokens)."""
+        speculation = _of(state)
+        if self.drafter is None or speculation.cache is None:
+            return state, speculation.drafts
         if isinstance(self.drafter, Drafter):
-            assert drafting.vector is not None
-            given = drafting.vector, drafting.cache, self.tokens, tried
+            assert speculation.vector is not None
+            given = speculation.vector, speculation.cache, self.tokens, tried
             drafts, cache = self.drafter.drafts(*given)
         else:
-            given = state.token, drafting.cache, self.tokens, tried
+            given = state.token, speculation.cache, self.tokens, tried
             drafts, cache = model_drafts(self.drafter, *given)
-        drafting = dataclasses.replace(drafting, cache=cache)
-        return dataclasses.replace(state, drafting=drafting), drafts
+        speculation = dataclasses.replace(speculation, cache=cache)
+        return dataclasses.replace(state, speculation=speculation), drafts
 
-    def _checked(
+    def _verify(
         self, state: State, drafts: jax.Array, active: jax.Array, tried: jax.Array
     ) -> State:
-        """The state with the tokens of drafts (batch, count) that stay, and one more."""
+        """Verifies drafts (batch, count); keeps the accepted tokens and samples one more."""
         count = drafts.shape[1]
         drafted = jnp.where(tried, count, 0)
         lengths = active.astype(jnp.int32) + drafted
@@ -146,10 +146,10 @@ class Speculation:
         logits = self.decoder.logits(x)
         if self.placement is not None:
             logits = self.placement.everywhere(logits)
-        sampled, seen = self._sampled(state, logits, drafts)
+        sampled, seen = self._sample(state, logits, drafts)
         right = (sampled[:, :-1] == drafts) & tried[:, None]
-        stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
-        counts = jnp.where(active, stayed + 1, 0)
+        accepted_counts = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
+        counts = jnp.where(active, accepted_counts + 1, 0)
         ends = self.parameters.are_ends(sampled)
         first_end = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), count + 1)
         ended = active & (first_end < counts)
@@ -157,20 +157,25 @@ class Speculation:
         if count:
             cache = accepted(counts)
         state = _with_tokens(state, sampled, counts, seen, self._logprobs(logits, sampled))
-        drafting = self._learned(_of(state), drafted, stayed, active, checks=count > 0)
-        drafting = self._followed(drafting, given, sampled, x, counts)
+        speculation = self._update_credit(
+            _of(state), drafted, accepted_counts, active, checks=count > 0
+        )
+        speculation = self._advance_draft_cache(speculation, given, sampled, x, counts)
         ended |= state.counts >= self.parameters.max_new_tokens
         return dataclasses.replace(
-            state, cache=cache, finished=state.finished | ended, drafting=drafting
+            state, cache=cache, finished=state.finished | ended, speculation=speculation
         )
 
     def _rows(self, x: jax.Array) -> jax.Array:
         return x if self.placement is None else self.placement.rows(x)
 
-    def _sampled(
+    def _sample(
         self, state: State, logits: jax.Array, drafts: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """What sampling takes behind each token (batch, count + 1); and `State.seen` by then."""
+        """Samples the next token at each draft position (batch, count + 1).
+
+        Returns the tokens, and the counts of seen tokens at each position.
+        """
         batch, time, vocab = logits.shape
         first = state.counts + self.parameters.first_step
         steps = (first[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
@@ -179,70 +184,72 @@ class Speculation:
             new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1, dtype=jnp.int32)
             seen = state.seen[:, None] + jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
         flat = None if seen is None else seen.reshape(-1, vocab)
-        text = None
-        if self.way.reads_text and state.text is not None:
+        history = None
+        if self.stages.reads_history and state.history is not None:
             lengths = state.cache.context_lens + 1  # with the last token
             at = lengths[:, None] + jnp.arange(time - 1, dtype=jnp.int32)[None]
             rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
-            drafted = state.text.at[rows, at].set(drafts, mode="drop")
+            drafted = state.history.at[rows, at].set(drafts, mode="drop")
             lengths = lengths[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
-            text = Text(jnp.repeat(drafted, time, axis=0), lengths.reshape(-1))
+            history = TokenHistory(jnp.repeat(drafted, time, axis=0), lengths.reshape(-1))
         parameters = self.parameters.repeated(time)
-        tokens = sample(logits.reshape(-1, vocab), self.way, parameters, steps, flat, text)
+        tokens = sample(logits.reshape(-1, vocab), self.stages, parameters, steps, flat, history)
         return tokens.reshape(batch, time), seen
 
     def _logprobs(self, logits: jax.Array, sampled: jax.Array) -> Logprobs | None:
-        """Of tokens (batch, time)."""
-        if self.way.logprobs is None:
+        """Returns the log-probabilities of tokens (batch, time)."""
+        if self.stages.logprobs is None:
             return None
         flat = logits.reshape(-1, logits.shape[-1]), sampled.reshape(-1)
-        found = logprobs_of(*flat, self.way.logprobs)
+        found = logprobs_of(*flat, self.stages.logprobs)
         return jax.tree.map(lambda x: x.reshape(*sampled.shape, *x.shape[1:]), found)
 
-    def _followed(
+    def _advance_draft_cache(
         self,
-        drafting: Drafting,
+        speculation: SpeculationState,
         given: jax.Array,
         sampled: jax.Array,
         vectors: jax.Array,
         counts: jax.Array,
-    ) -> Drafting:
-        """With the draft model's cache of the tokens that stay, `counts` (batch,) of those given.
+    ) -> SpeculationState:
+        """Advances the draft model's cache by the accepted tokens, `counts` (batch,).
 
-        vectors: the model's, (batch, time, hidden_size).
+        vectors: the model's hidden states, (batch, time, hidden_size).
         """
-        if self.drafter is None or drafting.cache is None:
-            return drafting
+        if self.drafter is None or speculation.cache is None:
+            return speculation
         if not isinstance(self.drafter, Drafter):
-            _, cache = self.drafter.extend(given, counts, drafting.cache, every=False)
-            return dataclasses.replace(drafting, cache=cache)
+            _, cache = self.drafter.extend(given, counts, speculation.cache, every=False)
+            return dataclasses.replace(speculation, cache=cache)
         normalized = self.decoder.norm(vectors)
-        vector, cache = self.drafter.follow(sampled, normalized, counts, drafting.cache)
-        assert drafting.vector is not None
-        vector = jnp.where((counts > 0)[:, None], vector, drafting.vector)
-        return dataclasses.replace(drafting, cache=cache, vector=vector)
+        vector, cache = self.drafter.follow(sampled, normalized, counts, speculation.cache)
+        assert speculation.vector is not None
+        vector = jnp.where((counts > 0)[:, None], vector, speculation.vector)
+        return dataclasses.replace(speculation, cache=cache, vector=vector)
 
-    def _learned(
+    def _update_credit(
         self,
-        drafting: Drafting,
+        speculation: SpeculationState,
         drafted: jax.Array,
-        stayed: jax.Array,
+        accepted_counts: jax.Array,
         active: jax.Array,
         *,
         checks: bool,
-    ) -> Drafting:
-        """With what a pass has saved, of whose drafts `stayed` (batch,) tokens were right."""
+    ) -> SpeculationState:
+        """Updates the credit from the number of accepted draft tokens of each row."""
         rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
-        saved = LOSS + stayed.sum(dtype=jnp.float32) / rows  # steps; each row's counts alike
-        credit = drafting.credit + saved / self.cost - float(checks)
+        saved = (
+            LOSS + accepted_counts.sum(dtype=jnp.float32) / rows
+        )  # steps; each row's counts alike
+        credit = speculation.credit + saved / self.cost - float(checks)
         credit = jnp.minimum(credit, MOST_CREDIT)
-        drafted, accepted = drafting.drafted + drafted, drafting.accepted + stayed
-        return dataclasses.replace(drafting, credit=credit, drafted=drafted, accepted=accepted)
+        drafted, accepted = speculation.drafted + drafted, speculation.accepted + accepted_counts
+        return dataclasses.replace(speculation, credit=credit, drafted=drafted, accepted=accepted)
 
 
-def _of(state: State) -> Drafting:
-    assert state.drafting is not None
-    return state.drafting
+def _of(state: State) -> SpeculationState:
+    assert state.speculation is not None
+    return state.speculation
 
 
 def _with_tokens(
@@ -252,7 +259,7 @@ def _with_tokens(
     seen: jax.Array | None,
     logprobs: Logprobs | None,
 ) -> State:
-    """The state with the first `counts` (batch,) of the tokens sampled (batch, time)."""
+    """Appends the first `counts` (batch,) of the sampled tokens (batch, time) to the state."""
     batch, time = sampled.shape
     rows, steps = jnp.arange(batch)[:, None], jnp.arange(time, dtype=jnp.int32)[None]
     capacity, valid = state.tokens.shape[1], steps < counts[:, None]
@@ -261,9 +268,9 @@ def _with_tokens(
         at = jnp.where(valid, first[:, None] + steps, capacity)  # beyond the last: dropped
         return array.at[rows, at].set(new, mode="drop")
 
-    assert state.text is not None
+    assert state.history is not None
     # The last token of the text so far lies behind the stored ones.
-    text = written(state.text, sampled, state.cache.context_lens + 1)
+    history = written(state.history, sampled, state.cache.context_lens + 1)
     if logprobs is not None:
         given = state.logprobs, logprobs
         logprobs = jax.tree.map(lambda all, new: written(all, new, state.counts), *given)
@@ -277,7 +284,7 @@ def _with_tokens(
         state,
         token=token,
         tokens=written(state.tokens, sampled, state.counts),
-        text=text,
+        history=history,
         logprobs=logprobs,
         counts=state.counts + counts,
         step=state.step + 1,

@@ -19,7 +19,7 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.network import build as model_build
-from jax_q4k.models.sampling.stages import Parameters
+from jax_q4k.models.sampling.stages import SamplingArrays
 from jax_q4k.models.sharding.placement import Placement
 from jax_q4k.models.sharding.plan import place
 from tools import aot
@@ -103,7 +103,7 @@ def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
     prompt = placed(jax.ShapeDtypeStruct((groups, 128), jnp.int32), where.whole)
     parameters = jax.tree.map(
         lambda x: placed(jax.ShapeDtypeStruct(x.shape, x.dtype), where.whole),
-        Parameters.of([models.Sampling()] * groups),
+        SamplingArrays.of([models.Sampling()] * groups),
     )
     arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, parameters)
     function = getattr(model.programs(), program)

@@ -15,7 +15,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k.cache import compiled_files, program_cache
-from jax_q4k.cache.program_cache import KeptPrograms
+from jax_q4k.cache.program_cache import ProgramCache
 
 X = jnp.arange(6, dtype=jnp.float32)
 
@@ -24,7 +24,7 @@ class Calls:
     """A program that counts how often it is traced, as new processes would find it."""
 
     def __init__(self, folder, max_bytes=1 << 20):
-        self.kept, self.traced = KeptPrograms(folder, max_bytes), 0
+        self.kept, self.traced = ProgramCache(folder, max_bytes), 0
 
     def __call__(self, x=X, *, scale=2, name="program", model="m", results=None, **about):
         def function(x, unused):
@@ -81,7 +81,7 @@ def test_another_structure_is_another_program(tmp_path):
     def function(both):
         return both["a"] + both["b"] if isinstance(both, dict) else both[0] - both[1]
 
-    programs, (device,) = KeptPrograms(tmp_path, 1 << 20), X.devices()
+    programs, (device,) = ProgramCache(tmp_path, 1 << 20), X.devices()
     program, result = jax.jit(function, keep_unused=True), jax.ShapeDtypeStruct(X.shape, X.dtype)
     for both, want in (({"a": X, "b": X}, 2 * X), ((X, X), 0 * X)):
         loaded = programs.get("program", program, (both,), result, device, model="m", about={})

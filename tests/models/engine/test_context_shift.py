@@ -44,11 +44,11 @@ def test_texts_go_on(name: str, draft: Any) -> None:
     loaded, ids = short(name), reference(name).prompt.tolist()
     prompts, counts = [ids[:30], ids[:7], ids[5:12]], (70, 90, 12)
     want = [by_hand(name, *row, 3) for row in zip(prompts, counts, strict=True)]
-    ways = [models.Sampling(max_new_tokens=count, ignore_end=True) for count in counts]
+    samplings = [models.Sampling(max_new_tokens=count, ignore_end=True) for count in counts]
     given = {"shift": models.ContextShift(keep=3), "draft": draft}
-    outs = models.generate(loaded, prompts, ways, **given)
+    outs = models.generate(loaded, prompts, samplings, **given)
     assert [out.tokens for out in outs] == want
-    *pieces, last = models.stream(loaded, prompts[0], ways[0], **given)
+    *pieces, last = models.stream(loaded, prompts[0], samplings[0], **given)
     assert [piece.token for piece in pieces] == last.output.tokens == want[0]
     assert last.output.timings.new_tokens == 70
     assert last.output.timings.decoded_tokens == 69

@@ -13,12 +13,12 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import Selection, current_selection, models
-from jax_q4k.models.engine.batch import Run
+from jax_q4k.models.engine.batch import GenerationBatch
 from jax_q4k.models.engine.request import Request
 from jax_q4k.models.network.decoder import Decoder
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import Parameters
+from jax_q4k.models.sampling.stages import SamplingArrays
 from jax_q4k.models.support.buckets import bucket, fine_bucket
 
 from ..golden_files import NAMES, model, reference
@@ -125,7 +125,7 @@ def test_stream_gives_what_generate_gives():
 )
 def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
     got = []
-    advance = Run.advance
+    advance = GenerationBatch.advance
 
     def timed(run, count):
         before = len(run.rows[0].tokens)
@@ -133,7 +133,7 @@ def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
         got.append(len(run.rows[0].tokens) - before)
         return seconds
 
-    monkeypatch.setattr(Run, "advance", timed)
+    monkeypatch.setattr(GenerationBatch, "advance", timed)
     *steps, _ = models.stream(
         model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59
     )
@@ -148,7 +148,7 @@ def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
 def test_calls_of_generate_are_short(monkeypatch, per_token, counts):
     """So that an interrupt ends it."""
     got = []
-    advance = Run.advance
+    advance = GenerationBatch.advance
 
     def timed(run, count):
         before = len(run.rows[0].tokens)
@@ -156,7 +156,7 @@ def test_calls_of_generate_are_short(monkeypatch, per_token, counts):
         got.append(len(run.rows[0].tokens) - before)
         return got[-1] * per_token
 
-    monkeypatch.setattr(Run, "advance", timed)
+    monkeypatch.setattr(GenerationBatch, "advance", timed)
     prompt = reference("llama-gqa").prompt[:5]
     assert len(models.generate(model("llama-gqa"), prompt, max_new_tokens=59).tokens) == 59
     assert got == counts
@@ -165,7 +165,7 @@ def test_calls_of_generate_are_short(monkeypatch, per_token, counts):
 def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
     loaded = model("text-spm")
     want = models.generate(loaded, PROMPT, max_new_tokens=40).tokens
-    collect = Run._collect
+    collect = GenerationBatch._collect
 
     def interrupted(run):
         seconds = collect(run)
@@ -174,7 +174,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
         return seconds
 
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_collect", interrupted)
+        patched.setattr(GenerationBatch, "_collect", interrupted)
         with pytest.raises(KeyboardInterrupt):
             models.generate(loaded, PROMPT, max_new_tokens=40)
     assert models.generate(loaded, PROMPT, max_new_tokens=40).tokens == want
@@ -210,11 +210,11 @@ def test_batches_are_padded_to_few_sizes():
 
 def test_tokens_of_one_call_have_their_own_text(monkeypatch):
     """However many tokens a call takes, each piece has the text that its token made certain."""
-    advance = Run.advance
+    advance = GenerationBatch.advance
     texts = []
     for seconds in (0.1, 0.0):
         monkeypatch.setattr(
-            Run, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s
+            GenerationBatch, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s
         )
         texts.append(
             [piece.text for piece in models.stream(model("text-spm"), PROMPT, max_new_tokens=32)]
@@ -344,12 +344,12 @@ def test_seeds_and_temperature():
 
 @pytest.mark.parametrize("call", [models.generate, models.stream])
 def test_sampling_options_reach_the_programs(call, monkeypatch):
-    def of(cls, samplings, end_ids, way, breaks, first_steps):
+    def of(cls, samplings, end_ids, stages, breaks, first_steps):
         seen.extend(samplings)
         raise InterruptedError
 
     seen = []
-    monkeypatch.setattr(Parameters, "of", classmethod(of))
+    monkeypatch.setattr(SamplingArrays, "of", classmethod(of))
     options = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, repetition_penalty=1.5, seed=7)
     options |= dict(presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={3: 1.5})
     options |= dict(dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=9)
@@ -402,14 +402,14 @@ def test_a_row_is_what_it_is_alone(draft):
 def test_logprobs(draft):
     """Of the model's own logits, whatever the way of sampling."""
     loaded, prompt = model("llama-gqa"), reference("llama-gqa").prompt.tolist()
-    ways = [
+    samplings = [
         Sampling(max_new_tokens=9, logprobs=5),
         Sampling(max_new_tokens=12, temperature=1.5, logit_bias={3: 5.0}, logprobs=0),
         Sampling(max_new_tokens=3),
     ]
-    outs = models.generate(loaded, [prompt[:20], prompt[:11], prompt], ways, draft=draft)
+    outs = models.generate(loaded, [prompt[:20], prompt[:11], prompt], samplings, draft=draft)
     assert outs[2].logprobs is None
-    for ids, sampling, out in zip((prompt[:20], prompt[:11]), ways[:2], outs[:2], strict=True):
+    for ids, sampling, out in zip((prompt[:20], prompt[:11]), samplings[:2], outs[:2], strict=True):
         logits = np.asarray(loaded.logits([ids + out.tokens])[0], np.float64)[len(ids) - 1 : -1]
         want = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
         assert len(out.logprobs) == len(out.tokens) == sampling.max_new_tokens
@@ -418,7 +418,7 @@ def test_logprobs(draft):
             order = np.argsort(-row)[: sampling.logprobs]
             assert [token for token, _ in got.top] == order.tolist()
             np.testing.assert_allclose([x for _, x in got.top], row[order], atol=1e-4)
-    *pieces, last = models.stream(loaded, prompt[:20], ways[0])
+    *pieces, last = models.stream(loaded, prompt[:20], samplings[0])
     assert [piece.logprobs.top[0][0] for piece in pieces] == outs[0].tokens
     assert last.output.logprobs == [piece.logprobs for piece in pieces]
 

@@ -10,7 +10,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.engine import prefix_cache as prefixes
-from jax_q4k.models.engine.batch import Run
+from jax_q4k.models.engine.batch import GenerationBatch
 from jax_q4k.models.engine.conversation import Conversation
 from jax_q4k.models.runner.programs import Start
 
@@ -114,9 +114,9 @@ def test_an_interrupt_between_and_within_pieces(
     loaded, prompt = model("llama-gqa"), (reference("llama-gqa").prompt.tolist() * 9)[:300]
     prefix = models.Prefix()
     models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
-    call, seen = Run._call, []
+    call, seen = GenerationBatch._call, []
 
-    def interrupted(run: Run, program: Any, *arguments: Any) -> float:
+    def interrupted(run: GenerationBatch, program: Any, *arguments: Any) -> float:
         seconds = call(run, program, *arguments)
         seen.append(type(program))
         if len(seen) == calls:
@@ -126,7 +126,7 @@ def test_an_interrupt_between_and_within_pieces(
         return seconds
 
     with monkeypatch.context() as patched:
-        patched.setattr(Run, "_call", interrupted)
+        patched.setattr(GenerationBatch, "_call", interrupted)
         with pytest.raises(KeyboardInterrupt):
             models.generate(loaded, prompt, prefix=prefix, **FIELDS)
     assert seen == [Start] * calls and prefix.tokens == []

@@ -20,7 +20,7 @@ from jax_q4k.models.runner.speculative.mtp import Drafter
 from jax_q4k.models.runner.speculative.verify import LOSS, MOST_CREDIT, Speculation, begin
 from jax_q4k.models.runner.state import State
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import Parameters, Way
+from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from ..golden_files import model, path, reference
 
@@ -148,36 +148,36 @@ def test_drafts_with_penalties():
         finished=np.zeros(2, bool),
         step=np.int32(0),
         seen=seen,
-        text=text,
-        drafting=begin(2, 3, None),
+        history=text,
+        speculation=begin(2, 3, None),
     )
-    given = {"way": Way.of([sampling]), "parameters": Parameters.of([sampling] * 2)}
+    given = {"stages": SamplingStages.of([sampling]), "parameters": SamplingArrays.of([sampling] * 2)}
     steps = Speculation(PromptLookup(shortest=1), 3, 1.0, decoder=Table(jnp.array(rows)), **given)
     state = jax.jit(steps.run)(state, np.int32(count))
     for row, tokens in enumerate(texts):
         want = one_by_one(rows, tokens, sampling, count)
         assert state.tokens[row, :count].tolist() == want
-    accepted, drafted = state.drafting.accepted.tolist(), state.drafting.drafted.tolist()
+    accepted, drafted = state.speculation.accepted.tolist(), state.speculation.drafted.tolist()
     assert all(10 <= right < tried for right, tried in zip(accepted, drafted, strict=True))
 
 
 def test_what_drafts_may_cost():
     """One that fails after another; after many that were right; and no more than their share."""
-    given = {"way": Way(), "parameters": None, "decoder": None}
+    given = {"stages": SamplingStages(), "parameters": None, "decoder": None}
     steps = Speculation(PromptLookup(), tokens=3, cost=1.5, **given)
     active, none = jnp.ones(2, bool), jnp.zeros(2, jnp.int32)
 
-    def tries(drafting, passes, stayed):
+    def tries(speculation, passes, stayed):
         found = 0
         for _ in range(passes):
-            checks = bool(drafting.credit >= 0)
+            checks = bool(speculation.credit >= 0)
             found += checks
             right = none + stayed if checks else none
-            given = drafting, none + 3 * checks, right, active
-            drafting = steps._learned(*given, checks=checks)
-        assert drafting.accepted.tolist() == [found * stayed] * 2
-        assert drafting.drafted.tolist() == [found * 3] * 2
-        return found, dataclasses.replace(drafting, accepted=none, drafted=none)
+            given = speculation, none + 3 * checks, right, active
+            speculation = steps._learned(*given, checks=checks)
+        assert speculation.accepted.tolist() == [found * stayed] * 2
+        assert speculation.drafted.tolist() == [found * 3] * 2
+        return found, dataclasses.replace(speculation, accepted=none, drafted=none)
 
     first = begin(2, 3, None)
     found, failing = tries(first, 1000, 0)

@@ -13,7 +13,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.cache import program_cache as kept_files
-from jax_q4k.cache.program_cache import KeptPrograms
+from jax_q4k.cache.program_cache import ProgramCache
 from jax_q4k.models.network import build
 
 from .. import golden_files
@@ -30,12 +30,12 @@ CALLS = {
 
 @pytest.fixture
 def folder(tmp_path):
-    return KeptPrograms(tmp_path, 1 << 24)
+    return ProgramCache(tmp_path, 1 << 24)
 
 
 def tokens(file, kept=None, **options):
     loaded = models.load(file)
-    loaded.kept = kept
+    loaded.program_cache = kept
     return models.generate(loaded, PROMPT, max_new_tokens=9, **options).tokens
 
 
@@ -155,7 +155,7 @@ def test_threads_with_one_new_shape_compile_it_once(folder, monkeypatch):
 
 
 def with_kept(loaded, folder):
-    loaded.kept = folder
+    loaded.program_cache = folder
     return loaded
 
 

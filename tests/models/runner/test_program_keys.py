@@ -27,14 +27,14 @@ from jax_q4k.models.runner.model import Model
 from jax_q4k.models.runner.programs import Begin, Decode, Loop, Program, Score, Start
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import Parameters, Way
+from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from .. import golden_files
 
 FILE = programs.__file__
 KINDS = (Begin, Start, Loop, Decode, Score)
 OTHERS = {
-    "way": Way(draws=True),
+    "way": SamplingStages(draws=True),
     "draft": PromptLookup(),
     "capacity": 128,
     "cache_dtype": jnp.dtype("bfloat16"),
@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def made(kind: type[Program], network: programs.Network, **changed: Any) -> Program:
-    given: dict[str, Any] = {"network": network, "way": Way()}
+    given: dict[str, Any] = {"network": network, "way": SamplingStages()}
     if kind is Begin:
         given |= {"capacity": 64, "cache_dtype": jnp.dtype("float32"), "ahead": 1}
     return kind(**given | changed)
@@ -82,17 +82,17 @@ def test_kinds_have_keys_of_their_own() -> None:
     assert len({made(kind, network) for kind in KINDS}) == len(KINDS)
 
 
-@pytest.mark.parametrize("field", Way._fields)
+@pytest.mark.parametrize("field", SamplingStages._fields)
 def test_every_stage_of_sampling_is_in_the_key(field: str) -> None:
     others = {"candidates": 64, "biases": 8, "ends": 1, "logprobs": 0, "processors": ((len,),)}
-    way = Way()._replace(**{field: others.get(field, True)})
+    stages = SamplingStages()._replace(**{field: others.get(field, True)})
     network = golden_files.model("llama-gqa").network
-    assert Loop(network, way) != Loop(network)
+    assert Loop(network, stages) != Loop(network)
     if field == "processors":
         with pytest.raises(TypeError, match="cannot be part of a key"):
-            Loop(network, way).about()
+            Loop(network, stages).about()
     else:
-        assert Loop(network, way).about() != Loop(network).about()
+        assert Loop(network, stages).about() != Loop(network).about()
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(PromptLookup)])
@@ -145,23 +145,23 @@ def test_results_are_known_without_tracing(name: str, call: str) -> None:
     if call == "DRY":
         CALLS[call]["dry_sequence_breakers"] = ()
     samplings, dtype = [Sampling(**CALLS[call])] * 2, jnp.dtype("int8")
-    way = Way.of(samplings)
+    stages = SamplingStages.of(samplings)
     breaks = np.zeros(model.config.vocab_size, bool)
-    parameters = Parameters.of(samplings, (), way, lambda _: breaks)
+    parameters = SamplingArrays.of(samplings, (), stages, lambda _: breaks)
     weights = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in model.weights]
     tokens, lengths = np.zeros((2, 8), np.int32), np.full(2, 8, np.int32)
-    begin = Begin(model.network, way, capacity=64, cache_dtype=dtype, ahead=3)
+    begin = Begin(model.network, stages, capacity=64, cache_dtype=dtype, ahead=3)
     given = weights, tokens, lengths, parameters
     state = jax.eval_shape(begin, *given)
     assert begin.results(given) == state
-    loop = Loop(model.network, way)
+    loop = Loop(model.network, stages)
     more = weights, state, parameters, np.int32(9)
     assert loop.results(more) == jax.eval_shape(loop, *more)
     cache = PagedCache.shapes(model.config, 2, 64, dtype=dtype, ahead=3)
     assert cache == jax.eval_shape(
         lambda: PagedCache.create(model.config, 2, 64, dtype=dtype, ahead=3)
     )
-    start = Start(model.network, way)
+    start = Start(model.network, stages)
     first = weights, tokens, lengths, cache, parameters
     assert start.results(first) == jax.eval_shape(start, *first)
 

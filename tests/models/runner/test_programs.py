@@ -6,7 +6,7 @@ import numpy as np
 
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import Parameters, Way
+from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from ..golden_files import model, reference
 
@@ -20,12 +20,12 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     end = int(want.greedy[5])
     assert end not in want.greedy[:5]
     samplings = [Sampling()] * 2
-    programs = loaded.programs(Way.of(samplings, (end,)))
+    programs = loaded.programs(SamplingStages.of(samplings, (end,)))
     prompts = np.zeros((2, 64), np.int32)
     prompts[0, :48], prompts[1, :50] = want.prompt, want.tokens[:50]
     cache = PagedCache.create(loaded.config, 2, 64)
 
-    parameters = Parameters.of(samplings, (end,))
+    parameters = SamplingArrays.of(samplings, (end,))
     lengths = np.array([48, 50], np.int32)
     state = programs.start(loaded.weights, prompts, lengths, cache, parameters)
     assert all(page.is_deleted() for page in jax.tree.leaves(cache.pages))  # donated
@@ -47,9 +47,11 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
 def test_programs_are_made_once_per_way_of_sampling():
     loaded = model("llama-gqa")
     drawn = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1}
-    programs = loaded.programs(Way.of([Sampling(**drawn)], (1,)))
+    programs = loaded.programs(SamplingStages.of([Sampling(**drawn)], (1,)))
     for others in ({"temperature": 1.3}, {"top_k": 7}, {"top_p": 0.3}, {"min_p": 0}, {"seed": 4}):
-        assert loaded.programs(Way.of([Sampling(**drawn | others)], (2, 3))) is programs
-    assert loaded.programs(Way.of([Sampling(**drawn)] * 3, (1,))) is programs
+        assert loaded.programs(SamplingStages.of([Sampling(**drawn | others)], (2, 3))) is programs
+    assert loaded.programs(SamplingStages.of([Sampling(**drawn)] * 3, (1,))) is programs
     for others in ({"temperature": 0}, {"top_k": 0}, {"presence_penalty": 1}):
-        assert loaded.programs(Way.of([Sampling(**drawn | others)], (1,))) is not programs
+        assert (
+            loaded.programs(SamplingStages.of([Sampling(**drawn | others)], (1,))) is not programs
+        )

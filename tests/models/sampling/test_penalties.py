@@ -13,7 +13,7 @@ from support.helpers import nmse
 from jax_q4k import models
 from jax_q4k.models.sampling import Sampling, penalties
 from jax_q4k.models.sampling.penalties import Text
-from jax_q4k.models.sampling.stages import Parameters, Way
+from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from ..golden_files import model
 
@@ -43,7 +43,7 @@ def breaks_of(texts: tuple[str, ...]) -> np.ndarray:
 
 
 @jax.jit
-def penalties_of(text: Text, parameters: Parameters) -> jax.Array:
+def penalties_of(text: Text, parameters: SamplingArrays) -> jax.Array:
     return penalties.dry_penalties(text, parameters, VOCAB)
 
 
@@ -53,7 +53,7 @@ def check_dry(texts: list[list[int]], samplings: list[Sampling]) -> None:
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text
     given_text = Text(jnp.asarray(padded), jnp.array([len(text) for text in texts], jnp.int32))
-    parameters = jax.tree.map(jnp.asarray, Parameters.of(samplings, breaks=breaks_of))
+    parameters = jax.tree.map(jnp.asarray, SamplingArrays.of(samplings, breaks=breaks_of))
     got = np.asarray(penalties_of(given_text, parameters))
     for row, (text, sampling) in enumerate(zip(texts, samplings, strict=True)):
         want = dry(text, sampling, {int(text) for text in sampling.dry_sequence_breakers})
@@ -92,7 +92,7 @@ def test_dry_of_few_texts() -> None:
 def test_dry_of_a_very_long_run_is_finite() -> None:
     sampling = Sampling(dry_multiplier=100, dry_base=100, dry_sequence_breakers=())
     text = Text(jnp.zeros((1, 400), jnp.int32), jnp.array([400], jnp.int32))
-    parameters = jax.tree.map(jnp.asarray, Parameters.of([sampling], breaks=breaks_of))
+    parameters = jax.tree.map(jnp.asarray, SamplingArrays.of([sampling], breaks=breaks_of))
     got = np.asarray(penalties_of(text, parameters))[0]
     assert got[0] == np.float32(1e30) and not got[1:].any()
 
@@ -101,7 +101,7 @@ def test_tokens_that_are_counted() -> None:
     """Logits above 0 are divided, those below multiplied; then counts are subtracted."""
     sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.25)
     logits, counts = [2.0, 1.5, -1.0, -1.1, 0.0, -3.0], [1, 0, 3, 0, 2, 1]
-    given = Way.of([sampling]), Parameters.of([sampling]), jnp.array([counts]), None
+    given = SamplingStages.of([sampling]), SamplingArrays.of([sampling]), jnp.array([counts]), None
     got = penalties.changed(jnp.array([logits]), *given)
     want = [2 / 1.5 - 0.55, 1.5, -1.5 - 1.05, -1.1, -0.8, -4.5 - 0.55]
     assert nmse(got[0], want) <= 1e-13
@@ -136,10 +136,10 @@ def test_what_is_missing() -> None:
     logits = jnp.zeros((1, VOCAB))
     sampling = Sampling(dry_multiplier=1, dry_sequence_breakers=())
     with pytest.raises(ValueError, match="DRY needs the tokens that break a run"):
-        Parameters.of([sampling])
-    way = Way.of([sampling])
-    parameters = Parameters.of([sampling], breaks=breaks_of)
+        SamplingArrays.of([sampling])
+    stages = SamplingStages.of([sampling])
+    parameters = SamplingArrays.of([sampling], breaks=breaks_of)
     with pytest.raises(ValueError, match="need the tokens so far: pass text"):
-        penalties.changed(logits, way, parameters, None, None)
+        penalties.changed(logits, stages, parameters, None, None)
     with pytest.raises(ValueError, match="dry_sequence_breakers needs a tokenizer"):
         models.generate(model("llama-gqa"), [1], dry_multiplier=1)

@@ -18,7 +18,7 @@ import pytest
 
 from jax_q4k.models.sampling import Sampling, penalties, sampler, stages
 from jax_q4k.models.sampling.params import LEAST_TEMPERATURE
-from jax_q4k.models.sampling.stages import Parameters, Way
+from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 VOCAB = 50
 
@@ -63,13 +63,19 @@ def probabilities(
 
 
 def sample(
-    logits: Any, params: Sampling | list[Sampling], counts: Any = None, way: Way | None = None
+    logits: Any,
+    params: Sampling | list[Sampling],
+    counts: Any = None,
+    stages: SamplingStages | None = None,
 ) -> jax.Array:
     """Tokens (batch,) of logits (batch, vocab), rows' first draws."""
     samplings = [params] * len(logits) if isinstance(params, Sampling) else params
-    way = Way.of(samplings) if way is None else way
-    parameters, steps = Parameters.of(samplings, way=way), jnp.zeros(len(logits), jnp.int32)
-    return sampler.sample(jnp.asarray(logits), way, parameters, steps, counts)
+    stages = SamplingStages.of(samplings) if stages is None else stages
+    parameters, steps = (
+        SamplingArrays.of(samplings, stages=stages),
+        jnp.zeros(len(logits), jnp.int32),
+    )
+    return sampler.sample(jnp.asarray(logits), stages, parameters, steps, counts)
 
 
 @functools.partial(jax.jit, static_argnames=("params", "draws"))
@@ -77,15 +83,15 @@ def draw(logits: jax.Array, params: Sampling, draws: int, counts: Any = None) ->
     """The first tokens (draws,) of one row (vocab,)."""
     rows = jnp.broadcast_to(logits, (draws, logits.shape[-1]))
     counts = None if counts is None else jnp.broadcast_to(counts, rows.shape)
-    parameters = jax.tree.map(jnp.asarray, Parameters.of([params])).repeated(draws)
-    return sampler.sample(rows, Way.of([params]), parameters, jnp.arange(draws), counts)
+    parameters = jax.tree.map(jnp.asarray, SamplingArrays.of([params])).repeated(draws)
+    return sampler.sample(rows, SamplingStages.of([params]), parameters, jnp.arange(draws), counts)
 
 
-def filtered(logits: Any, params: Sampling, way: Way | None = None) -> Any:
+def filtered(logits: Any, params: Sampling, stages: SamplingStages | None = None) -> Any:
     """What stays of one row, and its tokens."""
-    way = Way.of([params]) if way is None else way
-    parameters = Parameters.of([params], way=way)
-    kept, tokens, _ = sampler.filtered(jnp.asarray(logits), way, parameters)
+    stages = SamplingStages.of([params]) if stages is None else stages
+    parameters = SamplingArrays.of([params], stages=stages)
+    kept, tokens, _ = sampler.filtered(jnp.asarray(logits), stages, parameters)
     return np.asarray(kept)[0], np.asarray(tokens)[0]
 
 
@@ -137,8 +143,11 @@ def test_which_tokens_stay(params: Sampling) -> None:
         logits = logits_of(seed, scale=0.5 + seed / 4)
         params = dataclasses.replace(params, logit_bias=())
         want = set(np.flatnonzero(probabilities(logits[0], params)).tolist())
-        for way in (Way.of([params]), Way(draws=True, candidates=stages.ALL)):
-            kept, tokens = filtered(logits, params, way)
+        for stages in (
+            SamplingStages.of([params]),
+            SamplingStages(draws=True, candidates=stages.ALL),
+        ):
+            kept, tokens = filtered(logits, params, stages)
             assert set(tokens[np.isfinite(kept)].tolist()) == want
 
 
@@ -267,35 +276,41 @@ def test_top_p_beyond_the_candidates() -> None:
     logits = logits_of(12, batch=3, vocab=4000, scale=0.01)
     logits[1] = logits_of(13, vocab=4000, scale=4.0)
     samplings = [Sampling(temperature=1, top_p=p, seed=i) for i, p in enumerate((0.9, 0.5, 1.0))]
-    way = Way.of(samplings)
-    assert way.checks and 0 < way.candidates < 4000
-    *_, enough = sampler.filtered(jnp.asarray(logits), way, Parameters.of(samplings))
+    stages = SamplingStages.of(samplings)
+    assert stages.checks and 0 < stages.candidates < 4000
+    *_, enough = sampler.filtered(jnp.asarray(logits), stages, SamplingArrays.of(samplings))
     assert enough.tolist() == [False, True, False]
-    everything = Way(draws=True, candidates=stages.ALL)
+    everything = SamplingStages(draws=True, candidates=stages.ALL)
     for seed in range(30):
         rows = [dataclasses.replace(s, seed=100 * seed + i) for i, s in enumerate(samplings)]
-        assert sample(logits, rows).tolist() == sample(logits, rows, way=everything).tolist()
+        assert sample(logits, rows).tolist() == sample(logits, rows, stages=everything).tolist()
 
 
 def test_ways() -> None:
     top_k, top_p = Sampling(temperature=1, top_k=40), Sampling(temperature=1, top_p=0.9)
-    assert Way.of([Sampling()]) == Way.of([Sampling(top_k=5, top_p=0.5)]) == Way()
-    assert Way.of([top_k, Sampling()]) == Way(draws=True, candidates=64)
-    assert Way.of([top_k, Sampling(temperature=1, top_k=100)]).candidates == 128
-    checked = Way(draws=True, candidates=1024, checks=True)
-    assert Way.of([top_k, top_p]) == Way.of([top_p]) == checked
-    assert Way.of([Sampling(temperature=1, top_k=1025)]).candidates == stages.ALL
-    assert Way.of([Sampling(frequency_penalty=1)]) == Way(penalizes=True)
-    assert Way.of([Sampling(logit_bias={i: 1 for i in range(9)})]) == Way(biases=16)
-    assert Way.of([Sampling()], (1, 2)) == Way(ends=8)
+    assert (
+        SamplingStages.of([Sampling()])
+        == SamplingStages.of([Sampling(top_k=5, top_p=0.5)])
+        == SamplingStages()
+    )
+    assert SamplingStages.of([top_k, Sampling()]) == SamplingStages(draws=True, candidates=64)
+    assert SamplingStages.of([top_k, Sampling(temperature=1, top_k=100)]).candidates == 128
+    checked = SamplingStages(draws=True, candidates=1024, checks=True)
+    assert SamplingStages.of([top_k, top_p]) == SamplingStages.of([top_p]) == checked
+    assert SamplingStages.of([Sampling(temperature=1, top_k=1025)]).candidates == stages.ALL
+    assert SamplingStages.of([Sampling(frequency_penalty=1)]) == SamplingStages(penalizes=True)
+    assert SamplingStages.of([Sampling(logit_bias={i: 1 for i in range(9)})]) == SamplingStages(
+        biases=16
+    )
+    assert SamplingStages.of([Sampling()], (1, 2)) == SamplingStages(ends=8)
 
 
 def test_ends() -> None:
-    parameters = Parameters.of([Sampling(), Sampling(ignore_end=True)], (3, 4))
+    parameters = SamplingArrays.of([Sampling(), Sampling(ignore_end=True)], (3, 4))
     parameters = jax.tree.map(jnp.asarray, parameters)
     assert parameters.are_ends(jnp.array([4, 4])).tolist() == [True, False]
     assert parameters.are_ends(jnp.array([[4, 5], [3, 4]])).tolist() == [[1, 0], [0, 0]]
-    none = jax.tree.map(jnp.asarray, Parameters.of([Sampling()]))
+    none = jax.tree.map(jnp.asarray, SamplingArrays.of([Sampling()]))
     assert none.are_ends(jnp.array([4])).tolist() == [False]
 
 

@@ -19,7 +19,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.sampling.stages import Parameters
+from jax_q4k.models.sampling.stages import SamplingArrays
 
 FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])
@@ -62,7 +62,7 @@ def decoded(model: models.Model) -> Decoded:
     with jq.implementation(activations="f32"), model.on_devices():
         cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
         prompt = (model.put(TOKENS), model.put(np.array([TOKENS.size], np.int32)))
-        parameters = model.put(Parameters.of([models.Sampling()]))
+        parameters = model.put(SamplingArrays.of([models.Sampling()]))
         state = model.programs().start(model.weights, *prompt, cache, parameters)
         token, cache, step = state.token, state.cache, decode_step(model)
         logits, tokens = [], [int(token[0])]

@@ -7,18 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jax_q4k.models.support.lru_cache import Recent
+from jax_q4k.models.support.lru_cache import LRUCache
 
 
 def test_those_asked_for_last_stay() -> None:
-    recent = Recent(2)
+    recent = LRUCache(2)
     for key in "abac":
         recent.get(key, lambda key=key: key.upper())
     assert "a" in recent and "c" in recent and "b" not in recent and len(recent) == 2
 
 
 def test_one_thread_makes_and_the_others_wait() -> None:
-    recent, made, waiting = Recent(4), [], threading.Barrier(4)
+    recent, made, waiting = LRUCache(4), [], threading.Barrier(4)
 
     def make() -> str:
         made.append(1)
@@ -35,7 +35,7 @@ def test_one_thread_makes_and_the_others_wait() -> None:
 
 
 def test_where_one_fails_the_next_tries() -> None:
-    recent, tries, waiting = Recent(4), [], threading.Barrier(3)
+    recent, tries, waiting = LRUCache(4), [], threading.Barrier(3)
 
     def make() -> str:
         tries.append(1)
@@ -57,12 +57,12 @@ def test_where_one_fails_the_next_tries() -> None:
 
 
 def test_what_makes_a_value_may_ask_for_it() -> None:
-    recent = Recent(4)
+    recent = LRUCache(4)
     assert recent.get("key", lambda: recent.get("key", lambda: 1) + 1) == 2
 
 
 def test_an_error_leaves_nothing() -> None:
-    recent = Recent(4)
+    recent = LRUCache(4)
     with pytest.raises(ZeroDivisionError):
         recent.get("key", lambda: 1 // 0)
     assert "key" not in recent and recent.get("key", lambda: 3) == 3

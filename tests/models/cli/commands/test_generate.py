@@ -20,7 +20,7 @@ from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import options, prompts
 from jax_q4k.models.cli.commands import generate
-from jax_q4k.models.sampling.file_defaults import KEYS, suggested
+from jax_q4k.models.sampling.file_defaults import KEYS, default_sampling
 
 from ...files.lora.test_adapters import random_pairs, write_gguf
 from ...golden_files import model, path
@@ -188,10 +188,10 @@ def test_suggestions_that_are_not_applied() -> None:
     prefix = "general.sampling."
     neutral = {"mirostat": 0, "xtc_probability": 0.0, "penalty_last_n": 64, "penalty_repeat": 1.0}
     with warnings.catch_warnings(action="error"):
-        suggested({prefix + key: value for key, value in neutral.items()})
+        default_sampling({prefix + key: value for key, value in neutral.items()})
     given = {"penalty_last_n": 64, "penalty_repeat": 1.1, "sequence": "top_k;temperature"}
     with pytest.warns(UserWarning, match=r"sequence=top_k;temp.*penalty_last_n=64: not applied"):
-        found = suggested({prefix + key: value for key, value in given.items()})
+        found = default_sampling({prefix + key: value for key, value in given.items()})
     assert found == {"repetition_penalty": 1.1}
 
 
@@ -207,7 +207,7 @@ def test_what_a_file_cannot_suggest(
     assert found.temperature == 0.7
     assert notes.startswith("What the file suggests is ignored: general.sampling.top_p: top_p=")
     with pytest.raises(ValueError, match="general.sampling.top_p: top_p="):
-        suggested(models.load(file).metadata)
+        default_sampling(models.load(file).metadata)
 
 
 def test_every_key_is_a_field() -> None:
@@ -219,9 +219,9 @@ def test_every_key_is_a_field() -> None:
         KEYS["repetition_penalty"]: 1.5,
     }
     assert metadata.keys() == set(KEYS.values())
-    fields = suggested(metadata)
+    fields = default_sampling(metadata)
     assert fields == {field: metadata[key] for field, key in KEYS.items()}
-    assert suggested({}) == {} and {*options.HELP} >= {*KEYS}
+    assert default_sampling({}) == {} and {*options.HELP} >= {*KEYS}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -24,7 +24,7 @@ from jax_q4k.models.config.rope import Rope
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files.checkpoints import config_json, rope_json
 from jax_q4k.models.files.checkpoints.checkpoint import interleaved
-from jax_q4k.models.sampling.file_defaults import suggested
+from jax_q4k.models.sampling.file_defaults import default_sampling
 from jax_q4k.models.support import json_fields
 
 from ... import checkpoints
@@ -406,26 +406,26 @@ def test_how_a_checkpoint_is_sampled(copy):
     change(file, do_sample=True, top_k=20, top_p=0.75, repetition_penalty=None)
     loaded = models.from_pretrained(folder)
     want: dict[str, float] = {"temperature": 1.0, "top_k": 20, "top_p": 0.75}
-    assert suggested(loaded.metadata) == want
+    assert default_sampling(loaded.metadata) == want
     models.save_gguf(loaded, folder / "saved.gguf")
-    assert suggested(models.load(folder / "saved.gguf").metadata) == want
+    assert default_sampling(models.load(folder / "saved.gguf").metadata) == want
     change(file, top_k=None)
     want["top_k"] = 50  # transformers' default
-    assert suggested(models.from_pretrained(folder).metadata) == want
+    assert default_sampling(models.from_pretrained(folder).metadata) == want
     change(file, do_sample=False)
-    assert suggested(models.from_pretrained(folder).metadata) == {"temperature": 0.0}
+    assert default_sampling(models.from_pretrained(folder).metadata) == {"temperature": 0.0}
     change(file, do_sample=None, repetition_penalty=1.25)
     want = {"temperature": 0.0, "repetition_penalty": 1.25}
-    assert suggested(models.from_pretrained(folder).metadata) == want
+    assert default_sampling(models.from_pretrained(folder).metadata) == want
     change(file, repetition_penalty=None)
-    assert suggested(models.from_pretrained(folder).metadata) == {}
+    assert default_sampling(models.from_pretrained(folder).metadata) == {}
     for wrong in ("hot", True, [1]):
         change(file, do_sample=True, top_p=wrong)
         refused(folder, r"generation_config.json: top_p: .* must be a number")
     file.unlink()
     change(folder / "config.json", do_sample=True, temperature=0.5)
     want = {"temperature": 0.5, "top_k": 50}
-    assert suggested(models.from_pretrained(folder).metadata) == want
+    assert default_sampling(models.from_pretrained(folder).metadata) == want
 
 
 def test_settings_of_generation_that_are_not_applied(copy):

@@ -156,7 +156,7 @@ def test_generation_in_batches(name, tmp_path):
 @pytest.mark.slow("converts and compiles models")
 def test_kept_programs_tell_adapters_apart(tmp_path):
     """Programs are named by what is adapted; other numbers of the same matrices use the same."""
-    from jax_q4k.cache.program_cache import KeptPrograms
+    from jax_q4k.cache.program_cache import ProgramCache
 
     given = models.load(path("llama-gqa"))
     pairs = [random_pairs(given, ("attn_q",), i) for i in range(2)]
@@ -165,7 +165,7 @@ def test_kept_programs_tell_adapters_apart(tmp_path):
     adapted = [given, *(models.with_lora(given, file) for file in files)]
     names = [one.network.fingerprint() for one in adapted]
     assert names[1] == names[2] and len(set(names)) == 4
-    kept = KeptPrograms(tmp_path / "kept", 1 << 27)
+    kept = ProgramCache(tmp_path / "kept", 1 << 27)
     for one, pair in zip(adapted, [{}, *pairs], strict=True):
         want = models.generate(merged(given, pair, ALPHA / RANK), [5, 6, 7], max_new_tokens=8)
         for _ in range(2):  # compiled, then from the folder
