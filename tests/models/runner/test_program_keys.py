@@ -34,7 +34,7 @@ from .. import golden_files
 FILE = programs.__file__
 KINDS = (Begin, Start, Loop, Decode, Score)
 OTHERS = {
-    "way": SamplingStages(draws=True),
+    "stages": SamplingStages(draws=True),
     "draft": PromptLookup(),
     "capacity": 128,
     "cache_dtype": jnp.dtype("bfloat16"),
@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def made(kind: type[Program], network: programs.Network, **changed: Any) -> Program:
-    given: dict[str, Any] = {"network": network, "way": SamplingStages()}
+    given: dict[str, Any] = {"network": network, "stages": SamplingStages()}
     if kind is Begin:
         given |= {"capacity": 64, "cache_dtype": jnp.dtype("float32"), "ahead": 1}
     return kind(**given | changed)
@@ -59,7 +59,7 @@ def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
     program = made(kind, golden_files.model("llama-gqa").network)
     assert made(kind, program.network) == program and hash(made(kind, program.network))
     names = {field.name for field in dataclasses.fields(kind)}
-    assert names == {"network", "way", "draft"} | (
+    assert names == {"network", "stages", "draft"} | (
         {"capacity", "cache_dtype", "ahead"} if kind is Begin else set()
     )
     for name in names:

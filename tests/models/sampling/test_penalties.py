@@ -139,7 +139,7 @@ def test_what_is_missing() -> None:
         SamplingArrays.of([sampling])
     stages = SamplingStages.of([sampling])
     parameters = SamplingArrays.of([sampling], breaks=breaks_of)
-    with pytest.raises(ValueError, match="need the tokens so far: pass text"):
+    with pytest.raises(ValueError, match="need the tokens so far: pass history"):
         penalties.changed(logits, stages, parameters, None, None)
     with pytest.raises(ValueError, match="dry_sequence_breakers needs a tokenizer"):
         models.generate(model("llama-gqa"), [1], dry_multiplier=1)
