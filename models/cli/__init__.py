@@ -23,6 +23,7 @@ import jax_q4k as jq
 from jax_q4k.collecting import seldom_collecting
 
 from . import cache, interrupts
+from .arguments import COMMANDS_ELSEWHERE, Parser, add_elsewhere, finish
 from .output import UsageError, devices, printable, split_cpu
 
 #: Each is a module of `commands`.
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Signals end the process at once; what was written in part is removed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser_of(arguments).parse_args(arguments)
+    options = parse(arguments)
     notes = Console(stderr=True, highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal's encoding may lack what models write
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1  # as rich does, where it meets this first
+        return 0
     except (*_ERRORS, RuntimeError) as error:
         if not isinstance(error, _ERRORS) and "Unable to initialize backend" not in str(error):
             raise
@@ -91,18 +92,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the command line; an error ends the process with one line and FAILURE."""
+    parser = parser_of(arguments)
+    if arguments and arguments[0] in COMMANDS_ELSEWHERE:
+        parser.error(f"{arguments[0]} is not a command here: {COMMANDS_ELSEWHERE[arguments[0]]}")
+    return finish(*parser.parse_known_args(arguments))
+
+
 def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of all commands, or of one that the arguments begin with.
 
     The modules of the others take as long to import as a short command runs.
     """
-    parser = argparse.ArgumentParser(
-        prog="jax-q4k", description="Run GGUF models whose weights stay packed."
-    )
+    parser = Parser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     first = arguments[0] if arguments else ""
     for name in (first,) if first in COMMANDS else COMMANDS:
         importlib.import_module(f".commands.{name}", __name__).add_parser(commands)
-    parser.set_defaults(runs_programs=False, keeps_programs=True)
+    for one in commands.choices.values():
+        one.set_defaults(parser=one)
+        if one.get_default("takes_model"):
+            add_elsewhere(one)
+    parser.set_defaults(
+        runs_programs=False, keeps_programs=True, takes_model=False, takes_prompt=None
+    )
     return parser

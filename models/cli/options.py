@@ -12,48 +12,35 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..files.load import DEMO
 from ..runner.model import Model
 from ..sampling import Sampling
 from ..sampling.file_defaults import USUAL, default_sampling
+from .arguments import add_alias
 from .output import UsageError, printable, warnings_in_a_line
 
 #: Of options whose default is not the field's.
 HELP = {
-    "temperature": "0 takes the likeliest token; default: as the model's file suggests, else 0.7",
-    "min_p": "default: as the model's file suggests, else 0.05, or 0 if it suggests others",
-    "top_k": "0 keeps all; default: as the model's file suggests, else 0",
-    "top_p": "1 keeps all; default: as the model's file suggests, else 1",
-    "repetition_penalty": "1 is none; default: as the model's file suggests, else 1",
-    "seed": "default: by chance; it is printed",
+    "temperature": "randomness: 0 always takes the most likely token; default: the model file's, "
+    "else 0.7",
+    "min_p": "drop tokens less likely than this fraction of the most likely one; default: the "
+    "model file's, else 0.05, or 0 if the file sets others",
+    "top_k": "keep the N most likely tokens, 0 all; default: the model file's, else 0",
+    "top_p": "keep the most likely tokens up to this total probability, 1 all; default: the model "
+    "file's, else 1",
+    "repetition_penalty": "divide the logits of earlier tokens, 1 does nothing; default: the model "
+    "file's, else 1",
+    "seed": "seed of the random numbers; default: random, and printed",
 }
 
-MODEL = (
-    "a GGUF file, the first of several, a checkpoint's folder, a name on the Hugging Face hub "
-    "(ORG/NAME:Q4_K_M), or demo: the model that comes with this package"
-)
+#: Other tools' names of fields of Sampling.
+ALIASES = {
+    "max_new_tokens": ("--max-tokens", "--n-predict", "--predict"),
+    "temperature": ("--temp",),
+    "repetition_penalty": ("--repeat-penalty",),
+}
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """MODEL, as `models.load` takes it."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-
-
-def add_model_or_demo(parser: argparse.ArgumentParser) -> None:
-    """MODEL, or --demo in its place; `model_path` takes either."""
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
-    which.add_argument(
-        "--demo", action="store_true", help="run the small model that comes with this package"
-    )
-
-
-def model_path(options: argparse.Namespace) -> str:
-    """The model that `add_model_or_demo`'s options name, as `load` takes it."""
-    return DEMO if options.demo else options.model
-
-
-def add_running(parser: argparse.ArgumentParser) -> None:
+def add_running(parser: argparse._ActionsContainer) -> None:
     """Options of how programs of generation run."""
     add_lora(parser)
     add_cache_dtype(parser)
@@ -68,9 +55,12 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
 
     Options that are not given are None: `sampling_of` knows what they are then.
     """
+    groups = {name: parser.add_argument_group(name) for name in ("sampling", "penalties")}
     for field in dataclasses.fields(Sampling):
         if "help" not in field.metadata:  # functions of Python
             continue
+        is_penalty = field.name.startswith("dry_") or field.name.endswith("_penalty")
+        group = groups["penalties" if is_penalty else "sampling"]
         short, metavar = field.metadata.get("short"), field.metadata.get("metavar")
         names = [*([short] if short else ()), f"--{field.name.replace('_', '-')}"]
         options: dict[str, Any] = {"help": field.metadata["help"]}
@@ -85,10 +75,12 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
             options |= {"type": kind, "metavar": metavar}
         if field.name in defaults:
             default = defaults[field.name]
-            options |= {"default": default, "help": f"default: {default}"}
+            options |= {"default": default, "help": f"{options['help']}; default: {default}"}
         elif field.name in HELP:
             options |= {"help": HELP[field.name]}
-        parser.add_argument(*names, **options)
+        group.add_argument(*names, **options)
+        if field.name in ALIASES:
+            add_alias(group, ALIASES[field.name], field.name, options["type"])
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -127,7 +119,7 @@ def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
+def add_cache_dtype(parser: argparse._ActionsContainer) -> None:
     """--cache-dtype: what keys and values are stored in."""
     parser.add_argument(
         "--cache-dtype",
@@ -137,7 +129,7 @@ def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_draft(parser: argparse.ArgumentParser) -> None:
+def add_draft(parser: argparse._ActionsContainer) -> None:
     """--draft: what guesses the next tokens."""
     parser.add_argument(
         "--draft",
@@ -148,7 +140,7 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_context_shift(parser: argparse.ArgumentParser) -> None:
+def add_context_shift(parser: argparse._ActionsContainer) -> None:
     """--context-shift and --keep: what happens where the context is full."""
     parser.add_argument(
         "--context-shift",
@@ -164,7 +156,7 @@ def add_context_shift(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_lora(parser: argparse.ArgumentParser) -> None:
+def add_lora(parser: argparse._ActionsContainer) -> None:
     """--lora: adapters beside the weights."""
     parser.add_argument(
         "--lora",
@@ -184,7 +176,7 @@ def _adapter(text: str) -> tuple[str, float]:
         return text, 1.0
 
 
-def add_no_cache(parser: argparse.ArgumentParser) -> None:
+def add_no_cache(parser: argparse._ActionsContainer) -> None:
     """--no-cache: what is compiled is not kept."""
     parser.add_argument(
         "--no-cache",
@@ -194,7 +186,7 @@ def add_no_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_devices(parser: argparse.ArgumentParser) -> None:
+def add_devices(parser: argparse._ActionsContainer) -> None:
     """--devices: how many the model is split over."""
     parser.add_argument(
         "--devices",
@@ -205,7 +197,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_implementation(parser: argparse.ArgumentParser) -> None:
+def add_implementation(parser: argparse._ActionsContainer) -> None:
     """--implementation: which kernels run."""
     parser.add_argument(
         "--implementation",

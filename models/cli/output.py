@@ -26,7 +26,7 @@ from rich.progress import (
 )
 
 from ..engine.outputs import Timings
-from ..files.load import load, located
+from ..files.load import DEMO, load, located
 from ..files.mtp import load_nextn
 from ..runner.model import Model
 from .clock import Clock, since_start
@@ -141,7 +141,7 @@ def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
     """What `generate` takes as a draft."""
     named = options.draft
     if named == "nextn":
-        if options.demo or not os.path.isfile(options.model):
+        if options.model == DEMO or not os.path.isfile(options.model):
             raise UsageError("--draft nextn takes a GGUF file that has such a layer")
         return load_nextn(options.model)
     return named if named in (None, "lookup") else load_model(named, notes, options.devices)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from .. import chat
 from ..runner.model import Model
+from .arguments import add_alias
 from .output import UsageError
 
 #: Bytes of a prompt's file. A longer text has more tokens than any context.
@@ -34,7 +36,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             *names, action="append", dest="prompts", type=make, metavar=metavar, help=help
         )
-    parser.set_defaults(prompts=None)
+    parser.set_defaults(prompts=None, takes_prompt=_Maker("text"))
 
 
 class _Maker:
@@ -52,11 +54,21 @@ def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
 
     Raises UsageError where there are none, or one cannot be read.
     """
+    if not options.prompts and is_piped():
+        options.prompts = [Given("file", "-")]
     if not options.prompts:
-        raise UsageError("no prompt: give -p TEXT, -f FILE, -f - for standard input, or --tokens")
+        raise UsageError("no prompt: give -p TEXT, -f FILE, --tokens IDS, or pipe a text")
     if [given.value for given in options.prompts if given.kind == "file"].count("-") > 1:
         raise UsageError("-f - can be given once: standard input is read once")
-    return [_text(given) for given in options.prompts]
+    texts = [_text(given) for given in options.prompts]
+    if texts == [""] and options.prompts == [Given("file", "-")]:
+        raise UsageError("no prompt: standard input is empty; give -p TEXT or -f FILE")
+    return texts
+
+
+def is_piped() -> bool:
+    """Whether standard input comes from a pipe or a file."""
+    return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
 
 
 def _text(given: Given) -> str | list[int]:
@@ -94,6 +106,26 @@ def _file_text(path: str) -> str:
     return text.removesuffix("\n")
 
 
+def add_template(parser: Any) -> None:
+    """Adds --system and --no-thinking, for the chat template."""
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    add_alias(parser, ("-sys", "--system-prompt"), "system", str)
+    parser.add_argument(
+        "--no-thinking",
+        action="store_true",
+        help="ask the chat template for an answer without thinking (enable_thinking=false)",
+    )
+
+
+def template_variables(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the variables that `add_template`'s options set."""
+    return {"enable_thinking": False} if options.no_thinking else {}
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
 def ids_of(
     prompts: list[str | list[int]], model: Model, options: argparse.Namespace
 ) -> list[list[int]]:
@@ -110,7 +142,9 @@ def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> 
         raise UsageError(f"{options.model} holds no tokenizer: give the prompt as --tokens")
     try:
         if options.chat:
-            return chat.encode(model.tokenizer, [{"role": "user", "content": prompt}])
+            system = [] if options.system is None else [_message("system", options.system)]
+            messages = [*system, _message("user", prompt)]
+            return chat.encode(model.tokenizer, messages, **template_variables(options))
         return model.tokenizer.encode(prompt, add_end=False)
     except ValueError as error:
         raise UsageError(error) from error

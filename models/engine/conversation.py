@@ -52,13 +52,15 @@ class Conversation:
     Attributes:
       system: the system message; None: none.
       turns: dicts with "role" and "content", without the system message.
-      prefix: the last prompt and answer, computed.
+      prefix: the KV cache of the last prompt and answer.
+      variables: passed on to the chat template, such as {"enable_thinking": False}.
     """
 
     model: Model
     system: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)
     prefix: Prefix = field(default_factory=Prefix, repr=False, compare=False)
+    variables: dict[str, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
     _answers: bool = field(default=False, init=False, repr=False, compare=False)
 
@@ -194,5 +196,5 @@ class Conversation:
         tokenizer, messages = self.model.tokenizer, self._with_system(turns)
         assert tokenizer is not None
         if self.has_template:
-            return chat.encode(tokenizer, messages)
+            return chat.encode(tokenizer, messages, **self.variables)
         return tokenizer.encode(chat.render(TRANSCRIPT, messages), add_end=False)

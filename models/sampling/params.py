@@ -75,19 +75,49 @@ class Sampling:
       ignore_end: does not end at the tokenizer's end tokens.
     """
 
-    max_new_tokens: int = _field(64, "default: 64", short="-n", metavar="N")
-    temperature: float = _field(0.0, "0, the default, takes the likeliest token", range=(0, 100))
-    top_k: int = _field(0, "0, the default, keeps all tokens", range=(0, 2**31 - 1), metavar="K")
-    top_p: float = _field(1.0, "default: 1, all tokens", range=(0, 1), open_low=True, metavar="P")
-    min_p: float = _field(0.0, "default: 0, all tokens", range=(0, 1), metavar="P")
-    repetition_penalty: float = _field(1.0, "default: 1, none", range=(0.01, 100), metavar="X")
-    presence_penalty: float = _field(0.0, "default: 0, none", range=(-100, 100), metavar="X")
-    frequency_penalty: float = _field(0.0, "default: 0, none", range=(-100, 100), metavar="X")
-    dry_multiplier: float = _field(0.0, "default: 0, none", range=(0, 100), metavar="X")
-    dry_base: float = _field(1.75, "default: 1.75", range=(1, 100), metavar="X")
-    dry_allowed_length: int = _field(2, "default: 2", range=(1, 2**31 - 1), metavar="N")
+    max_new_tokens: int = _field(64, "most new tokens; default: 64", short="-n", metavar="N")
+    temperature: float = _field(
+        0.0, "randomness; 0, the default, takes the most likely token", range=(0, 100), metavar="T"
+    )
+    top_k: int = _field(
+        0, "keep the K most likely tokens; default: 0, all", range=(0, 2**31 - 1), metavar="K"
+    )
+    top_p: float = _field(
+        1.0,
+        "keep the most likely tokens up to this total probability; default: 1, all",
+        range=(0, 1),
+        open_low=True,
+        metavar="P",
+    )
+    min_p: float = _field(
+        0.0,
+        "drop tokens less likely than P times the most likely one; default: 0, none",
+        range=(0, 1),
+        metavar="P",
+    )
+    repetition_penalty: float = _field(
+        1.0, "divide the logits of earlier tokens by X; default: 1", range=(0.01, 100), metavar="X"
+    )
+    presence_penalty: float = _field(
+        0.0, "subtract X for earlier tokens; default: 0", range=(-100, 100), metavar="X"
+    )
+    frequency_penalty: float = _field(
+        0.0, "subtract X per earlier occurrence; default: 0", range=(-100, 100), metavar="X"
+    )
+    dry_multiplier: float = _field(
+        0.0, "strength of DRY, against repeated runs; default: 0, off", range=(0, 100), metavar="X"
+    )
+    dry_base: float = _field(
+        1.75, "growth per token of a longer run; default: 1.75", range=(1, 100), metavar="X"
+    )
+    dry_allowed_length: int = _field(
+        2, "longest run without a penalty; default: 2", range=(1, 2**31 - 1), metavar="N"
+    )
     dry_penalty_last_n: int = _field(
-        -1, "default: -1, the whole text", range=(-1, 2**31 - 1), metavar="N"
+        -1,
+        "search the last N tokens for runs; default: -1, all",
+        range=(-1, 2**31 - 1),
+        metavar="N",
     )
     dry_sequence_breakers: str | Sequence[str] = _field(
         ("\n", ":", '"', "*"), "runs end at tokens with TEXT; may be repeated", metavar="TEXT"
@@ -97,10 +127,15 @@ class Sampling:
     )
     processors: Sequence[Processor] = dataclasses.field(default=(), metadata={})
     logprobs: int | None = _field(
-        None, "also the N likeliest tokens' log-probabilities", range=(0, MAX_LOGPROBS), metavar="N"
+        None,
+        "report the N most likely tokens' log-probabilities",
+        range=(0, MAX_LOGPROBS),
+        metavar="N",
     )
-    seed: int = _field(0, "default: 0", range=(0, 2**32 - 1))
-    stop: str | Sequence[str] | None = _field((), "end here; may be repeated", metavar="TEXT")
+    seed: int = _field(0, "seed of the random numbers; default: 0", range=(0, 2**32 - 1))
+    stop: str | Sequence[str] | None = _field(
+        (), "end before this text; may be repeated", metavar="TEXT"
+    )
     ignore_end: bool = _field(False, "go on beyond the model's end token")
 
     def __post_init__(self) -> None:

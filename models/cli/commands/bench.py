@@ -26,12 +26,11 @@ from jax_q4k import native
 from ...runner.model import Model
 from ...tasks.bench import Speed, Test, check, measure
 from .. import interrupts
+from ..arguments import add_model
 from ..options import (
     add_cache_dtype,
     add_implementation,
-    add_model_or_demo,
     add_no_cache,
-    model_path,
 )
 from ..output import UsageError, devices, load_model, printable, table_console
 
@@ -50,7 +49,7 @@ def add_parser(commands: Any) -> None:
         "combination.",
     )
     parser.set_defaults(command=_bench, runs_programs=True)
-    add_model_or_demo(parser)
+    add_model(parser)
     lists = (
         ("-p", "--n-prompt", "prompt", "512", 0, "tokens of a prompt; 0: none is measured"),
         ("-n", "--n-gen", "new", "128", 0, "tokens to decode; 0: none"),
@@ -138,7 +137,7 @@ def _in_a_process(
     options: argparse.Namespace, threads: int, notes: Console
 ) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the rows of a process with so many threads."""
-    command = [sys.executable, "-m", "jax_q4k", "bench", model_path(options), "--json"]
+    command = [sys.executable, "-m", "jax_q4k", "bench", options.model, "--json"]
     for name in ("prompt", "new", "depth", "batch", "repetitions"):
         option = {"prompt": "n-prompt", "new": "n-gen", "depth": "n-depth"}.get(name, name)
         command += [f"--{option}", ",".join(map(str, getattr(options, name)))]
@@ -159,7 +158,7 @@ def _measured(
     options: argparse.Namespace, tests: list[Test], notes: Console
 ) -> list[dict[str, Any]]:
     """The rows of this process."""
-    model = load_model(model_path(options), notes)
+    model = load_model(options.model, notes)
     (repetitions,) = options.repetitions
     speeds = []
     try:
@@ -195,7 +194,7 @@ def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
         "implementation": used,
         "kernels": native.kernels() if used == "native" else None,
         "n_threads": _threads() if on_cpu else None,
-        "model_filename": model_path(options),
+        "model_filename": options.model,
         "model_type": f"{model.config.architecture} {_file_type(model)}".strip(),
         "model_size": sum(leaf.nbytes for leaf in model.weights),
         "model_n_params": count,

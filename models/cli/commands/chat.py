@@ -21,9 +21,11 @@ from ...engine.conversation import Conversation
 from ...engine.outputs import Piece, Timings
 from ...sampling import Sampling
 from .. import interrupts
+from ..arguments import add_model
 from ..lines import line_reader, read_message
-from ..options import add_model_or_demo, add_running, add_sampling, model_path, sampling_of
+from ..options import add_running, add_sampling, sampling_of
 from ..output import UsageError, load_model, loaded_draft, printable, timings_line
+from ..prompts import add_template, template_variables
 
 MAX_NEW_TOKENS = 1024
 
@@ -41,23 +43,23 @@ def add_parser(commands: Any) -> None:
     description = "Chat with a model in the terminal. Reads messages from a pipe, too."
     parser = commands.add_parser("chat", help="chat with a model", description=description)
     parser.set_defaults(command=_chat, runs_programs=True)
-    add_model_or_demo(parser)
-    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    add_model(parser)
+    add_template(parser)
     add_sampling(parser, max_new_tokens=MAX_NEW_TOKENS)
-    add_running(parser)
+    add_running(parser.add_argument_group("running"))
 
 
 def _chat(options: argparse.Namespace, notes: Console) -> int:
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    path = model_path(options)
-    model = load_model(path, notes, options.devices, options.lora)
+    model = load_model(options.model, notes, options.devices, options.lora)
     if model.tokenizer is None:
-        raise UsageError(f"{path} holds no tokenizer: a chat needs one")
+        raise UsageError(f"{options.model} holds no tokenizer: a chat needs one")
     model.program_cache = options.kept
     sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
-    session = Session(Conversation(model, options.system), sampling, running, notes)
+    conversation = Conversation(model, options.system, variables=template_variables(options))
+    session = Session(conversation, sampling, running, notes)
     with jq.implementation(options.implementation):
         return session.run()
 
@@ -175,7 +177,7 @@ class Session:
         timings: Timings | None = None
         status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.notes.is_terminal:
-            status = self.notes.status("Reading the prompt")
+            status = self.notes.status("Compiling, reading the prompt")
         while timings is None and not self.pressed.once:
             with status:
                 piece = next(pieces)

@@ -12,7 +12,8 @@ import jax_q4k as jq
 from jax_q4k.cache.compiled_files import TARGETS
 
 from ...runner.exported_step import compile_step
-from ..options import add_cache_dtype, add_implementation, add_model
+from ..arguments import add_model
+from ..options import add_cache_dtype, add_implementation
 from ..output import UsageError, load_model, printable
 
 

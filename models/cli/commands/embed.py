@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import jax_q4k as jq
 
 from ...config.pooling import POOLINGS
 from ...tasks.embeddings import embed
-from ..options import add_devices, add_implementation, add_model_or_demo, add_no_cache, model_path
+from ..arguments import add_model
+from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
+from ..prompts import is_piped
 
 MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
 
@@ -28,10 +31,15 @@ def add_parser(commands: Any) -> None:
         "final norm.",
     )
     parser.set_defaults(command=_embed, runs_programs=True)
-    add_model_or_demo(parser)
-    texts = parser.add_mutually_exclusive_group(required=True)
-    texts.add_argument("-p", "--prompt", action="append", metavar="TEXT", help="may be repeated")
-    texts.add_argument("-f", "--file", metavar="FILE", help="UTF-8, a text a line")
+    add_model(parser)
+    texts = parser.add_mutually_exclusive_group()
+    texts.add_argument(
+        "-p", "--prompt", action="append", dest="prompts", metavar="TEXT", help="may be repeated"
+    )
+    texts.add_argument(
+        "-f", "--file", metavar="FILE", help="UTF-8, a text per line; -: standard input"
+    )
+    parser.set_defaults(takes_prompt=str)
     parser.add_argument(
         "--pooling",
         choices=POOLINGS,
@@ -49,8 +57,13 @@ def add_parser(commands: Any) -> None:
 
 
 def _embed(options: argparse.Namespace, notes: Console) -> None:
-    texts = _lines(options.file) if options.prompt is None else options.prompt
-    model = load_model(model_path(options), notes, options.devices)
+    file = options.file
+    if file is None and options.prompts is None:
+        if not is_piped():
+            raise UsageError("no text: give -p TEXT, -f FILE, or pipe lines of text")
+        file = "-"
+    texts = options.prompts if file is None else _lines(file)
+    model = load_model(options.model, notes, options.devices)
     with (
         progress("Texts", notes, MofNCompleteColumn()) as report,
         jq.implementation(options.implementation),
@@ -81,8 +94,13 @@ def _numbers(vector: np.ndarray) -> list[Any]:
 
 
 def _lines(path: str) -> list[str]:
-    with open(path, "rb") as file:  # perhaps a pipe
-        data = file.read(MAX_TEXT + 1)
+    if path == "-":
+        if sys.stdin is None:
+            raise UsageError("standard input is closed")
+        data = sys.stdin.buffer.read(MAX_TEXT + 1)
+    else:
+        with open(path, "rb") as file:  # perhaps a pipe
+            data = file.read(MAX_TEXT + 1)
     if len(data) > MAX_TEXT:
         raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
     try:

@@ -20,22 +20,22 @@ from ...engine.outputs import Output, Piece
 from ...engine.request import ContextShift
 from ...runner.model import Model
 from ...sampling import Sampling
+from ..arguments import add_model
 from ..clock import Clock
 from ..options import (
     add_context_shift,
-    add_model_or_demo,
     add_running,
     add_sampling,
-    model_path,
     sampling_of,
 )
 from ..output import UsageError, load_model, loaded_draft, printable, timings_line
-from ..prompts import add_prompts, ids_of, texts_of
+from ..prompts import add_prompts, add_template, ids_of, texts_of
 from ..results import described
 
 EXAMPLES = """\
 examples:
-  jax-q4k generate --demo -p "The sea was" -n 32
+  jax-q4k generate demo "The sea was" -n 32
+  cat letter.txt | jax-q4k generate MODEL.gguf
   jax-q4k generate MODEL.gguf --chat -p "Why is the sea salt?"
   jax-q4k generate MODEL.gguf -f prompt.txt --temperature 0
   jax-q4k generate MODEL.gguf -p "The sea" -p "The moon" --jsonl"""
@@ -50,11 +50,12 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=_generate, runs_programs=True)
-    add_model_or_demo(parser)
+    add_model(parser)
     add_prompts(parser)
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt into the file's chat template"
     )
+    add_template(parser)
     written = parser.add_mutually_exclusive_group()
     written.add_argument(
         "--json", action="store_true", help="write one JSON object: outputs, tokens, timings"
@@ -63,15 +64,18 @@ def add_parser(commands: Any) -> None:
         "--jsonl", action="store_true", help="write a line of JSON for each prompt"
     )
     add_sampling(parser)
-    add_context_shift(parser)
-    add_running(parser)
+    running = parser.add_argument_group("running")
+    add_context_shift(running)
+    add_running(running)
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
     clock = Clock()
+    if not options.chat and (options.system is not None or options.no_thinking):
+        raise UsageError("--system and --no-thinking go with --chat")
     texts = texts_of(options)
     with clock.loading():
-        model = load_model(model_path(options), notes, options.devices, options.lora)
+        model = load_model(options.model, notes, options.devices, options.lora)
     model.program_cache = options.kept
     prompts, sampling = ids_of(texts, model, options), sampling_of(options, model, notes)
     with clock.loading():

@@ -16,6 +16,7 @@ from jax_q4k.gguf import Header, TensorInfo, read_header
 
 from ...config.tensors import unused_tensors
 from ...files.load import located
+from ..arguments import add_model
 from ..output import table_console
 
 #: Characters of a value that are shown; chat templates have thousands.
@@ -29,7 +30,7 @@ def add_parser(commands: Any) -> None:
         description="Show a file's metadata and tensors.",
     )
     parser.set_defaults(command=_inspect)
-    parser.add_argument("model", metavar="MODEL.gguf", help="a GGUF file, or demo")
+    add_model(parser)
 
 
 def _inspect(options: argparse.Namespace, notes: Console) -> None:

@@ -14,7 +14,8 @@ import jax_q4k as jq
 
 from ...runner.model import Model
 from ...tasks.perplexity import Score, TooShortError, score
-from ..options import add_devices, add_implementation, add_model, add_no_cache
+from ..arguments import add_model
+from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
 
 MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends

@@ -18,6 +18,7 @@ from ...files.load import located
 from ...files.quantizing.imatrix import read_imatrix
 from ...files.quantizing.quantize import quantize_file
 from ...files.quantizing.recipes import RECIPES
+from ..arguments import add_model
 from ..options import add_no_cache
 from ..output import UsageError, bytes_progress, warnings_in_a_line
 
@@ -32,14 +33,11 @@ def add_parser(commands: Any) -> None:
         "time.",
     )
     parser.set_defaults(command=_quantize, runs_programs=True)
-    parser.add_argument(
-        "source",
-        metavar="IN",
-        help="a .gguf file, the first of several, a .safetensors file, a checkpoint's folder, "
-        "or a name on the Hugging Face hub",
-    )
+    add_model(parser)
     parser.add_argument("target", metavar="OUT.gguf")
-    parser.add_argument("--type", choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M")
+    parser.add_argument(
+        "--type", type=str.upper, choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M"
+    )
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
     )
@@ -54,7 +52,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _quantize(options: argparse.Namespace, notes: Console) -> None:
-    source = Path(located(options.source))
+    source = Path(located(options.model))
     _check_targets(source, options)
     started = time.perf_counter()
     try:
