@@ -86,10 +86,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (*_ERRORS, RuntimeError) as error:
         if not isinstance(error, _ERRORS) and "Unable to initialize backend" not in str(error):
             raise
-        message = " ".join(printable(str(error)).split()) or type(error).__name__
+        message = " ".join(printable(_said(error)).split()) or type(error).__name__
         notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
         return FAILURE
     return code or 0
+
+
+def _said(error: Exception) -> str:
+    """Returns an error's message, without the number that Python puts before the system's."""
+    if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

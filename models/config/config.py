@@ -15,7 +15,14 @@ from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architectures import ARCHITECTURES
 from ..architectures.base import Architecture, MixerKind
-from . import attention_fields, expert_fields, metadata_keys, mixer_fields, rope_fields
+from . import (
+    attention_fields,
+    expert_fields,
+    metadata_keys,
+    mixer_fields,
+    other_files,
+    rope_fields,
+)
 from .attention_fields import Latent
 from .expert_fields import Experts
 from .mixer_fields import Delta
@@ -223,6 +230,8 @@ class Config:
             missing, or a value out of range, naming the key.
         """
         name = metadata.get("general.architecture")
+        if (kind_of_file := other_files.kind_of(metadata)) is not None:
+            raise GGUFError(file, "file", kind_of_file)
         if not isinstance(name, str) or name not in ARCHITECTURES:
             raise GGUFError(file, "general.architecture", _unsupported(name))
         get, kind = Fields(metadata, file).under(f"{name}."), ARCHITECTURES[name]

@@ -22,7 +22,7 @@ from jax_q4k import GGUFError, QuantizedArray, gguf
 from jax_q4k.collecting import seldom_collecting
 
 from .. import tokenizer
-from ..config import Config
+from ..config import Config, other_files
 from ..config.rope import DIVISORS
 from ..config.rope_fields import MIN_DIVISOR
 from ..config.tensors import check_tensors, float_array, unused_tensors, without_unused_layers
@@ -70,7 +70,7 @@ def from_gguf(
     placements: list[Placement] = []
 
     def check(header: gguf.Header) -> None:
-        config = Config.from_metadata(header.metadata, file)
+        config = described_config(header, file)
         tensors = legacy_layouts.described(config, header.tensors, file)
         described.append(describe(header.metadata, tensors, file))
         if mesh is not None:
@@ -97,6 +97,18 @@ def from_gguf(
             raise GGUFError(file, f"tensor {name!r}", f"must hold numbers above {MIN_DIVISOR}")
     metadata = legacy_layouts.metadata_as_today(config, without_unused_layers(loaded.metadata))
     return Model(unbuilt(config, tensors), text_tokenizer, metadata, placement)
+
+
+def described_config(header: gguf.Header, file: str) -> Config:
+    """Returns the config that a header's metadata describes.
+
+    Raises:
+      GGUFError: the file holds no language model, or one that is not supported.
+    """
+    if not header.tensors and other_files.kind_of(header.metadata) is None:
+        alone = "is a vocabulary alone" if "tokenizer.ggml.model" in header.metadata else "is empty"
+        raise GGUFError(file, "file", f"{alone}: it has no weights")
+    return Config.from_metadata(header.metadata, file)
 
 
 def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:

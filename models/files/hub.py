@@ -38,7 +38,7 @@ CHECKPOINT = (
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 _NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?::(?P<kind>\w+)|/(?P<file>[^:]+\.gguf))?")
-_NO_MODELS = re.compile(r"(mmproj|imatrix)", re.IGNORECASE)
+NO_MODELS = re.compile(r"(mmproj|imatrix)", re.IGNORECASE)
 _FILES = (".gguf", ".safetensors", ".json", ".bin")
 _OF_PARTS = re.compile(r"-(\d{5})-of-(\d{5})$")
 #: The hub's own answers, by the names of their classes: a cache may not stand in for these.
@@ -140,7 +140,7 @@ def _chosen(name: Name, files: list[str], *, all_of_them: bool = True) -> list[s
     all_of_them: False: the repository may have others.
     """
     wanted = name.kind or DEFAULT
-    models = [f for f in files if f.endswith(".gguf") and not _NO_MODELS.search(f)]
+    models = [f for f in files if f.endswith(".gguf") and not NO_MODELS.search(f)]
     firsts = [f for f in models if (match := _part(f)) is None or int(match[1]) == 1]
     if not firsts:
         if name.kind is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
 from jax.sharding import Mesh
+
+from jax_q4k import CheckpointError
 
 from ..runner.model import Model
 from ..sharding.plan import Rules
@@ -18,6 +23,13 @@ from .lora import adapters as lora_files
 from .sources import is_checkpoint
 
 DEMO = "demo"
+#: Phrases for errors.
+KINDS = (
+    "a model is a GGUF file, a checkpoint's folder, a name on the Hugging Face hub such as "
+    "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M, or demo"
+)
+CHECKPOINT = "a checkpoint's folder holds config.json, *.safetensors and tokenizer.json"
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -28,7 +40,30 @@ def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     if path == DEMO:
         return demo_path()
     named = hub.named(path)
-    return path if named is None else hub.fetched(named)
+    if named is not None:
+        return hub.fetched(named)
+    if not os.path.lexists(path):
+        raise FileNotFoundError(errno.ENOENT, f"no such file or folder; {KINDS}", os.fsdecode(path))
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "config.json")):
+        return _gguf_file_of(os.fsdecode(path))
+    return path
+
+
+def _gguf_file_of(folder: str) -> str:
+    """Returns the only model among a folder's GGUF files."""
+    files = sorted(glob.glob("*.gguf", root_dir=folder))
+    models = [name for name in files if not hub.NO_MODELS.search(name)]
+    models = [name for name in models if not _LATER_PART.search(name)]
+    if len(models) == 1:
+        return os.path.join(folder, models[0])
+    if models:
+        named = ", ".join(models[:4]) + (", ..." if len(models) > 4 else "")
+        raise CheckpointError(folder, "folder", f"holds {len(models)} models, name one: {named}")
+    if os.path.exists(os.path.join(folder, "adapter_config.json")):
+        raise CheckpointError(
+            folder, "folder", "is a LoRA adapter; load its base model, with it as lora= or --lora"
+        )
+    raise FileNotFoundError(errno.ENOENT, f"no model in this folder; {CHECKPOINT}", folder)
 
 
 def load(

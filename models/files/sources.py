@@ -13,11 +13,10 @@ import numpy as np
 
 from jax_q4k import QuantizedArray, gguf
 
-from ..config import Config
 from ..config.tensors import without_unused_layers
 from . import legacy_layouts
 from .checkpoints.checkpoint import CheckpointSource
-from .gguf import used_tensors
+from .gguf import described_config, used_tensors
 
 
 class TensorSource(Protocol):
@@ -53,7 +52,7 @@ class GGUFSource(gguf.TensorFile):
         self.name = os.fsdecode(path)
         super().__init__(path, select=functools.partial(used_tensors, file=self.name))
         header = self.header
-        config = Config.from_metadata(header.metadata, self.name)
+        config = described_config(header, self.name)
         described = legacy_layouts.described(config, header.tensors, self.name)
         metadata = without_unused_layers(header.metadata)
         self.metadata = legacy_layouts.metadata_as_today(config, metadata)

@@ -151,7 +151,10 @@ def test_drafts_with_penalties():
         history=text,
         speculation=begin(2, 3, None),
     )
-    given = {"stages": SamplingStages.of([sampling]), "parameters": SamplingArrays.of([sampling] * 2)}
+    given = {
+        "stages": SamplingStages.of([sampling]),
+        "parameters": SamplingArrays.of([sampling] * 2),
+    }
     steps = Speculation(PromptLookup(shortest=1), 3, 1.0, decoder=Table(jnp.array(rows)), **given)
     state = jax.jit(steps.run)(state, np.int32(count))
     for row, tokens in enumerate(texts):

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_q4k.models.sampling import Sampling, penalties, sampler, stages
+from jax_q4k.models.sampling import Sampling, penalties, sampler
 from jax_q4k.models.sampling.params import LEAST_TEMPERATURE
-from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
+from jax_q4k.models.sampling.stages import ALL, SamplingArrays, SamplingStages
 
 VOCAB = 50
 
@@ -145,7 +145,7 @@ def test_which_tokens_stay(params: Sampling) -> None:
         want = set(np.flatnonzero(probabilities(logits[0], params)).tolist())
         for stages in (
             SamplingStages.of([params]),
-            SamplingStages(draws=True, candidates=stages.ALL),
+            SamplingStages(draws=True, candidates=ALL),
         ):
             kept, tokens = filtered(logits, params, stages)
             assert set(tokens[np.isfinite(kept)].tolist()) == want
@@ -280,7 +280,7 @@ def test_top_p_beyond_the_candidates() -> None:
     assert stages.checks and 0 < stages.candidates < 4000
     *_, enough = sampler.filtered(jnp.asarray(logits), stages, SamplingArrays.of(samplings))
     assert enough.tolist() == [False, True, False]
-    everything = SamplingStages(draws=True, candidates=stages.ALL)
+    everything = SamplingStages(draws=True, candidates=ALL)
     for seed in range(30):
         rows = [dataclasses.replace(s, seed=100 * seed + i) for i, s in enumerate(samplings)]
         assert sample(logits, rows).tolist() == sample(logits, rows, stages=everything).tolist()
@@ -297,7 +297,7 @@ def test_ways() -> None:
     assert SamplingStages.of([top_k, Sampling(temperature=1, top_k=100)]).candidates == 128
     checked = SamplingStages(draws=True, candidates=1024, checks=True)
     assert SamplingStages.of([top_k, top_p]) == SamplingStages.of([top_p]) == checked
-    assert SamplingStages.of([Sampling(temperature=1, top_k=1025)]).candidates == stages.ALL
+    assert SamplingStages.of([Sampling(temperature=1, top_k=1025)]).candidates == ALL
     assert SamplingStages.of([Sampling(frequency_penalty=1)]) == SamplingStages(penalizes=True)
     assert SamplingStages.of([Sampling(logit_bias={i: 1 for i in range(9)})]) == SamplingStages(
         biases=16
