@@ -133,7 +133,7 @@ def parse(listing: str) -> tuple[SassInstruction, ...]:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def disassemble_all(cubin: bytes) -> dict[str, tuple[SassInstruction, ...]]:
     """The instructions of each function of a cubin, by its name.
 

@@ -48,7 +48,7 @@ class _Step(NamedTuple):
     pending: int | None  # most groups of asynchronous copies under way behind it; None: any
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=64)
 def _steps(code: Straight) -> tuple[_Step, ...]:
     return tuple(
         _Step(

@@ -89,7 +89,7 @@ def defaults_of_sampling():
 @says(README, "A prompt is continued as the file suggests (`general.sampling.*`")
 def suggested_by_the_file():
     assert all(key.startswith("general.sampling.") for key in file_defaults.KEYS.values())
-    assert file_defaults.suggested({"general.sampling.temp": 0.3}) == {"temperature": 0.3}
+    assert file_defaults.default_sampling({"general.sampling.temp": 0.3}) == {"temperature": 0.3}
 
 
 @says(README, "`--temperature 0` takes the likeliest tokens, and is what `models.generate` does")

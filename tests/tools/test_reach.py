@@ -75,7 +75,7 @@ def test_arrows_see_imports_in_functions_and_of_the_tests_own_folder():
     assert (
         "ptx_kernels" in graph["tests.test_layers"] or "tools.imports" in graph["tests.test_layers"]
     )
-    assert "tests.support.helpers" in graph["tests.models.golden"]
+    assert "tests.support.helpers" in graph["tests.models.golden_files"]
 
 
 def test_a_change_is_the_difference_to_a_tree():

@@ -290,7 +290,7 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
     return replace(step, run=guarded, reads=(*step.reads, slot), kills=False)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def compile_text(text: str) -> Compiled:
     """Parses and compiles a module of one entry.
 

@@ -174,7 +174,7 @@ class _Parser:
         return Instruction(opcode, operands, guard, self.source.line(position), shown + ";")
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def parse(text: str) -> Program:
     """Parses a module of one entry, and inlines what it calls.
 

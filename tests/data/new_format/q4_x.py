@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f32, s8, s32, u32
-from . import packed_tile, q4_0
+from . import q4_0
 from .base import BlockFormat, f16_array, nibbles
-from .packed_block import DequantizedRun
-from .packed_row import Tile, signed_run
-from .packed_tile import TilePlane
-from .words import byte_floats, f16_of
+from .unpack import packed_tile
+from .unpack.packed_block import DequantizedRun
+from .unpack.packed_row import Tile, signed_run
+from .unpack.packed_tile import TilePlane
+from .unpack.packed_words import byte_floats, f16_of
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:

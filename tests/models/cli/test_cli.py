@@ -236,8 +236,11 @@ def test_generate_with_every_kernel_simulated(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("generate", "/no/such.gguf", "-p", "x"), "No such file or directory: '/no/such.gguf'"),
-        (("inspect", "/no/such.gguf"), "No such file or directory"),
+        (
+            ("generate", "/no/such.gguf", "-p", "x"),
+            "/no/such.gguf: no such file or folder; a model is",
+        ),
+        (("inspect", "llama3.2"), "llama3.2: no such file or folder; a model is a GGUF file"),
         (("generate", __file__, "-p", "x"), r"test_cli.py: magic: expected b'GGUF'"),
         (("inspect", __file__), r"test_cli.py: magic: expected b'GGUF'"),
         (("generate", TOKEN_MODEL, "-p", "x"), "holds no tokenizer: give the prompt as --tokens"),
@@ -261,7 +264,6 @@ def test_generate_with_every_kernel_simulated(run):
             ("generate", TOKEN_MODEL, "--tokens", ",".join(["1"] * 2048)),
             "more than the context length, 2048",
         ),
-        (("generate", TOKEN_MODEL), "no prompt: give -p TEXT, -f FILE, -f - for standard input"),
         (("generate", TEXT_MODEL, "-f", "-", "-f", "-"), "standard input is read once"),
         (("generate", TEXT_MODEL, "-f", "/no/such.txt"), "No such file or directory"),
         (("generate", TEXT_MODEL, "-f", TEXT_MODEL), "Q4_K_M.gguf is no UTF-8 text: invalid"),
@@ -276,7 +278,7 @@ def test_generate_with_every_kernel_simulated(run):
             ("generate", TOKEN_MODEL, "--tokens", "1", "--implementation", "ptx"),
             "'ptx' needs a CUDA device",
         ),
-        (("perplexity", TEXT_MODEL, "/no/such.txt"), "No such file or directory: '/no/such.txt'"),
+        (("perplexity", TEXT_MODEL, "/no/such.txt"), "/no/such.txt: No such file or directory"),
         (("perplexity", TEXT_MODEL, TEXT_MODEL), "text-spm.Q4_K_M.gguf is not UTF-8: byte "),
         (("perplexity", TOKEN_MODEL, __file__), "model has no tokenizer"),
         (("perplexity", TEXT_MODEL, __file__, "--context", "1"), "context=1 must be 2 to 2048"),
@@ -330,7 +332,9 @@ def test_more_memory_than_there_is(run, monkeypatch):
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
-    assert caught.value.code == 2 and "usage: jax-q4k" in capsys.readouterr().err
+    error, hint = capsys.readouterr().err.splitlines()
+    assert caught.value.code == 2 and error.startswith("error: ")
+    assert re.fullmatch(r"Try `jax-q4k( \w+)? --help`\.", hint)
 
 
 @pytest.mark.slow("starts the command several times")

@@ -15,7 +15,7 @@ import pytest
 INTERRUPTED = """
 import os, signal, sys
 from jax_q4k.models import cli
-from jax_q4k.models.cli import generate, quantize
+from jax_q4k.models.cli.commands import generate, quantize
 number = getattr(signal, sys.argv[1])
 default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 signal.signal(number, default)  # the tests themselves may run under nohup, which ignores it
@@ -39,7 +39,10 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 def test_the_terminals_cursor_comes_back(name):
     """A bar hides it, and the process ends under the bar."""
     ours, theirs = pty.openpty()
-    body = "cli.generate.load_model = interrupted; cli.main(['generate', 'm', '--tokens', '1'])"
+    body = """
+cli.commands.generate.load_model = interrupted
+cli.main(["generate", "m", "--tokens", "1"])
+"""
     done = run(body, name, stderr=theirs, stdout=subprocess.PIPE)
     os.close(theirs)
     assert done.returncode == 128 + getattr(signal, name)
@@ -58,7 +61,7 @@ def typing(*arguments):
     termios.tcsetattr(2, termios.TCSANOW, mode)
     assert termios.tcgetattr(2)[3] == mode[3]
     interrupted()
-cli.generate.load_model = typing
+cli.commands.generate.load_model = typing
 cli.main(['generate', 'm', '--tokens', '1'])
 """
     with in_terminal(body, "SIGTERM") as (process, theirs):
@@ -106,7 +109,7 @@ def typing(*arguments):
     termios.tcsetattr(2, termios.TCSANOW, mode)
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     interrupted()
-cli.generate.load_model = typing
+cli.commands.generate.load_model = typing
 cli.main(['generate', 'm', '--tokens', '1'])
 """
     with in_terminal(body, "SIGTERM") as (process, _):
@@ -147,8 +150,8 @@ def quantize_file(source, target, *arguments, **options):
     tensors = {"t": gguf.TensorPieces("F32", (4,), interrupted)}
     gguf.write(target, {"general.architecture": "llama"}, tensors)
 
-cli.quantize.quantize_file = quantize_file
-cli.main(["quantize", "in.gguf", sys.argv[2]])
+cli.commands.quantize.quantize_file = quantize_file
+cli.main(["quantize", "demo", sys.argv[2]])
 """
     done = run(body, name, str(tmp_path / "out.gguf"), capture_output=True)
     assert done.returncode == 128 + getattr(signal, name) and done.stderr == b""
@@ -160,8 +163,8 @@ def test_an_ignored_signal_stays_ignored(tmp_path):
     """As nohup asks."""
     body = """
 signal.signal(number, signal.SIG_IGN)
-cli.quantize.quantize_file = interrupted
-cli.main(["quantize", "in.gguf", sys.argv[2]])
+cli.commands.quantize.quantize_file = interrupted
+cli.main(["quantize", "demo", sys.argv[2]])
 """
     done = run(body, "SIGHUP", str(tmp_path / "out.gguf"), capture_output=True)
     assert done.returncode == 1 and b"the signal did nothing" in done.stderr

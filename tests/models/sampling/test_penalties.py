@@ -12,7 +12,7 @@ from support.helpers import nmse
 
 from jax_q4k import models
 from jax_q4k.models.sampling import Sampling, penalties
-from jax_q4k.models.sampling.penalties import Text
+from jax_q4k.models.sampling.penalties import TokenHistory
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from ..golden_files import model
@@ -52,7 +52,9 @@ def check_dry(texts: list[list[int]], samplings: list[Sampling]) -> None:
     padded = np.full((2, 24), 1, np.int32)
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text
-    given_text = Text(jnp.asarray(padded), jnp.array([len(text) for text in texts], jnp.int32))
+    given_text = TokenHistory(
+        jnp.asarray(padded), jnp.array([len(text) for text in texts], jnp.int32)
+    )
     parameters = jax.tree.map(jnp.asarray, SamplingArrays.of(samplings, breaks=breaks_of))
     got = np.asarray(penalties_of(given_text, parameters))
     for row, (text, sampling) in enumerate(zip(texts, samplings, strict=True)):
@@ -91,7 +93,7 @@ def test_dry_of_few_texts() -> None:
 
 def test_dry_of_a_very_long_run_is_finite() -> None:
     sampling = Sampling(dry_multiplier=100, dry_base=100, dry_sequence_breakers=())
-    text = Text(jnp.zeros((1, 400), jnp.int32), jnp.array([400], jnp.int32))
+    text = TokenHistory(jnp.zeros((1, 400), jnp.int32), jnp.array([400], jnp.int32))
     parameters = jax.tree.map(jnp.asarray, SamplingArrays.of([sampling], breaks=breaks_of))
     got = np.asarray(penalties_of(text, parameters))[0]
     assert got[0] == np.float32(1e30) and not got[1:].any()

@@ -3,6 +3,7 @@ import shutil
 
 import numpy as np
 import pytest
+from support.paths import DATA
 
 import jax_q4k as jq
 from jax_q4k import models, quantizers
@@ -211,11 +212,16 @@ def test_importance_matrices_of_other_tensors(tmp_path):
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        ("/no/such.gguf", "out.gguf", "No such file or directory: '/no/such.gguf'"),
+        (
+            "/no/such.gguf",
+            "out.gguf",
+            "/no/such.gguf: no such file or folder; a model is a GGUF file",
+        ),
         (__file__, "out.gguf", "magic: expected b'GGUF'"),
-        (path("llama-gqa"), "none/out.gguf", "No such file or directory: '.*none/out.gguf'"),
-        (path("llama-gqa").parent, "out.gguf", "config.json"),
-        ("/no/such.safetensors", "out.gguf", "No such file or directory: '/no/such.safetensors'"),
+        (path("llama-gqa"), "none/out.gguf", "none/out.gguf: No such file or directory"),
+        (path("llama-gqa").parent, "out.gguf", r"holds \d+ models, name one: \S+\.gguf, "),
+        (DATA, "out.gguf", "no model in this folder; a checkpoint's folder holds config.json"),
+        ("/no/such.safetensors", "out.gguf", "/no/such.safetensors: no such file or folder"),
     ],
 )
 def test_errors_are_one_line(run, tmp_path, source, target, message):

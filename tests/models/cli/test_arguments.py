@@ -1,0 +1,147 @@
+"""Command lines of people who come from other tools, and files that hold no language model."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from support.paths import DATA
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models import cli
+
+from ..golden_files import model, path
+
+MODEL = str(path("text-spm"))
+GREEDY = ("--temperature", "0", "-n", "4")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Returns (exit code, standard output, standard error) of a command line."""
+
+    def run(*arguments, stdin=None):
+        text = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
+        monkeypatch.setattr(sys, "stdin", text)
+        capsys.readouterr()
+        try:
+            code = cli.main(arguments)
+        except SystemExit as ending:
+            code = ending.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def want():
+    (prompt,) = ["The sea"]
+    return models.generate(model("text-spm"), prompt, max_new_tokens=4).text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [
+        ((MODEL, "The sea", *GREEDY), None),
+        ((MODEL, *GREEDY, "The sea"), None),
+        ((MODEL, *GREEDY), b"The sea\n"),
+        (("-m", MODEL, *GREEDY, "-p", "The sea"), None),
+        (("-m", MODEL, "The sea", *GREEDY), None),
+        (("-hf", MODEL, "The sea", *GREEDY), None),
+        ((MODEL, "-p", "The sea", "--temp", "0", "--max-tokens", "4"), None),
+        ((MODEL, "-p", "The sea", "--temp", "0", "--n-predict", "4"), b"not read"),
+    ],
+    ids=["word", "last-word", "pipe", "m", "m-word", "hf", "max-tokens", "n-predict"],
+)
+def test_other_ways_to_name_a_model_and_a_prompt(run, want, arguments, stdin):
+    code, out, _ = run("generate", *arguments, stdin=stdin)
+    assert (code, out) == (0, want)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("generate", MODEL), None, "no prompt: give -p TEXT, -f FILE, --tokens IDS, or pipe"),
+        (("generate", MODEL), b"", "no prompt: standard input is empty; give -p TEXT"),
+        (("generate", "-p", "x"), None, "no model is named; MODEL is a GGUF file"),
+        (("generate", MODEL, "The", "sea"), None, "unexpected argument 'The'; put the prompt in"),
+        (("generate", MODEL, "x", "-p", "y"), None, "unexpected argument 'x'"),
+        (("inspect", MODEL, "x"), None, "unexpected argument 'x'\n"),
+        (("generate", MODEL, "--frobnicate"), None, "unknown option --frobnicate"),
+        (("generate", MODEL, "-t", "4"), None, "-t/--threads is not an option here: all cores"),
+        (("chat", MODEL, "-ngl", "99"), None, "a GPU runs all layers"),
+        (("generate", MODEL, "-c", "4096"), None, "the context grows with the text"),
+        (("run", "llama3.2"), None, "run is not a command here: `jax-q4k chat MODEL` talks"),
+        (("pull", "llama3.2"), None, "a model of the hub is downloaded when"),
+        (("generate", MODEL, "-p", "x", "--system", "y"), None, "go with --chat"),
+        (("embed", MODEL), None, "no text: give -p TEXT, -f FILE, or pipe lines of text"),
+    ],
+)
+def test_what_cannot_be_met_gets_a_hint(run, arguments, stdin, message):
+    code, out, err = run(*arguments, stdin=stdin)
+    assert (code, out) == (2, "") and err.startswith("error: ") and message in err
+    assert len(err.splitlines()) <= 2
+
+
+def test_the_demo_in_every_command(run, tmp_path):
+    for arguments in (
+        ("inspect", "--demo"),
+        ("quantize", "--demo", str(tmp_path / "out.gguf"), "--type", "q8_0"),
+    ):
+        code, _, err = run(*arguments)
+        assert code == 0, err
+    header = jq.gguf.read_header(tmp_path / "out.gguf")
+    assert "Q8_0" in {tensor.type.name for tensor in header.tensors.values()}
+
+
+def test_embed_reads_a_pipe(run):
+    given = ("embed", MODEL, "--implementation", "xla")
+    piped = run(*given, stdin=b"The sea\nThe moon\n")
+    assert piped == run(*given, "-p", "The sea", "-p", "The moon")
+    assert piped[0] == 0 and piped[1].count('"embedding", "index"') == 2
+
+
+FILES = {
+    "clip": ({"general.architecture": "clip", "general.type": "mmproj"}, "projector"),
+    "adapter": ({"general.architecture": "llama", "general.type": "adapter"}, "LoRA adapter"),
+    "imatrix": ({"general.type": "imatrix"}, "importance matrix"),
+    "older-imatrix": ({"imatrix.chunk_count": 3}, "importance matrix"),
+    "vector": ({"general.architecture": "controlvector"}, "control vector"),
+    "bert": ({"general.architecture": "nomic-bert"}, "encoder that makes embeddings"),
+    "flux": ({"general.architecture": "flux"}, "diffusion model"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_is_no_language_model(run, tmp_path, kind):
+    metadata, message = FILES[kind]
+    file = tmp_path / "file.gguf"
+    jq.gguf.write(file, {"general.architecture": "", **metadata}, {"t": np.ones(32, np.float32)})
+    with pytest.raises(jq.GGUFError, match=f"file: is .*{message}"):
+        models.load(file)
+    code, out, err = run("quantize", str(file), str(tmp_path / "out.gguf"))
+    assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+def test_a_vocabulary_alone(run):
+    file = DATA / "tokenizers" / "ggml-vocab-llama-spm.gguf"
+    with pytest.raises(jq.GGUFError, match="file: is a vocabulary alone: it has no weights"):
+        models.load(file)
+
+
+def test_a_folder_with_a_gguf_file(run, tmp_path):
+    (tmp_path / "mmproj-model.gguf").write_bytes(b"not read")
+    with pytest.raises(FileNotFoundError, match="a checkpoint's folder holds config.json"):
+        models.load(tmp_path)
+    (tmp_path / "model.gguf").symlink_to(MODEL)
+    assert models.load(tmp_path).config == model("text-spm").config
+    (tmp_path / "other.gguf").symlink_to(MODEL)
+    with pytest.raises(jq.CheckpointError, match="holds 2 models, name one: model.gguf, other"):
+        models.load(tmp_path)
+
+
+def test_a_folder_with_an_adapter(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(jq.CheckpointError, match="is a LoRA adapter; load its base model"):
+        models.load(tmp_path)
