@@ -238,7 +238,7 @@ def test_generate_with_every_kernel_simulated(run):
     [
         (
             ("generate", "/no/such.gguf", "-p", "x"),
-            "/no/such.gguf: no such file or folder; a model is",
+            "/no/such.gguf: no such file or folder",
         ),
         (("inspect", "llama3.2"), "llama3.2: no such file or folder; a model is a GGUF file"),
         (("generate", __file__, "-p", "x"), r"test_cli.py: magic: expected b'GGUF'"),

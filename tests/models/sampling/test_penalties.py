@@ -43,7 +43,7 @@ def breaks_of(texts: tuple[str, ...]) -> np.ndarray:
 
 
 @jax.jit
-def penalties_of(text: Text, parameters: SamplingArrays) -> jax.Array:
+def penalties_of(text: TokenHistory, parameters: SamplingArrays) -> jax.Array:
     return penalties.dry_penalties(text, parameters, VOCAB)
 
 

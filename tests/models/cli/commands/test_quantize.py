@@ -215,7 +215,7 @@ def test_importance_matrices_of_other_tensors(tmp_path):
         (
             "/no/such.gguf",
             "out.gguf",
-            "/no/such.gguf: no such file or folder; a model is a GGUF file",
+            "/no/such.gguf: no such file or folder; a model",
         ),
         (__file__, "out.gguf", "magic: expected b'GGUF'"),
         (path("llama-gqa"), "none/out.gguf", "none/out.gguf: No such file or directory"),
