@@ -19,10 +19,11 @@ from ..arrays.transposed import TransposedArray
 from ..implementation import activations_of, current_selection
 from ..native import calls
 from ..sharding.layout import Layout, Parts, Rows
-from . import checks, decoded, float_matmul, gemm, gemv, packed_matmul, rms_norm
+from . import checks, float_matmul, gemv, packed_matmul, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
+from .select_kernel import select_matmul_kernel
 from .vmaps import by_rows
 
 
@@ -460,7 +461,8 @@ def ptx(
         return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
     product = None
     if isinstance(weights[0], Packed):
-        product = one_product(weights, x.shape[0], activations, gated=activation is not None)
+        is_gated = activation is not None
+        product = select_matmul_kernel(weights, x.shape[0], activations, gated=is_gated)
     if product is None:
         return chain(given, eps, activation, ptx_steps(launch, activations))
     return product(
@@ -473,22 +475,6 @@ def ptx(
         residual=residual,
         activation=activation,
     )
-
-
-def one_product(
-    weights: Sequence[Packed], m: int, activations: str | None, *, gated: bool
-) -> Callable[..., list[Any]] | None:
-    """What multiplies m rows by all of these, with what stands around it; None: nothing does.
-
-    That is XLA with decoded weights, tensor cores' kernels or a mat-vec. The answer is launched.
-    """
-    if decoded.takes(weights, m, activations, gated=gated, launched=True):
-        return decoded.products
-    if gemm.takes(weights, m, activations):
-        return functools.partial(gemm.gemm, activations=activations)
-    if gemv.takes(weights, m):
-        return functools.partial(gemv.gemv, activations=activations)
-    return None
 
 
 def native(

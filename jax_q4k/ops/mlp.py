@@ -21,6 +21,7 @@ from ..sharding.layout import Layout, Parts, Rows
 from . import checks, decoded, gemm, linear, packed_matmul
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
+from .select_kernel import select_matmul_kernel
 from .vmaps import by_rows
 
 
@@ -141,8 +142,8 @@ def ptx(
     """
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
-    of_pair = linear.one_product([gate, up], m, activations, gated=True)
-    last = linear.one_product([down], m, activations, gated=False)
+    of_pair = select_matmul_kernel([gate, up], m, activations, gated=True)
+    last = select_matmul_kernel([down], m, activations)
     if of_pair is None:
         return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
     output = "f32"

@@ -14,10 +14,11 @@ from ..arrays import QuantizedArray
 from ..arrays.indexed import Packed, axes, layers
 from ..native import calls
 from ..sharding.layout import Layout, Parts
-from . import decoded, dequantize, gemm, gemv, quantize_q8_1
+from . import dequantize, gemm, quantize_q8_1
 from .derivatives import Linear
 from .float_matmul import dot
 from .op import KernelCall, Op
+from .select_kernel import select_matmul_kernel
 from .vmaps import by_rows
 
 
@@ -77,11 +78,8 @@ def ptx(
         # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and
         # every weight of a model lies in memory decoded in between.
         x, w = jax.lax.optimization_barrier((x, w))
-    elif gemv.takes([w], x.shape[0]) and not gemm.takes([w], x.shape[0], activations):
-        (y,) = gemv.gemv(launch, x, [w], activations=activations)
-        return y.astype(x.dtype)
-    elif decoded.takes([w], x.shape[0], activations, launched=True):
-        (y,) = decoded.products(launch, x, [w])
+    elif (product := select_matmul_kernel([w], x.shape[0], activations)) is not None:
+        (y,) = product(launch, x, [w])
         return y.astype(x.dtype)
     elif quantizes([w], x.shape[0], x.shape[1], activations):
         return _gemm(launch, x, w, activations).astype(x.dtype)
