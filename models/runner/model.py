@@ -23,6 +23,7 @@ from ..sampling.stages import SamplingStages, SharedStages
 from ..sharding.placement import Placement
 from ..support.buckets import bucket, fine_bucket
 from ..support.lru_cache import LRUCache
+from ..support.warn import warn
 from ..tokenizer import Tokenizer
 from .programs import Network, Programs
 
@@ -220,6 +221,17 @@ class Model:
         # none: weights that stand for shapes only
         devices = getattr(self.weights[0], "devices", None)
         return devices is not None and next(iter(devices())).platform == "gpu"
+
+    @property
+    def kept(self) -> ProgramCache | None:
+        """Deprecated name of `program_cache`."""
+        warn("Model.kept is now Model.program_cache", DeprecationWarning)
+        return self.program_cache
+
+    @kept.setter
+    def kept(self, cache: ProgramCache | None) -> None:
+        warn("Model.kept is now Model.program_cache", DeprecationWarning)
+        self.program_cache = cache
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy by decoder: programs are compiled again."""
