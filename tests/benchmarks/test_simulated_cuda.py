@@ -1,4 +1,4 @@
-"""The simulated driver: `Device` gives the simulator's results, and times that are invented."""
+"""The simulated CUDA driver: `Device` returns the simulator's results and invented times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of stacked layers measures what it says."""
+"""Measurements of the benchmark of stacked layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Count of tensor cores' products, on one format.
+"""Counts of tensor-core products, for one format.
 
-What it found is what `tuning` and the docs say.
+`tuning` and the docs state the same results.
 """
 
 from __future__ import annotations
