@@ -26,8 +26,7 @@ WORK = tuple(SassInstruction(32 + 16 * i, "", "FFMA", f"R{100 + i}, RZ") for i i
 
 
 def launch(loop=(LOAD, USE, *WORK), turns=10, **changes) -> Launch:
-    """One block of one warp per multiprocessor; its loop runs ten iterations of 100 instructions.
-    """
+    """One block of one warp per multiprocessor; it runs ten iterations of 100 instructions."""
     made = Launch(
         blocks=100,
         warps=1,
@@ -46,8 +45,7 @@ def test_a_queue_serves_in_order():
 
 
 def test_a_warp_waits_and_computes():
-    """Each iteration has 0.5 us of latency, then two cycles per instruction after the load's use.
-    """
+    """Each iteration has 0.5 us of latency, then two cycles per instruction after the use."""
     one = seconds(launch(), DEVICE)
     assert one == pytest.approx(LAUNCH + 10 * (MEMORY_LATENCY + 200e-9), rel=0.03)
 

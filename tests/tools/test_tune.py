@@ -135,8 +135,7 @@ def test_without_any_in_the_budget_the_rule_stays(model):
 
 
 def test_where_the_model_does_not_know_the_rule_stays(model, monkeypatch, small, tmp_path, capsys):
-    """The model cannot predict, for example, a kernel whose product loop was unrolled completely.
-    """
+    """An example is a product loop that is unrolled completely while another loop remains."""
     del model.found[RULE]
     assert best(model) is None
     monkeypatch.setattr(tune, "Model", lambda device: model)
@@ -296,7 +295,7 @@ def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path
 
 
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
-    """A measured table with all rules decides for its device, also for prompts and fused matrices.
+    """A measured table with all rules decides for its device, for prompts and fused matrices too.
     """
     monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
