@@ -1,4 +1,4 @@
-"""Divisors of rope frequencies in files of gpt-oss, of which llama.cpp reads no such tensor."""
+"""Rope frequency divisors in gpt-oss files, for which llama.cpp reads no such tensor."""
 
 from __future__ import annotations
 

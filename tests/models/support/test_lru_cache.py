@@ -1,4 +1,4 @@
-"""Values made once for each key; several threads that ask for one wait."""
+"""LRU cache: each value is made once per key, and threads that need the same one wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Choice of the output layer: flags of config.json and what the files hold.
+"""Choice of the output layer, from flags of config.json and the tensors in the files.
 
-tests/data/checkpoints/tied.json and tied.npz are transformers 5.24's decisions and logits.
+tests/data/checkpoints/tied.json and tied.npz hold the decisions and logits of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def exact():
 
 
 def flags(top: str, text: str) -> dict:
-    """The two flags as config.json has them; None is left out."""
+    """The two flags as config.json has them; None omits a flag."""
     inner = {} if text == "None" else {"tie_word_embeddings": FLAGS[text]}
     outer = {} if top == "None" else {"tie_word_embeddings": FLAGS[top]}
     return {**outer, "text_config": inner}
@@ -49,7 +49,7 @@ def flags(top: str, text: str) -> dict:
 
 @pytest.mark.parametrize("name", CASES["classes"])
 def test_transformers_decisions(name):
-    """Where config.json has no flag, a true one of text_config counts, as in transformers 4."""
+    """If config.json has no flag, a true flag in text_config applies, like in transformers 4."""
     for case, tied in CASES["classes"][name].items():
         top, text = case.split("/")
         fields = json_fields.JSONFields(flags(top, text), "config.json")
@@ -59,8 +59,10 @@ def test_transformers_decisions(name):
 
 
 def test_every_class_has_a_decision():
-    """Classes that are missing share a config class with one that is there, but for Qwen's and
-    Gemma's, whose defaults were read in transformers' sources."""
+    """Missing classes share a config class with a listed one.
+
+    The exceptions are Qwen's and Gemma's, whose defaults were read in transformers' sources.
+    """
     missing = {name: CLASSES[name].tied for name in CLASSES.keys() - CASES["classes"].keys()}
     assert missing == {
         "Gemma2ForCausalLM": True,
@@ -97,7 +99,7 @@ def error(path, name: str, expected: str) -> float:
 
 
 def full_name(name: str, end: str) -> str:
-    """The checkpoint's name of a tensor: classes of images put prefixes before it."""
+    """The checkpoint's full name of a tensor; classes for images add prefixes."""
     return next(key for key in CASES["folders"][name]["tensors"] if key.endswith(end))
 
 
