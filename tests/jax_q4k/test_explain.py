@@ -1,4 +1,4 @@
-"""A program's kernels and reasons, told without running it."""
+"""`explain`: a program's kernels and the reasons for them, without running it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_gpu_says_how_many_multiprocessors_it_has(monkeypatch):
         False,
     )
     monkeypatch.delattr(Gpu, "core_count")
-    assert op.device().multiprocessors == 114 and not op.device().assumed  # an H100 PCIe's
+    assert op.device().multiprocessors == 114 and not op.device().assumed  # an H100 PCIe
     monkeypatch.setattr(Gpu, "device_kind", "NVIDIA L4")
     assert op.device().assumed
 
@@ -284,7 +284,7 @@ def test_a_device_that_is_no_name():
 
 
 def lying(kind: AxisType, operand, *spec):
-    """An operand over two data parallel groups of four devices."""
+    """Shards an operand over two data-parallel groups of four devices."""
     mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(kind, kind))
     return jax.device_put(operand, NamedSharding(mesh, P(*spec)))
 

@@ -295,8 +295,7 @@ def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path
 
 
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
-    """A measured table with all rules decides for its device, for prompts and fused matrices too.
-    """
+    """A measured table of all rules decides for its device, also for prompts and fused weights."""
     monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
     monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(512, 64, 1024, 1024))

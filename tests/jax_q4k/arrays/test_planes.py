@@ -1,4 +1,4 @@
-"""from_planes: packed weights from mappings of planes by name."""
+"""from_planes: packed weights from mappings of names to planes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed GGUF files: each is refused with its file, its field and what was expected."""
+"""Malformed GGUF files: errors name the file, the field, and the expected value."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ CASES = [
         )
         for token in ("<0xG0>", "<0x0>", "<0x000>", "0x0A", "<0x0A>\n")
     ),
-    # What the loader needs beyond a sound file
+    # Requirements of the loader beyond a valid file
     *(
         Case(
             f"parts-{name}",

@@ -24,7 +24,7 @@ def operands(tokens, heads, head_dim, rope_dim):
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("interleaved", [True, False])
-# less than a vector, a vector and some, the whole head
+# less than a vector, a vector and more, the full head
 @pytest.mark.parametrize("rope_dim", [2, 22, 48])
 @pytest.mark.parametrize("tokens", [1, 19])
 def test_equals_the_definition(implementation, interleaved, rope_dim, tokens):

@@ -1,5 +1,4 @@
-"""Invalid files of further architectures: a file loads, or raises a typed error naming the fault.
-"""
+"""Invalid files of further architectures: they load, or raise a typed error naming the fault."""
 
 import dataclasses
 import math

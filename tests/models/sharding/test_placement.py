@@ -165,7 +165,7 @@ def test_a_batch_that_devices_cannot_split() -> None:
 
 @pytest.mark.slow("compiles a step for two devices")
 def test_two_sums_a_layer() -> None:
-    """If all dimensions divide, attention and feed-forward each split rows, then columns."""
+    """Splits rows, then columns, of attention and of feed-forward, if all dimensions divide."""
     config = models.Config("llama", 512, 512, 1024, 512, 3, 8, 4, 64, 1e-5)
     text = decode_step(random_model(config, mesh(2))).as_text()
     assert "all-gather" not in text and "all-to-all" not in text

@@ -123,7 +123,7 @@ def built(name: str, damage: Damage) -> tuple[tokenizers.Tokenizer, tokenizer.To
     ids=[f"{name}: {what}" for name, what, _ in CASES],
 )
 def test_ids_are_the_librarys(name: str, damage: Damage) -> None:
-    """With and without parsing of special tokens, and with and without BOS and EOS."""
+    """Compares ids with and without parsing of special tokens, and with and without BOS and EOS."""
     library, t = built(name, damage)
     plain = tokenizers.Tokenizer.from_str(library.to_str())
     plain.encode_special_tokens = True

@@ -49,7 +49,7 @@ def flags(top: str, text: str) -> dict:
 
 @pytest.mark.parametrize("name", CASES["classes"])
 def test_transformers_decisions(name):
-    """If config.json has no flag, a true flag in text_config applies, like in transformers 4."""
+    """Falls back to a true flag in text_config, like transformers 4, if config.json has no flag."""
     for case, tied in CASES["classes"][name].items():
         top, text = case.split("/")
         fields = json_fields.JSONFields(flags(top, text), "config.json")
