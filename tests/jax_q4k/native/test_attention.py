@@ -114,8 +114,7 @@ def test_latent_pages(kernels, heads, kv_heads, head_dim, value_dim, dtype):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_latent_rows_are_stored_as_keys_are(kernels, dtype):
-    """Bits equal those of keys, whatever follows them; the last of several tokens for a slot wins.
-    """
+    """Bits equal those of keys, whatever follows; the last of several tokens for a slot wins."""
     (pages, _), scales = cache(dtype, 3, 2, 96)
     k, slots = normal(5, 2, 96, seed=3) * 100, np.array([17, -1, 47, 3, 17], np.int32)
     both = jq.implementation("native")(jq.append_kv)(pages, pages, k, k, slots, **scales)

@@ -1,5 +1,4 @@
-"""Mixtures of experts with the CPU kernels, against float64, with every available instruction set.
-"""
+"""Mixtures of experts with the CPU kernels, against float64, for all available instruction sets."""
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +127,9 @@ def test_a_bad_activation_spoils_its_token_alone(kernels, value, m, quantized):
 
 @needs_native
 def test_long_prompts_go_through_in_parts():
-    """Splits 7000 tokens into three parts, since intermediates are limited to 3 * 512 * 5461
-    floats.
+    """Splits 7000 tokens into three parts.
+
+    Intermediate results are limited to 3 * 512 * 5461 floats.
     """
     k, n = 512, 16
     w, exact = stack("Q8_0", n, k)

@@ -490,8 +490,7 @@ QUICK = [f"{name}-{kind}" for name, kind in zip(LAST.values(), itertools.cycle(K
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_split_operands_stay_where_they_are(name: str, kind: str) -> None:
-    """Results and derivatives equal one device's, have the expected shardings, and need no gather.
-    """
+    """Results and derivatives equal one device's and have the expected shardings; no gathers."""
     case, on = CASES[name], mesh(kind)
     placed = [
         jax.device_put(operand, NamedSharding(on, spec))
