@@ -10,13 +10,13 @@ import ptx_kernels.kernels
 
 FOLDER = Path(ptx_kernels.kernels.__file__).parent
 SOURCES = sorted(FOLDER.rglob("*.py"))
-SHARED_LINES = 6  # in a row; as many or more belong in a helper
+SHARED_LINES = 6  # in sequence; as many or more belong in a helper
 
 
 def significant(source: str) -> list[str]:
     """Lines of code, without indentation.
 
-    Imports, comments, docstrings, blank lines and lone brackets are left out.
+    Imports, comments, docstrings, blank lines and lone brackets are skipped.
     """
     tree = ast.parse(source)
     skipped: set[int] = set()

@@ -1,4 +1,4 @@
-"""Appending keys and values, simulated, against NumPy."""
+"""Appending keys and values in the simulator, against NumPy."""
 
 from __future__ import annotations
 

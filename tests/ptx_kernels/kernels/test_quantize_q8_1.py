@@ -1,4 +1,4 @@
-"""Activation quantization, simulated, against NumPy: bit for bit."""
+"""Quantization of activations in the simulator equals NumPy bit for bit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_equals_numpy(rows: int, columns: int, dtype: str) -> None:
 
 
 def test_groups_at_the_limits() -> None:
-    """All zero, one magnitude of both signs, halves that round to even, subnormal.
+    """Zeros, one magnitude with both signs, halves that round to even, subnormals.
 
-    Values near the largest float are among them.
+    Some values are near the largest float.
     """
     group = np.zeros((6, 32), np.float32)
     group[1, ::2], group[1, 1::2] = 5.0, -5.0

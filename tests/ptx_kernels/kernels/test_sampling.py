@@ -1,4 +1,4 @@
-"""argmax and top_k, simulated, against NumPy: values and indices, ties, NaN, both launches."""
+"""argmax and top_k in the simulator, against NumPy: values, indices, ties, NaN, both launches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_argmax(columns: int, splits: int) -> None:
     np.testing.assert_array_equal(found[0], np.take_along_axis(x, want, 1))
     assert (
         found[1][:, 0] == np.argmax(x + np.float32(0), axis=1)
-    ).all()  # NumPy's rule, and so JAX's
+    ).all()  # like NumPy and JAX
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The on-disk cache of machine code: keyed by all that determines it, and never trusted blindly."""
+"""On-disk cache of machine code: keyed by everything that determines it, and always validated."""
 
 from __future__ import annotations
 

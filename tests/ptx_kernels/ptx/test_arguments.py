@@ -1,4 +1,4 @@
-"""Arguments of a kernel function have the types that it declares."""
+"""Arguments of kernel functions must have the declared types."""
 
 from __future__ import annotations
 
