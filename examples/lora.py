@@ -36,7 +36,7 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 
 def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
-    """Replaces each projection y = x @ W.T of attention by y + x @ a @ b; b starts at 0."""
+    """Replaces each projection y = x @ W.T of attention with y + x @ a @ b; b starts at 0."""
     for layer in decoder.layers:
         for name in PROJECTIONS:
             linear = getattr(layer.attention, name)

@@ -1,4 +1,4 @@
-"""Statements of pages about behaviour, limits and defaults; test_figures.py has the figures."""
+"""Statements of pages about behavior, limits and defaults; test_figures.py has the figures."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def caches():
 def perplexity():
     """Counts tokens like llama.cpp's perplexity.cpp.
 
-    There: `count += n_ctx - first - 1`, `first = n_ctx/2`.
+    llama.cpp computes `count += n_ctx - first - 1` with `first = n_ctx/2`.
     """
     model, text = models.load("demo"), "The sea was calm, and the evening came. " * 12
     ids, with_bos = (model.tokenizer.encode(text, add_special=add) for add in (False, True))

@@ -193,7 +193,7 @@ def test_rope_append(jq, dtype, interleaved):
     )
     got, want = both(jq.rope_append, *arrays, interleaved=interleaved, **norms, **scales)
     for result, expected in zip(got, want, strict=True):
-        # narrow types may round neighbours of a tie either way
+        # narrow types may round neighbors of a tie either way
         assert nmse(result, expected) <= 1e-4
 
 

@@ -22,7 +22,7 @@ pytestmark = needs_native
 @pytest.mark.slow("compiles a program for each call of a journey", quick=["other weights"])
 @pytest.mark.parametrize("name", [name for name in MADE if name != "short"])
 def test_a_file_is_replaced(name: str, tmp_path: Path) -> None:
-    """Replaces the file by another, and back, while a model of the first stays loaded."""
+    """Replaces the file with another, and back, while a model of the first stays loaded."""
     journey, file = Journey(tmp_path / "programs"), tmp_path / "model.gguf"
     journey.folder.mkdir()
     loaded = []

@@ -52,7 +52,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 @dataclass(frozen=True)
 class Bug:
-    """Replaces `pattern` (a regular expression; occurrence `which`, or all) by `becomes`.
+    """Replaces `pattern` (a regular expression; occurrence `which`, or all) with `becomes`.
 
     error: the simulator's error, or None if the kernel still runs and its result must be wrong.
     """

@@ -282,7 +282,7 @@ def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path
     assert [r.shape for r in measured.rows] == [r.shape for r in predicted.rows] != []
     tables.packaged.cache_clear()
     try:
-        # the last is a neighbour, with the same nearest row in both
+        # the last is a neighbor, with the same nearest row in both
         for n, device in ((512, "NVIDIA H200"), (64, "H200"), (400, "NVIDIA H200")):
             with tuning.on_device(tuning.target(device)):
                 choice = decide(matvec_rule, "Q4_K", n, 4096, 1)

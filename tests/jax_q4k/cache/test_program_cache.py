@@ -21,7 +21,7 @@ X = jnp.arange(6, dtype=jnp.float32)
 
 
 class Calls:
-    """A program that counts its traces, looked up like in a new process."""
+    """A program that counts its traces, looked up as in a new process."""
 
     def __init__(self, folder, max_bytes=1 << 20):
         self.kept, self.traced = ProgramCache(folder, max_bytes), 0
@@ -76,7 +76,7 @@ def test_another_program_is_another_file(what, calls, tmp_path, monkeypatch):
 
 
 def test_another_structure_is_another_program(tmp_path):
-    """The leaves are the same, but a function's behaviour may depend on the structure."""
+    """The leaves are the same, but a function's behavior may depend on the structure."""
 
     def function(both):
         return both["a"] + both["b"] if isinstance(both, dict) else both[0] - both[1]

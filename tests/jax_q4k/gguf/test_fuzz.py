@@ -1,4 +1,4 @@
-"""Random damage: a file loads like with `gguf`'s reader, or is refused; nothing else happens."""
+"""Random damage: a file loads as with `gguf`'s reader, or is refused; nothing else happens."""
 
 from __future__ import annotations
 

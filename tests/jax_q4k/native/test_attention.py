@@ -265,7 +265,7 @@ def test_rope_append(kernels, dim, half, dtype, interleaved):
 @pytest.mark.parametrize("window, capped", [(None, False), (1, False), (9, True), (30, False)])
 @pytest.mark.parametrize("time", [1, 16, 37])
 def test_causal_attention(kernels, time, window, capped):
-    """Three queries per key; fewer than four neighbouring tokens see the same keys."""
+    """Three queries per key; fewer than four neighboring tokens see the same keys."""
     q, k, v = normal(2, time, 6, 48), normal(2, time, 2, 48, seed=1), normal(2, time, 2, 48, seed=2)
     lengths = np.array([time, max(1, time - 5)], np.int32)
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan

@@ -69,7 +69,7 @@ def test_launches_that_ask(name):
     assert len(found) == len(ASKING[name])
     for kernel, start in zip(found, ASKING[name], strict=True):
         assert kernel.startswith(start or "matvec")
-    # the last launch prefetches what it was told
+    # the last launch prefetches the given weights
     (call,) = jq.explain(lambda x: CALLS[name](x, (NEXT,)), activations(), platform="cuda").calls
     last = [kernel for kernel in call.kernels if kernel.ahead_bytes][-1]
     planes = sum(plane.nbytes for plane in NEXT.planes)

@@ -1,7 +1,7 @@
 """Published chat templates, compared with transformers' `apply_chat_template`.
 
 The cases under tests/data/templates are always available. Their templates call `tojson` with
-arguments (GLM-4.7-Flash is under the MIT licence, Granite 3.3 under Apache 2.0), or refuse the
+arguments (GLM-4.7-Flash is under the MIT license, Granite 3.3 under Apache 2.0), or refuse the
 system role (Gemma 2). The other cases are read from ../shared/golden/templates.
 
 Some cases occur twice in the files: with the original messages, and with messages converted to a

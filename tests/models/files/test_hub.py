@@ -258,7 +258,7 @@ def in_a_process(name, home, **environment):
 
 @pytest.mark.slow("converts and compiles models")
 def test_the_real_package_without_a_network(tmp_path):
-    """Uses its cache, laid out like the package does it, and its own exceptions."""
+    """Uses its cache, laid out like the package's, and its own exceptions."""
     done = in_a_process("org/name", tmp_path)
     assert "ConnectionError: [Errno 113] the Hugging Face hub cannot be reached" in done.stderr
     done = in_a_process("org/name/m.gguf", tmp_path)

@@ -182,7 +182,7 @@ def check_simulated(
 
     The kernels of each operation are compared with its reference on the same operands, and so are
     the logits of complete runs. Two runs that differ in the last bit of an activation can round it
-    to neighbouring int8 values, which changes the logits by 1e-5 or more. So the reference run
+    to neighboring int8 values, which changes the logits by 1e-5 or more. So the reference run
     replays the int8 values of the simulated run. The test also checks how often its own would have
     differed.
     """

@@ -297,7 +297,7 @@ def test_tokens_beyond_the_model_stay_text() -> None:
 
 
 def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
-    """They apply if tokenizer_config.json names none, like in transformers 4."""
+    """They apply if tokenizer_config.json names none, as in transformers 4."""
     folder = shutil.copytree(GOLDEN.parent / "checkpoints" / "qwen2", tmp_path / "model")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     named = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<|im_start|>"}, "other": 3}
@@ -318,7 +318,7 @@ def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
 def test_added_tokens_that_two_files_describe(
     change: dict[str, Any], warned: str | None, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """Flags come from tokenizer_config.json, like in transformers; ids come from tokenizer.json."""
+    """Flags come from tokenizer_config.json, as in transformers; ids come from tokenizer.json."""
     content = tiny("qwen2")
     listed = {str(token["id"]): dict(token) for token in content["added_tokens"]}
     listed["281"] |= change

@@ -501,7 +501,7 @@ def test_merges_that_scores_cannot_say() -> None:
 
 
 def test_the_first_merges_that_early_converters_left_out() -> None:
-    """Merges of the token whose score is 0, like in OpenLLaMA's tokenizer.json."""
+    """Merges of the token whose score is 0, as in OpenLLaMA's tokenizer.json."""
     content = tiny("llama")
     vocab, merges = content["model"]["vocab"], content["model"]["merges"]
     merged = sorted({vocab["".join(pair)] for pair in merges})

@@ -73,7 +73,7 @@ def test_gated(pair: tuple[str, str], m: int, n: int, config: GemmConfig, activa
     ("m", "n", "config"),
     [
         (5, 64, GemmConfig(2, 1, 1, 8, 3)),
-        (5, 96, GemmConfig(4, 1, 1, 8, 2)),  # the last block overlaps its neighbour
+        (5, 96, GemmConfig(4, 1, 1, 8, 2)),  # the last block overlaps its neighbor
         (20, 32, GemmConfig(4, 1, 1, 16, 2)),  # fewer rows than a block's, activations overlap
         (40, 64, GemmConfig(2, 2, 1, 48, 2)),
     ],

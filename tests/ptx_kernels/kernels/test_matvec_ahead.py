@@ -97,7 +97,7 @@ def test_a_pair(formats):
 @pytest.mark.parametrize("format", ["Q4_K", "Q5_K"])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_headers_that_lanes_share(format, lanes):
-    """Each lane loads a word of its block's header and gets the others from its neighbours."""
+    """Each lane loads a word of its block's header and gets the others from its neighbors."""
     columns = 256 * 32 // lanes * 2
     config = replace(INLINE, lanes=lanes, unroll=1, broadcast_header=True, persistent=1)
     check("matvec", config, format=format, n=7, columns=columns, m=1, **NORM)

@@ -147,7 +147,7 @@ def test_an_object_is_made_anew() -> None:
             "no mbarrier.init made this",
         ),
         (
-            simulator.AsyncPending,  # the waiting thread may read, its neighbours may not
+            simulator.AsyncPending,  # the waiting thread may read, its neighbors may not
             INIT.format(1) + EXPECT.format(16) + COPY.format(16) + "@!%p1 bra over;\n"
             "again: mbarrier.try_wait.parity.shared.b64 %p2, [object], 0; @!%p2 bra again; "
             "ld.shared.u32 %r5, [ring];\n"

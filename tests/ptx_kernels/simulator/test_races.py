@@ -15,7 +15,7 @@ from .ptx_text import module
 OWN = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4;"  # address of this thread's word
 # address of the word of this thread in its block
 SAME_IN_BLOCK = "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd6, %rd0, %rd4;"
-# address of its neighbour's word
+# address of its neighbor's word
 NEXT = f"{OWN} xor.b32 %r5, %r0, 1; mul.wide.u32 %rd4, %r5, 4; add.u64 %rd6, %rd0, %rd4;"
 OTHER_WARP = NEXT.replace("%r0, 1", "%r0, 32")
 TILE = (

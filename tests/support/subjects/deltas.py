@@ -72,5 +72,5 @@ def delta_step_subject(
 
 
 def _with_zeros(*results: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Replaces NaN by zeros, in columns that nobody writes."""
+    """Replaces NaN with zeros, in columns that nobody writes."""
     return tuple(map(np.nan_to_num, results))

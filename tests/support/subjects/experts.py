@@ -184,7 +184,7 @@ def routes(
     """Returns a routing, its logits and bias, the ids, and the weights in float64.
 
     The best experts tie. The sigmoid also has a bias; the last row's sigmoids are all 0, so that
-    its best scores are neighbouring floats below 0, the smaller first.
+    its best scores are neighboring floats below 0, the smaller first.
     """
     rng = rng_of(experts, top)
     logits = rng.standard_normal((rows, experts), np.float32) * np.float32(2)

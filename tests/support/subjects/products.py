@@ -223,7 +223,7 @@ def gemm_epilogue_subject(config: GemmConfig) -> Subject:
 
 
 def gated_gemm_subject(config: GemmConfig) -> Subject:
-    """Two formats with int8 output; the last block overlaps its neighbour."""
+    """Two formats with int8 output; the last block overlaps its neighbor."""
     pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 1536, 7  # three steps of two stages
     planes = [random_planes(rng_of(17, i), format, n, 6) for i, format in enumerate(pair)]
     operands = quantized(rng_of(18).standard_normal((m, columns), np.float32) * np.float32(0.1))

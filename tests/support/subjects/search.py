@@ -13,8 +13,8 @@ from .base import Subject, rng_of
 def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
     """Rows to search, (5 + len(places), columns).
 
-    Neighbouring floats as the two largest, the smaller first; few distinct values, so many ties;
-    the same below 0; NaN; zeros of both signs. Then rows whose maximum is at each of `places`.
+    Neighboring floats as the two largest, the smaller first; few distinct values, so many ties; the
+    same below 0; NaN; zeros of both signs. Then rows whose maximum is at each of `places`.
     """
     rng = rng_of(7)
     shape = (1 + len(places), columns)

@@ -1,4 +1,4 @@
-"""The table of each operation's expected behaviour under each transform, and how to check it."""
+"""The table of each operation's expected behavior under each transform, and how to check it."""
 
 from __future__ import annotations
 

@@ -553,7 +553,7 @@ def _rotate(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def _rotate_pairs(x: Any, cos: Any, sin: Any) -> Any:
-    """Rotates pairs of neighbours."""
+    """Rotates pairs of neighbors."""
     cos, sin = cos[:, None], sin[:, None]
     pairs, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     a, b = pairs[..., 0::2], pairs[..., 1::2]

@@ -135,7 +135,7 @@ def test_an_untrained_olora_adapter_is_not_added(tmp_path):
 
 
 def test_names_of_modules_in_patterns_are_those_of_the_tensors(tmp_path):
-    """Names with language_model match, and a dot matches any character, like in PEFT."""
+    """Names with language_model match, and a dot matches any character, as in PEFT."""
     given = model("gemma3")
     pairs = random_pairs(given, ("attn_q",))
     layers = {"model.layers": "model.language_model.layers"}
