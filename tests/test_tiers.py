@@ -126,7 +126,7 @@ def test_a_test_named_by_its_id_runs_in_any_tier(project):
     assert len(cells(names)) == 24
 
 
-def test_what_a_budget_leaves_is_named_and_comes_first(project):
+def test_tests_without_time_are_named_and_come_first(project):
     status, printed, _ = run(project, "--tier", "all", "--budget", "0")
     assert status == 0 and "tests not run: no time left in the budget" in printed
     assert "tests/test_sample.py::test_slow" in printed

@@ -196,7 +196,7 @@ def test_a_kernel_that_fails_takes_no_other_with_it(monkeypatch, run):
 
 
 @pytest.mark.slow("measures")
-def test_what_was_measured_stays_where_a_later_part_fails(monkeypatch, run):
+def test_measurements_stay_if_a_later_part_fails(monkeypatch, run):
     def fails(run):
         assert json.loads(run.path.read_text())["kernels"]  # was written before
         raise RuntimeError("no memory")

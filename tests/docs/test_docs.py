@@ -157,7 +157,7 @@ def test_every_line_of_the_command_line_is_found():
         assert [word for word in looking if word in cli.COMMANDS] == of_blocks, page
 
 
-def test_what_is_not_run_says_why():
+def test_blocks_that_do_not_run_have_reasons():
     found = {
         (page, line): block.not_run
         for page in snippets.pages()

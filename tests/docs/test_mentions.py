@@ -263,7 +263,7 @@ def test_the_reference_has_every_public_name():
         assert missing == (["GGUFError", "part_names"] if page == "gguf" else []), page
 
 
-def test_what_is_not_there_is_found():
+def test_missing_names_are_detected():
     assert is_there("ops/op.py") and is_there("models/cli/") and not is_there("ops/operation.py")
     with pytest.raises((AttributeError, ImportError)):
         resolved("models.load_model")

@@ -55,6 +55,6 @@ def test_message_is_in_the_code(message):
         assert piece in texts(), piece
 
 
-def test_what_no_code_says_is_found():
+def test_messages_that_no_code_has_are_detected():
     assert "is there already" in texts() and "is there already, alas" not in texts()
     assert pieces("... is there already, alas: --force replaces it")[0] not in texts()

@@ -155,7 +155,7 @@ def test_tokens_and_parts() -> None:
 
 @pytest.mark.slow("starts four processes, each with programs to compile")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_ways_of_generating(kind: str) -> None:
+def test_generation_in_two_processes(kind: str) -> None:
     path = GOLDEN / "text-spm.Q4_K_M.gguf"
     code = f"from typing import Any\n{inspect.getsource(ways)}\n{WAYS}"
     found = [json.loads(next(after("ways: ", text))) for text in processes(code, path, kind)]

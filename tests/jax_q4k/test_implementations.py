@@ -66,7 +66,7 @@ def test_matmul_with_leading_axes() -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_row(implementation: str, bad: float) -> None:
     x = normal(3, 256).at[1, 100].set(bad)
     y = jq.implementation(implementation)(jq.matmul)(x, packed("Q4_K", 6, 256))
     assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()

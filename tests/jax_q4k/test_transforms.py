@@ -42,7 +42,7 @@ def each(names):
     [pytest.param(*run, marks=NATIVE.marks if run[0] == "native" else ()) for run in RUNS],
 )
 @each(SOME_ARE_RIGHT)
-def test_what_is_right(name, implementation, dtype, part, pytestconfig):
+def test_supported_transforms_are_right(name, implementation, dtype, part, pytestconfig):
     if dtype != DTYPES[0] and not CASES[name].activations:
         pytest.skip("no operand has another dtype")
     asked = RUNS[implementation, dtype, part]
@@ -77,7 +77,7 @@ def test_kernels_for_cuda(name):
 
 
 @each(CASES)
-def test_what_is_refused(name):
+def test_unsupported_transforms_are_refused(name):
     case, accepted = CASES[name], []
     for title, transform in TRANSFORMS.items():
         refusal = status(case, title)

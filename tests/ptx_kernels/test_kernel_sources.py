@@ -56,7 +56,7 @@ def test_no_two_places_share_six_lines():
     )
 
 
-def test_what_counts_as_a_line():
+def test_significant_lines():
     source = (
         '"""Doc."""\nimport a\n\n\ndef f(\n    x,\n):\n'
         '    """Doc\n    more."""\n    # why\n    return x\n'

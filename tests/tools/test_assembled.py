@@ -46,7 +46,7 @@ def test_a_programs_kernels(other_ptxas, tmp_path, capsys):
     assert (tmp_path / "runs").read_text().count("run") == kernels + 1
 
 
-def test_what_it_refuses_fails(other_ptxas, capsys):
+def test_kernels_that_ptxas_refuses_fail(other_ptxas, capsys):
     other_ptxas('case "$*" in *--version*) ;; *) echo "error: too old"; exit 1;; esac')
     assert assembled.main(ONE_PROGRAM) == 1
     assert "ptxas -arch=sm_90 refused the kernel:\nerror: too old" in capsys.readouterr().out

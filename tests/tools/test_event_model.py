@@ -50,7 +50,7 @@ def test_a_warp_waits_and_computes():
     assert one == pytest.approx(LAUNCH + 10 * (MEMORY_LATENCY + 200e-9), rel=0.03)
 
 
-def test_what_is_asked_for_ahead_hides_latency():
+def test_loads_ahead_of_their_use_hide_latency():
     """A load's value is used one iteration later, after 400 instructions."""
     work = tuple(dataclasses.replace(WORK[0], address=16 * i) for i in range(398))
     ahead = seconds(launch((USE, LOAD, *work)), DEVICE)

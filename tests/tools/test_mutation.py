@@ -67,7 +67,7 @@ MADE = {
 }
 
 
-def test_what_the_operators_make() -> None:
+def test_mutants_that_the_operators_make() -> None:
     assert {name: [m.after.strip() for m in found] for name, found in mutants(TEXT).items()} == MADE
     # there is none for %r9, %r10 and the last line, which have no effect
     assert set(MADE) == set(OPERATORS)

@@ -11,7 +11,7 @@ from tools import reach
 from tools.imports import arrows, modules
 
 
-def test_imports_by_way_of_others():
+def test_indirect_imports():
     """A format reaches the tests that multiply with it; a command reaches no kernel test."""
     format = reach.reached(["ptx_kernels/formats/q4_k.py"])
     assert format is not None

@@ -112,7 +112,7 @@ def test_of_equals_the_rule_wins_and_else_the_one_with_slack(model):
     assert best(model) == tune.Pick(RULE, pytest.approx(7.16e-6), "bandwidth bound, as the rule")
 
 
-def test_what_is_passed_over_is_counted(model):
+def test_skipped_candidates_are_counted(model):
     model.spilling = (CONFIGS[1],)
     model.found[CONFIGS[0]] = prediction(5e-6, 4e-6), "over 3.5 instructions a byte"
     assert best(model) == tune.Pick(
@@ -134,7 +134,7 @@ def test_without_any_in_the_budget_the_rule_stays(model):
     assert best(model) is None
 
 
-def test_where_the_model_does_not_know_the_rule_stays(model, monkeypatch, small, tmp_path, capsys):
+def test_the_rule_stays_if_the_model_cannot_predict_it(model, monkeypatch, small, tmp_path, capsys):
     """An example is a product loop that is unrolled completely while another loop remains."""
     del model.found[RULE]
     assert best(model) is None

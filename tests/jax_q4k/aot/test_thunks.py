@@ -67,7 +67,7 @@ def test_nesting_geometry_and_instructions():
 
 
 @pytest.mark.parametrize("sequence", ["000: something else", "007: kCopy [source | sink] kCopy"])
-def test_what_cannot_be_read_or_explained_is_an_error(sequence):
+def test_unreadable_thunks_are_an_error(sequence):
     with pytest.raises(ValueError, match="thunk"):
         parse_thunks(sequence, METADATA, HLO)
 

@@ -113,7 +113,7 @@ def test_a_stack_of_matrices_is_vmaps():
         jq.matmul(X, W[None])
 
 
-def test_what_an_array_says_of_itself():
+def test_properties_of_an_array():
     assert W.dtype == np.float32 == W.dequantize().dtype
     assert W.sharding == W.planes[0].sharding
     assert W.devices() == {jax.devices()[0]}

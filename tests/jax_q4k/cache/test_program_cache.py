@@ -46,7 +46,7 @@ def calls(tmp_path):
     return Calls(tmp_path)
 
 
-def test_what_is_kept_is_not_traced(calls, tmp_path):
+def test_a_cached_program_is_not_traced(calls, tmp_path):
     assert calls() == 1
     (file,) = tmp_path.iterdir()
     before = file.read_bytes()
@@ -159,7 +159,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("what", PLACES)
-def test_what_is_no_file_of_ones_own_is_compiled_again(what, calls, tmp_path):
+def test_foreign_files_are_replaced(what, calls, tmp_path):
     """A call does not wait for it, read all of it, or run it; it replaces the file."""
     if what == "another user's file" and os.geteuid():
         pytest.skip("only root can give files away")
@@ -197,7 +197,7 @@ def test_a_file_for_other_results_is_not_used(calls, tmp_path):
     assert calls() == 3 and len(list(tmp_path.iterdir())) == 1
 
 
-def test_nothing_is_kept_of_sources_that_changed_since_the_import(calls, tmp_path, monkeypatch):
+def test_nothing_is_cached_of_sources_that_changed_since_the_import(calls, tmp_path, monkeypatch):
     """The file's key has the current sources, but the traced code may have been imported before."""
     monkeypatch.setattr(program_cache, "_IMPORTED", 0)
     assert calls() == 1 and list(tmp_path.iterdir()) == []
@@ -230,7 +230,7 @@ def test_a_file_under_anothers_name_is_compiled_again(calls, tmp_path):
     assert calls(scale=2) == 3
 
 
-def test_those_used_least_recently_make_room(tmp_path):
+def test_the_least_recently_used_make_room(tmp_path):
     Calls(tmp_path)()
     (file,) = tmp_path.iterdir()
     calls = Calls(tmp_path, max_bytes=file.stat().st_size * 5 // 2)

@@ -495,7 +495,7 @@ def test_a_file_that_shrinks_while_its_header_is_read(tmp_path):
             jq.gguf.header.parse_source(source)
 
 
-def test_what_is_no_regular_file(tmp_path):
+def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(jq.GGUFError, match="path: must be a regular file"):

@@ -116,7 +116,7 @@ def test_an_alignment_of_the_files_own(whole, tmp_path):
     assert {reader.alignment for reader in map(gguf.GGUFReader, paths)} == {256}
 
 
-def test_what_fits_into_one_file_is_one(whole, tmp_path):
+def test_tensors_that_fit_into_one_file_are_one(whole, tmp_path):
     [path] = jq.gguf.write(tmp_path / "m.gguf", whole.metadata, whole.tensors, max_bytes=10**9)
     assert path == tmp_path / "m.gguf" and "split.count" not in jq.gguf.read(path).metadata
 

@@ -187,7 +187,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("metadata", "tensors", "error", "message"), BAD)
-def test_what_gguf_does_not_hold_is_named(metadata, tensors, error, message, tmp_path):
+def test_values_that_gguf_does_not_hold_are_named(metadata, tensors, error, message, tmp_path):
     target = tmp_path / "old.gguf"
     target.write_bytes(b"old")
     architecture = {} if "architecture" in message else {"general.architecture": "llama"}

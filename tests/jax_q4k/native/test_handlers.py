@@ -421,7 +421,7 @@ print(native.problem())
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
-def test_what_is_no_elf_library_is_not_judged_by_its_length(tmp_path):
+def test_only_elf_libraries_are_judged_by_their_length(tmp_path):
     path = tmp_path / "other"
     for data in (b"", b"\x7fELF", b"\xcf\xfa\xed\xfe" + bytes(100)):  # the last is macOS's
         path.write_bytes(data)

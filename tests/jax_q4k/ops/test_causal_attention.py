@@ -134,7 +134,7 @@ def test_floats_are_sums_of_two_bf16_unless_activations_are_f32(dtype):
         assert max(errors.values()) <= {"bfloat16": 1e-5, "float16": 2e-7}[dtype]
 
 
-def test_what_no_kernel_is_wide_enough_for_is_plain_jax():
+def test_heads_too_wide_for_a_kernel_take_plain_jax():
     q, k, v = arrays(9, 256)
     lengths = np.array([9, 9])
     for activations, kernels in ((None, 2), ("f32", 0)):

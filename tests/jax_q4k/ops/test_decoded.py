@@ -110,7 +110,7 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_stands_around_them(name: str) -> None:
+def test_fused_operations(name: str) -> None:
     operands = normal(M, K), normal(M, N)
     assert launches(CALLS[name], *operands) == LAUNCHES[name]
     with jq.implementation("xla"):
@@ -173,7 +173,7 @@ def test_an_outlier_leaves_the_rest_precise() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_spoils_its_row_alone(name: str, bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_row(name: str, bad: float) -> None:
     x, residual = normal(M, K), normal(M, N)
     clean = simulated(CALLS[name])(x, residual)
     spoiled = simulated(CALLS[name])(x.at[5, 77].set(bad), residual)

@@ -52,7 +52,7 @@ def test_subnormal_and_largest_weights(dtype, implementation):
 
 
 @pytest.mark.parametrize("implementation", CPU)
-def test_what_is_not_finite_spoils_its_row_alone(implementation):
+def test_a_non_finite_value_spoils_only_its_row(implementation):
     x = normal(6, 40).at[1, 7].set(jnp.nan).at[4, 39].set(jnp.inf)
     y = np.isfinite(
         jq.implementation(implementation)(jq.matmul)(x, normal(9, 40, dtype=jnp.float16))

@@ -119,7 +119,7 @@ def test_simulated_kernels_of_f32_activations(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_not_finite_spoils_its_row_alone(name):
+def test_a_non_finite_value_spoils_only_its_row(name):
     x, residual, norm_weight = operands(3)
     clean = jq.implementation("sim")(CALLS[name])(x, residual, norm_weight)
     spoiled = jq.implementation("sim")(CALLS[name])(x.at[1, 77].set(jnp.nan), residual, norm_weight)
@@ -215,7 +215,7 @@ def test_transposes_are_those_of_dense_products():
 
 
 @pytest.mark.parametrize("name", ["rms_norm_matmul", "qkv_matmul", "gated_matmul", "mlp"])
-def test_what_is_not_linear_has_no_transpose(name):
+def test_nonlinear_functions_have_no_transpose(name):
     x, residual, norm_weight = operands(2)
     cotangents = CALLS[name](x, residual, norm_weight)
     transpose = jax.linear_transpose(lambda x: CALLS[name](x, residual, norm_weight), x)

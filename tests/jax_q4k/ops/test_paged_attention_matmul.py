@@ -185,7 +185,7 @@ def test_attention_leaves_q8_1_where_blocks_have_no_super_blocks(sizes):
         (dict(batch=8, num_heads=9, head_dim=256), "f32"),
     ],
 )
-def test_where_attention_leaves_floats(sizes, activations):
+def test_shapes_for_which_attention_leaves_floats(sizes, activations):
     given, addends = operands(n=8, **sizes)
     with jq.implementation("sim", activations=activations):
         got = jq.paged_attention_matmul(*given, **addends)
@@ -242,7 +242,7 @@ def test_vmap_runs_each_example():
         (dict(activations="int4"), ValueError, "activations='int4'"),
     ],
 )
-def test_what_it_refuses(change, error, message):
+def test_bad_arguments_are_refused(change, error, message):
     given, addends = operands(2)
     names = ("q", "k_pages", "v_pages", "block_tables", "context_lens", "w")
     with pytest.raises(error, match=message):

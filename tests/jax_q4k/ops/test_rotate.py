@@ -55,7 +55,7 @@ def test_the_gradient_turns_back(implementation):
     assert nmse(dx, rotated(dy, cos, -sin, False)) <= 1e-13
 
 
-def test_what_does_not_fit():
+def test_operands_that_do_not_fit():
     x, cos, sin = map(jnp.asarray, operands(4, 2, 32, 16))
     for error, message, change in (
         (

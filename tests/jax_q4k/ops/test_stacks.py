@@ -117,7 +117,7 @@ def test_a_traced_index_is_taken_as_dynamic_index_in_dim_takes_it(implementation
         ),
     ],
 )
-def test_what_does_not_fit(call, error, message):
+def test_arguments_that_do_not_fit(call, error, message):
     with pytest.raises(error, match=message):
         jax.eval_shape(call, normal(1, N))
 

@@ -50,7 +50,7 @@ def test_a_file_without_template() -> None:
         chat.render(t, CONVERSATION)
 
 
-def test_what_templates_may_use() -> None:
+def test_functions_and_variables_of_templates() -> None:
     t = tokenizer.from_metadata(
         {
             "tokenizer.ggml.model": "llama",

@@ -77,7 +77,7 @@ def test_stop_strings_and_logprobs_over_a_shift() -> None:
     assert found.finish_reason == "stop" and found.text == whole.text[: middle - 3]
 
 
-def test_what_does_not_fit() -> None:
+def test_prompts_that_do_not_fit() -> None:
     loaded = short("llama-gqa")
     with pytest.raises(ValueError, match="more than the context length, 40"):
         models.generate(loaded, [1, 2], max_new_tokens=39)

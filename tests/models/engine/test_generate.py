@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
 
 
 @pytest.mark.slow("compiles more programs than are kept")
-def test_programs_used_last_are_kept(monkeypatch, compilations):
+def test_programs_used_last_stay(monkeypatch, compilations):
     """Other programs are recompiled, and their executables are freed."""
     monkeypatch.setattr(sys.modules[models.Model.__module__], "MOST_PROGRAMS", 4)
     loaded = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
@@ -460,7 +460,7 @@ def test_a_function_of_logits_gets_the_text():
 
 @pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
-def test_rows_of_one_way_draw_by_seeds_of_their_own():
+def test_rows_with_equal_parameters_draw_by_their_own_seeds():
     loaded, fields = model("llama-gqa"), {"max_new_tokens": 12, "temperature": 1.2}
     together = models.generate(loaded, [[1, 2, 3]] * 3, seed=2**32 - 2, **fields)
     assert len({tuple(out.tokens) for out in together}) == 3
@@ -468,7 +468,7 @@ def test_rows_of_one_way_draw_by_seeds_of_their_own():
         assert models.generate(loaded, [1, 2, 3], seed=seed, **fields).tokens == out.tokens
 
 
-def test_ways_that_do_not_fit():
+def test_sampling_parameters_that_do_not_fit():
     loaded = model("llama-gqa")
     with pytest.raises(ValueError, match="sampling holds 1 ways for 2 prompts"):
         models.generate(loaded, [[1], [2]], [Sampling()])
@@ -635,7 +635,7 @@ def test_prompts_are_padded_to_a_power_of_two_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.slow("compiles for each choice")
-def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
+def test_fusions_are_chosen_around_the_call(monkeypatch):
     seen = []
     original = Decoder.decode
     monkeypatch.setattr(

@@ -74,7 +74,7 @@ def test_the_same_prompt_again() -> None:
 
 @pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
-def test_what_a_prefix_does_not_fit() -> None:
+def test_calls_that_a_prefix_does_not_fit() -> None:
     """Another model, another dtype or a draft model: nothing is reused."""
     prefix, prompt = models.Prefix(), [5, 6, 7, 8]
     models.generate(model("llama-gqa"), prompt, prefix=prefix, **FIELDS)

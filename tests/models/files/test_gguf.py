@@ -181,7 +181,7 @@ def test_weights_that_no_loader_takes_are_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["model.gguf", "decoder"])
-def test_what_is_no_model_is_refused(given, tmp_path):
+def test_only_models_are_saved_and_quantized(given, tmp_path):
     given = model("llama-gqa").decoder() if given == "decoder" else given
     with pytest.raises(TypeError, match=f"model is a {type(given).__name__}; it must be a Model"):
         models.save_gguf(given, tmp_path / "x.gguf")

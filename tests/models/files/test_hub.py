@@ -110,7 +110,7 @@ def test_names(name, found, tmp_path, monkeypatch):
     + ["folder/file.gguf", "folder/m.safetensors", "a/b/c", "org/name:", "org/name:a b", "a/.b"]
     + ["", "demo", "org/name\n", "~/a", "a/b/c.gguf:Q4_0", "https://x/y/z.gguf"],
 )
-def test_what_is_no_name(name, tmp_path, monkeypatch):
+def test_strings_that_are_no_hub_names(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hub.named(name) is None
 

@@ -115,7 +115,7 @@ def test_eight_bits_change_little(name, tmp_path):
     assert np.median([nmse(a, b) for a, b in zip(got, want, strict=True)]) <= 0.02
 
 
-def test_what_is_never_quantized():
+def test_tensors_that_are_never_quantized():
     """Short convolutions and routers stay F32; the projection of per-layer inputs stays BF16."""
     kept = {
         "qwen35": ("blk.0.ssm_conv1d.weight", "F32"),

@@ -14,9 +14,7 @@ from jax_q4k import models
 pytestmark = pytest.mark.cpu_kernels
 
 CARD = models.demo_path().with_suffix(".md")
-EXCERPT = (
-    DATA / "persuasion.txt"
-).read_text()  # from the novel's last pages, which were held out
+EXCERPT = (DATA / "persuasion.txt").read_text()  # from the novel's last pages, which were held out
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_drafts(draft, sampling):
 
 @pytest.mark.slow("compiles a program a case", quick=["penalized"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_ways_of_sampling(sampling):
+def test_sampling_parameters(sampling):
     model, prompts = models.from_gguf(golden_files.path("llama-gqa")), [[1, 5, 9], [7]]
     fields = SAMPLINGS[sampling] | {"max_new_tokens": 5, "cache_dtype": "int8"}
     with strict():

@@ -55,7 +55,7 @@ def by_definition(text, count, longest, shortest):
     st.integers(1, 3),
     st.integers(0, 2),
 )
-def test_what_is_looked_up(text, count, shortest, further):
+def test_prompt_lookup(text, count, shortest, further):
     lookup = PromptLookup(longest=shortest + further, shortest=shortest)
     padded = np.full((1, 24), 2, np.int32)
     padded[0, : len(text)] = text
@@ -161,7 +161,7 @@ def test_drafts_with_penalties():
     assert all(10 <= right < tried for right, tried in zip(accepted, drafted, strict=True))
 
 
-def test_what_drafts_may_cost():
+def test_the_credit_of_drafts():
     """Failed drafts spend credit, accepted ones earn it, and failures stay below their share."""
     given = {"stages": SamplingStages(), "parameters": None, "decoder": None}
     steps = Speculation(PromptLookup(), tokens=3, cost=1.5, **given)

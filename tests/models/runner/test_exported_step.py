@@ -159,7 +159,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_refused_before_it_is_loaded(what, file, tmp_path, monkeypatch):
+def test_wrong_files_are_refused_before_they_are_loaded(what, file, tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_files, "load_program", lambda *_: pytest.fail("it was loaded"))
     change, field = WRONG[what]
     path = tmp_path / "wrong.bin"
@@ -208,7 +208,7 @@ def test_arguments_of_other_shapes_are_refused(file):
         ({"batch": 0}, "batch=0"),
     ],
 )
-def test_what_cannot_be_compiled(fields, message, tmp_path):
+def test_steps_that_cannot_be_compiled(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         models.compile_step(golden_files.model(NAME), tmp_path / "step.bin", **fields)
     assert not list(tmp_path.iterdir())

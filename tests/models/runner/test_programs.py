@@ -44,7 +44,7 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     assert state.cache.context_lens.tolist() == [48 + 5, 50 + 3]  # all but the last token
 
 
-def test_programs_are_made_once_per_way_of_sampling():
+def test_programs_are_made_once_per_set_of_sampling_stages():
     loaded = model("llama-gqa")
     drawn = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1}
     programs = loaded.programs(SamplingStages.of([Sampling(**drawn)], (1,)))

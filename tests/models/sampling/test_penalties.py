@@ -132,7 +132,7 @@ def test_dry_keeps_a_text_from_repeating_itself() -> None:
     assert repeated(plain) > 10 and repeated(dry) == 0
 
 
-def test_what_is_missing() -> None:
+def test_missing_operands() -> None:
     logits = jnp.zeros((1, VOCAB))
     sampling = Sampling(dry_multiplier=1, dry_sequence_breakers=())
     with pytest.raises(ValueError, match="DRY needs the tokens that break a run"):

@@ -286,7 +286,7 @@ def test_top_p_beyond_the_candidates() -> None:
         assert sample(logits, rows).tolist() == sample(logits, rows, stages=everything).tolist()
 
 
-def test_ways() -> None:
+def test_sampling_stages() -> None:
     top_k, top_p = Sampling(temperature=1, top_k=40), Sampling(temperature=1, top_p=0.9)
     assert (
         SamplingStages.of([Sampling()])

@@ -37,7 +37,7 @@ def test_a_match_across_pieces() -> None:
     assert stop.finish() == ""
 
 
-def test_what_only_looked_like_a_match_is_passed_on() -> None:
+def test_text_that_only_looked_like_a_match_is_passed_on() -> None:
     stop = StopStrings(["\n\nUser:", "STOP"])
     assert [stop.push(piece) for piece in ("a\n", "\nUs", "able ST", "O", "NE")] == [
         "a",

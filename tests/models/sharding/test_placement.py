@@ -360,7 +360,7 @@ def test_wrong_meshes() -> None:
         models.load(path("llama-gqa"), mesh=4)  # type: ignore[arg-type]
 
 
-def test_what_stays_whole_is_said() -> None:
+def test_replicated_tensors_are_reported() -> None:
     with pytest.warns(UserWarning, match="whole on each of 4 devices.*: attn_k, attn_v"):
         models.load(path("llama-gqa"), mesh=mesh(4))
 

@@ -48,7 +48,7 @@ def exact():
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "lfm2"])
 @pytest.mark.parametrize("kind", ["pp", "tg"])
 @pytest.mark.parametrize("depth", [0, 20])
-def test_what_is_timed_is_the_models_work(name, kind, depth, monkeypatch):
+def test_the_models_work_is_timed(name, kind, depth, monkeypatch):
     """Full passes over the same tokens predict the last token after a test.
 
     A prompt after cached tokens is cut into chunks.

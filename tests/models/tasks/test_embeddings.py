@@ -229,7 +229,7 @@ def test_a_folder_says_how_to_pool(folder, tmp_path, files, pooling, normalize):
         ({"bert": {"do_lower_case": True}}, "sentence_bert_config.json: do_lower_case=true is not"),
     ],
 )
-def test_what_a_folder_says_and_is_not_supported(folder, files, message):
+def test_folders_with_unsupported_pooling(folder, files, message):
     """The folder still generates text, and embeds with an explicit `pooling`."""
     given = models.load(folder(**files))
     with pytest.raises(ValueError, match=f"{message}.*; pass pooling="):

@@ -85,7 +85,7 @@ def test_the_models_context_is_taken_up_to_512(longest, windows, monkeypatch):
     assert seen[-1] == (windows, windows) and found.tokens == len(ids)
 
 
-def test_a_model_compiles_once_per_shape_and_is_not_kept():
+def test_a_model_compiles_once_per_shape_and_is_freed():
     demo = models.from_gguf(models.demo_path())
     short, shorter = score(demo, "it was so"), score(demo, "it was")
     assert shorter.tokens < short.tokens < 8

@@ -231,7 +231,7 @@ def test_a_pattern_without_hope() -> None:
         ("llama", metaspace(prepend_scheme="never"), []),
     ],
 )
-def test_what_gguf_cannot_say_is_warned_of(
+def test_saving_warns_of_settings_that_gguf_cannot_express(
     name: str, damage: Damage, warned: list[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     content = tiny(name)
@@ -256,7 +256,7 @@ def test_what_gguf_cannot_say_is_warned_of(
         (sequence(split("[aeiou]+"), BYTE_LEVEL), "pre_tokenizer: splits by .* no name in GGUF"),
     ],
 )
-def test_what_gguf_cannot_say_is_refused_when_it_is_asked(damage: Damage, message: str) -> None:
+def test_saving_refuses_settings_that_gguf_cannot_express(damage: Damage, message: str) -> None:
     content = tiny("qwen2")
     damage(content)
     t = tokenizer.from_json(content)

@@ -180,7 +180,7 @@ def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dic
         ([DIGITS], True, False, "smollm"),
     ],
 )
-def test_ways_of_splitting_have_ggufs_names(
+def test_pre_tokenizers_have_ggufs_names(
     steps: list, use_regex: bool, ignore_merges: bool, name: str
 ) -> None:
     content = tiny("qwen2")
@@ -711,7 +711,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD, ids=[message[:60] for _, message in BAD])
-def test_what_is_refused(damage: Callable[[dict[str, Any]], None], message: str) -> None:
+def test_unsupported_tokenizers_are_refused(
+    damage: Callable[[dict[str, Any]], None], message: str
+) -> None:
     content = tiny("qwen2")
     damage(content)
     with pytest.raises(jq.CheckpointError, match=f"^tokenizer.json: .*{message}"):

@@ -692,7 +692,7 @@ def test_a_token_of_absurd_length() -> None:
     assert texts(t, t.encode("aa", add_special=False)) == ["▁", "<0x61>", "<0x61>"]
 
 
-def test_tokens_with_many_ways_of_splitting_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_with_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = spm_metadata({"a" * n: (NORMAL, -float(n)) for n in range(1, 2001)})
     t = build(metadata)
     assert max(map(len, texts(t, t.encode("a" * 999, add_special=False)))) == 256

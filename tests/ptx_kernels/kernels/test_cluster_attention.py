@@ -62,9 +62,7 @@ def test_pages(head_dim: int, dtype: str) -> None:
     ],
     ids=lambda options: "-".join(options),
 )
-def test_what_is_seen_and_how_it_is_scored(
-    options: dict[str, Any], config: PagedAttentionConfig
-) -> None:
+def test_windows_caps_and_sinks(options: dict[str, Any], config: PagedAttentionConfig) -> None:
     shape = dict(group=4, head_dim=48, dtype="bf16") | options
     got, want = run(LENGTHS, config=replace(config, splits=3), **shape)
     assert (got[0] == 0).all()

@@ -173,7 +173,7 @@ def chosen_kernels() -> dict[str, Kernel]:
 
 
 @pytest.mark.slow("assembles a hundred kernels")
-def test_what_the_rules_choose_never_spills() -> None:
+def test_chosen_kernels_never_spill() -> None:
     assert spilled({kernel.text: label for label, kernel in chosen_kernels().items()}) == {}
 
 

@@ -48,7 +48,7 @@ def test_rows_at_the_limits(below: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_spoils_its_row_alone(bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_row(bad: float) -> None:
     x = np.ones((3, 512), np.float32)
     x[1, 300] = bad
     _, scale = simulator.run(f16_rows(rows=3, columns=512), x)

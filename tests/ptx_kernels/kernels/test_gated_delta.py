@@ -226,7 +226,7 @@ RULE = dict(heads(1, 4, 2, 4, 32, 32), scale=1.0)
         ),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         gated_delta_rule(**(RULE | dict(config=GatedDeltaRuleConfig(1, 16, 2)) | arguments))
 

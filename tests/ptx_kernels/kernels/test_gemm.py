@@ -324,7 +324,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         ),
     ],
 )
-def test_what_it_refuses(arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         gemm(**(dict(format="Q4_K", n=16, columns=256, m=16) | arguments))
 

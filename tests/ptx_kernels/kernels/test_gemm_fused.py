@@ -298,7 +298,7 @@ def test_a_layer_fits_every_target(name: str, device: str, products: str, m: int
         ("qkv_gemm", dict(formats=("Q4_K",), rows=(32,)), "must be 2 to 4 matrices"),
     ],
 )
-def test_what_is_refused(family: str, arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(family: str, arguments: dict, message: str) -> None:
     given = dict(columns=256, m=8, config=GemmConfig(2, 1, 1, 8, 2))
     given |= {
         "gemm": dict(format="Q4_K", n=32),

@@ -186,7 +186,7 @@ def test_nan_stays_in_its_row() -> None:
         ),
     ],
 )
-def test_what_it_refuses(changes: dict, config: dict, message: str) -> None:
+def test_bad_arguments_are_refused(changes: dict, config: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         matvec(
             **{**dict(format="Q4_K", n=16, columns=256, m=1), **changes},

@@ -307,7 +307,7 @@ def build(family=matvec, config: MatvecConfig = INLINE, **arguments) -> None:
         ),
     ],
 )
-def test_what_they_refuse(arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         build(**arguments)
 

@@ -72,7 +72,7 @@ def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_the_pages_dtype_costs(dtype: str) -> None:
+def test_error_of_each_page_dtype(dtype: str) -> None:
     got, want = run(
         [300, 77], dtype=dtype, rounded=False, q_size=1.0, config=replace(DEFAULT, splits=2)
     )
@@ -204,7 +204,7 @@ SPLIT = PagedAttentionConfig(splits=3, warps=1, unroll=1)
     ],
     ids=lambda options: "-".join(name for name in options if name != "config"),
 )
-def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any]) -> None:
+def test_windows_caps_and_sinks(options: dict[str, Any]) -> None:
     got, want = run(LENGTHS[:-2] + [90], head_dim=48, **options)
     assert (got[0] == 0).all()
     assert nmse(got, want) <= TOLERANCE
@@ -456,6 +456,6 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         ),
     ],
 )
-def test_what_it_refuses(change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         paged_attention(**SMALL | dict(scale=1.0) | change)

@@ -55,7 +55,7 @@ def test_super_blocks_at_the_limits() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_spoils_its_super_block_alone(bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_super_block(bad: float) -> None:
     x = np.ones((2, 512), np.float32)
     x[0, 300] = bad
     _, _, scale = simulator.run(quantize_f16(rows=2, columns=512), x)

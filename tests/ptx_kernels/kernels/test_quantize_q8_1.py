@@ -43,7 +43,7 @@ def test_groups_at_the_limits() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_spoils_its_group_alone(bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_group(bad: float) -> None:
     x = np.ones((2, 64), np.float32)
     x[0, 40] = bad
     values, scale_sum = simulator.run(quantize_q8_1(rows=2, columns=64), x)

@@ -75,7 +75,7 @@ def test_rows_at_the_limits() -> None:
         (dict(columns=256, output="bf16"), "output='bf16' must be f32, q8_1 or f16"),
     ],
 )
-def test_what_it_refuses(arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         rms_norm(rows=1, eps=0.0, **arguments)
 

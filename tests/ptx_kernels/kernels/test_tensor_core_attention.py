@@ -89,7 +89,7 @@ def test_page_sizes(page_size: int) -> None:
     ],
     ids=lambda options: "-".join(options),
 )
-def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any], dtype: str) -> None:
+def test_windows_caps_and_sinks(options: dict[str, Any], dtype: str) -> None:
     group, splits = options.get("group", 3), options.get("splits", 1)
     options = {name: value for name, value in options.items() if name != "splits"}
     config = cores(group, splits=splits)
@@ -268,7 +268,7 @@ def test_as_tuning_has_it(group: int, capacity: int, dtype: str) -> None:
         dict(head_dim=576, num_kv_heads=1, value_dim=512),
     ],
 )
-def test_what_stays_with_lanes(shape: dict[str, Any]) -> None:
+def test_shapes_that_stay_with_lanes(shape: dict[str, Any]) -> None:
     given = dict(batch=1, num_heads=32, num_kv_heads=8, head_dim=128, capacity=4096, dtype="bf16")
     assert choose(paged_attention_rule, **given).tensor_cores
     assert not choose(paged_attention_rule, **given | shape).tensor_cores
@@ -285,6 +285,6 @@ def test_what_stays_with_lanes(shape: dict[str, Any]) -> None:
         (dict(config=cores(2, 4, teams=2)), "teams=2 1"),
     ],
 )
-def test_what_it_refuses(change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         paged_attention(**SMALL | dict(dtype="bf16", config=cores()) | change)

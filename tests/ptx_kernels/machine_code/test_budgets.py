@@ -346,7 +346,7 @@ def test_presets_never_spill():
 
 
 @pytest.mark.slow("assembles many kernels")
-def test_what_tuning_picks_never_spills():
+def test_tuned_kernels_never_spill():
     """Every number of activation rows, on every architecture."""
     kernels = {}
     for format in PRODUCTS:

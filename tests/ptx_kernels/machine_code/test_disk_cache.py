@@ -74,7 +74,7 @@ def test_a_damaged_file_is_made_anew(damage, folder):
     assert file.read_bytes() != damage
 
 
-def test_refusals_are_not_kept(folder):
+def test_refusals_are_not_cached(folder):
     with pytest.raises(AssemblyError, match="bogus"):
         assemble(TEXT.replace("ret;", "bogus;"), "sm_90")
     assert files(folder) == []

@@ -153,7 +153,7 @@ def test_memory_answers_later_under_load():
     assert 1.2 * slow < full < 100 * (800 + 168) * 1e-9
 
 
-def test_what_tensor_cores_do_to_the_clock():
+def test_tensor_cores_lower_the_clock():
     device = dataclasses.replace(DEVICE, tensor_clock_hz=0.5e9)
     mma = (SassInstruction(0, "", "HMMA.16816.F32.BF16", "R0, R4, R8, R12"),)
     for loop, slower in ((mma, 2.0), (code(FFMA=100), 1.0)):
@@ -176,7 +176,7 @@ def test_what_tensor_cores_do_to_the_clock():
         (dict(l2_bytes=10**6), "l2"),
     ],
 )
-def test_what_binds(changes, bound):
+def test_the_bound_of_a_launch(changes, bound):
     assert model.predict(launch(**changes), DEVICE).bound == bound
 
 

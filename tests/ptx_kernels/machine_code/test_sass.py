@@ -136,7 +136,7 @@ def test_counts_loads_in_flight_across_turns():
     assert loop is not None and loop.loads_in_flight() == 2
 
 
-def test_way_from_a_load_to_its_use():
+def test_distance_from_a_load_to_its_use():
     """Six instructions, across the loop's end; R20 is never used, and no load fills R32."""
     code = parse(
         listing("""

@@ -101,7 +101,7 @@ def test_loops_between_numbers(start: int, stop: int, rounds: int) -> None:
     np.testing.assert_array_equal(lanes(body), np.full(32, rounds))
 
 
-def test_what_a_kernel_writes_is_not_read_through_the_non_coherent_cache() -> None:
+def test_written_buffers_are_not_read_through_the_non_coherent_cache() -> None:
     @kernel
     def add(k: Builder) -> None:
         x = k.inout("x", u32, (32,))

@@ -158,7 +158,9 @@ def test_right_orders(body: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
+def test_bad_copies_are_refused(
+    error: type[simulator.SimulationError], body: str, message: str
+) -> None:
     with pytest.raises(error, match=f"(?s){message}.*line"):
         launch(body)
 

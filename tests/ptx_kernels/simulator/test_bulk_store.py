@@ -155,6 +155,6 @@ def test_groups_arrive_in_order() -> None:
         ("cp.async.bulk.wait_all;", simulator.UnknownInstruction, "no known instruction"),
     ],
 )
-def test_what_is_refused(body: str, error: type[SimulationError], message: str) -> None:
+def test_bad_copies_are_refused(body: str, error: type[SimulationError], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}.*line "):
         launch(body)

@@ -139,7 +139,7 @@ def test_the_barrier_waits_for_all_threads_of_the_cluster() -> None:
         launch(f"and.b32 %r3, %r2, 31; setp.lt.u32 %p0, %r3, 16;\n@%p0 bra A;\n{BARRIER}A:\n")
 
 
-def test_what_lies_between_arrival_and_wait_is_refused() -> None:
+def test_instructions_between_arrival_and_wait_are_refused() -> None:
     arrive, wait, _ = BARRIER.split("\n")
     for body in (f"{arrive} mov.u32 %r3, 1; {wait}", arrive, wait, f"{arrive}\nA:\n{wait}"):
         with refuses(simulator.ParseError, "arrive must come right before barrier.cluster.wait"):
@@ -198,7 +198,7 @@ def test_text() -> None:
         assert line in built.text.splitlines()
 
 
-def test_what_the_language_refuses() -> None:
+def test_the_language_refuses_bad_clusters() -> None:
     with pytest.raises(KernelError, match=r"cluster=\(16, 1, 1\) must have 1 to 8 blocks"):
         rotated(cluster=16, blocks=16)
     with pytest.raises(KernelError, match=r"grid=\(8, 1, 1\) must be a multiple of cluster"):

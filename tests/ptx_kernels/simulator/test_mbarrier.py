@@ -166,7 +166,9 @@ def test_an_object_is_made_anew() -> None:
         ),
     ],
 )
-def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
+def test_bad_operations_are_refused(
+    error: type[simulator.SimulationError], body: str, message: str
+) -> None:
     prefix = "" if "setp" in body else "setp.eq.u32 %p1, %r2, 0;\n"
     with pytest.raises(error, match=f"(?s){message}"):
         launch(prefix + body)

@@ -194,7 +194,9 @@ def test_part_of_a_warp_is_refused(instruction: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
+def test_bad_instructions_are_refused(
+    error: type[simulator.SimulationError], body: str, message: str
+) -> None:
     refused(error, body, message)
 
 

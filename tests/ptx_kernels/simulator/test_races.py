@@ -199,7 +199,7 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
     ],
     ids=["nothing", "shuffle", "vote", "bar.warp.sync", "bar.sync"],
 )
-def test_what_orders_the_lanes_of_a_warp(between: str, ordered: bool) -> None:
+def test_order_between_the_lanes_of_a_warp(between: str, ordered: bool) -> None:
     start = "setp.lt.u32 %p1, %r2, 5;"
     shared = f"{start} {TILE} st.shared.b32 [%r4], %r2; {between} ld.shared.b32 %r7, [%r5];"
     through_global = (

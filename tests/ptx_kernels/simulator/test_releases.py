@@ -127,7 +127,7 @@ def test_the_last_block_merges(batch_lanes: int, changes: dict[str, str]) -> Non
         "a fence of others than who counted",
     ],
 )
-def test_what_the_last_block_may_not_lack(batch_lanes: int, changes: dict[str, str]) -> None:
+def test_the_last_block_needs_every_part(batch_lanes: int, changes: dict[str, str]) -> None:
     with pytest.raises(
         GlobalRace,
         match="(?s)offset .* of y: this block .* block.*blocks run in any order.*ld.global",
@@ -237,7 +237,7 @@ def test_sums_by_red_are_read_by_the_last_block() -> None:
             launch(gather, fence)
 
 
-def test_what_all_blocks_read_the_last_may_overwrite() -> None:
+def test_the_last_block_may_overwrite_a_word_that_all_blocks_read() -> None:
     body = """
       ld.global.u32 %r4, [%rd0]; bar.sync 0; setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       setp.eq.u32 %p2, %r0, {skipped}; @!%p2 fence.acq_rel.gpu;

@@ -104,7 +104,7 @@ ALONE = {
 
 
 @each
-def test_those_who_exited_do_not_count(opcode: str) -> None:
+def test_exited_lanes_do_not_count(opcode: str) -> None:
     """A full membermask still names them."""
     store = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4; st.global.u32 [%rd5], %r4;"
     got = run(opcode, f"{store} ?!%p1 ret; @")

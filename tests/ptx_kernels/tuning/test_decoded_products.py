@@ -41,7 +41,7 @@ def test_formats_without_halves():
 
 
 @pytest.mark.parametrize("name", [*DEVICES, "Unheard Of"])
-def test_where_the_rate_of_products_is_known(name):
+def test_devices_with_a_known_rate_of_products(name):
     known = DEVICES.get(name) is not None and DEVICES[name].dot_float_ops is not None
     assert known == (name in ("H100", "H200"))
     with on_device(target(f"NVIDIA {name}")):
@@ -56,12 +56,12 @@ def test_where_the_rate_of_products_is_known(name):
         ((4092,), 4096),  # rows of results may start anywhere
     ],
 )
-def test_what_has_no_kernels_is_not_decoded(rows, columns):
+def test_shapes_without_kernels_are_not_decoded(rows, columns):
     assert not decoded(("Q4_K",), rows, columns, 8192)
 
 
 @pytest.mark.parametrize("formats", [("IQ2_XXS",), ("IQ2_XXS", "Q4_K")], ids=str)
-def test_what_tensor_cores_do_not_take_is_decoded_early(formats):
+def test_formats_without_tensor_cores_are_decoded_early(formats):
     """Otherwise it would be decoded to float32."""
     assert not decoded(formats, (4096,), 4096, 64)
     assert all(decoded(formats, (4096,), 4096, m) for m in (256, 512, 4096))

@@ -179,7 +179,7 @@ def test_keys_of_joined_matrices():
 
 
 @pytest.mark.parametrize("config", [{"activations": "inline_q8"}, {"persistent": 3}, {}], ids=str)
-def test_what_shares_its_rows_evenly_is_for_no_others(config):
+def test_configs_that_divide_rows_evenly_serve_no_other_rows(config):
     """Serves no other row counts if its Config divides rows evenly; columns and m may differ."""
     (found,) = table(fused(config=config)).rows
     known = tables.OVERRULED["fused_matvec"]

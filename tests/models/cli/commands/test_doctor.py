@@ -65,7 +65,7 @@ def test_kernels_run_where_the_processor_has_what_they_need(name):
     assert runs == (set(doctor.NEEDS[name]) <= doctor.instruction_sets())
 
 
-def test_what_the_processor_lacks(run, monkeypatch):
+def test_instructions_that_the_processor_lacks(run, monkeypatch):
     monkeypatch.setattr(doctor, "instruction_sets", lambda: frozenset({"avx2", "fma"}))
     monkeypatch.setattr(build, "kernels", lambda: dict.fromkeys(("avx2", "portable"), []))
     monkeypatch.setattr(native, "kernels", lambda: "portable")

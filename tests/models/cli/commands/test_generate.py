@@ -164,7 +164,9 @@ def _sampling(run: Any, monkeypatch: pytest.MonkeyPatch, file: str, *arguments: 
 
 
 @pytest.mark.slow("starts the command several times")
-def test_what_a_file_suggests(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_sampling_of_a_file(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plain, _ = _sampling(run, monkeypatch, TEXT_MODEL)
     assert (plain.temperature, plain.min_p, plain.top_p, plain.top_k) == (0.7, 0.05, 1, 0)
     file = tmp_path / "suggests.gguf"
@@ -197,7 +199,7 @@ def test_suggestions_that_are_not_applied() -> None:
 
 @pytest.mark.slow("starts the command for each value", quick=["range"])
 @pytest.mark.parametrize("entry", ["text", "range"])
-def test_what_a_file_cannot_suggest(
+def test_bad_default_sampling_of_a_file(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str
 ) -> None:
     key, file = "general.sampling.top_p", tmp_path / "suggests.gguf"

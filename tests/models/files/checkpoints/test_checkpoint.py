@@ -119,7 +119,7 @@ def test_generated_text():
     )
 
 
-def test_what_the_tokenizers_are():
+def test_tokenizers_of_checkpoints():
     llama, qwen = loaded("llama").tokenizer, loaded("qwen2").tokenizer
     assert (llama.bos_token_id, llama.eos_token_ids) == (1, (2,))
     assert [qwen.token(i) for i in qwen.eos_token_ids] == ["<|im_end|>", "<|endoftext|>"]
@@ -274,7 +274,7 @@ def test_rope_parameters_of_each_type_of_layer():
         describe("gemma3", rope_parameters=rope, **early)
 
 
-def test_what_early_gemmas_say_of_their_activation():
+def test_the_activation_of_early_gemmas():
     early = {"hidden_act": "gelu", "hidden_activation": None}
     assert describe("gemma", **early).config == model("gemma").config
     with pytest.raises(jq.CheckpointError, match="hidden_act: is 'gelu', which is not supported"):
@@ -330,7 +330,7 @@ def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
     refused(checkpoints.write(folder, described, stored), "text_config.hidden_size: is missing")
 
 
-def test_what_a_text_config_leaves_out():
+def test_defaults_of_a_text_config():
     """gemma-3-4b-it omits 8 heads of 256 and others, which are the class's defaults."""
     inner = {
         "hidden_size": 2560,

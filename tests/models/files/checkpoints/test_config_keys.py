@@ -190,7 +190,7 @@ def test_keys_that_are_read_are_known(monkeypatch):
         ),
     ],
 )
-def test_what_is_refused(name, changes, message):
+def test_bad_keys_are_refused(name, changes, message):
     refused(changed(name, **changes), message)
 
 

@@ -180,7 +180,7 @@ def changed(name: str, changes: dict, rope: dict | None = None) -> dict:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def test_what_classes_imply():
+def test_values_that_classes_imply():
     """Magnitudes and windows follow transformers, with keys that early files omit."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert describe(changed("granite", {}, scaling)).config.yarn == (32.0, 1.0, 0.0)

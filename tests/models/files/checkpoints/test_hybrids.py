@@ -174,7 +174,7 @@ def test_heads_of_gemma_4_as_its_first_files_say_them():
     assert (without.head_dim, without.local_head_dim) == (512, 64)
 
 
-def test_what_gemma_4_leaves_out_is_off():
+def test_features_that_gemma_4_leaves_out_are_off():
     config = describe(changed("gemma4-e", {"final_logit_softcapping": None})).config
     assert config.final_soft_cap is None
     config = describe(changed("gemma4", {"use_bidirectional_attention": "vision"})).config

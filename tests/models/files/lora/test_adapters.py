@@ -157,7 +157,7 @@ def test_generation_in_batches(name, tmp_path):
 
 
 @pytest.mark.slow("converts and compiles models")
-def test_kept_programs_tell_adapters_apart(tmp_path):
+def test_cached_programs_tell_adapters_apart(tmp_path):
     """Cached programs are keyed by the adapted matrices, not by the adapter's values."""
     from jax_q4k.cache.program_cache import ProgramCache
 
@@ -206,7 +206,7 @@ def test_gradients_and_saving(tmp_path):
     assert weights and np.isfinite(gradient).all() and np.abs(gradient).max() > 0
 
 
-def test_those_of_the_example(tmp_path):
+def test_adapters_of_the_example(tmp_path):
     """Named by paths in the decoder, transposed, with rows in the decoder's order."""
     given = model("llama-gqa")
     places = adapters.named_linears(given.config)
@@ -259,7 +259,7 @@ def test_an_alpha_of_0_in_a_gguf_file_is_none(tmp_path):
         assert nmse(models.with_lora(given, file).logits(TOKENS), want) <= 1e-10
 
 
-def test_those_of_mlx_lm(tmp_path):
+def test_adapters_of_mlx_lm(tmp_path):
     """Named by the checkpoint's modules, transposed, with one scale.
 
     The model is a llama, whose rows are permuted for rope.

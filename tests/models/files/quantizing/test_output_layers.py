@@ -118,7 +118,7 @@ def test_a_head_that_differs_counts(name, top, text, tmp_path):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_missing(name, tmp_path):
+def test_missing_tensors(name, tmp_path):
     held = tensors(name)
     head, embedding = (full_name(name, end) for end in ("lm_head.weight", "embed_tokens.weight"))
     values = held.pop(head)
@@ -153,7 +153,7 @@ def test_scales_of_fp8_caches_are_skipped(tmp_path):
         assert error(folder(tmp_path, name, held, "False"), name, "head") <= 1e-11
 
 
-def test_what_is_said_of_a_head(tmp_path):
+def test_warnings_about_a_head(tmp_path):
     held = tensors("LlamaForCausalLM")
     path = folder(tmp_path, "LlamaForCausalLM", held, "True")
     with pytest.warns(UserWarning, match="'lm_head.weight' differs from 'model.embed_tokens"):

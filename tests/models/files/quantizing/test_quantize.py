@@ -363,7 +363,7 @@ def test_experts_are_quantized_one_after_another(type, monkeypatch):
     assert nmse(whole.logits(prompt), model("granitemoe").logits(prompt)) <= 0.2
 
 
-def test_what_is_said_of_other_types(tmp_path):
+def test_warnings_about_other_types(tmp_path):
     """Warns about rows that no block divides and about quantized tensors, but not about floats."""
     odd = path("qwen2-odd")
     with pytest.warns(UserWarning) as caught:
