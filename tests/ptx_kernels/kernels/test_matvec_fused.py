@@ -153,7 +153,7 @@ def test_norm_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, columns: 
             2,
             64,
         ),
-        # more iterations than a block has results at once: 16 results, and one
+        # more rounds than a block holds results for: it holds 16 rounds, or one
         (replace(INLINE, rows_per_warp=4, unroll=1, resident_blocks=2, persistent=1), 1, 576),
         (replace(INLINE, warps=32, rows_per_warp=2, resident_blocks=1, persistent=1), 8, 192),
     ],

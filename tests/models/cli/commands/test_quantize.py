@@ -87,7 +87,7 @@ def test_importance_matrix(run, tmp_path):
 
 @pytest.mark.slow("quantizes a model")
 def test_importance_of_experts_and_heads(run, tmp_path):
-    """Follows llama-imatrix: each expert has its own rows; all heads together have one tensor."""
+    """Follows llama-imatrix: counts are per expert, but shared by all heads."""
     rng, experts, heads = np.random.default_rng(0), "blk.1.ffn_down_exps.weight", (4, 64)
     sums, counts = (
         rng.uniform(0.01, 10, (8, 64)),
