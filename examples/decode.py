@@ -1,9 +1,9 @@
-"""Decode with a GGUF model: load it packed, run its prompt, then one jitted step per token.
+"""Decode with a GGUF model: load it packed, prefill the prompt, then one jitted step per token.
 
 python examples/decode.py MODEL.gguf "Once upon a time"
 
-`models.generate` does the same with one jitted loop, sampling and batches; this is what lies
-beneath.
+`models.generate` does the same with one jitted loop, sampling and batches. This example shows the
+calls underneath.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if model.tokenizer is None:
 tokens = jnp.array([model.tokenizer.encode(arguments.prompt, add_end=False)])
 new_tokens = 24
 
-# Weights are arguments, so that they are no constants of the program; the cache is donated, so that
-# its pages are updated in place.
+# Weights are arguments so that they do not become constants of the program. The cache is donated so
+# that its pages are updated in place.
 prefill = jax.jit(lambda weights, *args: model.decoder(weights).prefill(*args), donate_argnums=3)
 decode = jax.jit(lambda weights, *args: model.decoder(weights).decode(*args), donate_argnums=2)
 

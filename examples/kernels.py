@@ -1,4 +1,4 @@
-"""Lowers a model's decode step for CUDA, on any machine, and lists the PTX kernels that it holds.
+"""Lower a model's decode step for CUDA, on any machine, and list its PTX kernels.
 
 python examples/kernels.py MODEL.gguf
 """
@@ -18,7 +18,7 @@ from jax_q4k.custom_call import TARGET
 
 
 def custom_calls(module: Any) -> Iterator[Any]:
-    """The attributes of every PTX custom call in a lowered module, in program order."""
+    """Yields the attributes of each PTX custom call in a lowered module, in program order."""
     functions = {
         op.name.value: op for op in module.body.operations if op.operation.name == "func.func"
     }

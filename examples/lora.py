@@ -1,4 +1,4 @@
-"""Fine-tune a packed GGUF model by LoRA adapters, in Flax NNX with optax.
+"""Fine-tune a packed GGUF model with LoRA adapters, in Flax NNX with optax.
 
     python examples/lora.py MODEL.gguf TEXT.txt --steps 100 --rank 8
     # saved adapters, no training:
@@ -8,9 +8,9 @@
 
 LoRA: https://arxiv.org/abs/2106.09685.
 
-Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change.
-What is trained is two small float32 matrices beside every projection of attention. The default text
-is a poem, short enough for a CPU.
+Gradients flow through `jq.matmul`. The base weights stay packed and are not trained. Training
+updates two small float32 matrices per attention projection. The default text is a poem, short
+enough for a CPU.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from jax_q4k import models
 from jax_q4k.models.files.quantizing import recipes
 
 TEXT = Path(__file__).with_name("lora_text.txt")
-HELD_OUT = 0.15  # of the text, its end
+HELD_OUT = 0.15  # fraction at the end of the text
 PROJECTIONS = ("query", "key", "value", "output")
 
 
 def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
-    """Makes y + x @ a @ b of every projection y = x @ W.T of attention; at first b = 0."""
+    """Replaces each projection y = x @ W.T of attention with y + x @ a @ b; b starts at 0."""
     for layer in decoder.layers:
         for name in PROJECTIONS:
             linear = getattr(layer.attention, name)
@@ -45,7 +45,7 @@ def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
 
 
 def adapters(decoder: models.Decoder) -> dict[str, nnx.LoRAParam]:
-    """Path in the tree -> adapter, such as `layers.0.attention.query.lora_a` (k, rank)."""
+    """Maps paths such as `layers.0.attention.query.lora_a` to parameters, here (k, rank)."""
     nodes = nnx.iter_graph(decoder)
     return {
         ".".join(map(str, path)): node for path, node in nodes if isinstance(node, nnx.LoRAParam)
@@ -69,9 +69,9 @@ def load_adapters(decoder: models.Decoder, path: Path) -> None:
 
 
 def merge_adapters(decoder: models.Decoder) -> None:
-    """Puts every adapter into its matrix: W + (a @ b).T.
+    """Merges each adapter into its matrix: W + (a @ b).T.
 
-    The matrix is float32 then, and may be quantized again.
+    The merged matrix is float32 and can be quantized again.
     """
     for layer in decoder.layers:
         for name in PROJECTIONS:
@@ -88,9 +88,9 @@ def merge_adapters(decoder: models.Decoder) -> None:
 
 
 def loss(decoder: models.Decoder, rows: jax.Array) -> jax.Array:
-    """Mean nats per token of rows (batch, time).
+    """Mean cross-entropy of rows (batch, time), in nats per token.
 
-    Every token but the first counts, given those before it.
+    Each token but the first is predicted from those before it.
     """
     return optax.softmax_cross_entropy_with_integer_labels(
         decoder(rows[:, :-1]), rows[:, 1:]
@@ -108,7 +108,10 @@ def train_step(decoder: models.Decoder, optimizer: nnx.Optimizer, rows: jax.Arra
 def train(
     decoder: models.Decoder, tokens: np.ndarray, start: list[int], options: argparse.Namespace
 ) -> None:
-    """`options.steps` steps on random rows of `tokens` (count,), each with `start` before it."""
+    """Trains for `options.steps` steps on random rows of `tokens` (count,).
+
+    Each row begins with `start`.
+    """
     optimizer = nnx.Optimizer(decoder, optax.adamw(options.learning_rate), wrt=nnx.LoRAParam)
     rng = np.random.default_rng(options.seed)
     length = min(options.row_length, len(tokens))
@@ -164,8 +167,8 @@ def main(arguments: list[str] | None = None) -> None:
         train(decoder, tokens, model.tokenizer.encode("", add_end=False), options)
         save_adapters(decoder, options.save)
         print(f"Saved: {options.save}")
-    # Any decoder makes a model: it generates with the adapters beside its weights, which are packed
-    # still.
+    # Any decoder can become a model. This one generates with the adapters; its weights are still
+    # packed.
     adapted = models.Model(decoder, model.tokenizer)
     report("With adapters", adapted, text, held_out, options)
     if options.merge:

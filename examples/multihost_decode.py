@@ -3,11 +3,11 @@
     # by hand, on each of N hosts, I = 0 .. N - 1:
     python examples/multihost_decode.py MODEL.gguf "Once upon a time" \\
         --coordinator HOST:PORT --processes N --process I
-    # under Slurm, Kubernetes or MPI, which JAX asks for the three; one task for each GPU:
+    # under Slurm, Kubernetes or MPI, where JAX finds all three; one task for each GPU:
     srun --ntasks-per-node 8 python examples/multihost_decode.py MODEL.gguf "Once upon a time"
 
-Every process runs the same program on the same prompt, and reads from the file the parts of its own
-devices. Process 0 prints the text.
+Every process runs the same program on the same prompt. It reads only its own devices' shards from
+the file. Process 0 prints the text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main() -> None:
     given = options.coordinator, options.processes, options.process
     if None in given and given != (None, None, None):
         sys.exit("--coordinator, --processes and --process go together")
-    jax.distributed.initialize(*given)  # before any device is asked for
+    jax.distributed.initialize(*given)  # before any use of a device
 
     mesh = jax.make_mesh((jax.device_count(),), ("tp",))
-    load = models.load  # imports Flax, whose files are not to be counted
+    load = models.load  # imports Flax here, so that its files are not counted
     before = _bytes_read()
     model = load(options.model, mesh=mesh)
     read = _bytes_read() - before
@@ -48,11 +48,11 @@ def main() -> None:
         print("tokens:", *output.tokens)
         if output.text is not None:
             print(f"text: {options.prompt}{output.text}")
-    jax.distributed.shutdown()  # waits for the others
+    jax.distributed.shutdown()  # waits for the other processes
 
 
 def _held(model: models.Model) -> int:
-    """Bytes of the weights on this process's devices; a part that several of them hold, once."""
+    """Bytes of the weights on this process's devices; counts a replicated shard once."""
     return sum(
         nbytes
         for leaf in model.weights
@@ -61,7 +61,7 @@ def _held(model: models.Model) -> int:
 
 
 def _bytes_read() -> int:
-    """By this process so far, from all files, as Linux counts them."""
+    """Bytes that this process has read so far from all files, as counted by Linux."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 

@@ -2,8 +2,8 @@
 
 python examples/primitives.py
 
-On a CUDA device the same program launches PTX kernels; on a CPU it calls C++ kernels, and the PTX
-can be simulated.
+The same program launches PTX kernels on a CUDA device and calls C++ kernels on a CPU, where the PTX
+can also be simulated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LAYERS, SIZE = 4, 512
 def random_q4_k(key: jax.Array, n: int, k: int) -> jq.QuantizedArray:
     """Random Q4_K weights (n, k).
 
-    A block of 256 has two float16 scales, twelve bytes of sub-scales, and 128 bytes of quants.
+    A block of 256 weights has two float16 scales, 12 bytes of sub-block scales, and 128 bytes of
+    quants.
     """
     blocks = np.array(jax.random.bits(key, (n, k // 256, 144), jnp.uint8))
     blocks[..., :4] = np.array([2e-4, 1.5e-3], np.float16).view(np.uint8)
@@ -58,7 +59,7 @@ print(
 )
 print(f"largest difference from the decoded weights' result: {jnp.max(jnp.abs(y - want)):.1e}")
 
-# What kernels, a GPU's and a CPU's, make of it by default: int8 activations in groups of 32.
+# The default of the GPU and CPU kernels: int8 activations in groups of 32.
 with jq.implementation(activations="q8_1"):
     quantized = network(x, stacked)
 error = jnp.mean((quantized - want) ** 2) / jnp.mean(want**2)

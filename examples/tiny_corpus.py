@@ -1,13 +1,13 @@
-"""Public-domain English from two Debian packages: what `train_tiny.py` trains on.
+"""Public-domain English from two Debian packages: the training data of `train_tiny.py`.
 
-`r-cran-janeaustenr` holds Jane Austen's six novels (public domain; the package around them: MIT),
-an R data file. `sword-text-web` holds the World English Bible, a modern translation (public
-domain), a SWORD module.
+`r-cran-janeaustenr` holds Jane Austen's six novels as an R data file. The novels are in the public
+domain; the package is under the MIT license. `sword-text-web` holds the World English Bible, a
+modern translation in the public domain, as a SWORD module.
 
-    apt-get download r-cran-janeaustenr sword-text-web    # fetched so, unpacked by dpkg, nothing is
-    installed
+    # how the packages are fetched; dpkg unpacks them, nothing is installed
+    apt-get download r-cran-janeaustenr sword-text-web
 
-    python examples/tiny_corpus.py FOLDER    # how long each book is
+    python examples/tiny_corpus.py FOLDER    # prints the length of each book
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ASCII = str.maketrans(
 
 
 def load(folder: pathlib.Path) -> list[str]:
-    """One text per book, a paragraph a line; downloads into `folder` what is not there yet."""
+    """Returns one text per book, a paragraph a line; downloads missing packages into `folder`."""
     root = folder / "packages"
     if not all((root / path).exists() for path in (AUSTEN, BIBLE)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def load(folder: pathlib.Path) -> list[str]:
 
 
 def from_files(paths: list[pathlib.Path]) -> list[str]:
-    """Plain text files, paragraphs between blank lines."""
+    """Reads plain text files whose paragraphs are separated by blank lines."""
     return [
         _paragraphs(path.read_text(encoding="utf-8", errors="replace").splitlines())
         for path in paths
@@ -56,7 +56,7 @@ def from_files(paths: list[pathlib.Path]) -> list[str]:
 
 
 def _austen(database: bytes) -> Iterator[str]:
-    """The novels, from R's lazy-load database.
+    """Yields the novels from R's lazy-load database.
 
     An object has a length and a zlib stream of one character vector.
     """
@@ -67,23 +67,23 @@ def _austen(database: bytes) -> Iterator[str]:
 
 
 def _strings(serialized: bytes) -> Iterator[str]:
-    """Elements of a character vector in R's XDR serialization (R Internals, 1.8).
+    """Yields the elements of a character vector in R's XDR serialization (R Internals, 1.8).
 
-    They lie after the serialization's 23-byte header.
+    They follow the 23-byte header of the serialization.
     """
     kind, count = struct.unpack_from(">II", serialized, 23)
     if kind & 0xFF != 16:  # STRSXP
         raise ValueError(f"expected an R character vector, got type {kind & 0xFF}")
     position = 31
     for _ in range(count):
-        _, length = struct.unpack_from(">Ii", serialized, position)  # flags of a CHARSXP, bytes
+        _, length = struct.unpack_from(">Ii", serialized, position)  # CHARSXP flags, size in bytes
         position += 8
         yield serialized[position : position + length].decode()
         position += length
 
 
 def _paragraphs(lines: list[str]) -> str:
-    """Joins lines that were wrapped at 70 columns: a paragraph a line.
+    """Joins lines that were wrapped at 70 columns into one line per paragraph.
 
     Blank lines separate paragraphs.
     """
@@ -95,9 +95,9 @@ def _paragraphs(lines: list[str]) -> str:
 
 
 def _bible(module: pathlib.Path) -> Iterator[str]:
-    """The books, from SWORD's zText.
+    """Yields the books from SWORD's zText.
 
-    Its index holds (offset, compressed size, size) of every zlib block.
+    Its index holds (offset, compressed size, size) of each zlib block.
     """
     for testament in ("ot", "nt"):
         blocks = module.joinpath(f"{testament}.bzz").read_bytes()
@@ -108,12 +108,12 @@ def _bible(module: pathlib.Path) -> Iterator[str]:
                 text = _plain(
                     zlib.decompress(blocks[offset : offset + size]).decode(errors="replace")
                 )
-                if len(text) > 1000:  # titles and prefaces of parts
+                if len(text) > 1000:  # skips titles and prefaces of parts
                     yield text
 
 
 def _plain(osis: str) -> str:
-    """OSIS markup -> a paragraph a line, without notes and titles."""
+    """Converts OSIS markup to one line per paragraph, without notes and titles."""
     osis = re.sub(r"<note\b.*?</note>|<title\b.*?</title>", "", osis, flags=re.DOTALL)
     osis = re.sub(r'<div\b[^>]*type="x-[a-z0-9]*"[^>]*>|<lg?\b[^>]*>|<chapter\b[^>]*>', "\n", osis)
     text = (

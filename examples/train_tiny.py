@@ -1,14 +1,14 @@
 """Train a small llama on public-domain English, in Flax NNX with optax.
 
-The model is the one that this package ships.
+The result is the demo model that ships with this package.
 
     pip install -e '.[train]'
     python examples/train_tiny.py /tmp/tiny                    # about an hour on two cores
     jax-q4k quantize /tmp/tiny/float.gguf /tmp/tiny/Q4_K_M.gguf --type Q4_K_M
 
-The decoder is the one that runs GGUF files, here with float32 weights. Training may be interrupted:
-the same command goes on from the last checkpoint in the work folder. There lie also the tokenizer,
-the held-out text, the losses (loss.jsonl, loss.png) and at the end the model, float.gguf.
+The decoder is the one that runs GGUF files, here with float32 weights. After an interruption, the
+same command resumes from the last checkpoint in the work folder. That folder also holds the
+tokenizer, the held-out text, the losses (loss.jsonl, loss.png) and finally the model, float.gguf.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.network.build import build
 
-END = "<|endoftext|>"  # token 0: before every window of text
-HELD_OUT = 0.05  # of every book, its end: never trained on
-EVALUATE_EVERY = 100  # steps; a checkpoint too
+END = "<|endoftext|>"  # token 0: precedes every window of text
+HELD_OUT = 0.05  # fraction at the end of every book; never trained on
+EVALUATE_EVERY = 100  # steps; also the checkpoint interval
 EVALUATION_WINDOWS = 64  # of the held-out text, evenly spaced
 
 
@@ -76,15 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _split(book: str) -> tuple[str, str]:
-    """A book's beginning, to train on, and its end, both whole paragraphs."""
+    """Splits a book at a paragraph into its training part and its held-out end."""
     at = book.rfind("\n", 0, int(len(book) * (1 - HELD_OUT))) + 1
     return book[:at], book[at:]
 
 
 def _check_settings(path: pathlib.Path, options: argparse.Namespace) -> None:
-    """Ends the program if the work folder is of a run with other settings.
+    """Ends the program if the work folder was made with other settings.
 
-    The checkpoints there would not fit.
+    Its checkpoints would not fit.
     """
     settings = {
         name: getattr(options, name)
@@ -103,7 +103,7 @@ def _check_settings(path: pathlib.Path, options: argparse.Namespace) -> None:
 def train_tokenizer(
     path: pathlib.Path, texts: tuple[str, ...], vocab_size: int
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE with GPT-2's way of splitting words; END, token 0, begins each text."""
+    """Trains a byte-level BPE with GPT-2's word splitting; END, token 0, begins each text."""
     if not path.exists():
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -122,7 +122,7 @@ def train_tokenizer(
 
 
 class Text:
-    """Texts as token ids, END before each, and where their paragraphs begin."""
+    """Texts as token ids with END before each, and the positions where paragraphs begin."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, texts: tuple[str, ...]) -> None:
         newline = tokenizer.token_to_id("\u010a")  # "\n" in GPT-2's byte alphabet
@@ -132,7 +132,7 @@ class Text:
         self.bytes = sum(len(text.encode()) for text in texts)
 
     def batch(self, seed: int, rows: int, length: int) -> np.ndarray:
-        """(rows, length + 1) int32: END, then text from the beginning of a paragraph."""
+        """Samples windows (rows, length + 1) int32: END, then text from a paragraph's start."""
         starts = self.starts[self.starts <= len(self.tokens) - length]
         if not len(starts):
             raise SystemExit(
@@ -140,14 +140,14 @@ class Text:
                 "it must be several paragraphs"
             )
         drawn = np.random.default_rng(seed).integers(0, starts[-1], rows, endpoint=True)
-        # each paragraph as often as the one before it is long
+        # the probability of a paragraph is proportional to the length of the one before it
         at = starts[np.searchsorted(starts, drawn)]
         return self._rows([self.tokens[i : i + length] for i in at])
 
     def windows(self, length: int) -> np.ndarray:
-        """Windows of the whole text, int32 (rows, length + 1), with END before each row.
+        """Consecutive windows of the text, int32 (rows, length + 1), with END before each row.
 
-        The last, partial window is left out.
+        A partial window at the end is dropped.
         """
         if len(self.tokens) < length:
             raise SystemExit(
@@ -158,7 +158,7 @@ class Text:
         )
 
     def bits_per_byte(self, losses: list[jax.Array]) -> float:
-        """The mean of losses in nats per token."""
+        """Converts losses in nats per token to their mean in bits per byte."""
         return float(np.mean(losses)) / math.log(2) * len(self.tokens) / self.bytes
 
     @staticmethod
@@ -167,7 +167,7 @@ class Text:
 
 
 def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
-    """Random decoder: norms of 1, normal matrices of deviation 0.02.
+    """Random decoder: norms of 1, normal matrices with standard deviation 0.02.
 
     The deviation is smaller for matrices that add to the residual stream.
     """
@@ -186,7 +186,7 @@ def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
 def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
     """Muon for the layers' matrices, AdamW for embedding and norms.
 
-    The learning rate rises, stays, and falls to zero over the last third of the steps.
+    The learning rate warms up, stays constant, and falls to zero over the last third of the steps.
     """
     fall = options.steps // 3
     schedule = optax.join_schedules(
@@ -220,7 +220,7 @@ def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
 def train(
     config: models.Config, training: Text, held_out: Text, options: argparse.Namespace
 ) -> models.Decoder:
-    """The decoder after `options.steps` steps, from the last checkpoint if there is one."""
+    """Returns the decoder after `options.steps` steps; resumes from the last checkpoint, if any."""
     console = Console()
     graph, parameters, constants = nnx.split(initial_decoder(config, options.seed), nnx.Param, ...)
     update = optimizer(options)
@@ -231,7 +231,7 @@ def train(
     )
 
     def loss(parameters: nnx.State, batch: jax.Array) -> jax.Array:
-        """Mean nats per token of batch (rows, length + 1)."""
+        """Mean cross-entropy of batch (rows, length + 1), in nats per token."""
         logits = nnx.merge(graph, parameters, constants)(batch[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 
@@ -294,7 +294,7 @@ def train(
 
 
 def plot(log: pathlib.Path) -> None:
-    """loss.jsonl -> loss.png; of a step that was run twice the later entry counts."""
+    """Plots loss.jsonl as loss.png; if a step was run twice, its later entry counts."""
     entries = {entry["step"]: entry for entry in map(json.loads, log.read_text().splitlines())}
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name in ("training", "held_out"):

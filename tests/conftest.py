@@ -1,4 +1,4 @@
-"""Options and fixtures for every test, and JAX's platform: CUDA for `gpu`-marked ones, else CPU."""
+"""Options and fixtures for all tests; runs tests marked `gpu` on CUDA and the rest on the CPU."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from support.paths import cache_folder
 from ptx_kernels import driver
 from ptx_kernels.machine_code import disk_cache
 
-#: Module -> the state of its `rng` when it had been imported.
+#: Module -> the state of its `rng` right after import.
 _RANDOM_STATES: dict[Any, Any] = {}
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 @functools.cache
 def no_gpu_reason() -> str | None:
-    """Reason why no CUDA device can be used, or None; asks the driver before JAX is imported."""
+    """Returns why no CUDA device can be used, or None; asks the driver before JAX is imported."""
     try:
         if driver.count_devices() == 0:
             return "no CUDA device: the driver counts none"
@@ -56,8 +56,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before anything imports JAX: its CUDA plugin, there to compile ahead of time, warns where no
-    # device is.
+    # Must run before JAX is imported: its CUDA plugin, installed for ahead-of-time compilation,
+    # warns if there is no device.
     if no_gpu_reason():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
@@ -75,9 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _set_xla_flags(optimized: bool) -> None:
-    """Makes the CPU eight devices, for tests of arrays that are split, and XLA optimize little.
+    """Gives the CPU eight devices, for sharded arrays, and turns most XLA optimizations off.
 
-    Most programs of tests run once, and optimizing them took half of the suite's time.
+    Most programs of tests run once. Optimizing them took half of the suite's time.
     """
     flags = ["--xla_force_host_platform_device_count=8"]
     if not optimized and no_gpu_reason():
@@ -87,20 +87,21 @@ def _set_xla_flags(optimized: bool) -> None:
             "--xla_cpu_parallel_codegen_split_count=1",
         ]
         major, minor = version("jaxlib").split(".")[:2]
-        if (int(major), int(minor)) < (0, 12):  # later ones do not know it, and end the process
+        if (int(major), int(minor)) < (0, 12):  # later versions do not know the flag and abort
             flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 
 def _keep_compiled_programs(config: pytest.Config) -> None:
-    """JAX's compilation cache, in a folder that this process alone uses and that ends with it.
+    """Points JAX's compilation cache to a private folder that is removed at the end.
 
-    It begins with what earlier runs compiled. JAX writes entries in place, so that processes that
-    share a folder may read parts of them: new ones are moved to the others at the end.
+    The folder starts with the entries of earlier runs. JAX writes entries in place, so a process
+    could read part of an entry that another one writes. New entries move to the shared folder at
+    the end.
     """
     kept = cache_folder() / "programs"
     kept.mkdir(parents=True, exist_ok=True)
-    for left in cache_folder().glob("programs-of-a-run-*"):  # by a process that was killed
+    for left in cache_folder().glob("programs-of-a-run-*"):  # left by a killed process
         if left.stat().st_mtime < time.time() - 24 * 3600:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix="programs-of-a-run-", dir=cache_folder()))
@@ -111,7 +112,7 @@ def _keep_compiled_programs(config: pytest.Config) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # whose folder is part of keys
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # the folder is part of keys
 
 
 def _give_back(folder: Path, kept: Path) -> None:
@@ -122,15 +123,15 @@ def _give_back(folder: Path, kept: Path) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Ids that name their parameters: `rows=4-causal=True`."""
+    """Names parameters in test ids: `rows=4-causal=True`."""
     return f"{argname}={val}" if isinstance(val, int | float | complex | None) else None
 
 
 def pytest_collection_finish() -> None:
-    """Python's collector leaves what was imported alone, and comes a tenth as often.
+    """Freezes imported objects and runs Python's garbage collector a tenth as often.
 
-    Tracing and simulating make many small objects, of which almost none is in a cycle; a look at
-    all of JAX's modules each time took a tenth of the suite.
+    Tracing and simulating make many small objects, of which almost none is in a cycle. Scanning all
+    of JAX's modules each time took a tenth of the suite.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -147,7 +148,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_machine_code(config: pytest.Config) -> None:
-    """Keeps the output of ptxas and nvdisasm from one run of the tests to the next."""
+    """Caches the output of ptxas and nvdisasm between test runs."""
     folder = cache_folder() / "machine-code"
     os.environ.setdefault(disk_cache.VARIABLE, str(folder))
     if not hasattr(config, "workerinput"):
@@ -156,7 +157,7 @@ def _keep_machine_code(config: pytest.Config) -> None:
 
 
 def _keep_bytecode() -> None:
-    """Where Python is told to write no bytecode: it goes into the folder of what tests keep.
+    """Redirects bytecode to the test cache if Python was told to write none.
 
     Compiling the tests and, in every process that a test starts, the packages takes seconds.
     """
@@ -164,12 +165,12 @@ def _keep_bytecode() -> None:
         sys.dont_write_bytecode = False
         sys.pycache_prefix = str(cache_folder() / "bytecode")
         os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or it was `python -B`
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or Python was started with -B
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes over what a worker of pytest-xdist left out; all leave out the same."""
+    """Copies an xdist worker's counts of left-out tests, which are the same in all workers."""
     if left_out := getattr(node, "workeroutput", {}).get("left_out"):
         node.config.stash[_LEFT_OUT] = Counter(left_out)
 
@@ -182,7 +183,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what tests measured, `record_property("figure", line)`, and what was left out."""
+    """Prints figures recorded by `record_property("figure", line)` and the tests left out."""
     figures = [
         value
         for report in terminalreporter.stats.get("passed", [])
@@ -200,12 +201,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if mark := item.get_closest_marker("slow"):
-        item.user_properties.append(("slow", mark.args[0]))  # for the timings
+        item.user_properties.append(("slow", mark.args[0]))  # for `--timings`
     _restart_random_numbers(item)
 
 
 def _restart_random_numbers(item: pytest.Item) -> None:
-    """Gives each test what a module's `rng` gives first: not what tests before it have left."""
+    """Resets a module's `rng` to its initial state before each test."""
     if generator := getattr(getattr(item, "module", None), "rng", None):
         bits = generator.bit_generator
         bits.state = _RANDOM_STATES.setdefault(item.module, bits.state)  # type: ignore[attr-defined]
@@ -213,7 +214,7 @@ def _restart_random_numbers(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _default_device(request: pytest.FixtureRequest):
-    """On a machine with a GPU, tests without the `gpu` mark still run on the CPU."""
+    """Runs tests without the `gpu` mark on the CPU even if the machine has a GPU."""
     if no_gpu_reason():
         yield
         return
@@ -226,7 +227,7 @@ def _default_device(request: pytest.FixtureRequest):
 
 @pytest.fixture
 def exact():
-    """Activations of products as they are, by every implementation."""
+    """Keeps activations of products in float32 in every implementation."""
     from jax_q4k import implementation
 
     with implementation(activations="f32"):

@@ -1,4 +1,4 @@
-"""Layers: imports only point down, and no module imports itself by way of others."""
+"""Import rules: imports only point down, and there are no import cycles."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_imports_point_down(below, above):
     assert not found
 
 
-#: The rooms of `models/` from the bottom: each imports only rooms above it in this list.
+#: Folders of `models/` from the bottom; each imports only folders that precede it in this list.
 ROOMS = (
     "support",
     "architectures",
@@ -103,7 +103,7 @@ def test_ptx_kernels_needs_no_jax():
 
 
 def test_models_use_public_names_of_jax_q4k():
-    """Names in `__all__` of `jax_q4k`, or of a package that `jax_q4k` lists itself."""
+    """Public names are those in `__all__` of `jax_q4k` or of a package that `jax_q4k` lists."""
     private = [
         (name, source, taken)
         for name in MODULES

@@ -1,4 +1,4 @@
-"""The suite's own conftest: tiers, budgets of time, and what a run says that it left out."""
+"""The suite's own conftest: tiers, time budgets, and the report of what a run left out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_program():
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project of one test file, with this suite's conftest."""
+    """A project with one test file and this suite's conftest."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copytree(TESTS / "support", folder / "tests" / "support")
     shutil.copy(TESTS / "conftest.py", folder / "tests")
@@ -68,7 +68,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(project: Path, *arguments: str, **variables: str) -> tuple[int, str, list[str]]:
-    """pytest's exit status and output, and the names of the tests that ran or were skipped."""
+    """Returns pytest's exit status, its output, and the names of tests that ran or were skipped."""
     file = project / "timings.json"
     file.unlink(missing_ok=True)
     done = subprocess.run(
@@ -126,7 +126,7 @@ def test_a_test_named_by_its_id_runs_in_any_tier(project):
     assert len(cells(names)) == 24
 
 
-def test_what_a_budget_leaves_is_named_and_comes_first(project):
+def test_tests_without_time_are_named_and_come_first(project):
     status, printed, _ = run(project, "--tier", "all", "--budget", "0")
     assert status == 0 and "tests not run: no time left in the budget" in printed
     assert "tests/test_sample.py::test_slow" in printed

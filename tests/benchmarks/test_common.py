@@ -1,4 +1,4 @@
-"""Command lines of the benchmarks that take nothing but the file to write."""
+"""Command lines of the benchmarks whose only argument is the output file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.cpu`, on a model of two small layers and a peer with made-up figures."""
+"""`python -m benchmarks.cpu`, with a two-layer model and a peer that reports made-up figures."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ SMALL = dataclasses.replace(
     num_kv_heads=2,
 )
 
-#: Both programs of a peer: rates of prompts, depths and batches that nobody measured.
+#: Stand-in for both programs of a peer; reports made-up rates for prompts, depths and batches.
 BENCH = """#!{python}
 import json, sys
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))

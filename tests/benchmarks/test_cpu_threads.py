@@ -1,4 +1,4 @@
-"""The simulation of more threads deals tasks as the C++ does."""
+"""The simulation of more threads splits tasks like the C++ code."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def test_one_thread_is_as_fast_as_was_measured_and_eight_no_faster_than_eight_ti
 
 def test_tasks_that_do_not_divide_leave_threads_waiting():
     assert cpu_threads.seconds([(9, 1e9)], 1e9, 8) == pytest.approx(2, rel=1e-3)
-    assert cpu_threads.seconds([(9, 1.0)], 1e9, 8) < 1e-4  # not worth a thread's waking
+    assert cpu_threads.seconds([(9, 1.0)], 1e9, 8) < 1e-4  # too little work to wake a thread for

@@ -1,4 +1,4 @@
-"""The benchmark of experts' networks measures what it says."""
+"""Measurements of the benchmark of MoE feed-forward networks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_measurement(monkeypatch):
         flops = 2 * 3 * 256 * 256 * 2 * row["tokens"]
         seconds = row["experts_ms"] / 1e3
         assert row["experts_gigaflops"] * seconds == pytest.approx(flops / 1e9)
-        size = 256 * 256 * (2 * 144 + 210) / 256  # of an expert
+        size = 256 * 256 * (2 * 144 + 210) / 256  # bytes of one expert
         used = row["experts_gigabytes_per_second"] * seconds * 1e9 / size
         assert used == pytest.approx(2) if row["tokens"] == 1 else 1.99 < used < 4.01
         read = row["dense_gigabytes_per_second"] * row["dense_ms"] * 1e6

@@ -1,4 +1,4 @@
-"""The benchmark of float products measures what it says."""
+"""Measurements of the benchmark of float products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU benchmark without a GPU: it says so; a dry run of all of it; parts that fail or hang."""
+"""The GPU benchmark without a GPU: its error message, a dry run, and parts that fail or hang."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ DRY = ["--dry-run", "--skip", "tests", "questions", "models"]
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
-    """(exit status, results, what was printed) of a dry run with the given options."""
-    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_PLATFORMS"):  # which a run sets
+    """Returns a function that does a dry run with options.
+
+    It returns (exit status, results, printed text).
+    """
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_PLATFORMS"):  # a run sets both
         monkeypatch.setenv(name, "cpu" if name == "JAX_PLATFORMS" else "false")
 
     def run(*options: str):
@@ -54,7 +57,10 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
 
 @pytest.mark.slow("runs every part of a benchmark")
 def test_a_dry_run_goes_to_the_end(tmp_path):
-    """Each part: tests collected, questions, kernels, a model, tables, chart and file."""
+    """A dry run has every part.
+
+    The parts are collected tests, questions, kernels, a model, tables, chart and file.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--dry-run", "--concurrent"],
         cwd=ROOT,
@@ -66,7 +72,7 @@ def test_a_dry_run_goes_to_the_end(tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0].startswith("DRY RUN: nothing is measured") and lines[-1] == lines[0]
 
-    (file,) = tmp_path.glob("jax-q4k-dry-run-*/dry-run.json")  # not benchmarks/results
+    (file,) = tmp_path.glob("jax-q4k-dry-run-*/dry-run.json")  # and not in benchmarks/results
     assert f"written: {file}" in lines
     found = json.loads(file.read_text())
     assert found["dry_run"] is True and found["note"] == lines[0] and found["errors"] == {}
@@ -130,7 +136,7 @@ def test_predictions_stand_beside_what_was_measured():
 def test_the_whole_run_fits_its_time():
     """The products of most files are timed, however long tests and questions take.
 
-    The largest matrices take four seconds each, the others one.
+    The largest matrices take four seconds each, the others one second.
     """
     left = 500 * (1 - gpu._TESTS_SHARE) - gpu._QUESTIONS_SECONDS - gpu._MODELS_SECONDS
     rare = {"formats": ("Q4_K", "Q6_K")}
@@ -190,9 +196,9 @@ def test_a_kernel_that_fails_takes_no_other_with_it(monkeypatch, run):
 
 
 @pytest.mark.slow("measures")
-def test_what_was_measured_stays_where_a_later_part_fails(monkeypatch, run):
+def test_measurements_stay_if_a_later_part_fails(monkeypatch, run):
     def fails(run):
-        assert json.loads(run.path.read_text())["kernels"]  # written before
+        assert json.loads(run.path.read_text())["kernels"]  # was written before
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(gpu, "time_models", fails)
@@ -224,7 +230,7 @@ def test_an_error_of_the_driver_is_the_reason(monkeypatch, capsys):
 
 def test_inputs_rotate_past_the_cache():
     name, kernel, nbytes, _ = next(iter(gpu_kernels.matvecs(SMALL)))
-    assert name == "matvec Q4_K 64x512 m=1"  # what most files hold comes first
+    assert name == "matvec Q4_K 64x512 m=1"  # the shape that most files contain comes first
     with SimulatedDevice() as device:
         launches = rotated(device, kernel, random_operands(kernel), l2_bytes=16 * nbytes)
         assert len({tuple(addresses) for _, addresses in launches}) > 16

@@ -1,4 +1,4 @@
-"""Random models for timing, and the decode loop's clock, at a size that a CPU runs."""
+"""Random models for timing, and the clock of the decode loop, at sizes that a CPU can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first hour's questions: their kernels, their arithmetic, and what makes one fail."""
+"""The questions of the first hour on a GPU: their kernels, arithmetic and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ptx_kernels.machine_code.ptxas import assemble_all
 
 
 class Clocked(SimulatedDevice):
-    """A device whose graphs take `overhead` seconds and what `seconds` says of each launch."""
+    """A device whose graphs take `overhead` seconds plus `seconds(kernel)` for each launch."""
 
     def __init__(self, overhead, seconds):
         super().__init__()
@@ -41,7 +41,7 @@ def answer(name: str, gpu) -> gpu_questions.Answer:
 
 
 def test_full_sized_kernels_assemble():
-    """What the GPU's driver will be given, for the device that the questions are for."""
+    """Assembles the texts that the driver will get, for the device of the questions."""
     kernels = gpu_questions.timed_kernels(FULL)
     assert len(kernels) == 17
     texts = [built.text for built in kernels] + [
@@ -116,7 +116,7 @@ def test_kernels_that_differ_in_their_results_are_no_answer():
 
 
 def test_nan_is_another_result(monkeypatch):
-    """Also in the second of two results: a maximum of floats would not see it."""
+    """A NaN in the second result counts as a difference; a maximum of floats would not see it."""
     kernel = KERNELS["quantize_q8_1"](rows=1, columns=64)
 
     class Spoiled(SimulatedDevice):
@@ -164,7 +164,7 @@ def test_loads_are_those_of_the_texts(tmp_path, capsys):
 
 
 def test_pairs_of_launches_ask_for_the_next_ones_planes():
-    """A device on which asking costs 0.1 us and saves the next launch a microsecond."""
+    """On this device, prefetching costs 0.1 us and saves the next launch a microsecond."""
     launched = []
 
     class Asked(Clocked):
@@ -179,7 +179,7 @@ def test_pairs_of_launches_ask_for_the_next_ones_planes():
         found = answer("prefetch", gpu)
         asking, reader = launched[1][:2]
         assert [asking[0].operands[-1].name, reader[0].operands[0].name] == ["ahead0_0", "block"]
-        # the plane that the first asks for is the second's
+        # the first launch prefetches a plane of the second
         assert asking[1][len(asking[0].operands) - 1] == reader[1][0]
         assert not any(kernel.ahead_bytes for kernel, _ in (*launched[0], *launched[2]))
     times = found.measured["seconds"]

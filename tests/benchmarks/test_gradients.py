@@ -1,4 +1,4 @@
-"""The benchmark of gradients measures what it says."""
+"""Measurements of the benchmark of gradients."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def test_a_measurement(monkeypatch):
     found = {row["operation"]: row for row in gradients.measure(256, 256, 9)}
     assert {*found} == {"mlp", "gated_matmul", "qkv_matmul", "causal_attention"}
     assert all(row["ms"] > 0 and row["gradient_ms"] > 0 for row in found.values())
-    # of each matrix: int8 activations and the product, and its decoding on the way back
+    # per matrix: int8 activations, the product, and decoding for the backward pass
     assert found["mlp"]["gradient_launches"] == 9
     assert found["causal_attention"]["gradient_launches"] == 0

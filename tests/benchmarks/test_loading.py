@@ -1,4 +1,4 @@
-"""What loading takes: memory for the tensors once, and no bytes of other processes' devices."""
+"""Cost of loading: tensors are in memory once, and other processes' shards are not read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jax_q4k import gguf
 from jax_q4k.models.config import Config
 from jax_q4k.models.config.tensors import expected_tensors
 
-#: 66 million weights of Q4_K, 38 MB; eight devices split them all but columns of attn_output.
+#: 66 million weights of Q4_K, 38 MB; eight devices shard all of them but columns of attn_output.
 CONFIG = Config("llama", 4096, 512, 1024, 4096, 4, 16, 8, 64, 1e-5)
-BESIDE = 12 << 20  # bytes: buffers, programs, the heap's
+BESIDE = 12 << 20  # bytes of buffers, programs and the heap
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The benchmark of the quantizers measures what it says."""
+"""Measurements of the benchmark of the quantizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated driver: `Device` gives the simulator's results, and times that are invented."""
+"""The simulated CUDA driver: `Device` returns the simulator's results and invented times."""
 
 from __future__ import annotations
 
@@ -63,6 +63,6 @@ def test_without_execution_results_stay_poison():
     assert (values == -1).all()
 
 
-def test_what_is_no_module_does_not_load(gpu):
+def test_bad_modules_do_not_load(gpu):
     with pytest.raises(DriverError, match="cuModuleLoadData failed: CUDA_ERROR_INVALID_PTX"):
         gpu.time_load(".version 8.0")

@@ -1,4 +1,4 @@
-"""The benchmark of stacked layers measures what it says."""
+"""Measurements of the benchmark of stacked layers."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def test_a_measurement():
 
 
 @pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
-def test_what_a_gpu_would_run():
+def test_programs_for_a_gpu():
     copied, inplace = stacked_layers.compiled_for_a_gpu()
     assert copied["packed_bytes_written"] >= 256 * 144 > inplace["packed_bytes_written"] == 0

@@ -1,4 +1,4 @@
-"""The benchmark of the start measures what it says."""
+"""Measurements of the benchmark of startup times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The static evidence's command, on two kernels."""
+"""The command that collects static evidence, on two kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         static, "cases", lambda: [case for case in CASES if case.family == "append_kv"][:2]
     )
-    # tests/jax_q4k/aot compiles the real one
+    # tests/jax_q4k/aot compiles the real step
     monkeypatch.setattr(static, "launches_of_8b_step", lambda: {"launches": 1})
     layer = static.layer_times.LayerTime("8B", "local", 12, 10, 86_000_000, 40e-6, 4e-6)
     monkeypatch.setattr(static.layer_times, "layer_times", lambda: [layer])

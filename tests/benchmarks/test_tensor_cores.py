@@ -1,6 +1,6 @@
-"""Count of tensor cores' products, on one format.
+"""Counts of tensor-core products, for one format.
 
-What it found is what `tuning` and the docs say.
+`tuning` and the docs state the same results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):
     assert "Q4_K" in capsys.readouterr().out
 
 
-def test_what_is_counted_is_what_tuning_chooses():
+def test_the_counted_configs_are_those_of_tuning():
     shape = tensor_cores.N, tensor_cores.COLUMNS, tensor_cores.M
     for (format, products), config in tensor_cores.CONFIGS.items():
         if products != "bf16":
@@ -51,7 +51,7 @@ def test_what_is_counted_is_what_tuning_chooses():
             assert replace(found, splits=1) == config
 
 
-def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():
+def test_counts_agree_with_tuning_and_the_docs():
     rows = json.loads((RESULTS / "tensor_cores.json").read_text())["rows"]
     slots = {row["format"]: round(row["step"], 1) for row in rows if row["products"] == "int8"}
     weighed = {name: formats.get(name).tuning.int8_issue_slots for name in slots}

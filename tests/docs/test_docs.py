@@ -1,7 +1,7 @@
-"""The snippets of docs/ run as they stand; so do the `jax-q4k` lines of docs/ and README.md.
+"""Runs the Python snippets of docs/ and the `jax-q4k` commands of docs/ and README.md unchanged.
 
-Python: a section's blocks in one namespace, after those before the first section. Lines of the
-command line: a page's, in order, in a folder that has the files which they name.
+Python: the blocks of a section run in one namespace, after the blocks that precede the first
+section. Commands: those of a page run in order, in a folder that has the files they name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tools import snippets
 DOCS = ROOT / "docs"
 CHECKPOINT = ROOT / "tests" / "data" / "checkpoints" / "llama"
 
-#: What a snippet may need beyond the package's dependencies: module -> where it is used.
+#: Optional dependencies of snippets: module -> text of the snippets that use it.
 OPTIONAL = {"orbax.checkpoint": "import orbax", "flatbuffers": ".serialize()"}
 
-#: Blocks that do not run here, by page and the first line's beginning: everything else does.
+#: Blocks that do not run here, keyed by page and start of the first line -> reason.
 NOT_RUN = {
     ("docs/bench.md", "jax-q4k bench MODEL.gguf -p 512"): "takes minutes",
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
@@ -45,7 +45,7 @@ TEXT = "It is a truth universally acknowledged, that a single man must be in wan
 
 
 def sections() -> list:
-    """(setup, code) of each section that has any, by page and heading."""
+    """Returns (setup, code) of each section with Python code, by page and heading."""
     found = []
     for page in snippets.pages():
         if page == "README.md":
@@ -64,7 +64,7 @@ def sections() -> list:
     return found
 
 
-#: Pages that tell one story: sections go on from those before.
+#: Pages whose sections continue the preceding ones.
 IN_ORDER = (
     "index",
     "jax",
@@ -83,7 +83,7 @@ def test_snippets(setup, code, tmp_path, monkeypatch):
         if use in code:
             pytest.importorskip(module, reason=f"{module} is no dependency of jax-q4k")
     monkeypatch.chdir(tmp_path)
-    with mock.patch.dict(ARCHITECTURES):  # a page registers one
+    with mock.patch.dict(ARCHITECTURES):  # a page registers an architecture
         exec(compile(f"{setup}\n{code}", "snippets", "exec"), {"__name__": "snippets"})
 
 
@@ -92,13 +92,13 @@ def pages_with_commands() -> list[str]:
 
 
 def commands(page: str) -> list[snippets.Command]:
-    """The lines of the command line of a page that run here."""
+    """Commands of a page that run here."""
     shown = (b for b in snippets.blocks(page) if b.language != "python" and not b.not_run)
     return [command for block in shown for command in snippets.commands(block)]
 
 
 def adapter():
-    """A LoRA adapter of one matrix of the demo, which changes nothing."""
+    """A LoRA adapter of one matrix of the demo model; it changes nothing."""
     about = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 4.0}
     a, b = np.zeros((4, 256), np.float32), np.zeros((256, 4), np.float32)
     name = "blk.0.attn_output.weight"
@@ -108,10 +108,10 @@ def adapter():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A folder with the files that pages name: the demo with a chat template, a checkpoint."""
+    """A folder with the files that pages name: the demo with a chat template, and a checkpoint."""
     folder = tmp_path_factory.mktemp("files")
     demo = jq.gguf.read(models.demo_path())
-    more = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 8192}  # as pages ask for
+    more = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 8192}  # pages need these
     jq.gguf.write(folder / "MODEL.gguf", {**demo.metadata, **more}, demo.tensors)
     shutil.copy(folder / "MODEL.gguf", folder / "IN.gguf")
     shutil.copytree(CHECKPOINT, folder / "FOLDER")
@@ -134,7 +134,7 @@ def test_commands(page, files, tmp_path, monkeypatch, capfd):
         program, name, *arguments = command.words
         assert program == "jax-q4k"
         if name == "quantize":
-            Path(arguments[1]).unlink(missing_ok=True)  # of an alternative before
+            Path(arguments[1]).unlink(missing_ok=True)  # left by an alternative command
         with monkeypatch.context() as settings:
             for key, value in command.environment.items():
                 settings.setenv(key, value)
@@ -144,7 +144,7 @@ def test_commands(page, files, tmp_path, monkeypatch, capfd):
 
 
 def test_every_line_of_the_command_line_is_found():
-    """A line that merely looks like one, such as `$ FOO=1 jax-q4k`, is run, too."""
+    """Lines that only resemble a command, such as `$ FOO=1 jax-q4k`, run too."""
     for page in snippets.pages():
         text = (ROOT / page).read_text()
         looking = re.findall(r"^(?:    )?\$? ?(?:\w+=\S+ )*jax-q4k (\w+)", text, re.MULTILINE)
@@ -157,7 +157,7 @@ def test_every_line_of_the_command_line_is_found():
         assert [word for word in looking if word in cli.COMMANDS] == of_blocks, page
 
 
-def test_what_is_not_run_says_why():
+def test_blocks_that_do_not_run_have_reasons():
     found = {
         (page, line): block.not_run
         for page in snippets.pages()

@@ -1,4 +1,4 @@
-"""Figures that pages give are those of benchmarks/results/, of the demo, and of the recipes."""
+"""Figures on pages match benchmarks/results/, the demo model, and the recipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ statements = Statements()
 says = statements.says
 
 PEERS = ("ours", "llama.cpp", "ik_llama.cpp")
-#: Rows of README's tables -> the keys of results, figure by figure.
+#: Rows of README's tables -> keys of the results, in the order of the figures.
 ROWS = {
     "prompt of 128 / 512": ("prefill_128", "prefill_512"),
     "prompt of 128 / 512, tokens per second": ("prefill_128", "prefill_512"),
@@ -40,7 +40,7 @@ def of_threads(name: str, threads: int) -> dict[str, Any]:
 
 
 def assert_cell(cell: str, run: dict[str, float], keys: tuple[str, ...]) -> None:
-    """The figures of a cell are a result's, rounded as the page rounds them."""
+    """Compares a cell's figures with a result, rounded to the digits that the page shows."""
     shown = cell.split(" / ")
     for figure, key in zip(shown, keys, strict=True):
         digits = len(figure.partition(".")[2])
@@ -136,7 +136,7 @@ def threads():
 
 
 def predicted(name: str, shape: str) -> dict[str, dict[str, Any]]:
-    """Predictions of a model's programs, by docs/performance.md's names of these."""
+    """Predictions for a model's programs, keyed by their names in docs/performance.md."""
     found = {}
     for program in results(name)["programs"]:
         behind = f" behind {program['before']}" if program.get("before") else ""
@@ -159,7 +159,7 @@ def whole_programs():
         rates = one["tokens_per_second"], one["event_tokens_per_second"]
         assert [launches, rate, event_rate] == [f"{x:.0f}" for x in (one["launches"], *rates)]
         assert abs(one["apart"]) < 0.15
-        if what in before:  # not a piece of a prompt
+        if what in before:  # not a chunk of a prompt
             other = before[what]
             assert were == [str(other["launches"]), f"{other['tokens_per_second']:.0f}"]
 
@@ -169,7 +169,7 @@ def long_prompts():
     now = predicted("step_times", "llama-3.1-8b")
     for size, *shown in table("docs/performance.md", "| Llama 3.1 8B, prompt of"):
         one = now.get(f"prompt of {size}")
-        if one is not None:  # the lengths that results hold
+        if one is not None:  # only lengths with results
             seconds = [one[key] for key in ("seconds", "event_seconds", "xla_seconds")]
             rounded = [f"{1e6 * s:.0f}" for s in seconds]
             assert shown[:4] == [str(one["launches"]), *rounded]
@@ -320,7 +320,7 @@ def recipe_of_the_demo():
 
 
 def bits_a_weight(recipe: str) -> float:
-    """Bits of all tensors of Llama 3.1 8B over its weights."""
+    """Bits of all tensors of Llama 3.1 8B divided by its weight count."""
     needed = {n: e.shape for n, e in expected_tensors(LLAMA_3_1_8B).items() if e.required}
     shapes = needed | {"output.weight": (128256, 4096), "rope_freqs.weight": (64,)}
     types = recipes.tensor_types(recipes.get(recipe), LLAMA_3_1_8B, shapes)

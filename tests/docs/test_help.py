@@ -1,4 +1,4 @@
-"""Every program of examples/ and benchmarks/ prints its help, and does nothing else then."""
+"""Programs of examples/ and benchmarks/ print their help and do nothing else with `--help`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def printed_help(run, monkeypatch, capsys, folder) -> str:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name, monkeypatch, capsys, tmp_path):
     path = ROOT / "examples" / name
-    monkeypatch.syspath_prepend(path.parent)  # as Python does where it runs a file
+    monkeypatch.syspath_prepend(path.parent)  # Python adds this folder when it runs a file
     text = printed_help(
         lambda: runpy.run_path(str(path), run_name="__main__"), monkeypatch, capsys, tmp_path
     )

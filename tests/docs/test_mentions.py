@@ -1,4 +1,4 @@
-"""Pages mention what is there: files, names, arguments, options, modules, variables, extras."""
+"""Pages mention only what exists: files, names, arguments, options, modules, variables, extras."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAGES = [
 ]
 pages = pytest.mark.parametrize("page", PAGES)
 
-#: Names that pages use for modules and objects of this package.
+#: Names that pages use for this package's modules and objects.
 NAMES = {
     "jq": jq,
     "jax_q4k": jq,
@@ -45,12 +45,12 @@ NAMES = {
     "tuning": tuning,
 }
 
-#: Files of other programs and of readers.
+#: Files of other programs and of the reader.
 THEIRS = (
     r"(adapter_)?config\.json|tokenizer(_config)?\.json|convert_lora_to_gguf\.py|src/models/NAME\.cpp"
     r"|modeling_NAME\.py|~/\.nv/ComputeCache|modules\.json|1_Pooling/config\.json"
 )
-#: Files that a reader would write, and those that commands make.
+#: Files that a reader would write or that commands create.
 UNWRITTEN = r".*NAME\.py|.*\b(q4_x|scale_rows|fictitious)\.py|site/|~/\.cache/.*"
 #: Options of other programs: XLA, Slurm, pip, git, pytest.
 OTHERS = r"--(xla_\w+|nodes|ntasks-per-node|gpus-per-node|json|help)"
@@ -63,14 +63,14 @@ def text(page: str) -> str:
 
 @functools.cache
 def spans(page: str) -> frozenset[str]:
-    """The inline code of a page."""
+    """Inline code of a page."""
     outside = re.sub(r"^```.*?^```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
     return frozenset(found.replace("\n", " ") for found in re.findall(r"`([^`]+)`", outside))
 
 
 @functools.cache
 def files() -> tuple[str, ...]:
-    """Files and folders of the repository, folders with a slash at the end."""
+    """Files and folders of the repository; folders end with a slash."""
     kinds = ("ptx_kernels", "jax_q4k", "models", "examples", "benchmarks", "tools", "tests", "docs")
     found = [path for kind in kinds for path in (ROOT / kind).rglob("*")]
     names = [path.relative_to(ROOT).as_posix() + "/" * path.is_dir() for path in found]
@@ -78,7 +78,7 @@ def files() -> tuple[str, ...]:
 
 
 def is_there(name: str) -> bool:
-    """A file, as its whole path or the end of it."""
+    """Whether `name` is a file's path or the end of one."""
     return any(f"/{file}".endswith((f"/{name}", f"/{name}/")) for file in files())
 
 
@@ -97,11 +97,11 @@ def test_files(page):
 
 
 def resolved(name: str) -> Any:
-    """The object of a dotted name; ImportError or AttributeError where there is none."""
+    """Returns the object of a dotted name, or raises ImportError or AttributeError."""
     first, *rest = name.split(".")
     try:
         return functools.reduce(getattr, rest, NAMES[first])
-    except AttributeError:  # a module that is not imported yet, or that a function hides
+    except AttributeError:  # a module that is not imported yet or is hidden by a function
         module = importlib.import_module(".".join([NAMES[first].__name__, *rest[:-1]]))
         if hasattr(module, rest[-1]):
             return getattr(module, rest[-1])
@@ -138,7 +138,7 @@ def test_arguments(page):
 
 
 def test_defaults_in_the_table():
-    """Arguments in README's table of the API have the defaults that they are shown with."""
+    """README's table of the API shows the actual defaults of arguments."""
     section = text("README.md").partition("\n## API\n")[2].partition("\n## ")[0]
     checked = 0
     for call in calls("README.md"):
@@ -154,7 +154,7 @@ def test_defaults_in_the_table():
 
 @functools.cache
 def sources() -> str:
-    """The code of all programs."""
+    """Source code of all programs."""
     folders = ("models", "jax_q4k", "ptx_kernels", "benchmarks", "tools", "examples", "tests")
     return "\n".join(
         file.read_text()
@@ -166,7 +166,7 @@ def sources() -> str:
 
 @functools.cache
 def fields() -> frozenset[str]:
-    """Fields of Sampling and arguments of kernels, which are options by their names."""
+    """Fields of Sampling and arguments of kernels; command-line options are named after them."""
     found = set(models.Sampling.__dataclass_fields__)
     for build in KERNELS.values():
         found |= set(inspect.signature(build).parameters)
@@ -182,7 +182,7 @@ def test_options(page):
 
 
 def programs(page: str) -> set[tuple[str, str]]:
-    """(module or file of examples/, option) of each line that runs a program with options."""
+    """Collects (module or file of examples/, option) from lines that run a program with options."""
     found = set()
     for line in text(page).replace("\\\n", " ").splitlines():
         for program, rest in re.findall(r"python (?:-m )?([\w./]+)([^`#|]*)", line):
@@ -192,7 +192,7 @@ def programs(page: str) -> set[tuple[str, str]]:
 
 @pages
 def test_options_of_programs(page):
-    """An option is one of the program that it is given to."""
+    """Each option exists in the program that the page uses it with."""
     for program, option in programs(page):
         program = "tests/conftest.py" if program == "pytest" else program
         of_kernels = program == "ptx_kernels" and option[2:].replace("-", "_") in fields()
@@ -201,7 +201,7 @@ def test_options_of_programs(page):
 
 @functools.cache
 def source(program: str) -> str:
-    """A program's code, and that of modules beside it that it imports by name."""
+    """Returns a program's code, with that of the sibling modules that it imports by name."""
     if program.endswith(".py"):
         return (ROOT / program).read_text()
     spec = importlib.util.find_spec(program)
@@ -231,7 +231,7 @@ def macros() -> str:
 
 @pages
 def test_variables(page):
-    """Environment variables are read by this package, or are options of JAX or of the hub's."""
+    """Environment variables are read by this package, or are options of JAX or huggingface_hub."""
     prefixes = "JAX|XLA|HF|CUDA|XDG|PJRT"
     for name in set(re.findall(rf"(?<![\w.])(?:{prefixes})_[A-Z0-9_]+\b", text(page))):
         ours = f'"{name}"' in sources() or name in macros()
@@ -263,7 +263,7 @@ def test_the_reference_has_every_public_name():
         assert missing == (["GGUFError", "part_names"] if page == "gguf" else []), page
 
 
-def test_what_is_not_there_is_found():
+def test_missing_names_are_detected():
     assert is_there("ops/op.py") and is_there("models/cli/") and not is_there("ops/operation.py")
     with pytest.raises((AttributeError, ImportError)):
         resolved("models.load_model")

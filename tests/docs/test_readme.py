@@ -1,4 +1,4 @@
-"""The README's Python snippets run as they stand, one after another in one session."""
+"""Runs README's Python snippets unchanged, in order, in one session."""
 
 from __future__ import annotations
 

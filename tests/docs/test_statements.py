@@ -1,4 +1,4 @@
-"""Statements of pages about behaviour, limits and defaults; figures are in test_figures.py."""
+"""Statements of pages about behavior, limits and defaults; test_figures.py has the figures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ README, KERNELS = "README.md", "docs/kernels.md"
 
 
 def options(command: str) -> dict[str, Any]:
-    """The options of a command: each string of an option -> argparse's action."""
+    """Options of a command: each option string -> argparse's action."""
     (commands,) = (
         action.choices[command]
         for action in cli.parser_of([command])._actions
@@ -69,7 +69,7 @@ def options(command: str) -> dict[str, Any]:
 
 
 def usual(command: str) -> Any:
-    """Sampling of a command without options, for a file that suggests nothing."""
+    """Default sampling of a command for a file that suggests none."""
     given = types.SimpleNamespace(**{action.dest: None for action in options(command).values()})
     model: Any = types.SimpleNamespace(metadata={})
     return sampling_of(given, model, Console())
@@ -137,12 +137,12 @@ def place_of_programs():
         assert str(cache.folder()) == "/home/jane/.cache/jax-q4k/programs"
         environment.setenv("XDG_CACHE_HOME", "/caches")
         assert str(cache.folder()) == "/caches/jax-q4k/programs"
-    assert 2 * cache.MAX_BYTES == 256 << 20  # JAX's, and whole programs
+    assert 2 * cache.MAX_BYTES == 256 << 20  # JAX's entries plus programs
 
 
 @says(README, "`JAX_COMPILATION_CACHE_DIR` names a place where JAX alone keeps programs")
 def jaxs_own_cache():
-    assert jax.config.values["jax_compilation_cache_dir"]  # which tests have
+    assert jax.config.values["jax_compilation_cache_dir"]  # tests set it
     with cache.programs(Console()) as kept:
         assert kept is None
 
@@ -233,7 +233,10 @@ def caches():
     "`models.score` counts all tokens, the end of the text included",
 )
 def perplexity():
-    """Count of llama.cpp's perplexity.cpp: `count += n_ctx - first - 1`, `first = n_ctx/2`."""
+    """Counts tokens like llama.cpp's perplexity.cpp.
+
+    llama.cpp computes `count += n_ctx - first - 1` with `first = n_ctx/2`.
+    """
     model, text = models.load("demo"), "The sea was calm, and the evening came. " * 12
     ids, with_bos = (model.tokenizer.encode(text, add_special=add) for add in (False, True))
     windows, rest = divmod(len(with_bos), 32)
@@ -275,7 +278,7 @@ def parts_of_files():
 @says(README, "or a name on the Hugging Face hub, which is downloaded")
 @says("docs/troubleshooting.md", "it was taken for one of [the hub]")
 def names_of_the_hub():
-    """Nothing more need be installed: the package is a dependency."""
+    """The hub's package is a dependency, so nothing else must be installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert any(name.startswith("huggingface-hub") for name in project["dependencies"])
     assert hub.named("Org/Name").repository == "Org/Name"
@@ -550,10 +553,10 @@ def implementations():
 
 @says("docs/devices.md", "| operation | axes that may be split |")
 def split_operations():
-    """Every operation of the table of transforms has its axes."""
+    """The table of devices has the axes of every operation in the table of transforms."""
     shown = {name for cell, _ in table("docs/devices.md", "| operation |") for name in quoted(cell)}
     all_of_them = {quoted(row[0])[0] for row in table("docs/transforms.md", "| operation | jit")}
-    outside = {"quantize"}  # of no program
+    outside = {"quantize"}  # never part of a program
     assert all_of_them - shown == outside & all_of_them
 
 
@@ -572,7 +575,7 @@ sys.meta_path.insert(0, Refused())
 
 
 def process(code: str, before: str = PROCESS) -> Any:
-    """JSON that a program in a process of its own prints."""
+    """Runs code in a new process and returns the JSON that it prints."""
     command = [sys.executable, "-c", before + textwrap.dedent(code)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -585,7 +588,7 @@ def process(code: str, before: str = PROCESS) -> Any:
 @says("docs/export.md", "on a CPU the kernels are C++ handlers, which it registers as well")
 @says("docs/arrays.md", "The process that calls it imports `jax_q4k`")
 def programs_without_the_import():
-    """The page's own program for CUDA, read and compiled by JAX alone, and two that cannot be."""
+    """JAX alone reads and compiles the page's CUDA program; it refuses two others."""
     pytest.importorskip("flatbuffers", reason="flatbuffers is no dependency of jax-q4k")
     page = [b for b in snippets.blocks("docs/export.md") if b.language == "python"]
     code = "".join(block.code for block in page if block.section in ("", "jax.export"))
@@ -601,7 +604,7 @@ def programs_without_the_import():
     if native.problem():
         pytest.skip(f"the library of the CPU's kernels is needed: {native.problem()}")
     exec(compile(code, "docs/export.md", "exec"), {"__name__": "snippets"})
-    if aot.unavailable() is None:  # JAX's CUDA plugin is there; else the program is lowered alone
+    if aot.unavailable() is None:  # needs JAX's CUDA plugin; otherwise the program is only lowered
         shutil.copy(aot.TARGETS / "h200.txtpb", "gpu.txtpb")
     found = process("""
         import json
@@ -674,7 +677,7 @@ def kernels_alone():
     "`program`, `device`, `versions`, `model` or `shapes`",
 )
 def fields_of_errors():
-    """Fields of the docstring that the code's checks are tested against."""
+    """The page lists exactly the fields of errors that the code raises."""
     page = (ROOT / "docs/export.md").read_text()
     shown = quoted(
         " ".join(page.partition("whose `field` says")[2].partition(". Checksums")[0].split())

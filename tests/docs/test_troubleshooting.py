@@ -1,4 +1,4 @@
-"""The messages that docs/troubleshooting.md quotes are those of the code."""
+"""Messages quoted in docs/troubleshooting.md match those in the code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.paths import ROOT
 from tools import snippets
 
 PAGE = "docs/troubleshooting.md"
-#: Characters of a message's longest piece: shorter ones say nothing.
+#: Minimum characters of a message's longest constant part; shorter ones are not specific.
 SHORTEST = 7
 
 
 @functools.cache
 def texts() -> str:
-    """All texts of the packages, what an f-string puts in as `...`."""
+    """String constants of the packages; placeholders of f-strings become `...`."""
     found = []
     for package in ("jax_q4k", "models", "ptx_kernels"):
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -35,7 +35,7 @@ def texts() -> str:
 
 
 def pieces(message: str) -> list[str]:
-    """The parts of a message that stand in the code: between what differs, and file and field."""
+    """Constant parts of a message, between the variable parts and without file and field names."""
     differs = r"'?\.\.\.'?|: |; ?$|libjax_q4k\.so|\$JAX_Q4K_KERNELS|'native'|'ptx'|\b(prompt|x|w)\b"
     parts = re.split(differs, message)
     return [part.strip(" ;") for part in parts if part and re.search(r"\w", part)]
@@ -55,6 +55,6 @@ def test_message_is_in_the_code(message):
         assert piece in texts(), piece
 
 
-def test_what_no_code_says_is_found():
+def test_messages_that_no_code_has_are_detected():
     assert "is there already" in texts() and "is there already, alas" not in texts()
     assert pieces("... is there already, alas: --force replaces it")[0] not in texts()

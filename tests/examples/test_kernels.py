@@ -1,4 +1,4 @@
-"""The example that lists a decode step's kernels."""
+"""The example that lists the kernels of a decode step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example that trains LoRA adapters beside packed weights."""
+"""The example that trains LoRA adapters on packed weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adapted_decoder(rank=2):
 
 
 def base_weights(decoder):
-    """Everything but the adapters, as host arrays."""
+    """All parameters but the adapters, as host arrays."""
     _, _, rest = nnx.split(decoder, nnx.LoRAParam, ...)
     return jax.tree.map(np.asarray, jax.tree.leaves(rest))
 
@@ -42,7 +42,7 @@ def rows(decoder, batch=2, time=12):
 def test_adapters_change_nothing_at_first():
     plain = models.from_gguf(GGUF)
     tokens = rows(plain)
-    with jq.implementation("xla"):  # kernels round a chain otherwise than what fuses it
+    with jq.implementation("xla"):  # kernels round differently from a fused program
         np.testing.assert_array_equal(
             jax.jit(adapted_decoder().__call__)(tokens), jax.jit(plain.decoder().__call__)(tokens)
         )
@@ -68,7 +68,7 @@ def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
 @pytest.mark.usefixtures("exact")
 def test_gradient_is_that_of_the_model_with_decoded_weights():
     decoder = adapted_decoder()
-    # b = 0 would leave a without a gradient
+    # with b = 0, a would have no gradient
     for seed, adapter in enumerate(lora.adapters(decoder).values()):
         adapter.set_value(jax.random.normal(jax.random.key(seed), adapter.get_value().shape) / 16)
     tokens = rows(decoder)
@@ -129,7 +129,7 @@ def test_merged_adapters_compute_the_same():
     assert nmse(decoder(rows(decoder)), want) <= 1e-10
 
 
-# what int8 activations round to differs by processor, and it adds up
+# int8 rounding differs between processors, and the differences accumulate
 @pytest.mark.slow("trains, saves and generates in three processes")
 @pytest.mark.usefixtures("exact")
 def test_command(tmp_path, capsys):

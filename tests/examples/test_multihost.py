@@ -1,4 +1,4 @@
-"""One model over the devices of two processes gives what one device gives."""
+"""A model sharded over the devices of two processes gives the results of one device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROCESSES, DEVICES = 2, 4  # per process
 TIMEOUT = 240  # seconds
 PROMPT = [1, 5, 9, 2, 7, 11, 3, 4]
 
-#: Runs the example and prints the bytes of each tensor that were read.
+#: Runs the example and prints the bytes read of each tensor.
 COUNTED = """
 import json, runpy, sys
 import jax_q4k as jq
@@ -40,8 +40,8 @@ with jq.implementation(activations="f32"):
 print("counts:", json.dumps(counts))
 """
 
-#: Ways of generating, on one kind of mesh; the explicit one has an axis for batches. A stream's
-#: calls must not follow each process's clock.
+#: Calls of generation on one kind of mesh. The explicit mesh has a batch axis. A stream must not
+#: choose its calls by the clock, which differs between processes.
 WAYS = """
 import json, sys, warnings
 import jax
@@ -68,7 +68,7 @@ with jq.implementation(activations="f32"):
 
 
 def ways(model: Any) -> list[Any]:
-    """Sampled and penalized tokens, a batch with a stop string, a stream, a score."""
+    """Runs sampling with penalties, a batch with a stop string, a stream, and scoring."""
     text, length = "Once upon a time, in a village by the sea,", 8
     options = {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.3, "seed": 3}
     batch = models.generate(model, [text, text[:10]], max_new_tokens=2 * length, stop=["Spe"])
@@ -88,9 +88,9 @@ def free_port() -> int:
 
 
 def processes(code: str, *arguments: object) -> list[str]:
-    """What each process prints that runs `code` with these arguments and its place."""
+    """Runs `code` in each process with these arguments and its index; returns what each prints."""
     port = free_port()
-    count = f"--xla_force_host_platform_device_count={DEVICES}"  # instead of this process's
+    count = f"--xla_force_host_platform_device_count={DEVICES}"  # replaces this process's count
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -135,7 +135,7 @@ def test_tokens_and_parts() -> None:
         want = models.generate(model, PROMPT, max_new_tokens=8).tokens
     first, second = (list(after("tokens: ", text)) for text in printed)
     assert [int(token) for token in first[0].split()] == want
-    assert second == []  # process 0 alone prints them
+    assert second == []  # only process 0 prints the text
 
     size = sum(leaf.nbytes for leaf in model.weights)
     with jq.gguf.TensorFile(path) as file:
@@ -155,7 +155,7 @@ def test_tokens_and_parts() -> None:
 
 @pytest.mark.slow("starts four processes, each with programs to compile")
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_ways_of_generating(kind: str) -> None:
+def test_generation_in_two_processes(kind: str) -> None:
     path = GOLDEN / "text-spm.Q4_K_M.gguf"
     code = f"from typing import Any\n{inspect.getsource(ways)}\n{WAYS}"
     found = [json.loads(next(after("ways: ", text))) for text in processes(code, path, kind)]

@@ -1,4 +1,4 @@
-"""Training example on a little text: it learns, resumes, and saves a model that runs."""
+"""The training example on a short text: it learns, resumes, and saves a model that runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def text(tmp_path):
 
 
 def losses(work):
-    """Step -> entry of the log; a step that was run twice must have given the same losses twice."""
+    """Maps steps to log entries; a step that was run twice must have the same losses twice."""
     entries = [json.loads(line) for line in (work / "loss.jsonl").read_text().splitlines()]
     by_step = {entry["step"]: entry for entry in entries}
     assert all(entry == by_step[entry["step"]] for entry in entries)

@@ -1,4 +1,4 @@
-"""Every row of the instruction table on a device and in the simulator gives the same bits.
+"""Each row of the instruction table gives the same bits on a device and in the simulator.
 
 Values are random and special.
 """

@@ -1,4 +1,4 @@
-"""Kernels on the GPU, launched without JAX, against the simulator on the same PTX."""
+"""Kernels launched on the GPU without JAX, compared with the simulator running the same PTX."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def attention(
 
 
 def delta(family: str, key_dim: int, value_dim: int, tiled: bool) -> tuple[str, dict[str, Any]]:
-    """Four sequences of six heads: a prompt of 21 tokens, or a step."""
+    """Four sequences of six heads; a prompt of 21 tokens, or one step."""
     sizes = dict(batch=4, num_k_heads=2, num_v_heads=6, key_dim=key_dim, value_dim=value_dim)
     options = dict(scale=key_dim**-0.5, tiled=tiled)
     if family == "gated_delta_rule":
@@ -89,7 +89,8 @@ def delta(family: str, key_dim: int, value_dim: int, tiled: bool) -> tuple[str, 
     return family, dict(width=4, eps=1e-6, config=config) | sizes | options
 
 
-#: Ragged shapes: rows that fill no block, super-blocks that fill no round, a sequence of length 0.
+#: Ragged shapes: rows that do not fill a block, super-blocks that do not fill a loop iteration, a
+#: sequence of length 0.
 SHAPES = [
     *(
         ("quantize_q8_1", dict(rows=rows, columns=672, dtype=dtype))
@@ -237,15 +238,15 @@ def values_of(kernel: Kernel, results: tuple[np.ndarray, ...]) -> list[np.ndarra
     ]
 
 
-#: Families with `ex2.approx` or `rsqrt.approx`, whose last bits are the device's own.
+#: Families that use `ex2.approx` or `rsqrt.approx`, whose last bits depend on the device.
 APPROXIMATE = ("paged_attention", "merge_attention", "gated_delta_rule", "gated_delta_step")
-#: mma of floats: the order and the rounding of its sums are the device's own.
+#: Float mma: the order and rounding of its sums depend on the device.
 FLOAT_MMA = re.compile(r"\bmma\.sync\S*\.f32\.(bf16|f16)\.")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_gpu_agrees_with_the_simulator(shape, gpu):
-    """Bits agree where every rounding is explicit; elsewhere they differ in the last ones."""
+    """Bits are equal if all rounding is explicit; otherwise only the last bits differ."""
     family, arguments = shape
     kernel = KERNELS[family](**arguments)
     for seed in (0, 1):
@@ -263,7 +264,7 @@ def test_gpu_agrees_with_the_simulator(shape, gpu):
     "shape", [matvec("Q4_K", 4096, 4096, 1), attention("bf16", 128, 4)], ids=label
 )
 def test_runs_repeat_to_the_bit(shape, gpu):
-    """A result that moves between runs of one input is a race."""
+    """Results that differ between runs with the same input reveal a race."""
     family, arguments = shape
     kernel = KERNELS[family](**arguments)
     operands = random_operands(kernel)
@@ -281,7 +282,7 @@ def test_facts_are_plausible(gpu):
 
 
 def test_timing_scales_with_the_work(gpu):
-    """Eight times the rows take more than twice the time: the clock measures the device's work.
+    """Eight times the rows take more than twice as long: the clock measures the device's work.
 
     It does not measure the launch.
     """

@@ -1,4 +1,4 @@
-"""The golden models on the GPU, every operation by PTX kernels."""
+"""The golden models on the GPU, with every operation implemented by PTX kernels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from support.paths import GOLDEN
 
 pytestmark = pytest.mark.gpu
 
-#: llama.cpp's logits and tokens, of each architecture and of each block format.
+#: llama.cpp's logits and tokens, for each architecture and each block format.
 REFERENCES = sorted([*GOLDEN.glob("*.npz"), *(GOLDEN / "formats").glob("*.npz")])
 MODELS = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def golden(request):
-    """(model, arrays of its .npz)."""
+    """Returns (model, arrays of its .npz)."""
     from jax_q4k import models
 
     with np.load(GOLDEN / f"{request.param}.npz") as arrays:
@@ -31,9 +31,9 @@ def path(name: str) -> Path:
 
 @pytest.mark.parametrize("file", REFERENCES, ids=lambda file: file.stem)
 def test_llama_cpps_logits_and_tokens_with_float_activations(file):
-    """An H100 and an H200 gave NMSEs of 4e-13 to 7e-11.
+    """Compares logits of prefill and tokens of paged decode with llama.cpp's.
 
-    The tokens come through prefill and paged decode.
+    An H100 and an H200 gave NMSEs of 4e-13 to 7e-11.
     """
     import jax_q4k as jq
     from jax_q4k import models
@@ -52,7 +52,7 @@ def test_llama_cpps_logits_and_tokens_with_float_activations(file):
 
 
 def test_logits_with_quantized_activations(golden):
-    """Logits as close as llama.cpp's own quantized activations give them.
+    """Logits are as close as llama.cpp's with its own quantized activations.
 
     A call has eight tokens, so that the int8 kernels run.
     """
@@ -67,11 +67,12 @@ def test_logits_with_quantized_activations(golden):
 
 
 def test_quantized_logits_agree_with_the_simulator(golden):
-    """The simulator adds up in the same order, so that ties of quantized activations fall alike.
+    """The simulator adds in the same order, so ties in quantizing activations round the same way.
 
-    With another order, plain JAX's, a tie that falls the other way changes all that follows: by an
-    NMSE of up to 1.4e-4. The last bits of attention's `ex2.approx` are not the simulator's: one
-    tie of llama3-rope fell the other way on an H200, an NMSE of 6.2e-6; others are below 1e-6.
+    In another order, such as plain JAX's, a tie that rounds the other way changes everything after
+    it: the NMSE reaches 1.4e-4. The last bits of attention's `ex2.approx` differ from the
+    simulator's: on an H200 one tie of llama3-rope rounded the other way, an NMSE of 6.2e-6; others
+    are below 1e-6.
     """
     import jax
 

@@ -1,4 +1,4 @@
-"""Every operation by PTX kernels on the GPU against plain JAX, there or on the CPU."""
+"""Every operation with PTX kernels on the GPU, compared with plain JAX on the GPU or the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 TOLERANCE = 1e-6
 FORMATS = formats.names()
 DTYPES = ("float32", "bfloat16", "float16")
-#: A result of 8 or 11 bits of mantissa is rounded once more on one side of a tie than on the other.
+#: Results with 8 or 11 bits of mantissa: a tie may round differently, which adds one rounding.
 ROUNDED = {"float32": TOLERANCE, "bfloat16": 2e-5, "float16": 1e-6}
 
 
@@ -42,7 +42,7 @@ def activations(shape: tuple[int, ...], dtype: str = "float32", seed: int = 1):
 
 
 def run(implementation: str, platform: str, function, *arguments, **options):
-    """The function's results, jitted, on the first device of a platform; float32 NumPy arrays."""
+    """Jits the function, runs it on a platform's first device, and returns float32 NumPy arrays."""
     import jax
 
     import jax_q4k as jq
@@ -56,7 +56,7 @@ def run(implementation: str, platform: str, function, *arguments, **options):
 
 
 def both(function, *arguments, **options):
-    """Results by PTX and by plain JAX on the GPU."""
+    """Returns the results of PTX and of plain JAX on the GPU."""
     return (
         run("ptx", "gpu", function, *arguments, **options),
         run("xla", "gpu", function, *arguments, **options),
@@ -116,9 +116,9 @@ def test_a_nan_reaches_its_row_only(jq):
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 9])
 def test_fused_matmuls(jq, m):
-    """Few rows are normalized and quantized in the mat-vec, more rows before it.
+    """The mat-vec normalizes and quantizes few rows itself; another kernel prepares more rows.
 
-    Nine are by a chain of kernels.
+    Nine rows take a chain of kernels.
     """
     import jax.numpy as jnp
 
@@ -155,7 +155,7 @@ def test_fused_matmuls(jq, m):
     ]
     for got, want in results:
         for result, expected in zip(got, want, strict=True):
-            # a tie of the rounding to int8 may fall to the other side
+            # a tie of the rounding to int8 may round the other way
             assert nmse(result, expected) <= 1e-5
 
 
@@ -193,7 +193,7 @@ def test_rope_append(jq, dtype, interleaved):
     )
     got, want = both(jq.rope_append, *arrays, interleaved=interleaved, **norms, **scales)
     for result, expected in zip(got, want, strict=True):
-        # narrow types round neighbours of a tie to either side
+        # narrow types may round neighbors of a tie either way
         assert nmse(result, expected) <= 1e-4
 
 
@@ -242,9 +242,10 @@ def test_gated_delta_step(jq, tiled):
 def test_quantize_q8_1(jq, shape, dtype):
     x = activations(shape, dtype)
     values, scale_sum = run("ptx", "gpu", jq.quantize_q8_1, x)
-    # on the CPU: XLA's float32 division on a GPU is approximate, and moves 0.15 % of values
+    # the reference runs on the CPU: XLA's float32 division on a GPU is approximate and moves 0.15 %
+    # of values
     want_values, want_scale_sum = run("xla", "cpu", jq.quantize_q8_1, x)
-    # a last-bit difference in x * (127 / amax) may move a tie to the neighbour, no further
+    # a last-bit difference in x * (127 / amax) may move a tie by one step, but not further
     assert np.abs(values - want_values).max() <= 1 and np.mean(values != want_values) <= 1e-3
     assert nmse(scale_sum[..., 0], want_scale_sum[..., 0]) <= TOLERANCE
 
@@ -293,7 +294,7 @@ def test_paged_attention_groups(jq, num_heads, num_kv_heads):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_heads", [16, 128])
 def test_latent_pages(jq, num_heads, dtype):
-    """Rows of 576 elements, the first 512 of which are values, appended and attended to."""
+    """Appends and attends to rows of 576 elements, the first 512 of which are values."""
     import jax.numpy as jnp
 
     pages, k = activations((9, 1, 16, 576), dtype, 1), activations((3, 1, 576), seed=3)
@@ -307,9 +308,9 @@ def test_latent_pages(jq, num_heads, dtype):
 
 
 def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int) -> None:
-    """Lengths 0, 1, a full table and one in the middle.
+    """Lengths of 0, 1, a full table, and one in between.
 
-    Unused pages and the tail of used ones are poisoned.
+    Unused pages and the unused tails of pages are poisoned.
     """
     import jax.numpy as jnp
 
@@ -332,7 +333,7 @@ def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads:
 
 
 def test_pages_are_updated_in_place_inside_a_loop(jq):
-    """64 tokens appended one by one in a `while_loop` with donated pages, then attended to."""
+    """Appends 64 tokens one by one in a `while_loop` with donated pages, then attends to them."""
     import jax
     import jax.numpy as jnp
 

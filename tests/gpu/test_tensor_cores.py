@@ -1,4 +1,4 @@
-"""mma, ldmatrix, cp.async.bulk and mbarrier on the GPU against the simulator's meaning of them."""
+"""mma, ldmatrix, cp.async.bulk and mbarrier on the GPU, compared with the simulator."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def test_integer_products(types: tuple[str, str], count: int, gpu) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("type_", ["f16", "bf16"])
 def test_float_products(type_: str, count: int, gpu) -> None:
-    """Products agree but not to the bit.
+    """Products agree, but not bit for bit.
 
-    The order of additions, and how their sums round, is the tensor core's own.
+    The order and rounding of additions depend on the tensor core.
     """
     rng = np.random.default_rng(count)
     encode = f32_to_bf16 if type_ == "bf16" else lambda x: x.astype(np.float16).view(np.uint16)

@@ -1,4 +1,4 @@
-"""A call of every public operation, for tests of what all of them have in common."""
+"""A call of every public operation, for tests of their common properties."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INT8, SCALES = PAGES.astype(jnp.int8), jnp.ones((4, 2, 16), jnp.float32)
 SLOTS, TABLES, SEEN = jnp.arange(3), jnp.zeros((3, 1), jnp.int32), jnp.array([1, 5, 16])
 ANGLES = jnp.cos(Q[:, 0, :8]), jnp.sin(Q[:, 0, :8])
 
-# of a gated delta net: two k heads of 16, four v heads of 32, and its ring of columns
+# for a gated delta net: two k heads of 16, four v heads of 32, and its ring of columns
 DELTA_K, DELTA_V = jnp.cos(ramp(0, 1e3, 2, 18, 2, 16)) / 4, jnp.sin(ramp(0, 1e3, 2, 18, 4, 32))
 DECAY, BETA = ramp(-2, 0, 2, 18, 4), ramp(0, 1, 2, 18, 4)
 STATE, RING = ramp(-1, 1, 2, 4, 16, 32), jnp.cos(ramp(0, 1e3, 2, 4, 192))
@@ -49,8 +49,8 @@ AT, CONVOLUTION = jnp.array([7, 0]), ramp(-1, 1, 192, 4)
 CONTIGUOUS = jnp.ones((3, 2, 16, 32), jnp.float32)
 WEIGHT = jnp.ones((24, 256), jnp.float32)
 
-#: Case -> a function of arrays and packed weights, those arguments, and whether it has a
-#: derivative with respect to the first. Everything is on the device before.
+#: Case -> (function of arrays and packed weights, arguments, whether it is differentiable in the
+#: first argument). All arguments are on the device already.
 CASES = {
     "rms_norm": (lambda x, w: jq.rms_norm(x, w, eps=1e-5), (X, NORM), True),
     "rms_norm bfloat16": (lambda x, w: jq.rms_norm(x, w, eps=1e-5), (HALF, NORM), True),
@@ -185,7 +185,7 @@ CASES = {
 
 
 def forward_and_back(function):
-    """The results, and the first argument's cotangent where theirs are themselves."""
+    """Returns the results, and the first argument's cotangent for the results as cotangents."""
 
     def both(x, *others):
         results, back = jax.vjp(lambda x: function(x, *others), x)
@@ -195,7 +195,7 @@ def forward_and_back(function):
 
 
 def tangents(function):
-    """The results, and their tangents along the first argument itself."""
+    """Returns the results, and their tangents along the first argument."""
     return lambda x, *others: jax.jvp(lambda x: function(x, *others), (x,), (x,))
 
 

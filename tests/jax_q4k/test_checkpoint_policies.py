@@ -1,4 +1,4 @@
-"""Policies of `jax.checkpoint`: which results the backward pass finds stored."""
+"""Policies of `jax.checkpoint`: which results are saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = jnp.ones((3, 256))
 
 
 def products(policy: Any) -> int:
-    """Products in the gradient of two layers."""
+    """Counts products in the gradient of two layers."""
 
     def loss(x: jax.Array) -> jax.Array:
         for _ in range(2):
@@ -28,7 +28,7 @@ def products(policy: Any) -> int:
 
 
 def test_products_are_kept() -> None:
-    """Two forward, two backward; without the policy the forward pass is computed again."""
+    """Two products forward, two backward; without the policy the forward pass is recomputed."""
     saveable = jq.checkpoint_policies.products_saveable
     both = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_saveable, saveable

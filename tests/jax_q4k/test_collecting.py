@@ -1,4 +1,4 @@
-"""The collector is held back inside a block, and as before after the last."""
+"""The garbage collector is held back inside a block, and restored after the last block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_thresholds_come_back_with_the_last_block_of_all_threads() -> None:
             thread.start()
             entered.wait()
             held = gc.get_threshold()
-        assert held[0] > 700 and gc.get_threshold() == held  # the other block goes on
+        assert held[0] > 700 and gc.get_threshold() == held  # the other block continues
         leave.set()
         thread.join()
         assert gc.get_threshold() == (700, 10, 10)

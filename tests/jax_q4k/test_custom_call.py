@@ -25,7 +25,7 @@ def run(built, x: np.ndarray) -> np.ndarray:
 
 
 def test_subnormals_are_kept() -> None:
-    """XLA's own threads flush them to zero, and NumPy on those would."""
+    """XLA's own threads flush subnormals to zero, and NumPy would on those threads."""
     x = np.linspace(-149, -127, 32, dtype=np.float32)
     built = scaled(n=32, factor=2.0**60)
     np.testing.assert_array_equal(run(built, x), simulator.run(built, x)[0])

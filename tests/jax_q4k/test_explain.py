@@ -1,4 +1,4 @@
-"""A program's kernels and reasons, told without running it."""
+"""`explain`: a program's kernels and the reasons for them, without running it."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_gpu_says_how_many_multiprocessors_it_has(monkeypatch):
         False,
     )
     monkeypatch.delattr(Gpu, "core_count")
-    assert op.device().multiprocessors == 114 and not op.device().assumed  # an H100 PCIe's
+    assert op.device().multiprocessors == 114 and not op.device().assumed  # an H100 PCIe
     monkeypatch.setattr(Gpu, "device_kind", "NVIDIA L4")
     assert op.device().assumed
 
@@ -186,14 +186,14 @@ def test_f32_activations_of_few_rows_are_multiplied_by_packed_weights(call, laun
     assert "chosen float_matvec(('Q4_K'" in str(found)
 
 
-def test_what_xla_does_around_kernels_shows():
+def test_xla_operations_around_kernels_are_shown():
     x, w = floats(9, 256), packed("Q5_1", 8, 256)
     (call,) = jq.explain(jq.matmul, x, w, activations="f32", platform="cuda").calls
     assert [kernel.family for kernel in call.kernels] == ["decode"]
     assert call.xla["dot_general"] == 1
 
 
-def test_what_cannot_run_is_said():
+def test_calls_that_cannot_run_are_reported():
     with jq.implementation("ptx"):
         found = jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256))
     (call,) = found.calls
@@ -236,7 +236,7 @@ def attention_and_product(rows: int):
     ],
     ids=["matmul", "paged_attention_matmul"],
 )
-def test_what_is_chosen_is_what_is_launched(found, rows):
+def test_chosen_configs_are_launched(found, rows):
     (call,) = found(rows).calls
     launched = [kernel.arguments.get("config") for kernel in call.kernels]
     chosen = [c.config for c in call.chosen if isinstance(c.config, MatvecConfig | GemmConfig)]
@@ -284,13 +284,13 @@ def test_a_device_that_is_no_name():
 
 
 def lying(kind: AxisType, operand, *spec):
-    """An operand over two data parallel groups of four devices."""
+    """Shards an operand over two data-parallel groups of four devices."""
     mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(kind, kind))
     return jax.device_put(operand, NamedSharding(mesh, P(*spec)))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
-def test_what_is_gathered_from_several_devices_is_said(kind):
+def test_operands_gathered_from_several_devices_are_reported(kind):
     x = jnp.ones((8, 1024))
     w = jq.quantize(jnp.ones((64, 1024)), "Q4_K")
     stays = jq.explain(jq.matmul, lying(kind, x, "dp"), lying(kind, w, "tp"))

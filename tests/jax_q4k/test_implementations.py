@@ -1,6 +1,6 @@
-"""The same operations by plain JAX and by simulated PTX kernels, under jit and control flow.
+"""The same operations in plain JAX and with simulated PTX kernels, under jit and control flow.
 
-How one chooses between them is tested, too.
+The selection between them is tested, too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_matmul_with_leading_axes() -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_row(implementation: str, bad: float) -> None:
     x = normal(3, 256).at[1, 100].set(bad)
     y = jq.implementation(implementation)(jq.matmul)(x, packed("Q4_K", 6, 256))
     assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()
@@ -152,7 +152,7 @@ def test_a_jitted_function_is_traced_again_under_another_choice() -> None:
             exact = f(x, w)
         np.testing.assert_array_equal(f(x, w), simulated)
     np.testing.assert_array_equal(f(x, w), outer)
-    assert 1e-9 < nmse(simulated, exact) < 1e-3  # int8 activations, so really another path
+    assert 1e-9 < nmse(simulated, exact) < 1e-3  # int8 activations, so it is another path
 
 
 def test_choices_that_cannot_be() -> None:
@@ -195,7 +195,7 @@ def test_a_kernel_takes_its_own_operands_alone(launch) -> None:
 
 
 def test_products_on_a_gpu_are_no_tf32() -> None:
-    """All of float32's bits: XLA's default precision on a GPU has ten bits of mantissa."""
+    """Products use all bits of float32; XLA's default on a GPU has ten bits of mantissa."""
     x, w = jnp.zeros((9, 256)), packed("Q4_K", 4, 256)
     q, pages, tables = (
         jnp.zeros((1, 2, 32)),

@@ -1,4 +1,4 @@
-"""Imports: what few programs need is imported when they use it."""
+"""Lazy imports: modules that few programs need are imported on first use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax_q4k as jq
 from jax_q4k import models
 from ptx_kernels import formats
 
-#: Takes tens of milliseconds each, and is not needed by every program.
+#: Modules that take tens of milliseconds each and that not every program needs.
 HEAVY = (
     "flax",
     "gguf",

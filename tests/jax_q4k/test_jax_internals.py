@@ -1,4 +1,4 @@
-"""Names of JAX that are not public stand in one file, and all of them are there."""
+"""All non-public JAX names are in one file, and all of them exist."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize(("module", "name"), private_names())
 def test_jax_still_has(module: str, name: str) -> None:
-    package, _, attribute = module.rpartition(".")  # some modules are jaxlib's under JAX's name
+    package, _, attribute = module.rpartition(".")  # some modules are jaxlib's, aliased in JAX
     assert hasattr(getattr(importlib.import_module(package), attribute), name)
 
 

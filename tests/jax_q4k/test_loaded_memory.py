@@ -1,4 +1,4 @@
-"""Memory of dropped models goes back to the system."""
+"""Memory of dropped models is returned to the system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(after - before, resident() - before)
 @needs_native
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_loading_again_takes_no_more_memory(tmp_path):
-    """Ten loads, each dropped before the next: one model's memory at most, and then none."""
+    """Ten loads, each dropped before the next, take at most one model's memory, finally none."""
     rows = np.zeros((1024, 2048), np.float32)
     packed = jq.quantize(rows, "Q4_K")
     floats = np.ones((64, 4096), np.float32)

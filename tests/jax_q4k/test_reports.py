@@ -1,4 +1,4 @@
-"""What JAX reports of operations: NaN by the primitive's name, ids out of range, step by step."""
+"""JAX's error reports for operations: NaN by primitive name, ids out of range, without jit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_q4k.ops.op import OPS
 
 from .cases import CASES, FORMATS, IDS, KV, PAGES, SLOTS, WEIGHT, W, X
 
-#: Case -> its primitive; one case of each that computes with activations.
+#: Case -> its primitive; one case of each primitive that computes with activations.
 NAMES = {
     "rms_norm": "rms_norm",
     "rotate": "rotate",
@@ -34,7 +34,7 @@ NAMES = {
     "paged_attention": "paged_attention",
     "paged_attention_matmul": "paged_attention_matmul",
 }
-#: Those that only move values, of which checkify reports no NaN, or decode weights.
+#: Primitives that only move values, for which checkify reports no NaN, or that decode weights.
 OTHERS = {
     "append_kv",
     "packed_embedding",
@@ -46,7 +46,7 @@ OTHERS = {
 
 
 def spoiled(name):
-    """A case's function and arguments, with NaN in the first, in float32."""
+    """Returns a case's function and its arguments, with NaN in the first, in float32."""
     function, (x, *others), _ = CASES[name]
     return function, x.astype(jnp.float32).at[0, 0].set(jnp.nan), *others
 
@@ -91,7 +91,7 @@ def test_ids_out_of_range_are_reported(table, wrong):
     for errors in (checkify.all_checks, checkify.index_checks):
         assert message in reported(jq.embedding, IDS.at[1].set(wrong), table, errors=errors)
     assert reported(jq.embedding, IDS, table, errors=checkify.all_checks) is None
-    assert reported(jq.embedding, IDS.at[1].set(wrong), table) is None  # its NaN is by design
+    assert reported(jq.embedding, IDS.at[1].set(wrong), table) is None  # its NaN is intended
 
 
 def test_reports_pass_through_transformations():

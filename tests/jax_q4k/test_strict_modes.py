@@ -1,4 +1,4 @@
-"""JAX's strict modes: nothing is promoted or moved between host and device without being asked."""
+"""JAX's strict modes: no implicit promotion, and no implicit transfer between host and device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .cases import CASES, FORMATS, IDS, NORM, WEIGHT, X, derivatives
 
 @contextlib.contextmanager
 def strict(transfers="disallow"):
-    """All of them at once."""
+    """All strict modes together."""
     with (
         jax.numpy_rank_promotion("raise"),
         jax.numpy_dtype_promotion("strict"),
@@ -39,7 +39,7 @@ def test_operations_and_their_derivatives(name, implementation):
         for whole, given in [(function, arguments), *derivatives(name)]:
             jax.block_until_ready(jax.jit(whole)(*given))
         jax.block_until_ready(function(*arguments))
-    # Eager derivatives of JAX's own `jnp.mean` bring constants to the device.
+    # Eager derivatives of JAX's own `jnp.mean` transfer constants to the device.
     with jq.implementation(implementation), strict(transfers="allow"):
         for whole, given in derivatives(name):
             jax.block_until_ready(whole(*given))
@@ -72,7 +72,7 @@ def test_quantizers(format):
 
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_vmap_where_ranks_are_not_promoted(implementation):
-    """Rules of vmap trace references, too."""
+    """The vmap rules trace references, too."""
     rows = jnp.stack([X, -X])
     norms = jnp.stack([NORM, NORM])
     function = jax.vmap(lambda x, w: jq.rms_norm(x, w, eps=1e-5))
@@ -84,7 +84,7 @@ def test_vmap_where_ranks_are_not_promoted(implementation):
 
 
 def dtypes():
-    """Case -> the dtypes of its results, and of its derivative's, as they are lowered."""
+    """Case -> dtypes of its results and of its derivative's, as lowered."""
     found = {}
     for implementation in ("xla", "native") if native.available() else ("xla",):
         for name, (function, arguments, _) in CASES.items():
@@ -96,7 +96,7 @@ def dtypes():
 
 
 def values():
-    """Case -> its results in plain JAX, of cases that compute with integers."""
+    """Case -> its results in plain JAX, for cases that compute with integers."""
     with jq.implementation("xla"):
         return {
             name: [

@@ -1,4 +1,4 @@
-"""Operations exported for a symbolic number of rows: on a CPU for all of them, on CUDA for none."""
+"""Export with a symbolic number of rows: works for all operations on a CPU, for none on CUDA."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CASES = {
         ATTENTION,
     ),
 }
-#: These XLA compiles for a GPU, for any shape.
+#: XLA compiles these for a GPU, for any shape.
 OF_XLA = ("matmul of floats", "rotate")
 
 
@@ -109,7 +109,7 @@ def exported(name, platform):
 
 
 def values(aval, rows):
-    """Distinct floats, or integers of which each is an id, a page, a slot and a length."""
+    """Distinct floats, or integers that are valid as an id, a page, a slot and a length."""
     shape = [size if isinstance(size, int) else rows for size in aval.shape]
     numbers = np.arange(np.prod(shape)).reshape(shape)
     return (np.cos(numbers) if jnp.issubdtype(aval.dtype, jnp.floating) else numbers % 3).astype(
@@ -130,7 +130,7 @@ def test_on_a_cpu_one_program_serves_all_numbers_of_rows(name, implementation):
             got, want = program.call(*given), jax.jit(function)(*given)
             for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
                 a, b = (np.asarray(y, np.float32) for y in (a, b))
-                # Short rows are not made q8_1: how many there are decides that elsewhere.
+                # Short rows are not quantized to q8_1 here; elsewhere their number decides it.
                 tolerance = 2e-2 if name == "matmul of short rows" else 1e-5
                 np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
 

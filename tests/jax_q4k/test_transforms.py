@@ -1,4 +1,4 @@
-"""Every operation under every transform: right, or refused, as docs/transforms.md says."""
+"""Every operation under every transform: correct or refused, as stated in docs/transforms.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOME_ARE_RIGHT = [name for name, case in CASES.items() if "traced" not in case.r
 
 
 def each(names):
-    """A test for each case; the scope has pytest run all tests of a case after each other."""
+    """Parametrizes over cases; the module scope makes pytest run a case's tests in sequence."""
     return pytest.mark.parametrize("name", names, scope="module")
 
 
@@ -42,12 +42,12 @@ def each(names):
     [pytest.param(*run, marks=NATIVE.marks if run[0] == "native" else ()) for run in RUNS],
 )
 @each(SOME_ARE_RIGHT)
-def test_what_is_right(name, implementation, dtype, part, pytestconfig):
+def test_supported_transforms_are_right(name, implementation, dtype, part, pytestconfig):
     if dtype != DTYPES[0] and not CASES[name].activations:
         pytest.skip("no operand has another dtype")
     asked = RUNS[implementation, dtype, part]
     if part == "some" and pytestconfig.getoption("--tier") == "full":
-        # JAX serializes no callbacks, which the simulator runs in
+        # the simulator runs in callbacks, which JAX cannot serialize
         asked = [t for t in TRANSFORMS if (implementation, t) != ("sim", "export")]
     right = [t for t in asked if status(CASES[name], t) is True]
     if not right:
@@ -64,20 +64,20 @@ def test_what_is_right(name, implementation, dtype, part, pytestconfig):
 
 @each(SOME_ARE_RIGHT)
 def test_kernels_for_cuda(name):
-    """Each transform's program is lowered, and holds the kernels of operations that have some."""
+    """Lowers each transform's program, which must contain the operation's kernels, if any."""
     case = CASES[name]
     text = lowered(case, [t for t in LOWERED if status(case, t) is True])
     with jq.implementation("ptx"):
         equations = jax.make_jaxpr(case.call)(*case.operands).jaxpr.eqns
     ours = [OPS[e.primitive] for e in equations if e.primitive in OPS]
-    # floats, and groups of experts, are XLA's
+    # XLA handles floats and groups of experts
     plain = name.startswith("expert_matmul of floats") or name == "route"
     kernels = any(op.ptx for op in ours) and not plain
     assert ours and kernels == ("__gpu$xla.gpu.ptx" in text)
 
 
 @each(CASES)
-def test_what_is_refused(name):
+def test_unsupported_transforms_are_refused(name):
     case, accepted = CASES[name], []
     for title, transform in TRANSFORMS.items():
         refusal = status(case, title)
@@ -108,7 +108,7 @@ def test_the_document_is_up_to_date():
 
 
 def test_packed_weights_have_no_gradient():
-    """What JAX says of integers, of every operation that takes packed weights."""
+    """Operations with packed weights raise JAX's error for integers."""
     message = re.escape("grad requires real- or complex-valued inputs (input dtype that is a sub-")
     for case in CASES.values():
         for at, operand in enumerate(case.operands):

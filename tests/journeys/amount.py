@@ -1,8 +1,8 @@
-"""How many random journeys run."""
+"""Number of random journeys to run."""
 
 from __future__ import annotations
 
 import os
 
-#: As JAX_Q4K_JOURNEYS says; 0: a fixed handful.
+#: Value of JAX_Q4K_JOURNEYS; 0 runs a small fixed set.
 JOURNEYS = int(os.environ.get("JAX_Q4K_JOURNEYS", "0"))

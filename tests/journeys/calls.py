@@ -1,4 +1,4 @@
-"""Calls of generation as values, and their outputs alone: a new model, no cache of programs."""
+"""Generation calls as values, and their reference outputs from a new model without a cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_q4k import models
 from .amount import JOURNEYS
 from .files import ADAPTERS, ORIGINAL, path
 
-#: Two computations of a log-probability agree up to it: the order of sums differs.
+#: Tolerance between two computations of a log-probability, whose sums run in different orders.
 TOLERANCE = 1e-4
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 
 class Result(NamedTuple):
-    """One row's output, without its timings."""
+    """Output of one row, without timings."""
 
     tokens: tuple[int, ...]
     text: str | None
@@ -42,13 +42,13 @@ class Call:
     """One call of `generate`; equal calls must have equal outputs.
 
     Attributes:
-      model: a name that `files.path` knows; texts of "short" go on where the context is full.
-      prompts: token ids, one tuple for each row of the batch.
-      new_tokens: of the first row; each further row asks for three quarters of the one before, or
-        as many where rows are `even`.
-      sampling: one of SAMPLINGS.
-      draft: "lookup"; "model": the model's own file; None.
-      lora: an adapter's name, and its scale; None: there is none.
+      model: a name that `files.path` knows; "short" uses a context shift when its context is full.
+      prompts: token ids, one tuple per row of the batch.
+      new_tokens: tokens for the first row; each further row gets three quarters of the row before,
+        or the same number if `even`.
+      sampling: key of SAMPLINGS.
+      draft: "lookup", "model" (the same file is the draft model), or None.
+      lora: (adapter name, scale), or None.
     """
 
     model: str = ORIGINAL
@@ -103,7 +103,7 @@ class Call:
         return tuple(self.result(*row) for row in zip(outputs, self.samplings, strict=True))
 
     def pieces(self, model: models.Model, prefix: models.Prefix | None = None) -> Any:
-        """The stream of a call with one prompt."""
+        """Streams a call with one prompt."""
         (ids,), (sampling,) = self.prompts, self.samplings
         with self.selected():
             return models.stream(model, list(ids), sampling, **self.options(prefix))
@@ -129,12 +129,12 @@ class Call:
 
 @functools.cache
 def alone(call: Call) -> tuple[Result, ...]:
-    """The outputs of a call that is a model's first, with no cache of programs."""
+    """Runs a call on a newly loaded model without a program cache."""
     return call.run(call.load())
 
 
 def difference(got: Sequence[Result], want: Sequence[Result]) -> str | None:
-    """How outputs differ from those wanted; None: they agree, log-probabilities by TOLERANCE."""
+    """Describes how outputs differ, or None if they agree (log-probabilities within TOLERANCE)."""
     if len(got) != len(want):
         return f"{len(got)} rows instead of {len(want)}"
     for row, (one, other) in enumerate(zip(got, want, strict=True)):
@@ -149,14 +149,14 @@ def difference(got: Sequence[Result], want: Sequence[Result]) -> str | None:
         if len(one.logprobs) != len(other.logprobs):
             return f"row {row}: {len(one.logprobs)} log-probabilities, not {len(other.logprobs)}"
         for a, b in zip(one.logprobs, other.logprobs, strict=True):
-            if not abs(a - b) <= TOLERANCE:  # NaN, too
+            if not abs(a - b) <= TOLERANCE:  # also catches NaN
                 return f"row {row}: a log-probability of {a} instead of {b}"
     return None
 
 
 Choose = Callable[[Sequence[Any]], Any]
 
-#: Field -> what it may be; what is likelier stands there more than once.
+#: Field -> possible values; repeated values are more likely.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "model": (ORIGINAL, ORIGINAL, "short", "gemma3", "qwen35"),
     "new_tokens": (1, 5, 40, 70, 150, 250),
@@ -165,24 +165,24 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "draft": (None, None, None, "lookup", "model"),
     "lora": (None, None, *[(name, scale) for name in ADAPTERS for scale in (1.0, 0.5)]),
     "cache_dtype": ("float32", "float32", "bfloat16", "int8"),
-    "implementation": ("native",) * 7 + ("xla" if JOURNEYS else "native",),  # it compiles slowly
+    "implementation": ("native",) * 7 + ("xla" if JOURNEYS else "native",),  # compiles slowly
     "activations": ("f32", "q8_1"),
 }
 LENGTHS = (1, 3, 8, 20, 40)
 
 
 def prompt(choose: Choose) -> tuple[int, ...]:
-    """Token ids that every model has."""
+    """Token ids that are valid for every model."""
     length, first = choose(LENGTHS), choose((3, 50))
     return tuple((first + 13 * i * i) % 200 + 3 for i in range(length))
 
 
 def changed(call: Call, choose: Choose, fields: Sequence[str] = (*CHOICES, "prompts")) -> Call:
-    """A call with another value of one of some fields."""
+    """Returns a call that differs in one of the given fields."""
     field = choose(fields)
     if field == "prompts":
         prompts = tuple(prompt(choose) for _ in range(choose((1, 1, 1, 2, 3))))
         return dataclasses.replace(call, prompts=prompts)
     found = dataclasses.replace(call, **{field: choose(CHOICES[field])})
-    # adapters are those of one file
+    # adapters belong to one file
     return found if found.model == ORIGINAL else dataclasses.replace(found, lora=None)

@@ -1,4 +1,4 @@
-"""Calls as command lines, in this process or in one of their own."""
+"""Calls as command lines, run in this process or in a new one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .calls import SAMPLINGS, Call, Result
 from .files import path
 
 PACKAGE = Path(jax_q4k.__file__).parents[1]
-#: Seconds that a command has: some are of a machine with little to spare.
+#: Time limit of a command in seconds; generous, because the machine may be busy.
 PATIENCE = 60
 
 
 def arguments(call: Call) -> list[str]:
-    """Results of `jax-q4k generate`, which writes JSON then."""
+    """Arguments of `jax-q4k generate` for a call; it then writes JSON."""
     fields = {"temperature": 0, "min_p": 0} | SAMPLINGS[call.sampling]
     fields |= {"max_new_tokens": call.new_tokens, "seed": call.seed}
     given = ["generate", str(path(call.model)), "--json", "--cache-dtype", call.cache_dtype]
@@ -37,7 +37,7 @@ def arguments(call: Call) -> list[str]:
 
 
 def results(written: str) -> tuple[Result, ...]:
-    """The outputs that a command with `arguments` writes."""
+    """Parses the outputs that a command with `arguments` writes."""
     return tuple(
         Result(tuple(row["tokens"]), row["text"], row["finish_reason"], _logprobs(row))
         for row in json.loads(written)["outputs"]
@@ -52,9 +52,9 @@ def _logprobs(row: dict[str, Any]) -> tuple[float, ...]:
 def start(
     folder: Path, *given: str, package: Path = PACKAGE, memory: int | None = None
 ) -> subprocess.Popen[str]:
-    """A command in a process of its own, whose programs are kept below `folder`.
+    """Starts a command in a new process whose program cache is below `folder`.
 
-    package: the folder that holds the packages. memory: bytes of addresses that it may take.
+    package: the folder that holds the packages. memory: limit of the address space in bytes.
     """
     ours = ("JAX_COMPIL", "JAX_PERSIST")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -74,7 +74,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Output of a command that succeeds."""
+    """Waits for a command that must succeed; returns its output."""
     try:
         out, notes = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Things that may stand in the place of a program's file."""
+"""Files that may replace a program's file in the cache."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jax_q4k.cache.compiled_files import MAGIC
 
 
 def programs(folder: Path) -> list[Path]:
-    """The folder's programs."""
+    """Lists the program files of a folder."""
     return sorted(folder.glob("*.program"))
 
 
 def _with_header(text: bytes) -> Callable[[Path], object]:
-    """A file whose header has the right checksum."""
+    """Writes a file whose header has the right checksum."""
 
     def write(file: Path) -> None:
         size = len(text).to_bytes(4, "little")
@@ -47,12 +47,12 @@ def _instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 def _neighbour(file: Path) -> None:
-    """Another program of the folder, under this one's name."""
+    """Overwrites the file with another program of the folder."""
     others = [other for other in programs(file.parent) if other != file]
     file.write_bytes(others[0].read_bytes())
 
 
-#: Such as a read soon comes to the end of.
+#: Files that can be read to the end.
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "gone": Path.unlink,
     "empty": _cut(0),
@@ -71,7 +71,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "not readable": lambda file: file.chmod(0),
 }
 
-#: A read of one never ends, or takes all memory first.
+#: Files whose reading never ends, or exhausts memory first.
 ENDLESS: dict[str, Callable[[Path], object]] = {
     "a pipe": _instead(os.mkfifo),
     "a link to /dev/zero": _instead(lambda file: file.symlink_to("/dev/zero")),

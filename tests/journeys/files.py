@@ -1,4 +1,4 @@
-"""Models of journeys: golden files, the demo, and files made of a golden one."""
+"""Models of journeys: golden files, the demo, and variants of a golden file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jax_q4k import models
 from jax_q4k.models.network import build
 
 ORIGINAL = "llama-gqa"
-#: Tokens of the context of "short".
+#: Context length of "short" in tokens.
 SHORT = 100
 
 
 @functools.cache
 def path(name: str) -> Path:
-    """The file of a golden model, of the demo, of one in MADE, or of an adapter."""
+    """Returns the file of a golden model, the demo, a model in MADE, or an adapter."""
     if name == "demo":
         return models.demo_path()
     if name in ADAPTERS:
@@ -43,7 +43,7 @@ def _folder() -> Path:
 
 
 def _made(file: Path, change: Callable[[Any, Any], tuple[Any, Any]]) -> Path:
-    """The original's file with other tensors or another config."""
+    """Writes the original model with changed tensors or config."""
     original = models.load(path(ORIGINAL))
     config, tensors = change(original.config, dict(models.named_tensors(original)))
     metadata = {**original.metadata, **config.to_metadata()}
@@ -60,7 +60,7 @@ def _other_weights(config: Any, tensors: Any) -> tuple[Any, Any]:
     return config, tensors | {"output_norm.weight": jnp.asarray(norm)}
 
 
-#: Name -> (config, tensors) of the original -> others.
+#: Name -> function from the original's (config, tensors) to those of the variant.
 MADE = {
     "short": _with(context_length=SHORT),
     "other theta": lambda c, t: (dataclasses.replace(c, rope_theta=2 * c.rope_theta), t),
@@ -93,7 +93,7 @@ def _adapter(rank: int, seed: int, layer: int = 0) -> Callable[[Path], Path]:
     return write
 
 
-#: Adapters of the original: other values, and another layer.
+#: Adapters of the original model, with other values or on another layer.
 ADAPTERS = {
     "adapter": _adapter(3, 0),
     "adapter, other values": _adapter(3, 1),

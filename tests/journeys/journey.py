@@ -1,4 +1,4 @@
-"""Calls one after another on one folder of programs, each compared with the same call alone."""
+"""Runs calls in sequence with one program cache, and compares each with the same call alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_BYTES = 1 << 27
 
 
 class Journey:
-    """A user's calls; models stay loaded until `restart`, programs stay in the folder.
+    """A user's sequence of calls. Models stay loaded until `restart`; programs stay in the folder.
 
     Attributes:
-      folder: the programs'.
-      kept: that models get.
+      folder: the folder of the program cache.
+      kept: the program cache that models get.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -28,7 +28,7 @@ class Journey:
         self._said: list[str] = []
 
     def model(self, call: Call) -> models.Model:
-        """The call's model, loaded before or now."""
+        """Returns the call's model; loads it if it is not loaded yet."""
         key = call.model, call.lora
         if key not in self._models:
             self._models[key] = call.load()
@@ -36,18 +36,18 @@ class Journey:
         return self._models[key]
 
     def restart(self) -> None:
-        """Loads models anew from now on, as another process does."""
+        """Reloads models from now on, like a new process."""
         self._models.clear()
         self.say("restart")
 
     def say(self, what: object) -> None:
-        """Adds to what a failure shows."""
+        """Adds a line to the story that a failure shows."""
         self._said.append(str(what))
 
     def take(
         self, call: Call, prefix: models.Prefix | None = None, *, streamed: bool = False
     ) -> tuple[Result, ...]:
-        """Runs a call; returns its outputs, which are those of the call alone."""
+        """Runs a call and returns its outputs; they must equal those of `alone`."""
         self.say(call)
         run = call.run_stream if streamed else call.run
         try:
@@ -59,7 +59,7 @@ class Journey:
         return got
 
     def compare(self, got: tuple[Result, ...], want: tuple[Result, ...]) -> None:
-        """Raises AssertionError, with the journey so far, where outputs differ."""
+        """Raises AssertionError with the story so far if outputs differ."""
         if (problem := difference(got, want)) is not None:
             raise AssertionError(f"{problem}\n{self.story}")
 

@@ -1,4 +1,4 @@
-"""The command line and Python on one folder of programs, as the command line finds it."""
+"""The command line and Python share the command line's program cache."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Command = Callable[..., str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands in this process keep their programs."""
+    """The folder where commands in this process cache programs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "jax-q4k" / "programs"
 
 
 @contextlib.contextmanager
 def without_the_tests_cache() -> Iterator[None]:
-    """A command does not keep programs where JAX was told to."""
+    """Unsets JAX's cache folder; while it is set, commands do not use their own cache."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     try:
@@ -50,7 +50,10 @@ def without_the_tests_cache() -> Iterator[None]:
 def command(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Command:
-    """Output of a command line that succeeds; `lines` are its standard input."""
+    """Returns a function that runs a command line; `lines` is its standard input.
+
+    The command must succeed. The function returns its output.
+    """
 
     def run(*given: str, lines: str = "") -> str:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
@@ -65,7 +68,7 @@ def command(
 
 
 def demo(text: str, **fields: object) -> Call:
-    """A call as the command line makes it: int8 activations, and an end where the model ends."""
+    """A call with the command line's defaults: int8 activations, and generation ends at EOS."""
     tokenizer = models.load("demo").tokenizer
     assert tokenizer is not None
     given = {"activations": None, "ignore_end": False, "prompts": (tuple(tokenizer.encode(text)),)}
@@ -79,7 +82,7 @@ def check(journey: Journey, command: Command, call: Call) -> None:
 
 @pytest.mark.slow("starts the command several times", quick=["*"])
 def test_one_command_after_another(folder: Path, command: Command) -> None:
-    """Lengths that grow, beyond the context with a shift, and back."""
+    """Number of new tokens grows, exceeds the context with a shift, and shrinks again."""
     journey, call = Journey(folder), demo("The sea", sampling="drawn", seed=2)
     for new in (64, 300, 20):
         check(journey, command, dataclasses.replace(call, new_tokens=new))
@@ -111,7 +114,7 @@ def test_a_chat_after_a_command(folder: Path, command: Command) -> None:
 
 @pytest.mark.slow("starts the command several times")
 def test_python_after_the_command_line(folder: Path, command: Command) -> None:
-    """The same call takes the command's programs; others, before and after, leave it right."""
+    """Python reuses the command's programs; different calls before and after stay correct."""
     journey, call = Journey(folder), Call(activations=None, sampling="drawn")
     longer = dataclasses.replace(call, new_tokens=200)
     check(journey, command, call)
@@ -126,7 +129,7 @@ def test_python_after_the_command_line(folder: Path, command: Command) -> None:
 
 @pytest.mark.slow("starts the command several times")
 def test_kinds_of_commands(folder: Path, command: Command) -> None:
-    """Options that a program's name must hold, one after another."""
+    """Runs options in sequence that must be part of a program's key."""
     journey, call = Journey(folder), Call(activations=None)
     prompt = (1, 5, 9, 1, 5, 9, 1, 5)
     for fields in (

@@ -1,4 +1,4 @@
-"""Folders of programs with damaged or foreign files: outputs are right, and nothing hangs."""
+"""Program caches with damaged or foreign files: outputs are right, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL = Call(model="llama-bias")
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as an earlier process leaves it."""
+    """A cache folder as an earlier process leaves it."""
     journey = Journey(tmp_path_factory.mktemp("left"))
     journey.take(CALL)
     return journey.folder
@@ -26,7 +26,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("index", "what"), list(enumerate(DAMAGES)))
 def test_damaged_files(index: int, what: str, left: Path, tmp_path: Path) -> None:
-    """One of a prompt's program and a loop's, in turn."""
+    """Damages a program of the prompt or of the loop, in turn."""
     journey = Journey(shutil.copytree(left, tmp_path / "programs"))
     found = programs(journey.folder)
     file = found[index % len(found)]
@@ -38,7 +38,7 @@ def test_damaged_files(index: int, what: str, left: Path, tmp_path: Path) -> Non
 
 
 def test_another_models_programs(tmp_path: Path) -> None:
-    """Under the names of this one's: each file says itself whose it is."""
+    """Programs of another model under this model's file names; each file states its model."""
     mine, theirs = (Journey(tmp_path / name) for name in ("mine", "theirs"))
     for journey, model in ((mine, "llama-gqa"), (theirs, "other theta")):
         journey.folder.mkdir()
@@ -52,7 +52,7 @@ def test_another_models_programs(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_goes_and_comes(tmp_path: Path) -> None:
-    """It becomes a file, and a folder again."""
+    """The folder becomes a file and then a folder again."""
     folder = tmp_path / "programs"
     folder.mkdir()
     journey = Journey(folder)

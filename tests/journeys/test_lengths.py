@@ -1,4 +1,4 @@
-"""Calls that differ in a number or a dtype alone, each by a model that is loaded anew."""
+"""Calls that differ only in a number or a dtype, each with a reloaded model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLS = {
 @pytest.mark.slow("compiles a program for each call of a journey", quick=["one prompt"])
 @pytest.mark.parametrize("what", CALLS)
 def test_lengths(what: str, tmp_path: Path) -> None:
-    """Caches of 64, 128 and 64 tokens."""
+    """KV caches of 64, 128 and 64 tokens."""
     journey = Journey(tmp_path)
     for count in (20, 90, 20):
         journey.take(dataclasses.replace(CALLS[what], new_tokens=count))
@@ -42,7 +42,7 @@ def test_lengths_that_shrink(tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_context_that_shifts(tmp_path: Path) -> None:
-    """With and without a shift; the prompt of each context is of another length."""
+    """Calls with and without a context shift, with prompts of different lengths."""
     journey, call = Journey(tmp_path), Call(model="short", prompts=((1, 5, 9), (4, 6)))
     for new in (30, 150, 60):
         journey.take(dataclasses.replace(call, new_tokens=new))
@@ -50,7 +50,7 @@ def test_a_context_that_shifts(tmp_path: Path) -> None:
 
 
 def test_a_prompt_longer_than_the_call_before(tmp_path: Path) -> None:
-    """Prompts of one padded length, whose caches differ all the same."""
+    """Prompts with the same padded length whose KV caches differ in size."""
     journey = Journey(tmp_path)
     for length, new in ((34, 20), (60, 60)):
         prompt = tuple(range(3, 3 + length))

@@ -1,4 +1,4 @@
-"""Steps of a user in any order: each output is that of the same call alone with no cache."""
+"""A user's steps in any order; each output equals that of the same call without a cache."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .journey import Journey
 
 EXAMPLES, STEPS = JOURNEYS or 3, 30 if JOURNEYS else 12
 
-#: Most tokens of a text that goes on.
+#: Maximum tokens of a text that is continued.
 LONGEST = 400
 
 
 class User(RuleBasedStateMachine):
-    """Has loaded models, one folder of programs, a text that goes on, and a conversation."""
+    """Holds loaded models, one program cache, a text that is continued, and a conversation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class User(RuleBasedStateMachine):
 
     @rule(data=st.data(), streamed=st.booleans())
     def generates(self, data: st.DataObject, streamed: bool) -> None:
-        """With another number of new tokens, mostly, or another prompt."""
+        """Generates with a changed number of new tokens, mostly, or a changed prompt."""
         fields = ("new_tokens", "new_tokens", "new_tokens", "prompts", "seed")
         self.call = changed(self.call, self.choosing(data), fields)
         self.journey.take(self.call, streamed=streamed and len(self.call.prompts) == 1)
 
     @rule(data=st.data())
     def wants_otherwise(self, data: st.DataObject) -> None:
-        """Another model, adapter, draft, dtype, way of sampling, or implementation."""
+        """Changes the model, adapter, draft, dtype, sampling parameters or implementation."""
         self.call = changed(self.call, self.choosing(data), tuple(CHOICES))
         self.journey.take(self.call)
 
@@ -79,7 +79,10 @@ class User(RuleBasedStateMachine):
         return dataclasses.replace(call, prompts=call.prompts[:1])
 
     def with_prefix(self, prompt: Sequence[int], new_tokens: int) -> None:
-        """A reused prefix is rounded as the whole is, with exact pages and products."""
+        """Runs a prompt that reuses the prefix.
+
+        With float32 pages and activations, a reused prefix rounds like a fresh prefill.
+        """
         call = dataclasses.replace(
             self.single(self.call),
             prompts=(tuple(prompt),),
@@ -103,7 +106,7 @@ class User(RuleBasedStateMachine):
 
     @rule(message=st.sampled_from(("How are you?", "And then?")), size=st.sampled_from((12, 50)))
     def talks(self, message: str, size: int) -> None:
-        """To the demo, as one whose prompts are computed whole does."""
+        """Chats with the demo; a conversation that recomputes every prompt must agree."""
         call, options = Call(model="demo"), {"max_new_tokens": size, "temperature": 0.5, "seed": 3}
         if self.talk is None or len(self.turns) > 6:
             model = self.journey.model(call)
@@ -124,7 +127,7 @@ class User(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(sorted(DAMAGES)))
     def loses_programs(self, what: str) -> None:
-        """A file is damaged, and models are loaded anew."""
+        """Damages a program file and reloads models."""
         found = [file for file in programs(self.journey.folder) if file.is_file()]
         if len(found) > 1:
             DAMAGES[what](found[len(found) // 2])
@@ -144,7 +147,7 @@ User.TestCase.settings = hypothesis.settings(
     derandomize=not JOURNEYS,
     database=None,
     deadline=None,
-    # a failure shows its journey; a shorter one takes minutes to find
+    # a failure shows its journey; shrinking takes minutes
     phases=[
         phase for phase in hypothesis.Phase if JOURNEYS or phase is not hypothesis.Phase.shrink
     ],

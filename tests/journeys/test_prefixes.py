@@ -1,4 +1,4 @@
-"""Texts that go on, in one folder with calls that begin and end."""
+"""Texts that are continued with a `Prefix`, between calls that share the program cache."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from .journey import Journey
 
 pytestmark = needs_native
 
-#: Windows, which hold no more than they must see; states; pages alone.
+#: Models with sliding windows that keep only visible tokens, with recurrent states, and with pages
+#: only.
 NAMES = ("gemma3", "gpt-oss", "qwen35", "llama-gqa")
 
 
 def two_turns(journey: Journey, call: Call) -> None:
-    """A text that goes on once."""
+    """Generates, then continues the text once."""
     prefix = models.Prefix()
     ((tokens, *_),) = journey.take(call, prefix)
     prompt = (*call.prompts[0], *tokens, 20, 21, 22, 23, 24)
@@ -30,7 +31,7 @@ def two_turns(journey: Journey, call: Call) -> None:
 @pytest.mark.slow("compiles a program for each call of a journey")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_goes_on_after_another_call(name: str, tmp_path: Path) -> None:
-    """The call before has a cache of the same size, for no text but its own."""
+    """The call before has a KV cache of the same size, but without a prefix."""
     journey = Journey(tmp_path)
     call = Call(model=name, prompts=(tuple(range(30, 55)),), new_tokens=60)
     journey.take(call)
@@ -51,7 +52,7 @@ def test_a_call_after_a_text_that_went_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_texts_of_growing_and_other_sizes(tmp_path: Path) -> None:
-    """A cache that grows, then a text that differs, then the first one again."""
+    """Grows a cache, then continues a different text, then the first text again."""
     journey, prefix = Journey(tmp_path), models.Prefix()
     prompt = tuple(range(30, 45))
     for new in (10, 60, 20):
@@ -64,7 +65,7 @@ def test_texts_of_growing_and_other_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_stream_that_is_left(tmp_path: Path) -> None:
-    """Programs in the folder and the prefix's cache serve the calls after it."""
+    """Later calls reuse the cached programs and the prefix's KV cache."""
     journey, prefix, call = Journey(tmp_path), models.Prefix(), Call(new_tokens=100)
     pieces = call.pieces(journey.model(call), prefix)
     taken = [next(pieces).token for _ in range(7)]
@@ -79,7 +80,7 @@ def test_a_stream_that_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_conversations_beside_calls(tmp_path: Path) -> None:
-    """Each answer is that of a conversation with the same turns, nothing of which is computed."""
+    """Each answer equals that of a conversation with the same turns and no cached tokens."""
     sizes, calls = (12, 64), Call(model="demo", new_tokens=64)
     messages = ("How are you?", "And your sister?")
     sampling = {"temperature": 0.5, "seed": 3}

@@ -1,4 +1,4 @@
-"""Commands in processes of their own on one folder of programs."""
+"""Commands in processes of their own that share a program cache."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .journey import Journey
 pytestmark = needs_native
 CALL = Call(model="llama-bias", activations=None)
 LONGER = dataclasses.replace(CALL, new_tokens=150)
-#: Bytes of addresses: a command takes less than half of them.
+#: Limit of the address space in bytes; a command takes less than half of it.
 MEMORY = 8 << 30
 
 
 @pytest.mark.slow("starts processes at once")
 def test_two_commands_at_once(tmp_path: Path) -> None:
-    """Two of one call and a longer one begin together; a later one, and Python, find it right."""
+    """Starts two equal calls and a longer one together, then repeats them in Python."""
     journey, calls = Journey(tmp_path / "jax-q4k" / "programs"), (CALL, CALL, LONGER)
     running = [start(tmp_path, *arguments(call)) for call in calls]
     for call, process in zip(calls, running, strict=True):
@@ -40,7 +40,7 @@ def test_two_commands_at_once(tmp_path: Path) -> None:
 @pytest.mark.slow("compiles a program for each call of a journey")
 @pytest.mark.parametrize("kinds", [("a pipe",) * 2, ("a link to /dev/zero", "200 GB of nothing")])
 def test_files_without_an_end(kinds: tuple[str, str], tmp_path: Path) -> None:
-    """They are no programs: a command neither waits for one nor reads it into memory."""
+    """Ignores such files: a command neither waits for one nor reads it into memory."""
     journey = Journey(tmp_path / "jax-q4k" / "programs")
     journey.folder.mkdir(parents=True, mode=0o700)
     journey.take(CALL)
@@ -49,16 +49,16 @@ def test_files_without_an_end(kinds: tuple[str, str], tmp_path: Path) -> None:
         ENDLESS[what](file)
     process = start(tmp_path, *arguments(CALL), memory=MEMORY)
     journey.compare(results(finish(process)), alone(CALL))
-    assert programs(journey.folder) == found  # these it looked for
+    assert programs(journey.folder) == found  # programs that it looked for
 
 
 @pytest.mark.slow("starts a command on each of several copies of the package")
 def test_the_package_changes(tmp_path: Path) -> None:
-    """A copy of it, of which a module is edited and then the version: each runs its own code."""
+    """Edits a module of a copy of the package, then its version; each state runs its own code."""
     copy = tmp_path / "copy"
     for name in ("jax_q4k", "ptx_kernels"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(PACKAGE / name, copy / name, ignore=ignored)  # follows the link of models
+        shutil.copytree(PACKAGE / name, copy / name, ignore=ignored)  # follows the `models` link
 
     def tokens() -> tuple[int, ...]:
         process = start(tmp_path / "cache", *arguments(CALL), package=copy)
@@ -74,9 +74,9 @@ def test_the_package_changes(tmp_path: Path) -> None:
     stat, text = version.stat(), version.read_text()
     now = jax_q4k.__version__
     assert now in text and not now.endswith("9")
-    version.write_text(text.replace(now, now[:-1] + "9"))  # as long, and with the same time
+    version.write_text(text.replace(now, now[:-1] + "9"))  # same length and modification time
     os.utime(version, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     before = len(programs(tmp_path / "cache" / "jax-q4k" / "programs"))
     assert tokens() == other
     after = len(programs(tmp_path / "cache" / "jax-q4k" / "programs"))
-    assert after > before  # what is of another version is compiled anew
+    assert after > before  # another version's programs are recompiled

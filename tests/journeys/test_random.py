@@ -1,4 +1,4 @@
-"""Random journeys: a few kinds of calls in turn, each time with other lengths."""
+"""Random journeys: alternates between a few kinds of calls with different lengths."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ KINDS, CALLS = 3, 6
 @pytest.mark.slow("compiles a program for each call of a journey", quick=["seed=0"])
 @pytest.mark.parametrize("seed", range(JOURNEYS or 4))
 def test_a_journey(seed: int, tmp_path: Path) -> None:
-    """Each kind differs from the one before in two fields at most, each call from its kind in one.
+    """Each kind differs from the previous one in at most two fields.
 
-    So programs that must be told apart by one thing meet each other in the folder.
+    A call differs from its kind in one field. So programs whose keys must differ in one field meet
+    in the folder.
     """
     choose = random.Random(seed).choice
     journey, kinds = Journey(tmp_path), [Call()]

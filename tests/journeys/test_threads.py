@@ -1,4 +1,4 @@
-"""Threads that share a model, a folder of programs, or a prefix."""
+"""Threads that share a model, a program cache, or a prefix."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .journey import Journey
 
 pytestmark = needs_native
 THREADS = 3
-#: Seconds that a thread which waits for another has; and one that may wait for a lock.
+#: Seconds that a thread may wait for another, and for a lock.
 PATIENCE, LOCKED = 60, 0.3
 
 
 def together(work: Callable[[int], Any]) -> list[Any]:
-    """The results of `work` in threads that begin at once."""
+    """Runs `work` in threads that start together; returns their results."""
     begin = threading.Barrier(THREADS)
 
     def one(index: int) -> Any:
@@ -48,7 +48,7 @@ def test_a_shape_that_is_new_to_all(kept: bool, tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_shapes_of_their_own(tmp_path: Path) -> None:
-    """Cold, and from the folder."""
+    """Runs with an empty program cache, then with a filled one."""
     journey, call = Journey(tmp_path), Call(model="llama-bias", sampling="drawn")
     calls = [dataclasses.replace(call, new_tokens=new) for new in (20, 64, 150)]
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_prefixes_of_their_own(tmp_path: Path) -> None:
 
 
 class Pause:
-    """Stops a thread where it first comes to the `at`-th line of a file, while `meanwhile` runs."""
+    """Stops a thread at the first visit of the `at`-th line of a file while `meanwhile` runs."""
 
     def __init__(self, file: str, at: int, meanwhile: Callable[[], None]) -> None:
         self._file, self._at, self._meanwhile = file, at, meanwhile
@@ -85,7 +85,7 @@ class Pause:
 
     @property
     def came(self) -> bool:
-        """Whether the thread came to so many lines."""
+        """Whether the thread reached that line."""
         return len(self._seen) > self._at
 
     def __call__(self, frame: Any, event: str, _: Any) -> Any:
@@ -100,7 +100,7 @@ class Pause:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_one_prefix_in_two_threads() -> None:
-    """One stops at each line in turn that touches the prefix, while the other makes a call."""
+    """One thread stops at each line of the prefix's module in turn while another makes a call."""
     first = Call(model="llama-bias", prompts=(tuple(range(3, 23)),), new_tokens=9)
     model, at, file = first.load(), 0, sys.modules[models.Prefix.__module__].__file__
     assert file is not None

@@ -22,7 +22,7 @@ pytestmark = needs_native
 @pytest.mark.slow("compiles a program for each call of a journey", quick=["other weights"])
 @pytest.mark.parametrize("name", [name for name in MADE if name != "short"])
 def test_a_file_is_replaced(name: str, tmp_path: Path) -> None:
-    """By one of the same name, there and back, while a model of the first stays loaded."""
+    """Replaces the file with another, and back, while a model of the first stays loaded."""
     journey, file = Journey(tmp_path / "programs"), tmp_path / "model.gguf"
     journey.folder.mkdir()
     loaded = []
@@ -42,7 +42,7 @@ def test_a_file_is_replaced(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_adapters(tmp_path: Path) -> None:
-    """Other values, ranks, layers and scales, with the model itself in between."""
+    """Adapters with other values, ranks, layers and scales, alternating with the plain model."""
     journey, call = Journey(tmp_path), Call(sampling="logprobs")
     adapters = [None, *[(name, 1.0) for name in ADAPTERS], None, ("adapter", 0.5)]
     calls = [dataclasses.replace(call, lora=lora) for lora in adapters]
@@ -54,7 +54,7 @@ def test_adapters(tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_models_of_one_folder(tmp_path: Path) -> None:
-    """Golden files with the same prompt, in turn; those that differ in a number alone too."""
+    """Golden files with the same prompt in turn; some differ in a single number."""
     journey = Journey(tmp_path)
     names = (ORIGINAL, "other theta", "other epsilon", "other weights", "llama-bias")
     for name in (*names, *names[:3]):
@@ -65,7 +65,7 @@ def test_models_of_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow("compiles a program for each call of a journey")
 def test_a_folder_with_room_for_few(tmp_path: Path) -> None:
-    """Programs that make room for others are compiled again."""
+    """Programs that are evicted for others are compiled again."""
     journey = Journey(tmp_path, max_bytes=400_000)
     for new in (20, 90, 20, 200, 20):
         journey.take(Call(new_tokens=new))

@@ -1,4 +1,4 @@
-"""Adapters of random numbers, in the files that hold them."""
+"""Random LoRA adapters and the files that hold them."""
 
 import json
 
@@ -18,7 +18,7 @@ CONFIG = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "
 
 
 def random_pairs(given, short=None, seed=0):
-    """GGUF's name -> (a (rank, k), b (n, rank)) of its matrices, or of those of these names."""
+    """Maps GGUF names to (a (rank, k), b (n, rank)) of all matrices, or of those in `short`."""
     rng, tensors = np.random.default_rng(seed), models.named_tensors(given)
     names = [n for n in adapters.named_linears(given.config) if n in tensors]
     if short is not None:
@@ -48,7 +48,10 @@ def write_gguf(file, given, pairs, dtype=np.float32, **metadata):
 
 
 def write_peft(folder, given, pairs, config=CONFIG):
-    """By the names of the checkpoint's modules, rows in its order; fused ones need one a."""
+    """Writes a PEFT folder with the checkpoint's module names and row order.
+
+    Parts of a fused module must share a.
+    """
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors, kind = {}, given.config.kind

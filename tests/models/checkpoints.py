@@ -1,4 +1,4 @@
-"""Hugging Face folders of golden models: weights decoded, rows in a checkpoint's order."""
+"""Hugging Face folders of golden models: decoded weights, with rows in a checkpoint's order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = {
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Row 2i + j of every head becomes row j * half + i.
+    """Moves row 2i + j of every head to row j * half + i.
 
     That undoes llama.cpp's order, element by element.
     """
@@ -38,7 +38,7 @@ def halves(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
-    """A config.json as transformers 4 writes it, of the class `name` or the architecture's own."""
+    """config.json as transformers 4 writes it, for the class `name` or the architecture's own."""
     described = {
         "architectures": [name or CLASSES[config.architecture]],
         "hidden_act": {"silu": "silu", "gelu": "gelu_pytorch_tanh"}[config.kind.activation],
@@ -70,14 +70,14 @@ def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
 
 
 def decoded(tensor: Any) -> np.ndarray:
-    """A tensor in float32."""
+    """Converts a tensor to float32."""
     return np.asarray(
         tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor, np.float32
     )
 
 
 def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None]:
-    """A golden model's weights under a checkpoint's names, its configuration, its rope divisors."""
+    """Returns a golden model's weights by checkpoint names, its config, and its rope divisors."""
     file = jq.gguf.read(path(name))
     config = Config.from_metadata(file.metadata)
     arrays = {name: decoded(tensor) for name, tensor in file.tensors.items()}
@@ -88,7 +88,7 @@ def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None
 def stored(
     arrays: dict[str, np.ndarray], config: Config, checkpoint: CheckpointClass
 ) -> dict[str, np.ndarray]:
-    """Tensors of a GGUF file as a checkpoint of this class holds them."""
+    """Converts tensors of a GGUF file to those of a checkpoint of this class."""
     expected, tensors = expected_tensors(config), {}
     for name, place in tensor_places.places(config, checkpoint).items():
         if name not in arrays:
@@ -112,7 +112,7 @@ def stored(
 def write(
     folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], shards: int = 1
 ) -> Path:
-    """The files of a checkpoint without a tokenizer, its tensors dealt out to `shards` files."""
+    """Writes a checkpoint without a tokenizer, with its tensors split into `shards` files."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if shards == 1:

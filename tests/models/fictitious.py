@@ -1,4 +1,4 @@
-"""An architecture that nobody has: each feature that a data file can ask for, in one file."""
+"""A made-up architecture in one data file, with every feature that such files support."""
 
 from jax_q4k.models.architectures.base import Architecture, CheckpointClass
 from jax_q4k.models.architectures.tensor_tables import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS

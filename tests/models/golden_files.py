@@ -1,4 +1,4 @@
-"""Golden models: loaded once per process, with llama.cpp's tokens and logits for them."""
+"""Golden models, loaded once per process, with llama.cpp's tokens and logits."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jax_q4k import models
 
 LLAMA_AND_QWEN = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
 NAMES = (*LLAMA_AND_QWEN, "gemma", "gemma2", "gemma3")
-#: Further files of the same architectures: only their logits are looked at, and their tokens.
+#: Further files of the same architectures; tests use only their logits and tokens.
 VARIANTS = ("gemma2-27b", "gemma3-nowindow", "llama-bias", "llama-longrope", "qwen2-fused")
-#: Files with layers that are recurrent: their state goes on from token to token.
+#: Files with recurrent layers.
 RECURRENT = ("lfm2", "lfm2moe", "qwen35", "qwen35-mtp", "qwen35moe", "qwen3next")
 #: Files whose layers have experts.
 WITH_EXPERTS = (
@@ -41,11 +41,11 @@ WITH_EXPERTS = (
     "qwen3next",
     "qwen3vlmoe",
 )
-#: Those in which int8 activations, ours or llama.cpp's, give some tokens other experts: what comes
-#: out then says more of these than of the products, so the experts are given.
+#: Files in which int8 activations, ours or llama.cpp's, change the experts of some tokens. The
+#: result then depends more on the experts than on the products, so tests fix the experts.
 ROUTED = ("deepseek2", "deepseek2-lite", "deepseek2-noyarn", "gemma4-moe", "qwen3next")
 
-#: Further architectures, each by a file or more.
+#: Further architectures, each with at least one file.
 FAMILIES = (
     "cohere2",
     "command-r",
@@ -70,8 +70,8 @@ FAMILIES = (
     *WITH_EXPERTS,
 )
 
-#: A file for each feature that a decoder may have: the quick tier runs these on implementations
-#: other than the CPU's kernels, which run every file.
+#: A file for each feature of a decoder. The quick tier runs these on all implementations; the CPU
+#: kernels run every file.
 FEATURES = {
     "rope on pairs of neighbors": "llama-gqa",
     "rope scaled as Llama 3 has it": "llama3-rope",
@@ -95,7 +95,7 @@ FEATURED = tuple(FEATURES.values())
 
 class Reference(NamedTuple):
     prompt: np.ndarray  # int32 (48,)
-    greedy: np.ndarray  # int32 (24,), what follows the prompt
+    greedy: np.ndarray  # int32 (24,), the continuation of the prompt
     logits: np.ndarray  # float32 (72, vocab), after each token of both
 
     @property
@@ -121,13 +121,13 @@ def reference(name: str) -> Reference:
 
 @contextlib.contextmanager
 def routes_given(name: str):
-    """A block in which every token has the experts of llama.cpp's float32 run, in their weights."""
+    """Context in which tokens get the experts of llama.cpp's float32 run, with their weights."""
     with np.load(GOLDEN / f"{name}.npz") as data:
         routes = iter(data["routes_f32"].astype(np.int32))
 
     def given(x, logits, gate, up, down, top, *, gating, selection_bias, **options):
         normalize, scale = options.pop("normalize"), options.pop("scale")
-        del options["groups"], options["groups_used"]  # which only choose
+        del options["groups"], options["groups_used"]  # only used for choosing
         rows = next(routes)
         time = logits.shape[-2]
         ids = jnp.array(np.pad(rows, ((0, time - len(rows)), (0, 0)))).reshape(
@@ -144,7 +144,7 @@ def routes_given(name: str):
 
 
 def check_logits(name: str) -> None:
-    """The CPU's kernels: of exact activations llama.cpp's logits, of int8 ones not much further."""
+    """Checks the CPU kernels: float activations match llama.cpp's logits, int8 ones almost."""
     loaded, want = model(name), reference(name)
     tokens = want.tokens[None]
     with jq.implementation("native", activations="f32"):
@@ -152,12 +152,12 @@ def check_logits(name: str) -> None:
     assert nmse(logits, want.logits) <= 1e-8
     greedy = logits[len(want.prompt) - 1 : -1].argmax(-1)
     assert greedy.tolist() == want.greedy.tolist()
-    # llama.cpp's own int8 activations
+    # error of llama.cpp's own int8 activations
     theirs = json.loads((GOLDEN / f"{name}.json").read_text())["nmse_q8act"]
     if name not in ROUTED:
         with jq.implementation("native"):
             assert nmse(loaded.logits(tokens)[0], want.logits) <= 1.2 * theirs
     elif name != "deepseek2-lite":  # see test_families
         with jq.implementation("native"), routes_given(name):
-            fresh = models.from_gguf(path(name))  # whose programs know these routes alone
+            fresh = models.from_gguf(path(name))  # with programs of these routes only
             assert nmse(fresh.logits(tokens)[0], want.logits) <= 1.2 * theirs

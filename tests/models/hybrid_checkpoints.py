@@ -1,8 +1,8 @@
-"""Tensors of golden files as transformers' classes hold them, written from those classes.
+"""Golden files' tensors in the layout of transformers' classes, written from those classes.
 
-Nothing here is the reader's: names and layouts are those that the modules of transformers have, in
-the order in which their `forward` takes them apart. With these weights transformers computes the
-golden logits, as tests/data/checkpoints/README.md says.
+This code is independent of the package's reader. Names and layouts are those of transformers'
+modules, in the order in which their `forward` splits them. With these weights transformers computes
+the golden logits; see tests/data/checkpoints/README.md.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ _NAMES = {
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
-    """The float32 tensors of a golden file under the names of the class of its architecture."""
+    """Converts a golden file's tensors to float32, with the names of its transformers class."""
     (file,) = GOLDEN.glob(f"{name}.*.gguf")
     read = jq.gguf.read(file)
     kind = read.metadata["general.architecture"]
@@ -144,7 +144,7 @@ def tensors(name: str) -> dict[str, np.ndarray]:
         _join_qkvz(found, sizes)
     if kind == "deepseek2":
         _join_kv_b(found)
-    if kind.startswith("qwen3"):  # their RMSNorm multiplies by 1 + weight, but for the gated one
+    if kind.startswith("qwen3"):  # their RMSNorm multiplies by 1 + weight, except for the gated one
         plain = ("linear_attn.norm.weight",)
         for key in found:
             if key.endswith("norm.weight") and not key.endswith(plain):
@@ -153,13 +153,14 @@ def tensors(name: str) -> dict[str, np.ndarray]:
 
 
 def _others(kind: str, sizes: dict[str, Any], short: str, array: np.ndarray) -> Named:
-    """Tensors with another layout, or parts of one."""
+    """Yields tensors with another layout, or parts of one."""
     key_heads, value_heads = sizes.get("ssm.group_count", 0), sizes.get("ssm.time_step_rank", 0)
 
     def grouped(rows: np.ndarray, size: int) -> np.ndarray:
-        """Value heads of a key head together: transformers repeats each for those that follow.
+        """Groups value heads by key head; transformers repeats each key head for its group.
 
-        Files of Qwen 3.5 have them as many apart as there are key heads.
+        In files of Qwen 3.5 the value heads of a key head are as far apart as the number of key
+        heads.
         """
         if kind == "qwen3next":
             return rows
@@ -211,7 +212,7 @@ def _others(kind: str, sizes: dict[str, Any], short: str, array: np.ndarray) -> 
 
 
 def _join_qkvz(found: dict[str, np.ndarray], sizes: dict[str, Any]) -> None:
-    """in_proj_qkvz: each key head's query, key, values and gates of values follow one another."""
+    """Joins in_proj_qkvz: query, key, values and value gates of each key head in sequence."""
     heads, head = sizes["ssm.group_count"], sizes["ssm.state_size"]
     each = sizes["ssm.time_step_rank"] // heads * head
     for name in [name for name in found if name.endswith("in_proj_qkv.weight")]:
@@ -226,7 +227,7 @@ def _join_qkvz(found: dict[str, np.ndarray], sizes: dict[str, Any]) -> None:
 
 
 def _join_kv_b(found: dict[str, np.ndarray]) -> None:
-    """kv_b_proj: of each head the rows that make its key of the latent vector, then its values'."""
+    """Joins kv_b_proj: rows for the key of each head, then for its values."""
     for name in [name for name in found if name.endswith("attn_k_b.weight")]:
         prefix = name.removesuffix("attn_k_b.weight")
         k_b, v_b = found.pop(name), found.pop(f"{prefix}attn_v_b.weight")

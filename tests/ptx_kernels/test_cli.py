@@ -1,4 +1,4 @@
-"""`python -m ptx_kernels`, and what importing the package pulls in."""
+"""`python -m ptx_kernels`, and the modules that importing the package loads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def options(case) -> list[str]:
-    """The command line that builds `case`: its arguments, a Config's fields flattened."""
+    """The command line that builds `case`, with its Config's fields as options."""
     found: list[str] = []
     for name, (_, default, owner) in cli._options(KERNELS[case.family]).items():
         if owner is None:
@@ -143,7 +143,7 @@ def test_report_of_a_preset(preset, capsys):
 
 
 def test_needs_numpy_only():
-    """The kernels are usable from any framework: nothing here may import JAX or a CUDA package."""
+    """Kernels are usable from any framework, so the package imports no JAX and no CUDA package."""
     done = python(
         "-c",
         "import sys, ptx_kernels, ptx_kernels.kernels, ptx_kernels.simulator, ptx_kernels.formats\n"

@@ -1,4 +1,4 @@
-"""Driver layer against simulated functions of the driver, which run kernels in Python."""
+"""The driver layer, with simulated driver functions that run kernels in Python."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ptx_kernels.ptx import Buffer, Kernel, f32
 
 
 class FakeCuda(SimulatedCuda):
-    """The simulated driver, but kernels are Python functions and a graph runs as often as launched.
+    """Simulated driver whose kernels are Python functions and whose graphs run at each launch.
 
-    `meanings` maps a kernel's name to its Python form, which takes the addresses that it got. All
+    `meanings` maps a kernel's name to its Python function, which gets the launch's addresses. All
     launches are recorded, and every graph takes 3 ms.
     """
 
@@ -64,7 +64,7 @@ ADD = kernel(
 
 
 def scale(x, y):
-    y[:5] = 2 * x[:5]  # leaves the last one unwritten
+    y[:5] = 2 * x[:5]  # the last one stays unwritten
 
 
 def add(total, x, total_out):
@@ -196,7 +196,7 @@ def test_without_a_driver_says_so(monkeypatch):
 
 
 def test_bindings_have_what_is_called():
-    """Names and parameter counts against the real cuda-python, where it is installed."""
+    """Compares names and parameter counts with the real cuda-python, if it is installed."""
     real = pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
     for name in [name for name in vars(SimulatedCuda) if name.startswith("cu")]:
         signature = getattr(real, name).__doc__.splitlines()[0]

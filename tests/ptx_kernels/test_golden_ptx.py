@@ -1,6 +1,6 @@
-"""One kernel's text per family under review: `pytest --update-golden` rewrites them.
+"""The text of one kernel per family, under review: `pytest --update-golden` rewrites them.
 
-The diff is read like code.
+Review the diff like code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ptx_kernels.kernels.gemm import GemmConfig
 
 GOLDEN = DATA / "ptx"
 _HALVES = dict(format="Q4_K", n=32, columns=512, m=16, config=GemmConfig(1, 1, 2, 16, 2, "f16"))
-#: Each family's first case, and gemm's other products; no code books of thousands of words.
+#: The first case of each family, and gemm's other products; no code books with thousands of words.
 REVIEWED = {
     case.family: case for case in reversed(CASES) if case.arguments.get("format") not in EIGHTS
 } | {"gemm_f16": Case("gemm_f16", "gemm", _HALVES)}
@@ -43,7 +43,7 @@ def test_no_golden_file_is_left_over():
 
 @pytest.mark.slow("builds every kernel in a process of its own")
 def test_text_does_not_depend_on_the_process():
-    """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
+    """XLA's compilation cache is keyed by the text, so hash seeds must not affect it."""
     script = (
         "import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
         "texts = ''.join(KERNELS[c.family](**c.arguments).text for c in CASES)\n"

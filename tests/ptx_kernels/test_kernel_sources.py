@@ -10,13 +10,13 @@ import ptx_kernels.kernels
 
 FOLDER = Path(ptx_kernels.kernels.__file__).parent
 SOURCES = sorted(FOLDER.rglob("*.py"))
-SHARED_LINES = 6  # in a row; as many or more belong in a helper
+SHARED_LINES = 6  # in sequence; as many or more belong in a helper
 
 
 def significant(source: str) -> list[str]:
     """Lines of code, without indentation.
 
-    Imports, comments, docstrings, blank lines and lone brackets are left out.
+    Imports, comments, docstrings, blank lines and lone brackets are skipped.
     """
     tree = ast.parse(source)
     skipped: set[int] = set()
@@ -56,7 +56,7 @@ def test_no_two_places_share_six_lines():
     )
 
 
-def test_what_counts_as_a_line():
+def test_significant_lines():
     source = (
         '"""Doc."""\nimport a\n\n\ndef f(\n    x,\n):\n'
         '    """Doc\n    more."""\n    # why\n    return x\n'

@@ -1,6 +1,6 @@
 """Deliberate bugs in the kernels' PTX, each of which the simulator must catch.
 
-A bug is caught when the run raises the error that names it, or the result misses the tolerance.
+A bug is caught if the run raises the error that names it, or the result misses the tolerance.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 
 @dataclass(frozen=True)
 class Bug:
-    """`pattern` (a regular expression over the text, `which` occurrence, or all) becomes `becomes`.
+    """Replaces `pattern` (a regular expression; occurrence `which`, or all) with `becomes`.
 
-    `error`: what the simulator must raise; None where the kernel still runs and its result must be
-    wrong.
+    error: the simulator's error, or None if the kernel still runs and its result must be wrong.
     """
 
     name: str
@@ -73,8 +72,7 @@ class Bug:
         return text
 
 
-#: Puts the lane (or warp) into a register of its own, compared with 3 (or 1), whatever the kernel's
-#: registers are.
+#: Puts the lane (or warp) into a separate register and compares it with 3 (or 1), for any kernel.
 _SOME = "  .reg .b32 %who;\n  .reg .pred %some;\n"
 LANES = _SOME + "  mov.u32 %who, %laneid;\n  setp.ge.u32 %some, %who, 3;\n"
 WARPS = _SOME + "  mov.u32 %who, %tid.x;\n  setp.ge.u32 %some, %who, 32;\n"

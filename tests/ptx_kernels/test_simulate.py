@@ -1,4 +1,4 @@
-"""Runs on random operands: what `python -m ptx_kernels simulate` does, for every family."""
+"""`python -m ptx_kernels simulate` on random operands, for every family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptx_kernels.simulate import simulate
 
 @functools.cache
 def smallest() -> dict[str, str]:
-    """Label of the subject with the fewest threads, by family."""
+    """Maps each family to the label of its subject with the fewest threads."""
     size = {
         label: (k := subject(label).kernel).grid[0] * k.grid[1] * k.block[0] for label in SUBJECTS
     }

@@ -1,6 +1,6 @@
-"""Kernels assembled for every architecture, many of them by one ptxas.
+"""Assembles kernels for every architecture, many of them in one run of ptxas.
 
-Starting it takes a third of the time.
+Starting ptxas takes a third of the time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _AT_ONCE = 16
 def assemble_each(
     texts: Iterable[str], archs: Iterable[str] = TARGETS
 ) -> dict[tuple[str, str], Assembly]:
-    """(text, arch) -> Assembly, of every text on every one of `archs` that it is for.
+    """Assembles each text for each of `archs` that its target allows: (text, arch) -> Assembly.
 
-    All but the cubin is as `assemble` has it.
+    The results are those of `assemble`, except for the cubin.
 
-    Only texts that declare the same PTX version and target go together, so that what a text
-    declares is held to suffice for it.
+    Texts share a run only if they declare the same PTX version and target. So each text is checked
+    against its own declaration.
     """
 
     def head(text: str) -> list[str]:
@@ -55,7 +55,7 @@ def _batches(texts: list[str]) -> list[list[str]]:
 
 
 def spilled(labels: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    """{(label, arch): bytes} of those kernels, {text: label}, that spill on some architecture."""
+    """Returns {(label, arch): bytes} of kernels {text: label} that spill on some architecture."""
     return {
         (labels[text], arch): assembly.spill_store_bytes
         for (text, arch), assembly in assemble_each(labels).items()

@@ -1,4 +1,4 @@
-"""Decode attention simulated over random pages, beside float64."""
+"""Simulates decode attention over random pages, with a float64 reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT = PagedAttentionConfig()
 def simulate(
     arguments: dict[str, Any], *operands: np.ndarray, output: str = "f32"
 ) -> tuple[np.ndarray, ...]:
-    """Runs paged_attention, and merge_attention after it where splits leave their parts."""
+    """Runs paged_attention, and merge_attention if the splits store partial results."""
     splits = arguments["config"].splits
     if splits == 1 or arguments["config"].cluster:
         return simulator.run(paged_attention(**arguments, output=output), *operands)
@@ -31,7 +31,7 @@ def simulate(
 def cached(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, used: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Random pages: (operand, scales or None, the numbers it stands for, values before rounding).
+    """Random pages: (operand, scales or None, the values they encode, values before rounding).
 
     Unused slots are poison: NaN, or an int8 scale of NaN.
     """
@@ -67,9 +67,10 @@ def run(
     config: PagedAttentionConfig = _DEFAULT,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(simulated, wanted); slots that no sequence sees are poison unless `poison` is off.
+    """Returns (simulated, wanted); slots that no sequence sees are poison unless `poison` is off.
 
-    `rounded`: so are the oracle's keys and values. With a `value_dim` the pages are latent.
+    rounded: whether the oracle's keys and values are rounded, too. A `value_dim` makes the pages
+    latent.
     """
     rng = np.random.default_rng(len(lengths) + head_dim)
     batch, heads = len(lengths), kv_heads * group
@@ -127,7 +128,7 @@ def sectors(
     config: PagedAttentionConfig,
     value_dim: int | None = None,
 ) -> int:
-    """Sectors of 32 bytes that warps read for so many tokens of a KV head."""
+    """Counts the 32-byte sectors that warps read for `tokens` tokens of a KV head."""
     shape = dict(
         batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens
     )

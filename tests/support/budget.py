@@ -1,7 +1,7 @@
-"""A limit of time for a run: `--budget SECONDS`.
+"""A time limit for a test run: `--budget SECONDS`.
 
-Tests that would begin later are not run. They are named at the end, and in a file: a later run with
-a budget begins with them.
+Tests that would start after the limit do not run. They are listed at the end and saved to a file;
+the next run with a budget starts with them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def left_over() -> Path:
-    """The file that names the tests for which earlier runs had no time."""
+    """File with the names of tests for which earlier runs had no time."""
     return cache_folder() / "not-run.txt"
 
 
@@ -31,13 +31,13 @@ def _names_left_over() -> set[str]:
 
 
 def first_those_left_over(items: list[pytest.Item]) -> None:
-    """Puts the tests that an earlier run had no time for in front."""
+    """Moves tests for which an earlier run had no time to the front."""
     names = _names_left_over()
     items.sort(key=lambda item: item.nodeid not in names)
 
 
 class Budget:
-    """A plugin of every process that runs tests; the one that reports names what was not run."""
+    """Plugin of every process that runs tests; the reporting one lists tests that did not run."""
 
     def __init__(self, seconds: float, reports: bool):
         self.deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Gated delta nets in float64, token by token, and operands for them."""
+"""Float64 reference of gated delta nets, token by token, and operands for them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ EPS = 1e-6
 def sequences(
     batch: int, time: int, k_heads: int, v_heads: int, key_dim: int, value_dim: int, *, seed=0
 ) -> list[np.ndarray]:
-    """q, k, v, g, beta and a state, float32; keys of length 1, decays from next to none to strong.
+    """Random q, k, v, g, beta and state, float32.
 
-    Heads remember for 1 to 1000 tokens.
+    Keys have norm 1. Decays range from almost none to strong: heads remember for 1 to 1000 tokens.
     """
     rng = np.random.default_rng([seed, batch, time, k_heads, v_heads, key_dim, value_dim])
     q, k = rng.standard_normal((2, batch, time, k_heads, key_dim))
@@ -27,7 +27,7 @@ def sequences(
 
 
 def rule(*operands: Any, scale: float | None = None, tiled: bool = False) -> list[np.ndarray]:
-    """o and the state after the last token, float64."""
+    """Returns o and the state after the last token, float64."""
     q, k, v, g, beta, state = (np.asarray(x).astype(np.float64) for x in operands)
     k_heads, v_heads = q.shape[2], v.shape[2]
     heads = [h % k_heads if tiled else h // (v_heads // k_heads) for h in range(v_heads)]
@@ -45,7 +45,7 @@ def rule(*operands: Any, scale: float | None = None, tiled: bool = False) -> lis
 def projected(
     batch: int, time: int, k_heads: int, v_heads: int, key_dim: int, value_dim: int, width: int
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """qkv, z, alpha and beta of every token, and a layer's weights, float32."""
+    """Returns qkv, z, alpha and beta of all tokens, and the weights of a layer, float32."""
     rng = np.random.default_rng([batch, time, k_heads, v_heads, key_dim, value_dim, width])
     channels = 2 * k_heads * key_dim + v_heads * value_dim
     sizes = channels, v_heads * value_dim, v_heads, v_heads
@@ -62,7 +62,7 @@ def projected(
 def layer(
     tokens: list[np.ndarray], weights: dict[str, np.ndarray], key_dim: int, *, tiled: bool
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """y of every token of sequences, and the states before each and after the last, float64."""
+    """Returns y of all tokens, and the states before each token and after the last, float64."""
     qkv, z, alpha, beta = (x.astype(np.float64) for x in tokens)
     w = {name: x.astype(np.float64) for name, x in weights.items()}
     (batch, time, channels), (_, width) = qkv.shape, w["conv_weight"].shape

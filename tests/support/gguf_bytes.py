@@ -1,6 +1,6 @@
-"""GGUF files for tests, written byte by byte, so that they can be wrong.
+"""Builds GGUF files byte by byte, so that tests can make invalid ones.
 
-A sound one has every type.
+A valid file has every type.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHANGES = (
 
 
 def parse(data: bytes) -> jq.gguf.Header:
-    """The header of a file that lies in memory."""
+    """Parses the header of a file in memory."""
     return parse_source(Source(io.BytesIO(data), "<bytes>"))
 
 
@@ -94,7 +94,7 @@ def build(
     tensor_count: int | None = None,
     entry_count: int | None = None,
 ) -> bytes:
-    """A file of these parts; its counts are those of the lists unless given."""
+    """Builds a file from these parts; counts default to the lengths of the lists."""
     entries, tensors = entries or [], tensors or []
     tensor_count = len(tensors) if tensor_count is None else tensor_count
     entry_count = len(entries) if entry_count is None else entry_count
@@ -110,7 +110,7 @@ def build(
 
 
 def damage(data: bytes, header: int, rng: np.random.Generator) -> bytes:
-    """One random change, or a few, seven of eight of them in the first `header` bytes."""
+    """Applies one or a few random changes, seven of eight within the first `header` bytes."""
     changed = bytearray(data)
     for _ in range(rng.geometric(0.6)):
         end = min(header, len(changed)) if rng.random() < 7 / 8 else len(changed)
@@ -139,7 +139,7 @@ def damage(data: bytes, header: int, rng: np.random.Generator) -> bytes:
 
 
 def rewritten(path: Path, entries: dict[str, bytes]) -> bytes:
-    """A sound file with these metadata entries in place of its own, or after them."""
+    """Returns a valid file with these metadata entries replaced or appended."""
     reader, rest = gguf.GGUFReader(path), dict(entries)
     metadata = [
         rest.pop(key, None) or b"".join(part.tobytes() for part in field.parts)
@@ -155,9 +155,9 @@ def rewritten(path: Path, entries: dict[str, bytes]) -> bytes:
 
 
 def write_sample(path: Path, tokens: int = 60) -> Path:
-    """A sound file: every metadata type, a vocabulary, and tensors.
+    """Writes a valid file: every metadata type, a vocabulary, and tensors.
 
-    The tensors have 1 to 3 axes, in every type that is read.
+    The tensors have 1 to 3 axes and every supported type.
     """
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
@@ -191,14 +191,14 @@ def write_sample(path: Path, tokens: int = 60) -> Path:
 
 
 def assert_same_as_ggufs_reader(file: jq.gguf.GGUFFile, path: Path) -> None:
-    """Metadata, shapes and bytes equal what the `gguf` package's own reader finds."""
+    """Checks that metadata, shapes and bytes equal those of the `gguf` package's reader."""
     reader = gguf.GGUFReader(path)
     fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     assert list(file.metadata) == list(fields)
     for key, field in fields.items():
         value, want = file.metadata[key], field.contents()
         value = value.tolist() if isinstance(value, np.ndarray) else value
-        np.testing.assert_equal(value, want, err_msg=key)  # takes NaN as equal to NaN
+        np.testing.assert_equal(value, want, err_msg=key)  # treats NaN as equal to NaN
         assert type(value) is type(want), key
     assert list(file.tensors) == [tensor.name for tensor in reader.tensors]
     for want in reader.tensors:
@@ -214,14 +214,14 @@ def assert_same_as_ggufs_reader(file: jq.gguf.GGUFFile, path: Path) -> None:
 
 
 def write_tensors(writer: gguf.GGUFWriter, tensors: dict[str, np.ndarray]) -> None:
-    """Writes tensors by the gguf package's writer, and closes it."""
+    """Writes tensors with the gguf package's writer and closes it."""
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     close(writer)
 
 
 def close(writer: gguf.GGUFWriter) -> None:
-    """Writes what the gguf package's writer was given."""
+    """Writes everything that was added to the gguf package's writer, and closes it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,4 +1,4 @@
-"""Helpers that several test modules share."""
+"""Helpers shared by several test modules."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def nmse(got, want) -> float:
 
 
 def in_64_bit_mode(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a test module's function returns under JAX_ENABLE_X64, by way of JSON.
+    """Calls a test module's function under JAX_ENABLE_X64; arguments and result pass through JSON.
 
-    It runs in a process of its own: the mode counts from the start, for arrays of modules too.
+    It runs in a new process, because the mode must be set before modules create arrays.
     """
     call = f"helpers.called({function.__module__!r}, {function.__name__!r}, {arguments!r})"
     program = f"from support import helpers; print({call})"
@@ -48,5 +48,5 @@ def in_64_bit_mode(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def called(module: str, name: str, arguments: tuple[Any, ...]) -> str:
-    """The function's result as JSON."""
+    """Returns the function's result as JSON."""
     return json.dumps(getattr(importlib.import_module(module), name)(*arguments))

@@ -1,6 +1,6 @@
-"""The implementations that tests run operations by on a CPU.
+"""Implementations that tests run operations with on a CPU.
 
-Tests of the CPU's kernels are skipped where their library is not there.
+Tests of the CPU kernels are skipped if their library is missing.
 """
 
 from __future__ import annotations

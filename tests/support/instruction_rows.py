@@ -1,7 +1,7 @@
 """Kernels that run every row of the instruction table on random and special values.
 
-One kernel runs a group of rows; thread t of its block runs each row on element t of that row's
-operands. Operands and results travel in slots of 8 bytes, whose low bytes are the register.
+One kernel runs a group of rows. Thread t of its block runs each row on element t of that row's
+operands. Operands and results are stored in slots of 8 bytes, whose low bytes hold the register.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from ptx_kernels.ptx.types import REGISTER_DTYPES, Type
 THREADS = 256
 MOST_ROWS = 48
 _PREFIXES = {"pred": "p", "b16": "h", "b32": "r", "b64": "d", "f32": "f"}
-#: lop3's truth table: (a & b) ^ ~c, which is symmetric in no two operands
+#: Truth table of lop3: (a & b) ^ ~c, which is not symmetric in any two operands.
 _IMMEDIATE = 0x95
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of equal needs. operands: one array (rows, THREADS) of u64 slots for each position."""
+    """Rows with the same requirements.
+
+    operands: one array (rows, THREADS) of u64 slots per position.
+    """
 
     kernel: Kernel
     rows: tuple[Instruction, ...]
     operands: tuple[np.ndarray, ...]
 
     def expected(self, i: int) -> np.ndarray:
-        """Meaning of row i, as the dtype of its result, shape (THREADS,)."""
+        """Computes row i's meaning (THREADS,), in the dtype of its result."""
         row = self.rows[i]
         count = len(row.operands) - row.immediates
         values = [narrow(self.operands[j][i], row.operands[j]) for j in range(count)]
@@ -42,14 +45,14 @@ class Group:
 
 
 def narrow(slots: np.ndarray, type_: Type) -> np.ndarray:
-    """The low bytes of u64 slots as values of a type."""
+    """Converts the low bytes of u64 slots to values of a type."""
     if type_.name == "pred":
         return slots.astype(np.uint32) != 0
     return slots.astype(np.dtype(f"u{type_.dtype.itemsize}")).view(type_.dtype)
 
 
 def extended(values: np.ndarray, type_: Type) -> np.ndarray:
-    """Values as they stand in a register and, zeros above, in a slot."""
+    """Converts values to u64 slots: as in a register, zero-extended."""
     if type_.name == "pred":
         return values.astype(np.uint64)
     held = REGISTER_DTYPES[type_.register]
@@ -205,9 +208,9 @@ _F16 = np.array(
 
 
 def values_for(row: Instruction, rng: np.random.Generator) -> list[np.ndarray]:
-    """Operands of a row as u64 slots, (THREADS,) each: half of them special, the others random.
+    """Returns a row's operands as u64 slots (THREADS,): half are special values, half random.
 
-    Only such as PTX gives a meaning.
+    They avoid values for which PTX leaves the result undefined.
     """
     types = row.operands[: len(row.operands) - row.immediates]
     values = [_values(type_, rng) for type_ in types]
@@ -220,7 +223,7 @@ def values_for(row: Instruction, rng: np.random.Generator) -> list[np.ndarray]:
             (divisor.view(np.dtype(f"i{divisor.itemsize}")) == -1) & (dividend == lowest)
         )
         values[1] = np.where(bad, np.uint64(3), values[1])
-    # positions and amounts, within the width and a bit beyond
+    # positions and amounts: within the width and slightly beyond
     if name in (
         "bfe",
         "bfi",
@@ -285,7 +288,7 @@ def _values(type_: Type, rng: np.random.Generator) -> np.ndarray:
 
 
 def _halves(name: str, rng: np.random.Generator) -> np.ndarray:
-    """Bits of f16 or bf16."""
+    """Returns bits of f16 or bf16 values."""
     random = rng.integers(0, 1 << 16, THREADS).astype(np.uint16)
     special = rng.choice(_F16.view(np.uint16), THREADS)
     if name == "bf16":
@@ -297,9 +300,9 @@ def _halves(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def differences(row: Instruction, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Slots at which two machines' results differ.
+    """Finds slots where the results of two machines differ.
 
-    NaN equals NaN of any payload; `.approx` may err as documented.
+    NaN equals NaN with any payload. `.approx` may have the documented error.
     """
     exact = got == want
     a, b = _floats(got, row.result), _floats(want, row.result)
@@ -318,7 +321,7 @@ def differences(row: Instruction, got: np.ndarray, want: np.ndarray) -> np.ndarr
 
 
 def _parts(slots: np.ndarray, type_: Type) -> np.ndarray:
-    """Bits of a register's halves (of pairs) or of the register, shape (THREADS, parts)."""
+    """Splits registers of packed pairs into halves: bits (THREADS, parts)."""
     if type_.name.endswith("x2"):
         return np.stack([slots & np.uint64(0xFFFF), slots >> np.uint64(16)], axis=1).astype(
             np.uint16
@@ -327,7 +330,7 @@ def _parts(slots: np.ndarray, type_: Type) -> np.ndarray:
 
 
 def _floats(slots: np.ndarray, type_: Type) -> np.ndarray | None:
-    """The float values, shape (THREADS, parts); None for integers."""
+    """Float values (THREADS, parts), or None for integers."""
     kind = type_.name.removesuffix("x2")
     if kind == "f32":
         return slots.astype(np.uint32).view(np.float32).reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""A bound on the memory of a process that runs tests, and on its mappings."""
+"""Limits the memory and the mappings of a process that runs tests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import sys
 from pathlib import Path
 
-#: Resident memory above which compiled programs go. A worker stays below 3 GB with it.
+#: Resident memory in MB above which compiled programs are dropped. It keeps a worker below 3 GB.
 _MEGABYTES = 1800
-#: And further memory that has come since, where others keep what is there.
+#: Minimum growth in MB since the last drop, for processes that stay above the limit.
 _MORE_MEGABYTES = 300
-#: A process crashes at the system's 65,530; each of XLA's programs for a CPU takes about eleven.
+#: A process crashes at the system limit of 65,530; each XLA CPU program takes about eleven.
 _MAPPINGS = 16_000
 
 
@@ -22,15 +22,15 @@ def resident_megabytes() -> int:
 
 
 class Bound:
-    """A plugin that drops what JAX has compiled where a process has become large.
+    """Plugin that drops JAX's compiled programs when a process has grown too large.
 
-    JAX keeps every program, and Python's collector comes seldom (see `pytest_collection_finish`).
-    JAX's compilation cache on disk makes it cheap to have a program again.
+    JAX keeps every program, and Python's collector runs rarely (see `pytest_collection_finish`).
+    JAX's on-disk compilation cache makes it cheap to get a program again.
     """
 
     def __init__(self) -> None:
         self.after = 0
-        self.whole = _MEGABYTES - _MORE_MEGABYTES  # since the collector has looked at everything
+        self.whole = _MEGABYTES - _MORE_MEGABYTES  # size after the last full collection
         self.module = ""
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -44,15 +44,15 @@ class Bound:
             jax.clear_caches()
             gc.collect()
             if resident_megabytes() > self.whole + _MORE_MEGABYTES:
-                gc.unfreeze()  # some of what was alive may be garbage now
+                gc.unfreeze()  # frozen objects may be garbage by now
                 gc.collect()
                 self.whole = resident_megabytes()
-            gc.freeze()  # so that the next time it looks at what has come since alone
+            gc.freeze()  # the next collection scans only newer objects
             if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
                 libc.malloc_trim(0)
             self.after = resident_megabytes()
 
     def _is_new(self, module: str) -> bool:
-        """True for the first test of a module: counting mappings takes a millisecond."""
+        """Whether a new module begins; counting mappings takes a millisecond, so only then."""
         before, self.module = self.module, module
         return before != module

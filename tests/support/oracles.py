@@ -1,4 +1,4 @@
-"""float64 oracles of the kernels, and adversarial operands."""
+"""Float64 oracles of the kernels, and adversarial operands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
 def random_planes(
     rng: np.random.Generator, format: str, n: int, blocks: int, *, kind: str = "random"
 ) -> tuple[np.ndarray, ...]:
-    """Packed (n, blocks * block_size) weights.
+    """Packed weights (n, blocks * block_size).
 
-    `random`: all bits of quants and sub-block scales random, scales of one magnitude. `extreme`:
-    scales from f16's subnormal numbers to large, both signs. `zero` and `full`: every bit
-    of quants and sub-block scales clear or set.
+    `random`: all bits of quants and sub-block scales are random, scales have one magnitude.
+    `extreme`: scales range from f16's subnormals to large values, with both signs. `zero` and
+    `full`: all bits of quants and sub-block scales are clear or set.
     """
     block = formats.get(format)
     raw = rng.integers(0, 256, (n, blocks, block.block_bytes), np.uint8)
@@ -32,12 +32,12 @@ def random_planes(
 
 
 def weights(format: str, planes: tuple[np.ndarray, ...]) -> np.ndarray:
-    """The packed weights, float64 (n, k)."""
+    """Decodes packed weights to float64 (n, k)."""
     return formats.get(format).decode(planes).astype(np.float64)
 
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum): q8_1 groups of 32.
+    """Quantizes float32 (m, k) in q8_1 groups of 32: int8 (m, k) and pairs (scale, scale * sum).
 
     The pairs are float32 (m, k / 32, 2).
     """
@@ -47,21 +47,21 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantized(values: np.ndarray, scale_sum: np.ndarray) -> np.ndarray:
-    """Values of q8_1 groups, float64 (m, k)."""
+    """Dequantizes q8_1 groups to float64 (m, k)."""
     return (
         values.astype(np.float64).reshape(*scale_sum.shape[:2], 32) * scale_sum[..., :1]
     ).reshape(values.shape)
 
 
 def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> results of `quantize_f16`: float16 (m, k) and scales.
+    """Computes the results of `quantize_f16` for float32 (m, k): float16 (m, k) and scales.
 
     The scales are float32 (m, k / 256).
     """
     blocks = x.reshape(x.shape[0], -1, 256)
     with np.errstate(invalid="ignore", over="ignore"):
-        exponent = np.frexp(np.abs(blocks).max(-1))[1] - 1  # of [1, 2)
-        # of zero and subnormals
+        exponent = np.frexp(np.abs(blocks).max(-1))[1] - 1  # mantissa in [1, 2)
+        # zero and subnormals
         exponent = np.where(np.abs(blocks).max(-1) < 2.0**-126, -127, exponent)
         inverse = np.minimum(14 - exponent, 126)
         rounded = (blocks * np.exp2(inverse.astype(np.float32))[..., None]).astype(np.float16)
@@ -72,9 +72,9 @@ def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def half_rows(x: np.ndarray, below: int = 1 << 15) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> float16 (m, k) and what each row is over, float32 (m,).
+    """Divides rows of float32 (m, k) by powers of two: float16 (m, k), divisors float32 (m,).
 
-    A power of two brings the row's largest magnitude into [below / 2, below); not less than 2^-126.
+    A divisor brings the row's largest magnitude into [below / 2, below). It is at least 2^-126.
     """
     largest = np.abs(x).max(-1)
     _, exponent = np.frexp(np.where(np.isfinite(largest), largest, 0))
@@ -87,12 +87,12 @@ def half_rows(x: np.ndarray, below: int = 1 << 15) -> tuple[np.ndarray, np.ndarr
 
 
 def half_operands(x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Operands by which f16 products take float32 x (m, k), and the float64 numbers they mean."""
+    """Operands of f16 products for float32 x (m, k), and their exact values in float64."""
     values, scale = halves(x)
     means = values.reshape(x.shape[0], -1, 32).astype(np.float64).mean(-1)
     high = means.astype(np.float16)
     low = (means - high).astype(np.float16)
-    # every 16 columns: eight pairs, those in even places first
+    # every 16 columns: eight pairs, those at even positions first
     pairs = values.reshape(x.shape[0], -1, 4, 2, 2).swapaxes(-3, -2).reshape(x.shape)
     exact = (values.astype(np.float64).reshape(*scale.shape, 256) * scale[..., None]).reshape(
         x.shape
@@ -103,7 +103,7 @@ def half_operands(x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
 def activation_operands(
     config: MatvecConfig, x: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """A mat-vec's operands for float32 x (m, k), and the float64 numbers that its products see."""
+    """A mat-vec's operands for float32 x (m, k), and the values its products use, in float64."""
     if config.activations == "f32":
         return (x,), x.astype(np.float64)
     q8_1 = quantized(x)
@@ -111,15 +111,15 @@ def activation_operands(
 
 
 def gated(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The gate of a feed-forward network, in the precision of its operands.
+    """Gated activation of a feed-forward network, in the precision of its operands.
 
-    silu(gate) * up, gelu(gate) * up (the approximation by tanh), or gpt-oss's `swiglu_oai`.
+    One of silu(gate) * up, gelu(gate) * up (tanh approximation), and gpt-oss's `swiglu_oai`.
     """
     if activation == "swiglu_oai":
         gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
         return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
     z = gate if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    return gate * np.exp(-np.logaddexp(0, -z)) * up  # the logistic function, not rounded to 0
+    return gate * np.exp(-np.logaddexp(0, -z)) * up  # the logistic function without underflow to 0
 
 
 def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -129,7 +129,7 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray
 
 
 def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rope on (tokens, heads, head_dim), as complex numbers.
+    """Applies rope to (tokens, heads, head_dim) as a product of complex numbers.
 
     Cosines and sines are (tokens, rope_dim / 2).
     """
@@ -155,7 +155,7 @@ def attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Token by token in float64: (batch, heads, width of the values)."""
+    """Computes attention token by token in float64: (batch, heads, value width)."""
     batch, heads, _ = q.shape
     num_pages, kv_heads, page_size, _ = k_pages.shape
     out = np.zeros((batch, heads, v_pages.shape[-1]))
@@ -191,7 +191,7 @@ def causal_attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Every token over its past in float64; zeros for tokens at or beyond the length."""
+    """Causal attention of every token in float64; tokens at or beyond the length get zeros."""
     out = np.zeros((*q.shape[:3], v.shape[3]))
     group = q.shape[2] // k.shape[2]
     for b, t, h in np.ndindex(*q.shape[:3]):
@@ -210,7 +210,10 @@ def causal_attention(
 
 
 def bf16_parts(x: np.ndarray, count: int) -> list[np.ndarray]:
-    """Bits of bf16 arrays whose sum is x, each the rounding of what those before it leave."""
+    """Splits x into bf16 arrays (as bits) whose sum is x.
+
+    Each array rounds the remainder that the arrays before it leave.
+    """
     parts = []
     for _ in range(count):
         bits = x.astype(np.float32).view(np.uint32)
@@ -231,7 +234,9 @@ def gated_delta_rule(
     scale: float,
     tiled: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token by token in float64: o (batch, time, num_v_heads, value_dim) and the state.
+    """Runs the rule token by token in float64.
+
+    Returns o (batch, time, num_v_heads, value_dim) and the state.
 
     q and k are (batch, time, num_k_heads, key_dim), the state (batch, num_v_heads, key_dim,
     value_dim).
@@ -267,7 +272,7 @@ def gated_delta_step(
     eps: float,
     tiled: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A decode step, sequence by sequence in float64: y, columns and state."""
+    """Runs a decode step sequence by sequence in float64; returns y, columns and state."""
     y, columns, after = np.zeros(z.shape), columns.copy(), state.astype(np.float64)
     (_, v_heads, key_dim, value_dim), width = state.shape, columns.shape[1]
     keys = (qkv.shape[1] - v_heads * value_dim) // 2
@@ -295,7 +300,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> the content of a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8`.
+    """Converts float32 to the content of a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8`.
 
     The last two are bits.
     """
@@ -307,14 +312,14 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """The inverse of `stored`, float32."""
+    """Inverts `stored`, to float32."""
     if dtype == "fp8":
         x = x.view(ml_dtypes.float8_e4m3fn)
     return bf16_to_f32(x) if dtype == "bf16" else x.astype(np.float32)
 
 
 def int8_vectors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (..., head_dim) -> int8 of the same shape and the scales (...).
+    """Quantizes float32 (..., head_dim) to int8 of the same shape and scales (...).
 
     A scale is the largest magnitude / 127.
     """

@@ -1,4 +1,4 @@
-"""Folders that tests read from."""
+"""Folders that tests read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 DATA = TESTS / "data"
-#: Small models with llama.cpp's logits and tokens.
+#: Small models, with logits and tokens from llama.cpp.
 GOLDEN = DATA / "golden"
 EXAMPLES = ROOT / "examples"
 
 
 def cache_folder() -> Path:
-    """Folder of what tests keep from one run to the next, below `$XDG_CACHE_HOME` or ~/.cache."""
+    """Folder of the tests' caches, below `$XDG_CACHE_HOME` or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"

@@ -1,7 +1,7 @@
-"""Limits of the kernels of Llama 3.1 8B's programs, by program and kind of kernel.
+"""Limits for the kernels of Llama 3.1 8B's programs, by program and kind of kernel.
 
-Limits are today's figures, rounded up. Whatever improves a kernel tightens its row, and nothing
-loosens it. The target beside each says where it shall go.
+Limits are the current figures, rounded up. An improved kernel tightens its row; nothing loosens it.
+Each row also has a target for future changes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from tools.program_kernels import Asked
 
 
 class Limits(NamedTuple):
-    """Of one kind of kernel; None where it multiplies no packed weights, or copies them.
+    """Limits of one kind of kernel.
+
+    A field is None if the kernel multiplies no packed weights, or copies them.
 
     Attributes:
-      instructions: at most, of the hot loop per byte of packed quants and lane.
-      load_bits: at least, of the widest load of packed weights per lane.
-      conflicts: at most, wavefronts of shared memory over those without bank conflicts.
+      instructions: maximum in the hot loop, per byte of packed quants and lane.
+      load_bits: minimum width of the widest load of packed weights per lane.
+      conflicts: maximum shared-memory wavefronts, relative to those without bank conflicts.
     """
 
     instructions: float | None
@@ -26,7 +28,7 @@ class Limits(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Limits that hold today, and the target of the coming changes."""
+    """Limits that hold today, and the target for future changes."""
 
     instructions: float | None
     load_bits: int | None
@@ -34,14 +36,15 @@ class Budget(NamedTuple):
     target: Limits
 
 
-#: From a load of weights to its first use, at least, of the instructions of a row loop of one row
-#: of activations. Half of a trip hides a load behind the other half.
+#: Minimum distance from a load of weights to its first use, as a fraction of the instructions of a
+#: loop iteration, for one row of activations. Half of an iteration hides a load behind the other
+#: half.
 LOAD_TO_USE = 0.5
 
-#: Different KB of weights that a multiprocessor has under way at once there, at least. The target
-#: is 48: nearly twice what memory brings in its latency. A multiprocessor's share of attention's
-#: output is 72 in all, of which all warps ask for half at once; for the whole, both models say
-#: that it takes longer, since nothing is under way then while they compute.
+#: Minimum distinct weight bytes in flight per multiprocessor in those loops, in KB. The target is
+#: 48, nearly twice what memory delivers within its latency. For attention's output a
+#: multiprocessor's share is 72 in all, and all warps request half of it at once. Requesting all of
+#: it takes longer in both models, since nothing is in flight while the warps compute.
 KILOBYTES_AHEAD: dict[str, int] = {
     "qkv_append_matvec_q4_k_m1 6144x4096": 72,
     "matvec_q4_k_m1 4096x4096": 36,
@@ -52,15 +55,15 @@ KILOBYTES_AHEAD: dict[str, int] = {
     "matvec_q6_k_m1 128256x4096": 52,
 }
 
-#: Mat-vecs of one row keep up with memory at half of the issue slots; activations lie in the order
-#: that lanes read them.
+#: Mat-vecs of one row keep up with memory using half of the issue slots. Activations are stored in
+#: the order in which lanes read them.
 Q4_K_ONE_ROW = Limits(3.5, 128, 1.1)
 Q6_K_ONE_ROW = Limits(4.0, 128, 1.1)
-#: Two and three rows read as one does; four to eight go to tensor cores.
+#: Two and three rows read like one; four to eight rows use tensor cores.
 FEW_ROWS = Limits(6.5, 128, 1.1)
-#: 9 to 64 rows: f16 products of tiles of 64 rows of weights and more.
+#: 9 to 64 rows use f16 products with tiles of at least 64 weight rows.
 TENSOR_ROWS = Limits(7.5, None, 1.1)
-#: As many instructions as tensor cores leave room for.
+#: As many instructions as tensor cores leave issue slots for.
 PROMPT = Limits(7.9, None, 1.1)
 SHARED = Limits(None, None, 1.1)  # no product
 

@@ -1,4 +1,4 @@
-"""Statements of pages, each with a check: its test fails where the words are gone or are false."""
+"""Statements of pages with checks: a test fails if the words are gone or false."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.paths import ROOT
 
 @dataclasses.dataclass
 class Statement:
-    """A check, and (page, words) that say what it checks."""
+    """A check, and the (page, words) that it verifies."""
 
     check: Callable[[], Any]
     said: list[tuple[str, str]]
@@ -33,7 +33,7 @@ class Statements:
         self._by_check: dict[Callable[[], Any], Statement] = {}
 
     def says(self, page: str, *words: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-        """Decorates the check of what a page says; several, where several pages say it."""
+        """Decorates the check of a page's statements; repeat it for several pages."""
 
         def register(check: Callable[[], Any]) -> Callable[[], Any]:
             found = self._by_check.setdefault(check, Statement(check, []))
@@ -43,12 +43,12 @@ class Statements:
         return register
 
     def parameters(self) -> list[Any]:
-        """Each statement once, for `pytest.mark.parametrize`."""
+        """Lists each statement once, for `pytest.mark.parametrize`."""
         return [pytest.param(one, id=one.check.__name__) for one in self._by_check.values()]
 
 
 def table(page: str, head: str) -> list[list[str]]:
-    """Cells of the rows of the table whose head begins so."""
+    """Cells of the rows of the table whose header begins with `head`."""
     lines = (ROOT / page).read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(head))
     rows = []

@@ -1,6 +1,6 @@
-"""Small kernels of the instructions that whole warps and copy engines run.
+"""Small kernels for instructions that run on whole warps and copy engines.
 
-They serve the simulator's tests and a device's.
+The tests of the simulator and those of a device use them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ STAGES, STEPS, WORDS = 2, 5, 64
 
 @kernel
 def product(k: Builder, *, a_type: str, b_type: str, count: int) -> None:
-    """Fragments of each warp: A (warps, 2 * count, 32), B (warps, count, 32), C, D (..., 4, 32)."""
+    """Multiplies each warp's fragments.
+
+    A is (warps, 2 * count, 32), B (warps, count, 32), C and D are (..., 4, 32).
+    """
     k.launch((1,), 32 * WARPS)
     number = f32 if a_type in ("f16", "bf16") else s32
     a = k.input("a", u32, (WARPS, 2 * count, 32))
@@ -31,9 +34,9 @@ def product(k: Builder, *, a_type: str, b_type: str, count: int) -> None:
 
 @kernel
 def load_matrices(k: Builder, *, count: int, transpose: bool) -> None:
-    """Rows in any order: lane 8i + r points at row r of matrix i.
+    """Loads matrices with rows in any order: lane 8i + r points at row r of matrix i.
 
-    That row lies 32 - lane rows from the start of x (33, 4) u32.
+    That row starts 32 - lane rows after the start of x (33, 4) u32.
     """
     k.launch((1,), 32)
     x, y = k.input("x", u32, (33, 4)), k.output("y", u32, (count, 32))
@@ -49,7 +52,7 @@ def load_matrices(k: Builder, *, count: int, transpose: bool) -> None:
 
 @kernel
 def pipeline(k: Builder) -> None:
-    """y = x + 1 by a warp that copies and one that computes.
+    """Computes y = x + 1 with one warp that copies and one that computes.
 
     Each stage has a full and an empty barrier.
     """

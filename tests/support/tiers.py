@@ -1,12 +1,12 @@
 """Tiers of the suite: `--tier quick` (the default), `all`, `rest` or `full`.
 
-- quick: no test that is marked `slow(reason, quick=ids)`, but those whose parameters' ids match one
-  of the patterns; of a `grid`, cells in which every value occurs.
-- all: every test; of a `grid`, cells in which every pair of values occurs.
-- rest: what `all` has and `quick` has not.
+- quick: tests not marked `slow(reason, quick=ids)`, and slow ones whose parameter ids match one of
+  the patterns; of a `grid`, cells that cover every value.
+- all: every test; of a `grid`, cells that cover every pair of values.
+- rest: tests in `all` but not in `quick`.
 - full: every cell of every grid.
 
-A test that is named by its node id runs in any tier.
+A test named by its node id runs in any tier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def left_out(items: Sequence[pytest.Item], tier: str) -> dict[str, list[pytest.Item]]:
-    """The items that a tier leaves out: {"slow": [...], "grid": [...], "quick": [...]}."""
+    """Returns the items that a tier leaves out: {"slow": [...], "grid": [...], "quick": [...]}."""
     out: dict[str, list[pytest.Item]] = {"slow": [], "grid": [], "quick": []}
     if tier == "full":
         return out
@@ -65,7 +65,7 @@ def _left_out_by_marks(items: Iterable[pytest.Item], tier: str) -> dict[str, lis
     are_slow = set(map(id, slow))
     cells: list[pytest.Item] = []
     for (name, *_), grid in grids.items():
-        # the ids of each `parametrize`; pytest's indices number the tests
+        # one id per `parametrize`; pytest's indices would number the tests
         rows = [tuple(item.callspec._idlist) for item in grid]
         chosen = covering(rows, 1 if tier == "quick" else 2, seed=str(name))
         cells += (item for i, item in enumerate(grid) if i not in chosen)
@@ -73,15 +73,15 @@ def _left_out_by_marks(items: Iterable[pytest.Item], tier: str) -> dict[str, lis
 
 
 def _is_quick(item: pytest.Item, ids: Iterable[str]) -> bool:
-    """True if the item's parameters, as its name shows them, are among those of `slow(quick=)`."""
+    """Whether the item's parameter ids, as in its name, match a pattern of `slow(quick=)`."""
     inside = item.name.partition("[")[2].rstrip("]")
     return any(fnmatch.fnmatchcase(inside, pattern) for pattern in ids)
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], strength: int, seed: str) -> set[int]:
-    """Indices of rows in which every combination of `strength` columns' values occurs.
+    """Indices of rows that cover every combination of `strength` columns' values.
 
-    Few rows, not the fewest; the same for a seed.
+    The set is small, but not minimal; it is the same for the same seed.
     """
 
     def parts(row: tuple[Hashable, ...]) -> set[Hashable]:
@@ -93,7 +93,7 @@ def covering(rows: Sequence[tuple[Hashable, ...]], strength: int, seed: str) -> 
     missing = set().union(*map(parts, rows))
     chosen: set[int] = set()
     most = max((len(parts(row)) for row in rows), default=0)
-    for least in range(most, 0, -1):  # rows that bring most first
+    for least in range(most, 0, -1):  # rows that add most come first
         for index in order:
             if len(new := parts(rows[index]) & missing) >= least:
                 chosen.add(index)
@@ -102,7 +102,7 @@ def covering(rows: Sequence[tuple[Hashable, ...]], strength: int, seed: str) -> 
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> Counter[str]:
-    """Takes what the tier leaves out from `items`; returns how many tests of each kind."""
+    """Removes the tests that the tier leaves out from `items`; returns their number per kind."""
     named = {argument for argument in config.args if "::" in argument}
 
     def is_named(item: pytest.Item) -> bool:
@@ -121,7 +121,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> Counter[str]:
 
 
 def _check_patterns(items: Sequence[pytest.Item]) -> None:
-    """Raises UsageError where `slow(quick=)` has a pattern that adds no test to the quick tier."""
+    """Raises UsageError if a pattern of `slow(quick=)` adds no test to the quick tier."""
     out = {id(item) for kind in left_out(items, "quick").values() for item in kind}
     missing: dict[tuple[str, str], bool] = {}
     for item in items:
@@ -135,7 +135,7 @@ def _check_patterns(items: Sequence[pytest.Item]) -> None:
 
 
 def summary(tier: str, counts: Counter[str]) -> list[str]:
-    """Lines that say what a run left out, and which command runs it."""
+    """Lines that report what a run left out, and the command that runs it."""
     slow, cells = counts["slow"], counts["grid"]
     if not slow + cells:
         return []

@@ -1,6 +1,6 @@
-"""Seconds of every test and the memory of the processes that ran them: `--timings FILE`.
+"""Records seconds of every test and memory of the processes that ran them: `--timings FILE`.
 
-`tools.test_times` makes the tables of tests/README.md from the file.
+`tools.test_times` generates the tables of tests/README.md from the file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pytest
 
 
 def own_megabytes() -> int:
-    """Most resident memory that this process had, in MB."""
+    """Peak resident memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 class Timings:
-    """A plugin of the process that reports: it adds up what all workers tell."""
+    """Plugin of the reporting process; it sums up the reports of all workers."""
 
     def __init__(self, file: Path | None):
         self.file = file

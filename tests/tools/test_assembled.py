@@ -1,4 +1,4 @@
-"""Programs' kernels by another ptxas."""
+"""Assembles programs' kernels with another ptxas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONE_PROGRAM = ["--batches", "1", "--prompts"]
 
 @pytest.fixture
 def other_ptxas(monkeypatch, tmp_path):
-    """Makes a ptxas that first runs a line of shell."""
+    """Returns a function that installs a ptxas which first runs a line of shell."""
     real = ptxas.find_tool("ptxas")
 
     def make(line: str) -> None:
@@ -25,7 +25,7 @@ def other_ptxas(monkeypatch, tmp_path):
         path.write_text(f'#!/bin/sh\n{line}\nexec {shlex.quote(str(real))} "$@"\n')
         path.chmod(0o755)
         monkeypatch.setenv(ptxas.VARIABLE, str(path))
-        monkeypatch.delenv(disk_cache.VARIABLE, raising=False)  # its version is the real one's
+        monkeypatch.delenv(disk_cache.VARIABLE, raising=False)  # it reports the real one's version
         clear()
 
     def clear() -> None:
@@ -42,11 +42,11 @@ def test_a_programs_kernels(other_ptxas, tmp_path, capsys):
     title, _, row = capsys.readouterr().out.splitlines()
     assert title.startswith("ptxas 1") and row.startswith("llama-3.1-8b, batch 1 ")
     assert row.split()[-1] == "0"
-    kernels = int(row.split()[-3])  # and one run that tells the version
+    kernels = int(row.split()[-3])  # plus one run to get the version
     assert (tmp_path / "runs").read_text().count("run") == kernels + 1
 
 
-def test_what_it_refuses_fails(other_ptxas, capsys):
+def test_kernels_that_ptxas_refuses_fail(other_ptxas, capsys):
     other_ptxas('case "$*" in *--version*) ;; *) echo "error: too old"; exit 1;; esac')
     assert assembled.main(ONE_PROGRAM) == 1
     assert "ptxas -arch=sm_90 refused the kernel:\nerror: too old" in capsys.readouterr().out

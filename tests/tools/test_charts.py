@@ -1,4 +1,4 @@
-"""The charts of docs/performance.md show the results that lie in benchmarks/results/ now."""
+"""The charts of docs/performance.md show the current results in benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_chart_shows_the_results(name):
     assert charts.shown(name) == now, "python -m tools.charts draws them anew"
 
 
-def test_what_is_predicted_says_so():
+def test_predictions_are_labeled():
     for name in ("predicted", "llama-step"):
         assert "redicted" in (charts.CHARTS / f"{name}.svg").read_text().split("</metadata>")[1]
 

@@ -1,4 +1,4 @@
-"""Docstrings of this repository as griffe reads them, for the API reference."""
+"""Parses this repository's docstrings with griffe, for the API reference."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_other_docstrings_stay():
 
 
 def test_griffe_reads_every_parameter_of_the_public_operations():
-    """An argument that its function lacks is a warning, which `make docs` takes for an error."""
+    """`make docs` treats griffe's warning about an argument that the function lacks as an error."""
     extensions = griffe.load_extensions(str(ROOT / "tools" / "docstrings.py"))
     package = griffe.load(
         "jax_q4k", extensions=extensions, docstring_parser="google", search_paths=[ROOT]

@@ -1,4 +1,4 @@
-"""The event model on launches whose time can be worked out by hand."""
+"""The event model, on launches whose time can be computed by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptx_kernels.machine_code.timeline import Section
 from tools import event_model
 from tools.event_model import LAUNCH, MEMORY_LATENCY, Queue, seconds
 
-# a clock is a nanosecond, memory brings 1000 bytes in it
+# a clock cycle takes a nanosecond, in which memory delivers 1000 bytes
 DEVICE = dataclasses.replace(
     REFERENCE,
     multiprocessors=100,
@@ -26,7 +26,7 @@ WORK = tuple(SassInstruction(32 + 16 * i, "", "FFMA", f"R{100 + i}, RZ") for i i
 
 
 def launch(loop=(LOAD, USE, *WORK), turns=10, **changes) -> Launch:
-    """A block of one warp on each multiprocessor, which takes ten turns of 100 instructions."""
+    """One block of one warp per multiprocessor; it runs ten iterations of 100 instructions."""
     made = Launch(
         blocks=100,
         warps=1,
@@ -45,13 +45,13 @@ def test_a_queue_serves_in_order():
 
 
 def test_a_warp_waits_and_computes():
-    """Each turn: 0.5 us of latency, then two clocks for each instruction behind the load's use."""
+    """Each iteration has 0.5 us of latency, then two cycles per instruction after the use."""
     one = seconds(launch(), DEVICE)
     assert one == pytest.approx(LAUNCH + 10 * (MEMORY_LATENCY + 200e-9), rel=0.03)
 
 
-def test_what_is_asked_for_ahead_hides_latency():
-    """A load whose value is used a turn later, behind 400 instructions."""
+def test_loads_ahead_of_their_use_hide_latency():
+    """A load's value is used one iteration later, after 400 instructions."""
     work = tuple(dataclasses.replace(WORK[0], address=16 * i) for i in range(398))
     ahead = seconds(launch((USE, LOAD, *work)), DEVICE)
     assert ahead == pytest.approx(LAUNCH + 10 * 800e-9, rel=0.03)
@@ -69,7 +69,7 @@ def test_stages_share_a_latency(pending, share):
 
 
 def test_memory_serves_all_or_one():
-    """100 MB take as long from all multiprocessors; one alone has its port of 64 bytes a clock."""
+    """All multiprocessors together take 100 MB at full rate; one is limited to 64 bytes a cycle."""
     many = dict(nbytes=10**8, l2_bytes=10**6, turns=50)
     full = seconds(launch(**many, warps=16, resident_blocks=1), DEVICE)
     assert full == pytest.approx(LAUNCH + 100e-6 + MEMORY_LATENCY, rel=0.15)
@@ -79,7 +79,7 @@ def test_memory_serves_all_or_one():
 
 @pytest.mark.slow("simulates many events")
 def test_pipes_and_wavefronts_are_shared():
-    """32 warps of one multiprocessor issue four instructions a clock; L1 serves a wavefront."""
+    """32 warps of one multiprocessor issue four instructions a cycle; L1 serves one wavefront."""
     busy = seconds(launch(WORK, warps=32, turns=100), DEVICE) - LAUNCH
     assert busy == pytest.approx(32 * 100 * 98 / 4 * 1e-9, rel=0.05)
     served = seconds(launch(WORK, warps=32, turns=100, wavefronts=200_000), DEVICE) - LAUNCH
@@ -89,7 +89,7 @@ def test_pipes_and_wavefronts_are_shared():
 @pytest.mark.slow("simulates many events", quick=["inner=1"])
 @pytest.mark.parametrize("inner", [1, 5])
 def test_warps_meet_behind_their_loop(inner):
-    """Each time that the loop around the turns comes to its barrier, all wait for the last one."""
+    """All warps wait for the last one each time the outer loop reaches its barrier."""
     barrier = (SassInstruction(0, "", "BAR.SYNC", "0x0"),)
 
     def taken(behind):
@@ -101,6 +101,6 @@ def test_warps_meet_behind_their_loop(inner):
 
 
 def test_blocks_follow_each_other():
-    """Three blocks for each multiprocessor, of which it holds one."""
+    """Three blocks per multiprocessor, which holds one at a time."""
     one, three = (seconds(launch(blocks=n, nbytes=1000 * n), DEVICE) for n in (100, 300))
     assert three - LAUNCH == pytest.approx(3 * (one - LAUNCH), rel=0.02)

@@ -1,4 +1,4 @@
-"""The command that counts launches."""
+"""The command that counts kernel launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small sample of tools.mutation, with its operators and the file of known mutants."""
+"""A small sample of tools.mutation: its operators and the file of known mutants."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ MADE = {
 }
 
 
-def test_what_the_operators_make() -> None:
+def test_mutants_that_the_operators_make() -> None:
     assert {name: [m.after.strip() for m in found] for name, found in mutants(TEXT).items()} == MADE
-    # and none for %r9, %r10 and the last line, which lead nowhere
+    # there is none for %r9, %r10 and the last line, which have no effect
     assert set(MADE) == set(OPERATORS)
     dropped = mutants(TEXT)["drop-barrier"][0].apply(TEXT)
     assert dropped == TEXT.replace("  bar.sync 0;\n", "")
@@ -90,7 +90,7 @@ def test_shares_and_draws_are_fair_and_deterministic() -> None:
     drawn = list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert drawn == list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert len(set(drawn)) == 40
-    # a barrier and a loop it has not
+    # it has no barrier and no loop
     assert len({m.operator for m in drawn[: len(MADE) - 3]}) >= 12
 
 
@@ -165,13 +165,13 @@ def test_index_arithmetic_that_stays_the_same_is_set_aside() -> None:
             kernel, Mutant("change-shift", at, lines[at], f"  {after}")
         )
 
-    assert same("shr.u32 %r2, %r1, 1;", "shr.u32 %r2, %r1, 2;")  # two warps: 0 either way
+    assert same("shr.u32 %r2, %r1, 1;", "shr.u32 %r2, %r1, 2;")  # two warps: both give 0
     assert same("setp.lt.u32 %p1, %r0, 96;", "setp.lt.u32 %p1, %r0, 97;")
     assert not same("setp.lt.u32 %p1, %r0, 96;", "setp.lt.u32 %p1, %r0, 1;")
     assert not same("shr.u32 %r1, %r0, 5;", "shr.u32 %r1, %r0, 4;")
     assert same("setp.lt.u32 %p0, %r0, 64;", "setp.le.u32 %p0, %r0, 64;")
     assert not same("setp.lt.u32 %p0, %r0, 64;", "setp.lt.u32 %p0, %r0, 63;")
-    # depends on what is loaded: nothing is proved
+    # depends on loaded values, so nothing is proved
     assert not same("shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;")
 
 

@@ -1,4 +1,4 @@
-"""The account of bytes that launches ask for ahead."""
+"""The account of bytes that launches prefetch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 16 * 144  # bytes of a row of 4096 weights in Q4_K
 
 
 def product(n: int, wanted: int = 0) -> Kernel:
-    """A mat-vec of n rows, which asks for all rows of a matrix of `wanted`."""
+    """A mat-vec of n rows that prefetches all rows of a matrix of `wanted` rows."""
 
     prefetch = (Prefetch(((16, 144),), wanted, 0, wanted),) if wanted else ()
     shape = dict(format="Q4_K", n=n, columns=4096, m=1)
@@ -35,9 +35,9 @@ def test_bytes_come_while_memory_is_free():
     nbytes = asking.ahead_bytes
     assert 0.9 * 512 * BLOCK < nbytes <= 512 * BLOCK
     account.end(asking)
-    account.pass_time(1.0, 0.5 * MB)  # half of the time memory moves something else
+    account.pass_time(1.0, 0.5 * MB)  # memory is busy half of the time
     assert (0.5 * MB, nbytes - 0.5 * MB, 0) == near(account.begin(reader))
-    assert account.begin(reader) == Found()  # it has taken them
+    assert account.begin(reader) == Found()  # the first launch consumed them
 
 
 def test_others_are_served_in_the_order_of_asking():
@@ -54,7 +54,7 @@ def test_others_are_served_in_the_order_of_asking():
 
 
 def test_a_launch_finds_what_shortens_it():
-    """Bytes that are there are no time of memory; others' before its own are."""
+    """Resident bytes take no memory time; bytes queued for other launches delay this one."""
 
     asked = launch(kernel := product(14336), code(kernel, "sm_90"))
     assert asked is not None

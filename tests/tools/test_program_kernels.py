@@ -1,4 +1,4 @@
-"""The kernels of whole programs, counted from a few layers."""
+"""The kernels of whole programs, extrapolated from a few layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.un
 
 @pytest.mark.slow("compiles a whole model for a GPU")
 def test_few_layers_tell_what_all_launch():
-    """Every kernel of the whole of Llama 3.1 8B, as often as its compiled program launches it."""
+    """Counts each kernel of Llama 3.1 8B and compares with the launches of its compiled program."""
     model = random_model(SHAPES["llama-3.1-8b"], abstract=True)
     function, arguments = models.abstract_programs(
         model, batch=8, capacity=CONTEXT, cache_dtype=CACHE_DTYPE
@@ -33,7 +33,7 @@ def test_few_layers_tell_what_all_launch():
 @pytest.mark.slow("compiles models for a GPU")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_layer_has_its_kernels(shape):
-    """One attention a layer, one product for the logits, and all of them can be computed of."""
+    """Each layer has one attention and one input projection; all kernels have operands to model."""
     found = program_kernels(Asked(shape))
     families = Counter()
     for kernel, count in found.kernels.items():
@@ -47,7 +47,7 @@ def test_every_layer_has_its_kernels(shape):
 
 @pytest.mark.slow("compiles or simulates whole models")
 def test_prompts_have_no_loops():
-    """Attention of a long prompt is one launch a layer, none of them in a loop of XLA's."""
+    """Attention over a long prompt is one launch per layer, outside of XLA's loops."""
     found = program_kernels(Asked("llama-3.1-8b", prompt=512))
     assert not any(p.kind == "kWhile" for t, _ in found.xla for p in t.parents)
     attention = [n for kernel, n in found.kernels.items() if kernel.family == "causal_attention"]
@@ -56,7 +56,7 @@ def test_prompts_have_no_loops():
 
 @pytest.mark.slow("compiles a model for a GPU")
 def test_a_piece_reads_the_cache_once_for_many_of_its_tokens():
-    """192 tokens behind 4096: ten launches a layer, attention by the kernel of prompts."""
+    """A chunk of 192 tokens after 4096 takes ten launches a layer, with the kernel for prompts."""
     asked = Asked("llama-3.1-8b", prompt=192, before=4096)
     found, layers = program_kernels(asked), SHAPES["llama-3.1-8b"].num_layers
     assert str(asked) == "llama-3.1-8b, prompt of 192 behind 4096" and asked.tokens == 192

@@ -1,4 +1,4 @@
-"""Tests that a change can reach: too many are slow, too few would hide a failure."""
+"""Selects the tests that a change can reach: too many are slow, too few would hide a failure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tools import reach
 from tools.imports import arrows, modules
 
 
-def test_imports_by_way_of_others():
-    """A format reaches what multiplies by it; a command no test of kernels."""
+def test_indirect_imports():
+    """A format reaches the tests that multiply with it; a command reaches no kernel test."""
     format = reach.reached(["ptx_kernels/formats/q4_k.py"])
     assert format is not None
     assert {
@@ -63,7 +63,7 @@ def test_nothing_reaches_nothing():
 
 @pytest.mark.slow("reads every module")
 def test_every_module_of_the_packages_reaches_a_test():
-    """One that no test imports, not even by way of others, would never run what it breaks."""
+    """A module that no test imports, even indirectly, would never run the tests that it breaks."""
     covered = set().union(*(imports for imports, _, _ in reach._tests().values()))
     packages = modules(*reach.PACKAGES)
     alone = {name for name in packages if name not in covered}

@@ -1,4 +1,4 @@
-"""Signals at some random moments of commands, and the faults that the tool is to find."""
+"""Signals at random moments of commands, and the faults that the tool must detect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.slow("starts a command for each phase of each")
 def test_commands_end_at_once_and_leave_nothing(tmp_path: Path, capsys) -> None:
-    """One moment of each phase, with one signal; all of them: `python -m tools.signals`."""
+    """One moment of each phase with one signal; `python -m tools.signals` runs all of them."""
     file = tmp_path / "signals.json"
     assert signals.main(["-n", "1", "--seed", "1", str(file)]) == 0, capsys.readouterr().out
     rows = json.loads(file.read_text())["results"]
@@ -26,7 +26,7 @@ def test_commands_end_at_once_and_leave_nothing(tmp_path: Path, capsys) -> None:
     assert all(row["signals"] == 1 for row in rows)
 
 
-#: A command's script -> what the tool says of it, after SIGTERM.
+#: A command's script -> the tool's message about it after SIGTERM.
 FAULTY = {
     "import signal; signal.signal(15, signal.SIG_IGN)": "it goes on",
     "import signal; signal.signal(15, lambda *_: exit(3))": "exit code 3",

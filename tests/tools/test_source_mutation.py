@@ -1,4 +1,4 @@
-"""Bugs planted in Python and C++: one switch each, nothing else changed."""
+"""Bugs planted in Python and C++: each adds one switch and changes nothing else."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ int main() {
 """
 
 
-#: Chooses a mutant after code with switches has run, as a fork of a process with the library does.
+#: Selects a mutant after code with switches has run, like a fork of a process with the library.
 LATER = """int main(int count, char** given) {
   if (count > 1) {
     clamp(4, 0, 9);

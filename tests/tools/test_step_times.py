@@ -1,4 +1,4 @@
-"""Times of whole programs by two models."""
+"""Times of whole programs, from two models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend_config":\
 
 @pytest.mark.parametrize(("dtype", "rate"), [("f16", 680e12), ("f32", 67e12)])
 def test_products_by_cublas_take_their_multiply_adds(dtype, rate):
-    """float16 ones at the device's stated rate, less what tiles leave idle; others by FMAs."""
+    """float16 products run at the device's stated rate minus idle tiles; other dtypes use FMAs."""
     text = CUBLAS.replace("f16", dtype)
     instructions = step_times.parse_hlo(text)
     (line,) = (line for line in text.splitlines() if "%y = " in line)
@@ -63,7 +63,7 @@ def test_products_by_cublas_take_their_multiply_adds(dtype, rate):
 
 @pytest.mark.slow("compiles a model for a GPU")
 def test_a_long_prompt_is_predicted_with_its_decoded_products():
-    """A matrix is decoded for every product, and each has its time."""
+    """A matrix is decoded for each product; the decoding and the product each have a time."""
     found = program_kernels(Asked("llama-3.1-8b", prompt=4096))
     of_xla = [(each, n) for each, n in found.sequence if isinstance(each, Thunk)]
     seconds = step_times.xla_launches(found)
@@ -96,7 +96,7 @@ def decode() -> step_times.StepTime:
 
 @pytest.mark.slow("simulates many events")
 def test_both_models_agree(decode):
-    """A token of the 8B, whose weights alone take 1.1 ms."""
+    """A token of the 8B model, whose weights alone take 1.1 ms."""
     assert abs(decode.apart) <= AGREE and differences(decode) == ""
     for seconds in (decode.seconds, decode.event_seconds):
         assert 4.6e9 / 4.3e12 < seconds < 3e-3
@@ -107,7 +107,7 @@ def test_both_models_agree(decode):
 
 @pytest.mark.slow("compiles two whole programs for a GPU", quick=["*"])
 def test_a_difference_is_explained(decode):
-    """By the kernels that it comes from, most first."""
+    """Kernels that cause the difference are listed, the largest first."""
     slow = dataclasses.replace(decode, event_seconds=2 * decode.seconds)
     told = differences(slow)
     assert told.startswith("llama-3.1-8b, batch 1: +100%: ") and told.count(" by events") == 3

@@ -1,4 +1,4 @@
-"""The tables of tests/README.md, from timings that runs have written."""
+"""Generates the tables of tests/README.md from recorded timings."""
 
 from __future__ import annotations
 

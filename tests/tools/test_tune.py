@@ -1,4 +1,4 @@
-"""Tuning tables, chosen by the model from some Configs, and measured on a stand-in device."""
+"""Tuning tables, chosen by the model among some Configs, and measured on a simulated device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools import spaces, tune
 
 DEVICE = SimulatedCuda.name
 MATVEC = spaces.SPACES["matvec"]
-# the last goes with nothing
+# the last is compatible with nothing
 CONFIGS = (
     PRESETS["dp4a"],
     PRESETS["quarter_warp_dp4a"],
@@ -49,7 +49,7 @@ def test_the_model_writes_a_table(small, tmp_path):
     assert (table.device, table.multiprocessors, table.source) == ("H200", 132, "model")
     assert [r.shape for r in table.rows] == [("Q4_K", 14336, 4096, 1), ("Q4_K", 64, 4096, 1)]
     large = table.nearest(matvec_rule, "Q4_K", 14336, 4096, 1)
-    # 14 blocks to a multiprocessor that holds six: each of three rounds begins with a wait
+    # 14 blocks for a multiprocessor that holds six: each of three rounds begins with a wait
     assert large.config.lanes == 8 and large.why.startswith("latency bound, as the rule")
     assert 14336 * 2304 / REFERENCE.bandwidth < large.seconds < 20e-6
     made = json.loads(path.read_text())["made"]["matvec"]
@@ -84,9 +84,9 @@ def prediction(seconds: float, slack: float) -> Prediction:
 
 @pytest.fixture
 def model(monkeypatch) -> tune.Model:
-    """A model of three Configs and the rule's predictions.
+    """A model of three Configs and the rule's prediction.
 
-    `against` and `spilling` say what is wrong with them.
+    `against` and `spilling` list what is wrong with them.
     """
     made = tune.Model(REFERENCE)
     slow, tight, roomy = CONFIGS[2], *CONFIGS[:2]
@@ -112,7 +112,7 @@ def test_of_equals_the_rule_wins_and_else_the_one_with_slack(model):
     assert best(model) == tune.Pick(RULE, pytest.approx(7.16e-6), "bandwidth bound, as the rule")
 
 
-def test_what_is_passed_over_is_counted(model):
+def test_skipped_candidates_are_counted(model):
     model.spilling = (CONFIGS[1],)
     model.found[CONFIGS[0]] = prediction(5e-6, 4e-6), "over 3.5 instructions a byte"
     assert best(model) == tune.Pick(
@@ -134,15 +134,15 @@ def test_without_any_in_the_budget_the_rule_stays(model):
     assert best(model) is None
 
 
-def test_where_the_model_does_not_know_the_rule_stays(model, monkeypatch, small, tmp_path, capsys):
-    """As where the loop of the products is unrolled away and another one remains."""
+def test_the_rule_stays_if_the_model_cannot_predict_it(model, monkeypatch, small, tmp_path, capsys):
+    """An example is a product loop that is unrolled completely while another loop remains."""
     del model.found[RULE]
     assert best(model) is None
     monkeypatch.setattr(tune, "Model", lambda device: model)
     monkeypatch.setattr(model, "prepare", lambda *_: None)
     path = tmp_path / "h200.json"
     assert tune.main(["--model", "--rules", "matvec", "--formats", "Q4_K", "--out", str(path)]) == 0
-    # another rule's choice, which it does know
+    # another rule's choice, which the model can predict
     assert [r.shape[1] for r in tables.load(path).rows] == [14336]
     assert capsys.readouterr().out.count("matvec('Q4_K', 64, 4096, 1): left to the rule\n") == 1
 
@@ -163,7 +163,7 @@ def test_budgets_hold_for_every_product(monkeypatch):
         assert tune.over_budget(kernel, machine, 132) == ""
         fewer = Work(0, 1.0, 0.99 * machine.body.issued() / limit)
         monkeypatch.setattr(tune, "work_of_loops", lambda *_, few=fewer: iter([few]))
-        assert tune.over_budget(kernel, machine, 133) == ""  # which these rows do not fill
+        assert tune.over_budget(kernel, machine, 133) == ""  # these rows do not fill it
         assert tune.over_budget(kernel, machine, 132) == f"over {limit} instructions a byte"
         monkeypatch.undo()
 
@@ -171,9 +171,9 @@ def test_budgets_hold_for_every_product(monkeypatch):
 @pytest.mark.slow("builds hundreds of kernels")
 @pytest.mark.parametrize("rule", spaces.SPACES)
 def test_candidates_are_different_and_build(rule):
-    """Candidates of every shape, the rule's first.
+    """Candidates for every shape; the rule's choice comes first.
 
-    Each becomes a kernel and a row that a table may hold.
+    Each becomes a kernel and a row that a table can store.
     """
     space, seen = spaces.SPACES[rule], set()
     for shape in space.shapes(("Q4_K", "Q6_K", "Q5_0")):
@@ -227,7 +227,7 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
 def test_candidates_that_fail_or_compute_something_else_do_not_win(
     small, monkeypatch, tmp_path, capsys
 ):
-    """The rule's choice is first; the fastest does not run, the next is wrong."""
+    """The rule's choice comes first; the fastest candidate does not run, the next is wrong."""
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     monkeypatch.setattr(spaces.Space, "of_rule", lambda *_: CONFIGS[0])
     configs = (*CONFIGS[:2], PRESETS["half_warp_dp4a"], PRESETS["multi_warp_dp4a"])
@@ -270,7 +270,7 @@ def test_a_device_on_which_nothing_runs_gives_no_row(small, monkeypatch, tmp_pat
 
 
 def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path):
-    """Two files for an H200, as they come with the package: what was measured wins everywhere."""
+    """The package's two files for an H200: measured rows win everywhere."""
     monkeypatch.setattr(spaces, "SHAPES", ((512, 4096), (64, 4096)))
     monkeypatch.setattr(tables, "FOLDER", tmp_path)
     monkeypatch.setattr(SimulatedCuda, "name", "NVIDIA H200")
@@ -282,7 +282,7 @@ def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path
     assert [r.shape for r in measured.rows] == [r.shape for r in predicted.rows] != []
     tables.packaged.cache_clear()
     try:
-        # the last one is a neighbour, for which both have the same nearest row
+        # the last is a neighbor, with the same nearest row in both
         for n, device in ((512, "NVIDIA H200"), (64, "H200"), (400, "NVIDIA H200")):
             with tuning.on_device(tuning.target(device)):
                 choice = decide(matvec_rule, "Q4_K", n, 4096, 1)
@@ -295,7 +295,7 @@ def test_a_table_measured_beside_the_models_decides(small, monkeypatch, tmp_path
 
 
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
-    """A measured table of all rules decides for its device, for prompts and joined matrices too."""
+    """A measured table of all rules decides for its device, also for prompts and fused weights."""
     monkeypatch.setattr(tune, "Gpu", Simulated)
     monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
     monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(512, 64, 1024, 1024))
@@ -322,7 +322,7 @@ def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
 
 
 def test_formats_of_most_files_come_first(small, monkeypatch, tmp_path, capsys):
-    """Time may end before the last of them."""
+    """Time may run out before the last formats."""
     monkeypatch.setattr(tune, "Gpu", Simulated)
     path = tmp_path / "mine.json"
     assert tune.main(["--out", str(path), "--rules", "matvec", "--seconds", "1e-9"]) == 0

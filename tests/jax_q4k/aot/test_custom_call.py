@@ -1,4 +1,4 @@
-"""Custom calls as XLA compiles them, on one small handwritten kernel, for an H200 without a GPU."""
+"""Custom calls compiled by XLA for an H200 without a GPU, with one small handwritten kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 256
 ARRAY = Array("f32", (SIZE,))
 AVAL = jax.ShapeDtypeStruct((SIZE,), jnp.float32)
 
-#: y[i] += x[i], in place.
+#: y[i] += x[i], in place
 ACCUMULATE = Kernel(
     name="accumulate",
     text="""\
@@ -58,7 +58,7 @@ def accumulate(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def loop(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x and y after up to 100 steps; how many is not known when compiling."""
+    """Returns x and y after up to 100 steps; the number is unknown at compile time."""
 
     def step(carry):
         i, x, y = carry
@@ -108,7 +108,7 @@ def test_whole_loop_is_one_cuda_graph_that_updates_in_place():
     assert len(program.ptx_launches) == 1
     assert all(t.is_in("kWhile") and t.is_in("kCommandBuffer") for t in program.ptx_launches)
     assert all(t.is_in("kCommandBuffer") for t in program.launches)
-    # x = sin(x); no copy of y
+    # x = sin(x); y is not copied
     assert {t.kind for t in program.rewrites(ARRAY)} == {"kCustomKernel"}
 
 

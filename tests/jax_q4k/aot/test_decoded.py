@@ -1,4 +1,4 @@
-"""Long prompts compiled for an H200 without a GPU: decoded weights, and cuBLAS."""
+"""Long prompts compiled for an H200 without a GPU: decoded weights and cuBLAS products."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CUBLAS = "__cublas$lt$matmul"
 
 @functools.cache
 def prefill(length: int, activations: str | None = None) -> aot.Program:
-    """A prompt of three layers of Llama 3.1 8B's shape."""
+    """Prefill of three layers in Llama 3.1 8B's shape."""
     model = random_model(dataclasses.replace(LLAMA_3_1_8B, num_layers=LAYERS), abstract=True)
     with jq.implementation(activations=activations):
         function, arguments = models.abstract_programs(
@@ -35,13 +35,13 @@ def prefill(length: int, activations: str | None = None) -> aot.Program:
 
 
 def products(launches: list[Thunk]) -> list[str]:
-    """Results of XLA's products."""
+    """Result types of XLA's products."""
     found = [t.instruction for t in launches if t.kind == "kCublasLtMatmul"]
     return [str(each.results[0]) for each in found if each and each.target == CUBLAS]
 
 
 def test_a_layer_of_a_long_prompt(record_property):
-    """Every matrix is decoded, then multiplied by cuBLAS; scales are what XLA fuses."""
+    """Each matrix is decoded, then multiplied by cuBLAS; XLA fuses the scales."""
     program = prefill(4096)
     layer = layer_launches(program, 1)
     ours = [t.name for t in layer if t in program.ptx_launches]
@@ -57,7 +57,7 @@ def test_a_layer_of_a_long_prompt(record_property):
         ]
     )
     fusions = len(layer) - len(ours) - 7
-    assert fusions <= 4  # queries; keys and values; twice the residual
+    assert fusions <= 4  # queries; keys and values; the residual twice
     record_property("figure", f"llama-3.1-8b, prompt of 4096: {len(layer)} launches a layer")
     assert all(t.is_in("kCommandBuffer") for t in program.ptx_launches)
     assert not any(t.name.startswith("gemm_fusion") for t in program.launches)
@@ -65,7 +65,7 @@ def test_a_layer_of_a_long_prompt(record_property):
 
 @pytest.mark.slow("compiles programs for a GPU")
 def test_each_matrix_is_multiplied_before_the_next_is_decoded(record_property):
-    """So that no two of the large ones are in memory; nor do gates in float32."""
+    """Keeps at most one large decoded matrix in memory, and no gate in float32."""
     program = prefill(4096)
     large = [
         t.kind
@@ -75,7 +75,7 @@ def test_each_matrix_is_multiplied_before_the_next_is_decoded(record_property):
         and t.name != "f16_rows"
     ]
     pair = ["kCustomKernel", "kCublasLtMatmul"] * 2
-    assert large == [*pair, "kCustomKernel"] * LAYERS  # gate, up; down, whose product is small
+    assert large == [*pair, "kCustomKernel"] * LAYERS  # gate, up; down, whose result is small
     results = {str(r) for t in program.launches if t.instruction for r in t.instruction.results}
     assert "f32[4096,14336]" not in results
     packed = prefill(4096, "q8_1")
@@ -101,7 +101,7 @@ def test_a_short_prompt_stays_packed():
 
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_loop_decodes_again_in_every_turn(stacked):
-    """What a loop does not change is not decoded in front of it, to stay in memory meanwhile."""
+    """Decoding of loop-invariant weights is not hoisted, which would keep them in memory."""
     blocks = jax.ShapeDtypeStruct((*(4,) * stacked, 4096, 16, 144), jnp.uint8)
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 
@@ -123,7 +123,10 @@ def test_a_loop_decodes_again_in_every_turn(stacked):
 
 
 def test_by_itself_xla_takes_a_kernel_of_its_own():
-    """Ahead of time, where it cannot measure; options that models compile with name cuBLAS."""
+    """XLA cannot measure ahead of time and picks its own kernel.
+
+    The compiler options of models select cuBLAS.
+    """
     x, w = (jax.ShapeDtypeStruct((n, 4096), jnp.float16) for n in (4096, 14336))
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""A model split over eight H200s, compiled without one: its sums over devices are counted."""
+"""A model sharded over eight H200s, compiled without a GPU; counts its all-reduces."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEVICES = 8
 
 @dataclasses.dataclass
 class Info:
-    """A tensor of a GGUF file, as `place` looks at it; it stands for its type, too."""
+    """A tensor of a GGUF file as `place` sees it; it is also its own type."""
 
     shape: tuple[int, ...]
     name: str
@@ -44,7 +44,7 @@ class Info:
 
 
 def stored(name: str, shape: tuple[int, ...]) -> Any:
-    """Q4_K_M's type of a tensor, as shapes."""
+    """Shapes of a tensor in the type that Q4_K_M gives it."""
     if len(shape) == 1:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
     format = "Q6_K" if "ffn_down" in name or "attn_v" in name or name.startswith("out") else "Q4_K"
@@ -62,7 +62,7 @@ def placed(array: Any, sharding: NamedSharding) -> Any:
 
 
 def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
-    """A model of shapes, its weights where they would lie, and the placement."""
+    """Returns a model of shapes, its weights with shardings, and the placement."""
     tensors = {
         name: stored(name, expected.shape)
         for name, expected in expected_tensors(CONFIG).items()
@@ -85,7 +85,7 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
 )
 @pytest.mark.parametrize("program", ["decode", "start"])
 def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
-    """Beside them one of the looked-up embedding; of weights and pages nothing is gathered."""
+    """One more all-reduce sums the embedding rows; weights and pages are not gathered."""
     gpus = np.array(aot.gpus("h200", DEVICES)).reshape(groups, -1)
     mesh = Mesh(gpus, ("dp", "tp"), axis_types=(kind, kind))
     model, weights, where = abstract_model(mesh)
@@ -114,9 +114,9 @@ def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
         r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", text
     )
     counts = Counter(calls)
-    # a start samples a token, whose argmax gathers each device's candidate
+    # `start` samples a token, and its argmax gathers a candidate from each device
     allowed = 2 * CONFIG.num_layers + 1 + (2 if program == "start" else 0)
     assert counts.pop("all-reduce") <= allowed
-    tokens = rf"= \(?s32\[(?:1|{groups})\].* all-gather(?:-start)?\("  # of all groups
+    tokens = rf"= \(?s32\[(?:1|{groups})\].* all-gather(?:-start)?\("  # over all groups
     assert counts.total() == (len(re.findall(tokens, text)) if program == "start" else 0)
     assert text.count("__gpu$xla.gpu.ptx") > 6

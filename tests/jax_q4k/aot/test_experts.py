@@ -1,4 +1,4 @@
-"""A mixture's feed-forward network compiled for an H200, at Qwen3-30B-A3B's shape: its launches."""
+"""Launches of a mixture of experts in Qwen3-30B-A3B's shape, compiled for an H200."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPERTS, TOP, HIDDEN, INNER = 128, 8, 2048, 768
 
 
 def stack(n: int, k: int, format: str) -> Any:
-    """The shapes of packed matrices (EXPERTS, n, k)."""
+    """Shapes of packed matrices (EXPERTS, n, k)."""
     block = formats.get(format)
     shape = EXPERTS, n, k // block.block_size
     planes = [
@@ -59,13 +59,16 @@ def launches(tokens: int) -> list[str]:
 
 @pytest.mark.parametrize("tokens", [1, 8])
 def test_a_token_takes_three_launches(tokens):
-    """The logits, and two for the experts, of which the first chooses them; each has its norm."""
+    """One launch computes the logits and two the experts; the first of these routes.
+
+    Each has its norm.
+    """
     first, second = f"routed_gated_matvec_q4_k_m{tokens}", f"mixture_matvec_q6_k_m{tokens}"
     assert launches(tokens) == ["router", first, second]
 
 
 def test_a_layer_takes_eight_launches(record_property):
-    """A step of two layers: five for the attention, three for the experts."""
+    """A step of two layers: five launches for attention, three for the experts."""
     model = random_model(dataclasses.replace(QWEN_3_30B_A3B, num_layers=2), abstract=True)
     function, arguments = models.abstract_programs(model, capacity=4096, cache_dtype=jnp.bfloat16)[
         "decode"
@@ -80,7 +83,7 @@ def test_a_layer_takes_eight_launches(record_property):
 
 @pytest.mark.slow("compiles programs for a GPU")
 def test_a_prompt_takes_three_products():
-    """No loop over the experts, and gate and up share what XLA sorts and gathers."""
+    """Takes no loop over experts; gate and up share XLA's sort and gather."""
     names = launches(512)
     assert sum(name.startswith("expert_gemm") for name in names) == 3
     assert names.count("quantize_q8_1") == 2 and sum("sort" in name for name in names) == 1

@@ -1,4 +1,4 @@
-"""The gated delta net's operations in donated loops, compiled for an H200: state stays in place."""
+"""Operations of the gated delta net in donated loops, compiled for an H200: in-place states."""
 
 from __future__ import annotations
 

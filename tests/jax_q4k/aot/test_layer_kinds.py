@@ -1,6 +1,6 @@
-"""Launches of a decode step by the kind of layer, compiled for an H200 without a GPU.
+"""Launches of a decode step by kind of layer, compiled for an H200 without a GPU.
 
-Delta nets beside attention, windowed beside global layers, and latent attention. Contexts are of
+Covers delta nets with attention, windowed with global layers, and latent attention. Contexts have
 512 tokens: attention is split, and merging the parts is a launch.
 """
 
@@ -31,7 +31,7 @@ DOCUMENT = ROOT / "docs/performance.md"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A layer of a shape's first ones, our kernels there, and the most launches of XLA's."""
+    """A layer among a shape's first ones, our kernels in it, and the maximum of XLA's launches."""
 
     name: str
     config: Config
@@ -51,7 +51,7 @@ _MLP = ("gated_matvec", "matvec")
 _SANDWICHED = ("matvec", "rms_norm", *_MLP, "rms_norm")  # output and network, each with its norm
 
 KINDS = [
-    # All projections of x are one launch; XLA adds the residual to the shared expert's part.
+    # All projections of x are one launch. XLA adds the residual to the shared expert's part.
     Kind(
         "delta",
         QWEN,
@@ -59,7 +59,7 @@ KINDS = [
         ("qkv_matvec", "gated_delta_step", "matvec", *_MLP, "router", *_EXPERTS),
         1,
     ),
-    # XLA also takes queries apart from their gates, and applies these.
+    # XLA also separates queries from their gates, and applies the gates.
     Kind(
         "gated-attention",
         QWEN,
@@ -67,7 +67,7 @@ KINDS = [
         ("qkv_matvec", "rope_append", "paged_attention", "matvec", *_MLP, "router", *_EXPERTS),
         3,
     ),
-    # XLA adds residuals to what is normalized, and multiplies by the layer's scale there.
+    # XLA adds residuals to normalized values, and multiplies by the layer's scale there.
     Kind(
         "local",
         GEMMA,
@@ -75,7 +75,7 @@ KINDS = [
         ("qkv_matvec", "rms_norm", "rope_append", "paged_attention", *_SANDWICHED),
         2,
     ),
-    # And XLA makes the value norm's ones, once a step.
+    # XLA also makes the value norm's ones, once a step.
     Kind(
         "global",
         GEMMA,
@@ -83,8 +83,8 @@ KINDS = [
         ("qkv_matvec", "rms_norm", "rope_append", "paged_attention", *_SANDWICHED),
         3,
     ),
-    # One head's keys are split over more blocks than a cluster has, and merged. XLA: the latent
-    # vector's norm; it and its key in a row; queries in parts, and in rows.
+    # One head's keys are split over more blocks than a cluster has, and merged. XLA computes the
+    # latent vector's norm, concatenates it with its key, and splits and reorders the queries.
     Kind(
         "latent",
         GLM,
@@ -98,7 +98,7 @@ KINDS = [
 ]
 
 
-#: Most microseconds that are predicted of a layer, in the order of `layer_times.LAYERS`.
+#: Maximum predicted microseconds of a layer, in the order of `layer_times.LAYERS`.
 PREDICTED = [
     ("Qwen 3.6 35B-A3B", {"delta net": 46, "attention": 67}),
     ("Gemma 4 31B", {"local": 123, "global": 155}),
@@ -107,7 +107,7 @@ PREDICTED = [
 
 
 def family(name: str) -> str:
-    """A kernel's name without formats and rows."""
+    """Strips formats and rows from a kernel's name."""
     return name.partition("_q4_k")[0].partition("_q6_k")[0].partition("_q5_0")[0]
 
 
@@ -136,15 +136,15 @@ def test_predicted_time_of_a_layer(model, most, record_property):
     documented = DOCUMENT.read_text()
     for time in times:
         assert time.limit < time.seconds <= 1e-6 * most[time.kind]
-        # the rest of the row is a prediction, which ptxas's version moves
+        # the rest of the row is a prediction, which changes with ptxas's version
         exact = f"{time.launches} | {time.ours} | {time.nbytes / 1e6:.1f} | {time.limit * 1e6:.1f}"
         assert f"| {model}, {time.kind} | {exact} |" in documented
 
 
 def test_bytes_of_a_layer():
-    """Of a delta net of Qwen 3.6's, counted by hand."""
-    matrices = 2048 * (8192 + 4096 + 2 * 32 + 4096)  # of x, and the output's
-    experts = 9 * 3 * 512 * 2048  # eight that are used, and the shared one
+    """Counts the bytes of one of Qwen 3.6's delta nets by hand."""
+    matrices = 2048 * (8192 + 4096 + 2 * 32 + 4096)  # for x, and for the output
+    experts = 9 * 3 * 512 * 2048  # eight selected and one shared
     floats = 4 * 8192 + 2 * 32 + 128 + 2 * 2048 + (256 + 1) * 2048
     state = 2 * 32 * 128 * 128 + 4 * 8192
     packed = (matrices + experts) * 144 // 256
@@ -158,7 +158,7 @@ def test_neither_pages_nor_states_are_copied(config):
     kept = [Array("bf16", page.shape) for pages in cache.pages for page in pages]
     kept += [Array("f32", part.shape) for state in cache.states for part in state]
     assert len(kept) >= config.num_layers
-    # a ring of columns is as small as what else a step computes; pages and matrices are larger
+    # a ring of columns is as small as other results of a step; pages and matrices are larger
     large = {array for array in kept if array.elements > 1 << 16}
     assert page_array(arguments) in large
     assert [t for array in large for t in program.rewrites(array)] == []

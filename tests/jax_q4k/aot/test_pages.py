@@ -1,4 +1,4 @@
-"""Quantized pages in a donated loop, compiled for an H200: updated in place for every dtype."""
+"""Quantized pages in a donated loop, compiled for an H200: in-place updates for every dtype."""
 
 from __future__ import annotations
 

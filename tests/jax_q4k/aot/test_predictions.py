@@ -1,4 +1,4 @@
-"""The cost model's predictions of kernels that programs launch, where counts leave no doubt."""
+"""The cost model's predictions for launched kernels, where exact counts are known."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SHAPE = "llama-3.1-8b"
 
 
 def of_program(batch: int, family: str, n: int, columns: int) -> Kernel:
-    """The product of a decode step that has so many rows and columns of Q4_K weights.
+    """Returns the product of a decode step with these rows and columns of Q4_K weights.
 
-    Launches of it may differ in what they ask for ahead.
+    Several of its launches may differ in what they prefetch.
     """
     found = [
         kernel
@@ -48,7 +48,7 @@ def predicted(kernel: Kernel) -> Prediction:
 
 
 def test_activations_in_reading_order_do_not_bind_few_rows():
-    """Attention's output of four rows by a mat-vec: lanes meet in no bank, and L1 keeps up."""
+    """The mat-vec of attention's output with four rows has no bank conflicts, and L1 keeps up."""
     config = choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 4, True)
     kernel = KERNELS["matvec"](
         format="Q4_K", n=4096, columns=4096, m=4, residual=True, config=config
@@ -59,13 +59,13 @@ def test_activations_in_reading_order_do_not_bind_few_rows():
 
 
 def small_tiles(n: int) -> Kernel:
-    """A product of 32 rows by blocks of 16 rows of weights, four column warps each."""
+    """A product of 32 rows in blocks of 16 weight rows, with four column warps each."""
     config = GemmConfig(row_warps=1, column_warps=4, tiles=1, m_tile=32, stages=3)
     return KERNELS["gemm"](format="Q4_K", n=n, columns=4096, m=32, config=config)
 
 
 def test_small_tiles_read_activations_again():
-    """Blocks of 16 rows of weights: 33 MB of them, and 147 MB of activations through the L2."""
+    """Blocks of 16 weight rows read 33 MB of weights, and 147 MB of activations through the L2."""
     kernel = small_tiles(14336)
     blocks = kernel.grid[0] * kernel.grid[1]
     counted = accesses(kernel)
@@ -77,10 +77,10 @@ def test_small_tiles_read_activations_again():
 
 @pytest.mark.slow("simulates kernels of full size")
 def test_bytes_in_flight_are_different_ones():
-    """Four lanes load a super-block's header a word each: no byte counts twice.
+    """Four lanes load a word each of a super-block's header: no byte counts twice.
 
-    Of gate and up the next trip's weights are under way while this one's are, of four rows a warp;
-    of down three blocks a lane.
+    For gate and up, the next iteration's weights are in flight with the current ones, for four rows
+    a warp. For down, it is three blocks a lane.
     """
     gated = predicted(of_program(1, "gated_matvec", 14336, 4096))
     assert gated.bytes_in_flight == pytest.approx(2 * 36.9e3, rel=0.01)
@@ -89,13 +89,16 @@ def test_bytes_in_flight_are_different_ones():
 
 
 def test_copies_count_with_their_stages():
-    """A ring of three: two steps of 16 rows of four times 144 bytes, of the one block that fits."""
+    """A ring of three stages holds two steps of 16 rows of four 144-byte blocks.
+
+    One block is resident.
+    """
     assert predicted(small_tiles(4096)).bytes_in_flight == 2 * 16 * 4 * 144
 
 
 @pytest.mark.slow("compiles programs for a GPU")
 def test_a_prologue_is_no_part_of_the_stream():
-    """A norm before gate and up: a wait for x, the quantization; first weights come meanwhile."""
+    """The norm before gate and up waits for x and quantizes, while the first weights arrive."""
     found = predicted(of_program(1, "gated_matvec", 14336, 4096))
     assert 1e-6 < found.prologue < 2e-6 and found.first == 0
     assert found.bounds["bandwidth"] > 0.95 * 66e6 / REFERENCE.bandwidth
@@ -106,7 +109,7 @@ def test_a_prologue_is_no_part_of_the_stream():
 
 @pytest.mark.slow("compiles programs for a GPU")
 def test_attention_of_eight_queries_hides_latency_behind_its_work():
-    """32 sequences of 4096 tokens: the next round's loads are under way while it computes."""
+    """32 sequences of 4096 tokens: the next iteration's loads are in flight while it computes."""
     heads = 64, 8, 128
     kernel = KERNELS["paged_attention"](
         batch=32,

@@ -1,4 +1,4 @@
-"""Budgets of the kernels that Llama 3.1 8B's programs launch, which `program_budgets` holds."""
+"""Checks the kernels of Llama 3.1 8B's programs against the budgets in `program_budgets`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assembled = functools.cache(functools.partial(code, arch="sm_90"))
 
 
 def found(kernel: Kernel, machine: Code) -> Limits:
-    """Today's figures; of what is no product, conflicts alone."""
+    """Measures the current figures; only conflicts if the kernel is no product."""
     conflicts = accesses(kernel).shared_excess
     if packed_weights(kernel) is None:
         return Limits(None, None, conflicts)
@@ -37,14 +37,14 @@ def found(kernel: Kernel, machine: Code) -> Limits:
 
 
 def of_weights(i: SassInstruction) -> bool:
-    """Whether it loads packed weights, in a loop of products."""
+    """Whether an instruction in a product loop loads packed weights."""
     return i.category.startswith("load global") and ".CONSTANT" in i.opcode
 
 
 @pytest.mark.slow("assembles and simulates every kernel of a program")
 @pytest.mark.parametrize("program", BUDGETS, ids=str)
 def test_no_kernel_costs_more(program: Asked):
-    """And each has its limits: a kernel that is new in a program gets a row."""
+    """Each kernel needs limits: a kernel that is new in a program gets a row."""
     budgets, seen = BUDGETS[program], set()
     for kernel in program_kernels(program).kernels:
         name, machine = label(kernel), assembled(kernel)
@@ -67,9 +67,10 @@ def test_no_kernel_costs_more(program: Asked):
 @pytest.mark.slow("compiles programs for a GPU", quick=["batch=1"])
 @pytest.mark.parametrize("batch", [1, 8])
 def test_launches_of_a_step_ask_for_the_next_weights(batch):
-    """Projections, attention, its output, gate and up, down: of a layer all that read weights.
+    """All kernels of a layer that read weights or run attention prefetch the next weights.
 
-    They ask for 5 MB at least, by an instruction for each plane of each matrix.
+    These are projections, attention, its output, gate and up, and down. Each prefetches at least 5
+    MB, with one instruction for each plane of each matrix.
     """
     asking = [
         k for k in program_kernels(Asked("llama-3.1-8b", batch=batch)).kernels if k.ahead_bytes
@@ -85,7 +86,7 @@ def test_launches_of_a_step_ask_for_the_next_weights(batch):
 
 
 def test_weights_are_under_way_while_warps_compute():
-    """Of a step of one sequence; nothing in its loops over rows waits for other warps."""
+    """Loops over rows never wait for other warps, in a step of one sequence."""
     kilobytes = {}
     for kernel in program_kernels(Asked("llama-3.1-8b", batch=1)).kernels:
         if packed_weights(kernel) is None:
@@ -105,9 +106,9 @@ def test_weights_are_under_way_while_warps_compute():
 
 
 def test_weights_are_asked_for_before_warps_wait():
-    """Of a step of one sequence: before the first barrier, and before activations are normalized.
+    """Loads precede the first barrier and the norm of activations, in a step of one sequence.
 
-    Where nothing is staged there is no barrier.
+    A kernel without staging has no barrier.
     """
     staged = 0
     for kernel in program_kernels(Asked("llama-3.1-8b", batch=1)).kernels:
@@ -122,7 +123,7 @@ def test_weights_are_asked_for_before_warps_wait():
 
 
 def test_no_budget_is_looser_than_the_code_that_it_bounds():
-    """Every row is of a target's kind, and none asks for less than a clock allows."""
+    """Each row has a target of the same kind, and no conflict limit is below 1."""
     for budgets in BUDGETS.values():
         for name, budget in budgets.items():
             assert (budget.instructions is None) == (budget.target.instructions is None), name

@@ -1,4 +1,4 @@
-"""Whole programs compiled for an H200 without a GPU: CUDA graphs, copies, and a layer's cost."""
+"""Programs compiled for an H200 without a GPU: CUDA graphs, copies, and the cost of a layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.un
 
 MODELS = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 PROGRAMS = ["prefill", "decode", "generate"]
-CAPACITY = 100  # seven pages: no other array of these programs has as many elements as a page array
+CAPACITY = 100  # seven pages: no other array has as many elements as a page array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +91,9 @@ def test_no_page_array_is_copied(case, name):
 
 
 def test_explain_names_what_is_launched():
-    """The same kernels are explained as are launched, as often.
+    """`explain` lists the launched kernels with the right counts.
 
-    Only quantizing the same activations again is something that XLA merges.
+    Only repeated quantization of the same activations differs, since XLA merges it.
     """
     function, arguments = LLAMA.programs()["generate"]
     calls = jq.explain(function, *arguments, platform="cuda").calls
@@ -170,16 +170,16 @@ def test_kernels_per_layer(name, record_property):
         f"kernels per layer {[len(layer) for layer in layers]}, of them ours {ours}; "
         f"{len(program.launches)} launches in all",
     )
-    # Per layer: Q, K and V, with rope and KV append (a prompt's apart); attention, before which a
-    # prompt's keys and values are split; output projection; gate and up; down. XLA rotates a
-    # prompt's keys for its attention.
+    # Kernels of a layer: Q, K and V with rope and KV append (separate for a prompt); attention,
+    # after splitting a prompt's keys and values; output projection; gate and up; down. XLA rotates
+    # a prompt's keys for its attention.
     assert ours == [7 if name == "prefill" else 5] * len(layers)
     assert max(map(len, layers)) <= (8 if name == "prefill" else 5)
 
 
 @pytest.mark.slow("compiles programs for a GPU")
 def test_kernels_per_layer_of_an_8b_model(record_property):
-    """The whole generate loop of Llama 3.1 8B's shape, 32 layers, without its weights."""
+    """The generate loop in Llama 3.1 8B's shape, with 32 layers and without weights."""
     model = random_model(LLAMA_3_1_8B, abstract=True)
     function, arguments = models.abstract_programs(
         model, capacity=CAPACITY, cache_dtype=jnp.bfloat16
@@ -195,7 +195,7 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     assert max(map(len, layers)) <= 5
     assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
     assert program.rewrites(page_array(arguments)) == []
-    # weights that launches ask for ahead are operands, of which XLA copies none
+    # prefetched weights are operands, and XLA copies none of them
     weights = {(leaf.dtype.name, leaf.shape) for leaf in jax.tree.leaves(arguments[0])}
     planes = {Array("u8", shape) for dtype, shape in weights if dtype == "uint8"}
     assert planes and not any(program.rewrites(plane) for plane in planes)
@@ -205,11 +205,12 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     "fused, launches", [(None, 8), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 9)]
 )
 def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_property):
-    """A step of two layers of Llama 3.1 8B's shape.
+    """A step of two layers in Llama 3.1 8B's shape.
 
-    Activations of eight rows are quantized once, and contexts split, over clusters.
+    Activations of eight rows are quantized once, and contexts are split over clusters.
 
-    The norm makes q8_1 for Q, K and V, and for gate and up; attention for the output projection.
+    The norm makes q8_1 for Q, K and V, and for gate and up. Attention makes it for the output
+    projection.
     """
     model = random_model(dataclasses.replace(LLAMA_3_1_8B, num_layers=2), abstract=True)
     with jq.implementation(fused=fused):
@@ -227,9 +228,9 @@ def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_proper
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_as_xla_holds_them_assemble(name):
-    """ptxas takes every kernel.
+    """ptxas assembles every kernel.
 
-    XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a GPU.
+    XLA passes PTX to the driver unchecked, so a kernel that ptxas refuses would fail only on a GPU.
     """
     program = compiled(LLAMA, name)
     texts = program.ptx_texts
@@ -239,7 +240,7 @@ def test_kernels_as_xla_holds_them_assemble(name):
 
 
 def test_a_step_of_f32_activations_launches_and_assembles_as_well():
-    """Packed weights by activations as they are: as many kernels a layer, and no decoded matrix."""
+    """Float32 activations need as many kernels per layer, and no decoded matrix."""
     with jq.implementation(activations="f32"):
         function, arguments = LLAMA.programs()["decode"]
         program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)

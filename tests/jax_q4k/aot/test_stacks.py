@@ -1,4 +1,4 @@
-"""Loops over the layers of stacked weights, compiled for an H200 without one: nothing is copied."""
+"""Loops over layers of stacked weights, compiled for an H200 without a GPU: nothing is copied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAYERS, N = 4, 512
 
 
 def stack(format: str) -> jq.QuantizedArray:
-    """Shapes."""
+    """Shapes of stacked weights."""
     block = jq.formats.get(format)
     planes = [
         jax.ShapeDtypeStruct((LAYERS, N, N // block.block_size, plane.bytes_per_block), jnp.uint8)
@@ -51,12 +51,12 @@ def gradient(x: Any, w: Any, v: Any) -> Any:
 
 
 def mapped(x: Any, w: Any, v: Any) -> Any:
-    """A matrix for each row."""
+    """Multiplies each row by its own matrix."""
     return jax.vmap(jq.matmul)(x, w)
 
 
 def compiled(function: Any, rows: int) -> tuple[aot.Program, list[str]]:
-    """The program, and the packed bytes that it writes."""
+    """Returns the program, and the packed arrays that it writes."""
     program = aot.compile_program(
         jax.jit(function),
         jax.ShapeDtypeStruct((rows, N), jnp.float32),
@@ -80,7 +80,7 @@ def test_no_layer_is_copied(function: Any, rows: int) -> None:
 
 
 def test_a_slice_is_copied() -> None:
-    """XLA makes no address of a slice that one of our kernels reads."""
+    """XLA cannot pass the address of a slice to one of our kernels."""
     program, written = compiled(sliced, 1)
     assert f"u8[1,{N},{N // 256},144]" in written
     assert program.temp_bytes >= N * N // 256 * 144

@@ -1,4 +1,4 @@
-"""The reader of XLA's dump, on a text of its form."""
+"""The parser of XLA's dump, on a sample text."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_nesting_geometry_and_instructions():
 
 
 @pytest.mark.parametrize("sequence", ["000: something else", "007: kCopy [source | sink] kCopy"])
-def test_what_cannot_be_read_or_explained_is_an_error(sequence):
+def test_unreadable_thunks_are_an_error(sequence):
     with pytest.raises(ValueError, match="thunk"):
         parse_thunks(sequence, METADATA, HLO)
 
 
 def test_a_copy_without_a_name_is_its_wrappers():
-    """As JAX 0.12 says it of a slice that is copied beside other work."""
+    """JAX 0.12 prints this for a slice that is copied during other work."""
     sequence = (
         "005: kAsyncStart [source | next=009 (1)] stream=computation_stream[0], async_id=5\n"
         "    007: kDynamicSliceFusion [source | sink] params=1, results=1\n"

@@ -1,4 +1,4 @@
-"""QuantizedArray beside arrays: operators, conversions, an array's properties, bad planes."""
+"""QuantizedArray next to arrays: operators, conversions, array properties, bad planes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_stack_of_matrices_is_vmaps():
         jq.matmul(X, W[None])
 
 
-def test_what_an_array_says_of_itself():
+def test_properties_of_an_array():
     assert W.dtype == np.float32 == W.dequantize().dtype
     assert W.sharding == W.planes[0].sharding
     assert W.devices() == {jax.devices()[0]}
@@ -126,7 +126,7 @@ def test_planes_are_attributes_as_key_paths_name_them(name):
     w = random_weights(name, 4, 256)
     for path, plane in jax.tree_util.tree_leaves_with_path(w):
         assert getattr(w, path[0].name) is plane
-        assert not hasattr(jq.QuantizedArray, path[0].name)  # which it would hide
+        assert not hasattr(jq.QuantizedArray, path[0].name)  # it would hide the attribute
     with pytest.raises(AttributeError, match="'QuantizedArray' object has no attribute 'astype'"):
         w.astype  # noqa: B018
 
@@ -151,7 +151,7 @@ def test_is_quantized():
 
 
 def cast(w, dtype):
-    """Planes as a `tree.map` over all leaves of params would leave them."""
+    """Casts planes like a `tree.map` over all leaves of params."""
     return jax.tree.map(lambda plane: plane.astype(dtype), w)
 
 

@@ -1,4 +1,4 @@
-"""QuantizedArray: lossless, sliceable, a pytree that JAX's transformations keep in shape."""
+"""QuantizedArray: lossless, sliceable, and a pytree whose shape JAX's transformations preserve."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_raw_may_be_any_buffer(kind):
 
 
 def test_raw_is_copied():
-    """Q4_K's one plane is the bytes as they lie.
+    """Q4_K's single plane is the raw bytes.
 
-    JAX would take them over uncopied at 64 bytes' alignment.
+    JAX would alias them without a copy if they are aligned to 64 bytes.
     """
     raw = random_bytes("Q4_K", (4, 256))
     room = np.zeros(raw.size + 64, np.uint8)

@@ -1,4 +1,4 @@
-"""from_planes: packed weights from mappings of planes by name."""
+"""from_planes: packed weights from mappings of names to planes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_planes_may_be_of_numpy_or_shapes_alone():
     assert (abstract.format, abstract.shape) == ("Q6_K", (4, 256))
 
 
-def test_what_is_no_packed_weight_stays():
+def test_other_entries_stay():
     w, other = random_weights("Q8_0", 4, 256), np.ones((2, 3), np.uint8)
     found = planes(w)
     tree = {

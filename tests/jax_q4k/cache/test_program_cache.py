@@ -1,4 +1,4 @@
-"""Programs kept in a folder: found, they are not traced; what is wrong or other is compiled."""
+"""On-disk program cache: hits are not traced; damaged and different programs are recompiled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = jnp.arange(6, dtype=jnp.float32)
 
 
 class Calls:
-    """A program that counts how often it is traced, as new processes would find it."""
+    """A program that counts its traces, looked up as in a new process."""
 
     def __init__(self, folder, max_bytes=1 << 20):
         self.kept, self.traced = ProgramCache(folder, max_bytes), 0
@@ -46,7 +46,7 @@ def calls(tmp_path):
     return Calls(tmp_path)
 
 
-def test_what_is_kept_is_not_traced(calls, tmp_path):
+def test_a_cached_program_is_not_traced(calls, tmp_path):
     assert calls() == 1
     (file,) = tmp_path.iterdir()
     before = file.read_bytes()
@@ -76,7 +76,7 @@ def test_another_program_is_another_file(what, calls, tmp_path, monkeypatch):
 
 
 def test_another_structure_is_another_program(tmp_path):
-    """With the same leaves: what a function does may depend on it."""
+    """The leaves are the same, but a function's behavior may depend on the structure."""
 
     def function(both):
         return both["a"] + both["b"] if isinstance(both, dict) else both[0] - both[1]
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_compiled_again(what, calls, tmp_path):
     (file,) = tmp_path.iterdir()
     file.write_bytes(DAMAGE[what](file.read_bytes()))
     assert calls() == 2
-    assert calls() == 2  # it was replaced
+    assert calls() == 2  # the file was replaced
 
 
 def other_user(path):
@@ -159,8 +159,8 @@ PLACES = {
 
 
 @pytest.mark.parametrize("what", PLACES)
-def test_what_is_no_file_of_ones_own_is_compiled_again(what, calls, tmp_path):
-    """Nothing waits for it, reads it whole, or runs it; a file of our own takes its place."""
+def test_foreign_files_are_replaced(what, calls, tmp_path):
+    """A call does not wait for it, read all of it, or run it; it replaces the file."""
     if what == "another user's file" and os.geteuid():
         pytest.skip("only root can give files away")
     calls()
@@ -168,7 +168,7 @@ def test_what_is_no_file_of_ones_own_is_compiled_again(what, calls, tmp_path):
     PLACES[what](file)
     assert calls() == 2
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
-    assert calls() == 2  # it was replaced
+    assert calls() == 2  # the file was replaced
 
 
 def test_a_folder_in_a_files_place(calls, tmp_path):
@@ -197,8 +197,8 @@ def test_a_file_for_other_results_is_not_used(calls, tmp_path):
     assert calls() == 3 and len(list(tmp_path.iterdir())) == 1
 
 
-def test_nothing_is_kept_of_sources_that_changed_since_the_import(calls, tmp_path, monkeypatch):
-    """A file's name has them as they are now; what was traced may be what was imported before."""
+def test_nothing_is_cached_of_sources_that_changed_since_the_import(calls, tmp_path, monkeypatch):
+    """The file's key has the current sources, but the traced code may have been imported before."""
     monkeypatch.setattr(program_cache, "_IMPORTED", 0)
     assert calls() == 1 and list(tmp_path.iterdir()) == []
 
@@ -214,7 +214,7 @@ def test_sources_are_told_apart_by_content(tmp_path, monkeypatch):
 
 
 def test_threads_leave_jaxs_cache_as_it_was(tmp_path):
-    """Its switch is one of the process; each turns it off while it compiles."""
+    """The switch belongs to the process; each thread turns it off while it compiles."""
     assert jax.config.values["jax_enable_compilation_cache"]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda i: Calls(tmp_path)(scale=i), range(2, 14)))
@@ -230,13 +230,13 @@ def test_a_file_under_anothers_name_is_compiled_again(calls, tmp_path):
     assert calls(scale=2) == 3
 
 
-def test_those_used_least_recently_make_room(tmp_path):
+def test_the_least_recently_used_make_room(tmp_path):
     Calls(tmp_path)()
     (file,) = tmp_path.iterdir()
     calls = Calls(tmp_path, max_bytes=file.stat().st_size * 5 // 2)
     calls(scale=3)
     for file in tmp_path.iterdir():
-        os.utime(file, (0, 0))  # clocks of file systems are coarse
+        os.utime(file, (0, 0))  # file system clocks are coarse
     calls(scale=2)  # used again
     calls(scale=4)
     assert len(list(tmp_path.iterdir())) == 2
@@ -249,7 +249,7 @@ def test_a_folder_that_is_not_there(tmp_path, caplog):
     calls = Calls(tmp_path / "none")
     with caplog.at_level(logging.WARNING):
         assert calls() == 1
-        assert caplog.messages == []  # unless asked
+        assert caplog.messages == []  # silent by default
         with jax.explain_cache_misses(True):
             assert calls() == 2
     compiled, kept = (m for m in caplog.messages if m.startswith("program is "))

@@ -1,4 +1,4 @@
-"""Malformed GGUF files: each is refused with its file, its field and what was expected."""
+"""Malformed GGUF files: errors name the file, the field, and the expected value."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ CASES = [
         )
         for token in ("<0xG0>", "<0x0>", "<0x000>", "0x0A", "<0x0A>\n")
     ),
-    # What the loader needs beyond a sound file
+    # Requirements of the loader beyond a valid file
     *(
         Case(
             f"parts-{name}",
@@ -495,7 +495,7 @@ def test_a_file_that_shrinks_while_its_header_is_read(tmp_path):
             jq.gguf.header.parse_source(source)
 
 
-def test_what_is_no_regular_file(tmp_path):
+def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(jq.GGUFError, match="path: must be a regular file"):

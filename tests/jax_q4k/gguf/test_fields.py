@@ -1,4 +1,4 @@
-"""Checked reading of metadata: types, bounds, defaults, what errors say."""
+"""Checked access to metadata: types, bounds, defaults, error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random damage: a file loads as `gguf`'s reader loads it, or is refused; nothing else happens."""
+"""Random damage: a file loads as with `gguf`'s reader, or is refused; nothing else happens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 
-BOOKKEEPING = 1 << 17  # bytes of Python objects and read-ahead, whatever the file's size
-OF_A_TENSOR = 1 << 12  # bytes of Python objects: arrays of its planes and their descriptions
+BOOKKEEPING = 1 << 17  # bytes of Python objects and read-ahead, for any file size
+OF_A_TENSOR = 1 << 12  # bytes of Python objects: arrays of its planes and their metadata
 
 
 def fuzz(data: bytes, count: int, seed: int, path: Path) -> Counter[str]:
-    """Load `count` damaged copies; how often each outcome came."""
+    """Loads `count` damaged copies; counts each outcome."""
     sound, rng = parse(data), np.random.default_rng(seed)
     header, objects = sound.data_start, BOOKKEEPING + OF_A_TENSOR * len(sound.tensors)
     outcomes: Counter[str] = Counter()

@@ -16,7 +16,7 @@ U16, I32 = Value.UINT16, Value.INT32
 
 
 def contents(file):
-    """Name -> (type, shape, bytes) of a loaded file's tensors."""
+    """Maps names of a loaded file's tensors to (type, shape, bytes)."""
     return {
         name: (
             (t.format, t.shape, t.to_gguf_bytes())
@@ -34,7 +34,7 @@ def whole(tmp_path):
 
 @pytest.fixture
 def split(whole, tmp_path):
-    """The parts of a sample, at most 8000 bytes of tensors in each."""
+    """Parts of a sample with at most 8000 bytes of tensors each."""
     paths = jq.gguf.write(tmp_path / "m.gguf", whole.metadata, whole.tensors, max_bytes=8000)
     assert len(paths) > 2
     return paths
@@ -53,7 +53,7 @@ def test_parts_are_read_as_one(whole, split):
 
 
 def test_parts_are_what_llama_gguf_split_makes(whole, split):
-    """By the `gguf` package's reader: the keys of each part, their types, and sizes."""
+    """Checks keys, value types and sizes of each part with the `gguf` package's reader."""
     names = []
     for number, path in enumerate(split):
         reader = gguf.GGUFReader(path)
@@ -79,7 +79,7 @@ def test_parts_are_what_llama_gguf_split_makes(whole, split):
 
 
 def test_parts_of_the_gguf_packages_writer_are_read(tmp_path):
-    """Also those whose first part has no tensors."""
+    """Also reads files whose first part has no tensors."""
     rng = np.random.default_rng(0)
     arrays = {f"t{i}": rng.normal(size=(7, 64)).astype(np.float32) for i in range(9)}
     options = {"split_max_tensors": 4, "small_first_shard": True}
@@ -93,7 +93,7 @@ def test_parts_of_the_gguf_packages_writer_are_read(tmp_path):
 
 
 def test_links_to_parts_are_followed_by_their_own_names(split, tmp_path):
-    """As the cache of the Hugging Face hub has them."""
+    """The Hugging Face hub's cache contains such links."""
     for i, path in enumerate(split):
         path.rename(tmp_path / f"blob{i}")
         path.symlink_to(f"blob{i}")
@@ -116,7 +116,7 @@ def test_an_alignment_of_the_files_own(whole, tmp_path):
     assert {reader.alignment for reader in map(gguf.GGUFReader, paths)} == {256}
 
 
-def test_what_fits_into_one_file_is_one(whole, tmp_path):
+def test_tensors_that_fit_into_one_file_are_one(whole, tmp_path):
     [path] = jq.gguf.write(tmp_path / "m.gguf", whole.metadata, whole.tensors, max_bytes=10**9)
     assert path == tmp_path / "m.gguf" and "split.count" not in jq.gguf.read(path).metadata
 
@@ -131,7 +131,7 @@ def test_parts_are_merged_and_split_anew(whole, split, tmp_path):
 
 
 def changed(path, **entries):
-    """Writes a part with other values of `split.*`; "tensors" stands for split.tensors.count."""
+    """Rewrites a part's `split.*` values; "tensors" stands for split.tensors.count."""
     names = {"no": "split.no", "count": "split.count", "tensors": "split.tensors.count"}
     packed = {
         names[key]: entry(names[key], I32, int(value).to_bytes(4, "little", signed=True))
@@ -141,7 +141,7 @@ def changed(path, **entries):
 
 
 def refused(path, message, file=None):
-    """Both readers refuse it alike."""
+    """Checks that both readers refuse the file with the same error."""
     for read in (jq.gguf.read, jq.gguf.read_header):
         with pytest.raises(jq.GGUFError) as caught:
             read(path)
@@ -205,7 +205,7 @@ def test_a_malformed_part(split):
 
 
 def test_a_tensor_that_is_in_two_parts(split):
-    """Part 3 is part 2 once more, under its own number."""
+    """Part 3 is a copy of part 2 with its own number."""
     shutil.copy(split[1], split[2])
     changed(split[2], no=2)
     refused(split[0], "tensor 'packed.*': is in an earlier part, too", file=split[2])

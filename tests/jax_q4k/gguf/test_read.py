@@ -1,4 +1,4 @@
-"""Reading sound files: what `gguf`'s reader finds, packed, within the file's memory."""
+"""Reads valid files: the same content as `gguf`'s reader, packed, in about the file's memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tensors_of_many_chunks(sample, monkeypatch):
 
 
 def test_planes_are_split_off_a_chunk_at_a_time(sample, monkeypatch):
-    """Memory beside a tensor of several planes is a chunk, however large the tensor is."""
+    """Extra memory for a tensor of several planes is one chunk, however large the tensor."""
     monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 500)
     sizes, read_into = [], Source.read_into
 
@@ -94,7 +94,7 @@ def test_tensors_read_by_several_threads(sample, monkeypatch, threads):
     "boxes",
     [
         [((0, 1), (1, 3), (0, 2)), ((1, 2), (0, 1), (0, 2))],  # rows of two matrices
-        [((0, 2), (0, 3), (0, 1)), ((0, 2), (0, 3), (1, 2))],  # columns, which make up all
+        [((0, 2), (0, 3), (0, 1)), ((0, 2), (0, 3), (1, 2))],  # columns that cover all of them
         [((0, 2), (1, 2), (1, 2))],  # a column of one row, twice
     ],
 )
@@ -233,8 +233,8 @@ print(status("VmHWM") - before, sum(w.nbytes for w in tensors.values()))
     not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc"
 )
 def test_peak_memory_is_the_file_and_little_more(tmp_path):
-    """The limit of 300 MB beside a file of 640 MB, in proportion."""
-    # the largest tensor comes last but one
+    """Scales down the limit of 300 MB extra for a file of 640 MB."""
+    # the largest tensor is the second to last
     kinds = [
         ("Q4_K", 1 << 27),
         ("Q6_K", 1 << 27),
@@ -248,7 +248,7 @@ def test_peak_memory_is_the_file_and_little_more(tmp_path):
     path = tmp_path / "large.gguf"
     path.write_bytes(build(tensors=infos))
     header = path.stat().st_size
-    os.truncate(path, header + offset)  # zeros that take no disk
+    os.truncate(path, header + offset)  # zeros that use no disk space
     assert offset > 200e6
 
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}

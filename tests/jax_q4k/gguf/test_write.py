@@ -1,4 +1,4 @@
-"""Files that are written, and what a failure leaves. Whole models: tests/models/test_save.py."""
+"""Written files, and the state after a failure. tests/models/files/test_gguf.py has models."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def test_every_value_and_tensor_type(sample, tmp_path):
 
 
 def test_one_tensor_at_a_time(sample):
-    """`TensorFile` reads into host memory what `read` puts on a device."""
+    """`TensorFile` reads the same tensors as `read`, but into host memory."""
     whole = jq.gguf.read(sample)
     with jq.gguf.TensorFile(sample) as file:
         assert file.header.tensors == whole.header.tensors
@@ -69,7 +69,7 @@ scalars = (
     | st.floats()
     | st.text()
 )
-# but those that have a meaning to `write`; hypothesis takes texts from the code that it tests
+# without keys that `write` interprets; hypothesis takes strings from the tested code
 keys = st.text(min_size=1).filter(
     lambda key: key not in ("general.architecture", "general.alignment")
 )
@@ -107,7 +107,7 @@ BAD = [
         TypeError,
         "metadata 'k' must hold only texts, only booleans or only numbers",
     ),
-    # floats skip integers from 2^53 on
+    # floats cannot represent all integers from 2^53 on
     (
         {"k": [1 << 60, 0.5]},
         {},
@@ -187,7 +187,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("metadata", "tensors", "error", "message"), BAD)
-def test_what_gguf_does_not_hold_is_named(metadata, tensors, error, message, tmp_path):
+def test_values_that_gguf_does_not_hold_are_named(metadata, tensors, error, message, tmp_path):
     target = tmp_path / "old.gguf"
     target.write_bytes(b"old")
     architecture = {} if "architecture" in message else {"general.architecture": "llama"}
@@ -288,7 +288,7 @@ def test_a_link_stays_one(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path):
-    """A limit of the file's size stands for the disk's: the call fails, EFBIG for ENOSPC."""
+    """A file size limit simulates a full disk: the call fails, with EFBIG instead of ENOSPC."""
     program = """
 import resource, signal, numpy as np, jax_q4k as jq
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The kernels of every instruction set that this processor runs; in the quick tier of two."""
+"""Kernels of every instruction set that this processor runs; the quick tier has two of them."""
 
 import platform
 

@@ -1,4 +1,4 @@
-"""Attention and caches by the CPU's kernels, with every instruction set at hand."""
+"""Attention and caches with the CPU kernels, for every available instruction set."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
 
 
 def cache(dtype, num_pages, kv_heads, head_dim):
-    """Pages of random tokens, as keyword arguments beyond k_pages and v_pages."""
+    """Pages of random tokens, and the keyword arguments other than k_pages and v_pages."""
     tokens = num_pages * PAGE_SIZE
     pages = [jnp.zeros((num_pages, kv_heads, PAGE_SIZE, head_dim), dtype)] * 2
     scales = (
@@ -43,7 +43,7 @@ def cache(dtype, num_pages, kv_heads, head_dim):
     ids=str,
 )
 def test_contexts_of_several_parts(kernels, options):
-    """Parts have up to 256 tokens: of none, two, three and six."""
+    """Parts have up to 256 tokens; the contexts have zero, two, three and six parts."""
     lens, per_sequence = np.array([0, 512, 513, 1300], np.int32), 82
     (k, v), _ = cache(jnp.float32, 4 * per_sequence, 2, 32)
     tables = (
@@ -73,7 +73,7 @@ def test_pages_of_every_type(kernels, dtype):
 
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("heads", [2, 16])  # few queries, and more than read pages as they lie
+@pytest.mark.parametrize("heads", [2, 16])  # few queries, and more than read pages in place
 def test_heads_of_512_dimensions(kernels, heads, dtype):
     (k, v), scales = cache(dtype, 6, 1, 512)
     arrays = k, v, np.array([[5, 0, 3], [1, 4, 2]], np.int32), np.array([17, 48], np.int32)
@@ -114,7 +114,7 @@ def test_latent_pages(kernels, heads, kv_heads, head_dim, value_dim, dtype):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_latent_rows_are_stored_as_keys_are(kernels, dtype):
-    """Bit for bit, whatever follows them; the last of several tokens for a slot stays."""
+    """Bits equal those of keys, whatever follows; the last of several tokens for a slot wins."""
     (pages, _), scales = cache(dtype, 3, 2, 96)
     k, slots = normal(5, 2, 96, seed=3) * 100, np.array([17, -1, 47, 3, 17], np.int32)
     both = jq.implementation("native")(jq.append_kv)(pages, pages, k, k, slots, **scales)
@@ -128,7 +128,7 @@ def test_page_ids_outside_the_pages_are_not_read(kernels):
     (k, v), _ = cache(jnp.float32, 4, 2, 32)
     tables = np.array([[0, -1, 3], [4, 2, 2**31 - 1], [-(2**31), 7, 9]], np.int32)
     arrays = normal(3, 4, 32), k, v, tables, np.array([48, 40, 33], np.int32)
-    got, want = (  # outside a program such ids are refused
+    got, want = (  # outside of a program such ids are refused
         np.asarray(jax.jit(jq.implementation(name)(jq.paged_attention))(*arrays))
         for name in ("native", "xla")
     )
@@ -138,9 +138,9 @@ def test_page_ids_outside_the_pages_are_not_read(kernels):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
 def test_values_are_stored_rounded_to_even(kernels, dtype):
-    """Every value of 8 bits of mantissa over many powers of two, ties, the largest, and NaN.
+    """Values with 8 bits of mantissa over many powers of two, ties, the maximum, and NaN.
 
-    All ties of f16 and fp8 are among them.
+    They include all ties of f16 and fp8.
     """
     mantissas = 1 + np.arange(512) / 512
     powers = 2.0 ** np.array(
@@ -179,7 +179,7 @@ def test_values_are_stored_rounded_to_even(kernels, dtype):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_contiguous_cache_of_any_length(kernels, dtype):
-    """Its last 16 tokens may be fewer; so may their scales."""
+    """The last 16-token block may be partial, and so may its scales."""
     shape = 2, 2, 21, 32
     k, v = normal(*shape), normal(*shape, seed=1)
     scales = {}
@@ -194,9 +194,9 @@ def test_a_contiguous_cache_of_any_length(kernels, dtype):
 
 
 def test_scores_of_nothing_but_infinities_are_nan(kernels):
-    """Scores of -inf alone are NaN, not the zeros of an empty context.
+    """Scores that are all -inf give NaN, not the zeros of an empty context.
 
-    With a sink, which is finite, the tokens weigh nothing.
+    With a sink, which is finite, the tokens have no weight.
     """
     (k, v), _ = cache(jnp.float32, 2, 1, 32)
     k, tables, lens = jnp.abs(k) + 1, np.array([[0], [1]], np.int32), np.array([3, 0], np.int32)
@@ -211,7 +211,7 @@ def test_scores_of_nothing_but_infinities_are_nan(kernels):
 
 
 def test_the_last_of_several_tokens_for_a_slot_stays(kernels):
-    """Whole: no thread writes a part of another token there."""
+    """The token is complete: no thread writes part of another token there."""
     tokens = np.broadcast_to(np.arange(1, 601, dtype=np.float32)[:, None, None], (600, 4, 128))
     slots = np.where(np.arange(600) % 2, 0, 17).astype(np.int32)
     pages = [jnp.zeros((2, 4, PAGE_SIZE, 128))] * 2
@@ -257,7 +257,7 @@ def test_rope_append(kernels, dim, half, dtype, interleaved):
         strict=True,
     ):
         got, want = (np.asarray(x.astype(jnp.float32)) for x in (got, want))
-        # a rounding may fall the other way
+        # one value may round the other way
         assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)
 
 
@@ -265,7 +265,7 @@ def test_rope_append(kernels, dim, half, dtype, interleaved):
 @pytest.mark.parametrize("window, capped", [(None, False), (1, False), (9, True), (30, False)])
 @pytest.mark.parametrize("time", [1, 16, 37])
 def test_causal_attention(kernels, time, window, capped):
-    """Three queries a key: of neighbouring tokens, fewer than four see the same keys."""
+    """Three queries per key; fewer than four neighboring tokens see the same keys."""
     q, k, v = normal(2, time, 6, 48), normal(2, time, 2, 48, seed=1), normal(2, time, 2, 48, seed=2)
     lengths = np.array([time, max(1, time - 5)], np.int32)
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
@@ -303,13 +303,13 @@ def test_a_bad_key_spoils_what_sees_it_alone(kernels):
     )
 
 
-@pytest.mark.parametrize("heads", [1, 12])  # few queries, and more than read pages as they lie
+@pytest.mark.parametrize("heads", [1, 12])  # few queries, and more than read pages in place
 def test_every_value_of_float8(heads, kernels):
     codes = jax.lax.bitcast_convert_type(jnp.arange(256, dtype=jnp.uint8), jnp.float8_e4m3fn)
     v = jnp.broadcast_to(codes, (1, 1, PAGE_SIZE, 256))
     q, table, one = np.zeros((1, heads, 256), np.float32), np.zeros((1, 1), np.int32), np.array([1])
     got = jq.implementation("native")(jq.paged_attention)(q, jnp.zeros_like(v), v, table, one)
-    want = np.asarray(codes, np.float32)  # NaN among them
+    want = np.asarray(codes, np.float32)  # includes NaN
     np.testing.assert_array_equal(got[0], np.broadcast_to(want, (heads, 256)))
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule by the CPU's kernels, with every instruction set at hand."""
+"""The gated delta rule with the CPU kernels, for every available instruction set."""
 
 import jax
 import numpy as np
@@ -13,7 +13,8 @@ from jax_q4k import native
 
 pytestmark = [needs_native, pytest.mark.cpu_kernels]
 
-#: How many k heads and v heads, and their sizes; states have blocks of 32 columns, and half ones.
+#: Numbers of k heads and v heads, and their sizes; states have blocks of 32 columns, and half
+#: blocks.
 DIMS = [(1, 1, 16, 16), (2, 4, 48, 80), (1, 2, 128, 128), (1, 1, 256, 32), (1, 1, 16, 256)]
 
 
@@ -40,7 +41,7 @@ def test_a_decay_of_all(kernels):
 
 
 def test_padding_at_the_end_leaves_the_state_bit_for_bit(kernels):
-    """And does not count at the start, or in between."""
+    """Padding at the start or in between has no effect either."""
     *tokens, state = delta_nets.sequences(1, 6, 1, 2, 32, 48)
     _, want = rule(*tokens, state)
     places = [2, 3, 5, 6, 8, 9]

@@ -1,4 +1,4 @@
-"""The kernels that $JAX_Q4K_KERNELS names."""
+"""Selection of kernels by $JAX_Q4K_KERNELS."""
 
 import ctypes
 import re
@@ -24,7 +24,7 @@ def product(x):
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Loads the library again with $JAX_Q4K_KERNELS; afterwards it is as it was before."""
+    """Returns a function that reloads the library with $JAX_Q4K_KERNELS; restores it afterwards."""
     before = native.kernels()
 
     def load(name):

@@ -1,4 +1,4 @@
-"""Mixtures of experts by the CPU's kernels against float64, with every instruction set at hand."""
+"""Mixtures of experts with the CPU kernels, against float64, for all available instruction sets."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ EXPERTS = 6
 
 
 def stack(format, n, k, seed=0):
-    """(packed, float64) matrices (EXPERTS, n, k); floats by ggml's name of them."""
+    """Returns (packed, float64) matrices (EXPERTS, n, k); float types have ggml's names."""
     if format not in formats.names():
         dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[format]
         w = jnp.asarray(activations(EXPERTS * n, k, seed) / np.sqrt(k), dtype)
@@ -31,7 +31,7 @@ def stack(format, n, k, seed=0):
 
 
 def routes(m, top=3):
-    """Ids and weights: experts with no token, some, and most of them; some ids are out of range."""
+    """Ids and weights: experts with no, some and most tokens; some ids are out of range."""
     rng = np.random.default_rng(m)
     ids = rng.permuted(np.tile([0, 1, 1, 3, 3, 3, 5, 5, 5, 5], (m, 1)), axis=1)[:, :top]
     ids[1 % m, 0], ids[m - 1, top - 1] = -1, EXPERTS
@@ -40,7 +40,7 @@ def routes(m, top=3):
 
 
 def products(x, w, ids):
-    """x (m, k) or (m, top, k), in float64; zeros of an id out of range."""
+    """Products in float64; x is (m, k) or (m, top, k); ids out of range give zeros."""
     x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
     known = (ids >= 0) & (ids < EXPERTS)
     chosen = w[np.where(known, ids, 0)]
@@ -51,8 +51,8 @@ def products(x, w, ids):
 @pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("m", [1, 4, 60])
 def test_the_experts_of_every_token(kernels, m, quantized):
-    """Of 60 tokens an expert has none, up to a tile's rows, or more than 16."""
-    k, inner, n = 256, 96, 33  # a row more than tasks of 16
+    """An expert gets none of 60 tokens, up to one tile of rows, or more than 16."""
+    k, inner, n = 256, 96, 33  # one row more than tasks of 16
     (gate, exact_gate), (up, exact_up) = stack("Q4_K", inner, k), stack("Q5_0", inner, k, 3)
     down, exact_down = stack("Q8_0", n, inner, 4)
     x, residual, norm = activations(m, k), activations(m, n), activations(1, k)[0]
@@ -81,7 +81,7 @@ def test_the_experts_of_every_token(kernels, m, quantized):
     h = seen(h.reshape(-1, inner), quantized).reshape(h.shape)
     each = products(h, exact_down, ids) * scale[at][..., None] + biases[2][at]
     want = residual + np.einsum("mtn,mt->mn", np.where(known[..., None], each, 0), weights)
-    # a rounding of the norm, or of h, may round an int8 the other way
+    # rounding in the norm or in h may round an int8 the other way
     assert nmse(y, want) <= (1e-6 if quantized else 1e-10)
 
 
@@ -108,7 +108,7 @@ def test_every_type_of_matrix(format):
 def test_a_bad_activation_spoils_its_token_alone(kernels, value, m, quantized):
     w, _ = stack("Q4_K", 256, 256)
     x, (ids, weights) = activations(m, 256), routes(m)
-    ids[:, 1] = 3  # so that it shares an expert with others
+    ids[:, 1] = 3  # shares the expert with other tokens
     clean, x[0, 77] = x.copy(), value
     got, want = (
         np.asarray(
@@ -127,7 +127,10 @@ def test_a_bad_activation_spoils_its_token_alone(kernels, value, m, quantized):
 
 @needs_native
 def test_long_prompts_go_through_in_parts():
-    """Three parts of these 7000 tokens, as 3 * 512 * 5461 floats are the most that lie between."""
+    """Splits 7000 tokens into three parts.
+
+    Intermediate results are limited to 3 * 512 * 5461 floats.
+    """
     k, n = 512, 16
     w, exact = stack("Q8_0", n, k)
     x = np.tile(activations(70, k), (100, 1))

@@ -1,4 +1,4 @@
-"""The list of formats in C++ is Python's."""
+"""The list of formats in C++ equals Python's."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ SOURCES = Path(jax_q4k.native.__file__).with_name("src")
 
 
 def test_list_of_formats_is_pythons():
-    """Names, quantization blocks and the bytes of every plane; enum and tables expand from it."""
+    """Names, block sizes and bytes of each plane; the enum and tables expand from this list."""
     text = (SOURCES / "formats.h").read_text()
     entries = re.findall(r"^ +X\((\w+), (\d+), ([\d, ]+)\) *\\?$", text, re.M)
     listed = {
@@ -26,7 +26,7 @@ def test_list_of_formats_is_pythons():
 
 
 def test_formats_have_one_list():
-    """No other source names a format, outside its own reader and comments."""
+    """No other source names a format, except in its own reader and in comments."""
     for path in SOURCES.iterdir():
         code = re.sub(r"//[^\n]*", "", path.read_text())
         if path.name != "formats.h":

@@ -1,4 +1,4 @@
-"""Errors of handlers for operands that don't fit, and of an installation without a library."""
+"""Errors of handlers for operands that don't fit, and of an installation without the library."""
 
 import re
 import shutil
@@ -270,7 +270,7 @@ def test_rotated_keys_need_a_result():
     ],
 )  # fmt: skip
 def test_nothing_is_no_fault(name, operands, attributes, results):
-    """Zeros where sums are empty, NaN for rows that a table without any lacks."""
+    """Empty sums give zeros; rows looked up in an empty table give NaN."""
     structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in results]
     aliases = {"rope_append": {0: 0, 1: 1}, "gated_delta_rule": {5: 1}}.get(name)
     got = native.call(name, structs, *map(jnp.asarray, operands), aliases=aliases, **attributes)
@@ -308,7 +308,7 @@ def test_pages_have_no_operand_more():
 
 @needs_native
 def test_the_largest_window_is_none():
-    """Nothing overflows, which a sanitizer would tell."""
+    """The arithmetic does not overflow, which a sanitizer would report."""
     x = np.random.default_rng(0).normal(size=(1, 40, 2, 32)).astype(np.float32)
     result, lengths = [jax.ShapeDtypeStruct(x.shape, jnp.float32)], np.array([40], np.int32)
     got = [
@@ -321,7 +321,7 @@ def test_the_largest_window_is_none():
 
 @pytest.fixture
 def no_library(monkeypatch):
-    """As where it was not built, and nobody has been told."""
+    """An installation without the library, before any warning."""
     monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(
         native, "_load", lambda: (None, f"{build.LIBRARY} was not built; {build.HOW_TO}")
@@ -350,7 +350,7 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.jit(lambda x: jq.implementation("xla")(jq.matmul)(x, w))(X)
-        # no kernel of the CPU's would have run
+        # none of these would have used a CPU kernel
         jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(X)
         jax.jit(lambda x: jq.matmul(x, w)).trace(X).lower(lowering_platforms=("cuda",))
     with pytest.warns(
@@ -379,7 +379,7 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch):
     assert library is None and re.match(
         "libjax_q4k.so was built from other sources.*jax_q4k.native` builds it", why
     )
-    # as where the sources were not installed
+    # an installation without the sources
     monkeypatch.setattr(build, "fingerprint", lambda: None)
     assert native._load.__wrapped__()[1] == ""
 
@@ -397,7 +397,7 @@ def test_a_file_that_is_no_library_is_not_used(monkeypatch, tmp_path):
 @pytest.mark.slow("many or large calls", quick=["kept=0.5"])
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.99, 1 - 1e-6, 60])
 def test_a_library_that_was_cut_is_named_and_not_mapped(kept, tmp_path):
-    """Its pages beyond the end would kill the process."""
+    """Mapped pages beyond the end of the file would kill the process."""
     if not native.library_path().exists():
         pytest.skip(native.problem())
     path = tmp_path / build.LIBRARY
@@ -421,9 +421,9 @@ print(native.problem())
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 
-def test_what_is_no_elf_library_is_not_judged_by_its_length(tmp_path):
+def test_only_elf_libraries_are_judged_by_their_length(tmp_path):
     path = tmp_path / "other"
-    for data in (b"", b"\x7fELF", b"\xcf\xfa\xed\xfe" + bytes(100)):  # the last: macOS's
+    for data in (b"", b"\x7fELF", b"\xcf\xfa\xed\xfe" + bytes(100)):  # the last is macOS's
         path.write_bytes(data)
         assert elf.bytes_missing(path) == 0
 

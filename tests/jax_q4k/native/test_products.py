@@ -1,4 +1,4 @@
-"""Products by the CPU's kernels against float64, with every instruction set at hand."""
+"""Products with the CPU kernels, against float64, for every available instruction set."""
 
 import functools
 
@@ -18,7 +18,7 @@ from ptx_kernels import formats
 
 
 def matrix(format, n, k, kind="random", seed=0):
-    """(packed, float64) weights (n, k)."""
+    """Returns (packed, float64) weights (n, k)."""
     rng = np.random.default_rng(seed)
     planes = oracles.random_planes(rng, format, n, k // formats.get(format).block_size, kind=kind)
     return QuantizedArray.tree_unflatten(format, tuple(map(jnp.asarray, planes))), oracles.weights(
@@ -31,12 +31,12 @@ def activations(m, k, seed=1):
 
 
 def seen(x, quantized):
-    """x as products see it, in float64."""
+    """x as products use it, in float64."""
     return oracles.dequantized(*oracles.quantized(x)) if quantized else x.astype(np.float64)
 
 
 def columns(format, spans, blocks):
-    """256 * spans columns, and `blocks` of 32 more where the format's rows may end there."""
+    """256 * spans columns, plus `blocks` of 32 if the format's rows may end there."""
     return 256 * spans + (32 * blocks if formats.get(format).block_size == 32 else 0)
 
 
@@ -63,7 +63,7 @@ def test_every_format_and_number_of_rows(kernels, format):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_float_weights(kernels, dtype):
-    """Rows that end within a vector, a span and a tile; another matrix beside them."""
+    """Rows that end within a vector, a span and a tile, together with another matrix."""
     for n, m, k in [
         (1, 1, 7),
         (37, 2, 300),
@@ -85,7 +85,7 @@ def test_float_weights(kernels, dtype):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_float_activations_see_decoded_weights(kernels, format):
-    """Each column of the identity gives a column of the matrix, for few rows and for many."""
+    """Each column of the identity gives a column of the matrix, with few rows and with many."""
     w, exact = matrix(format, 35, columns(format, 1, 1))
     k = exact.shape[1]
     eye = jnp.eye(k, dtype=jnp.float32)
@@ -117,9 +117,9 @@ def test_more_rows_than_one_unpacking_serves(kernels):
     assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
 
 
-@functools.cache  # float64 weights take longer than all kernels
+@functools.cache  # the float64 reference takes longer than all kernels
 def hundred_thousand_blocks(format):
-    """Packed weights with extreme scales, activations of three rows, and their products."""
+    """Packed weights with extreme scales, three rows of activations, and their products."""
     w, exact = matrix(format, 391, 256 * formats.get(format).block_size, "extreme")
     x = activations(3, exact.shape[1])
     return w, jnp.asarray(x), seen(x, True) @ exact.T
@@ -129,7 +129,7 @@ def hundred_thousand_blocks(format):
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_a_hundred_thousand_random_blocks(kernels, format):
     w, x, want = hundred_thousand_blocks(format)
-    many = jnp.tile(x, (3, 1))  # by tiles of unpacked rows
+    many = jnp.tile(x, (3, 1))  # uses tiles of unpacked rows
     for given in (x[:1], x, many):
         (y,) = calls.linear(given, [w], quantized=True)
         assert nmse(y, np.tile(want, (3, 1))[: len(given)]) <= 1e-10
@@ -171,7 +171,7 @@ def test_norm_biases_and_residual(kernels, m):
 @pytest.mark.parametrize("m", [1, 19])
 def test_gate_and_up(kernels, activation, m):
     (gate, exact_gate), (up, exact_up) = matrix("Q4_K", 70, 512), matrix("Q5_K", 70, 512, seed=3)
-    x = activations(m, 512) * 4  # some beyond the limits of swiglu_oai
+    x = activations(m, 512) * 4  # some exceed the limits of swiglu_oai
     (y,) = calls.linear(jnp.asarray(x), [gate, up], quantized=True, activation=activation)
     g, u = (seen(x, True) @ exact.T for exact in (exact_gate, exact_up))
     assert (g > 7).any() and (g < 7).any() and (abs(u) > 7).any() and (abs(u) < 7).any()
@@ -182,7 +182,7 @@ def test_gate_and_up(kernels, activation, m):
 @pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize("m", [1, 270])
 def test_the_whole_network(kernels, m, quantized):
-    """270 rows are more than go through it together."""
+    """270 rows are more than one pass takes."""
     k, inner = 256, 320
     (gate, exact_gate), (up, exact_up) = matrix("Q5_0", inner, k), matrix("Q5_0", inner, k, seed=3)
     down, exact_down = matrix("Q8_0", 40, inner, seed=4)
@@ -192,7 +192,7 @@ def test_the_whole_network(kernels, m, quantized):
     normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
     g = seen(normalized.astype(np.float32), quantized) @ exact_gate.T
     u = seen(normalized.astype(np.float32), quantized) @ exact_up.T
-    # a rounding of the norm may round an int8 the other way
+    # rounding in the norm may round an int8 the other way
     assert nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6
     for quantized_down in (True, False):
         given = {"quantized": (quantized, quantized_down), "residual": jnp.asarray(residual)}
@@ -218,10 +218,10 @@ def test_a_bad_activation_spoils_its_row_alone(kernels, value, m, quantized):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("format", [f for f in PRODUCTS if formats.get(f).block_size < 256])
 def test_a_bad_scale_spoils_its_row_alone(kernels, format):
-    # A row that ends within a span of 256 columns is read on into the next one.
+    # A row that ends within a span of 256 columns is read on into the next row.
     k = 256 + 2 * formats.get(format).block_size
     w, exact = matrix(format, 5, k)
-    bad = [plane.at[2].set(255) for plane in w.planes]  # NaN, where scales are floats
+    bad = [plane.at[2].set(255) for plane in w.planes]  # NaN if scales are floats
     x, spoilt = activations(1, k), QuantizedArray.tree_unflatten(format, tuple(bad))
     (y,) = calls.linear(jnp.asarray(x), [spoilt], quantized=True)
     others = np.delete(np.arange(5), 2)
@@ -239,7 +239,7 @@ def test_activations_next_to_nothing(kernels, m):
 
 
 def test_a_row_that_ends_within_a_span_after_bad_ones(kernels):
-    """Memory that an earlier call has filled is no part of a row."""
+    """Memory that another call has filled is not part of a row."""
     long, _ = matrix("Q8_0", 40, 512)
     short, exact = matrix("Q8_0", 40, 96)
     for m in (2, 20):
@@ -250,7 +250,7 @@ def test_a_row_that_ends_within_a_span_after_bad_ones(kernels):
 
 
 def test_subnormal_scales_and_weights(kernels):
-    """MXFP4's exponents 0 to 3, by every kernel: XLA's threads take subnormal numbers for zero."""
+    """MXFP4's exponents 0 to 3 with every kernel; XLA's threads flush subnormals to zero."""
     rng = np.random.default_rng(0)
     qs, e = (rng.integers(0, high, (40, 8, size), np.uint8) for high, size in ((256, 16), (4, 1)))
     w = QuantizedArray.tree_unflatten("MXFP4", (jnp.asarray(qs), jnp.asarray(e)))
@@ -263,7 +263,7 @@ def test_subnormal_scales_and_weights(kernels):
         for quantized in (True, False):
             (y,) = calls.linear(jnp.asarray(x), [w], quantized=quantized)
             assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10, (m, quantized)
-    tiny = np.full((1, 256), 1e-39, np.float32)  # the thread flushes afterwards as before
+    tiny = np.full((1, 256), 1e-39, np.float32)  # the thread flushes again afterwards
     assert not np.asarray(jax.jit(lambda x: x * 0.5)(tiny)).any()
 
 
@@ -276,7 +276,7 @@ def test_rows_of_a_table(kernels):
 
 
 def test_float_results_do_not_depend_on_the_call(kernels):
-    """The same rows give the same among others, up to 4 rows and beyond."""
+    """Results of a row do not depend on the other rows, up to 4 rows and beyond."""
     w, _ = matrix("Q4_K", 300, 1024)
     x = jnp.asarray(activations(40, 1024))
     multiply = jax.jit(lambda x: calls.linear(x, [w], quantized=False)[0])
@@ -290,9 +290,9 @@ def test_float_results_do_not_depend_on_the_call(kernels):
 
 
 def test_results_do_not_depend_on_the_call(kernels):
-    """The same rows give the same among others, and again.
+    """Results of a row do not depend on the other rows, or on the run.
 
-    A few rows (at most 8) and more are added up in another order each.
+    Few rows (at most 8) and more rows each have their own order of addition.
     """
     w, _ = matrix("Q4_K", 300, 1024)
     x = jnp.asarray(activations(40, 1024))

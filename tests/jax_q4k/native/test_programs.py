@@ -1,4 +1,4 @@
-"""Operations by the CPU's kernels, its default, inside JAX's transformations and programs."""
+"""Operations with the CPU kernels, the CPU's default, inside JAX's transformations and programs."""
 
 import functools
 import os
@@ -103,7 +103,7 @@ def test_gradients_of_a_layer_that_is_recomputed(dtype):
         return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, length=3)[0].astype(jnp.float32) ** 2)
 
     got, want = jax.jit(jax.grad(loss))(x), jax.grad(lambda x: loss(x, "xla"))(x)
-    assert got.dtype == dtype and nmse(got, want) <= 1e-3  # of int8 activations
+    assert got.dtype == dtype and nmse(got, want) <= 1e-3  # int8 activations
 
 
 def test_exported_programs():
@@ -118,7 +118,7 @@ def test_exported_programs():
 
 
 def test_handlers_are_there_when_the_package_is_imported():
-    """For programs that were exported by another process."""
+    """Handlers must be registered for programs that another process exported."""
     run("""
 import jax, jax.numpy as jnp, numpy as np, jax_q4k
 call = jax.ffi.ffi_call("jax_q4k_embedding", jax.ShapeDtypeStruct((1, 3), jnp.float32))
@@ -129,7 +129,7 @@ np.testing.assert_array_equal(row, [[3, 4, 5]])
 
 @pytest.mark.slow("many or large calls")
 def test_sharded_over_devices():
-    """Each device multiplies its part by shard_map.
+    """Each device multiplies its shard, with shard_map.
 
     XLA gathers the operands of a bare call first.
     """
@@ -156,7 +156,7 @@ for w in (w, w.dequantize(jnp.bfloat16)):
 
 @pytest.mark.slow("starts a process for each number of threads")
 def test_results_do_not_depend_on_the_number_of_threads():
-    """Threads of XLA's pool, whose size PJRT_NPROC sets."""
+    """The threads belong to XLA's pool; PJRT_NPROC sets its size."""
     digests = [
         run(
             """
@@ -200,7 +200,7 @@ names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").gl
 print(names.count("tf_XLAEigen"), digest.hexdigest())
 """,
             PJRT_NPROC=str(count),
-            XLA_FLAGS="",  # of the eight devices of tests, which have a pool of at least as many
+            XLA_FLAGS="",  # without the tests' eight devices, whose pool is at least as large
         ).split()
         for count in (1, 2, 4, 8)
     ]
@@ -209,7 +209,7 @@ print(names.count("tf_XLAEigen"), digest.hexdigest())
 
 
 def run(program, **environment):
-    """The output of a program."""
+    """Returns the output of a program."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | environment,
@@ -231,7 +231,7 @@ def test_results_do_not_depend_on_x64():
 
 @pytest.mark.slow("waits for threads that share a core")
 def test_threads_that_share_a_core_are_awaited():
-    """By a thread that sleeps: they are late, as each runs only when others do not."""
+    """The waiting thread sleeps: the others are late, since only one thread runs at a time."""
     run(
         """
 import os, jax, numpy as np

@@ -10,7 +10,7 @@ from ptx_kernels.kernels.operands import random_blocks
 
 
 def random_weights(format: str, n: int, k: int, seed: int = 0) -> jq.QuantizedArray:
-    """A QuantizedArray (n, k) of `format`, finite."""
+    """A QuantizedArray (n, k) of `format` with finite values."""
     raw = random_blocks(
         format, (n, k // formats.get(format).block_size), np.random.default_rng(seed)
     )

@@ -1,4 +1,4 @@
-"""Attention of a prompt: its definition, with windows, scales, caps, sinks and derivatives."""
+"""Attention over a prompt: its definition, with windows, scales, caps, sinks and derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ SINKS = np.array([0.5, -1.0, 3.0, -np.inf], np.float32)
 
 
 def definition(q, k, v, lengths, scale, window=1 << 30, soft_cap=np.inf, sinks=(-np.inf,) * 4):
-    """The attention of every token that is no padding, in float64, and zeros for the others."""
+    """Computes attention of all tokens in float64, with zeros for padding."""
     out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, t, h in np.ndindex(*q.shape[:3]):
         if t >= lengths[b]:
@@ -130,11 +130,11 @@ def test_floats_are_sums_of_two_bf16_unless_activations_are_f32(dtype):
         )
     if dtype == "float32":
         assert 1e-12 < errors[None] == errors["q8_1"] <= 1e-10 and errors["f32"] <= 1e-12
-    else:  # the result's rounding
+    else:  # rounding of the result
         assert max(errors.values()) <= {"bfloat16": 1e-5, "float16": 2e-7}[dtype]
 
 
-def test_what_no_kernel_is_wide_enough_for_is_plain_jax():
+def test_heads_too_wide_for_a_kernel_take_plain_jax():
     q, k, v = arrays(9, 256)
     lengths = np.array([9, 9])
     for activations, kernels in ((None, 2), ("f32", 0)):

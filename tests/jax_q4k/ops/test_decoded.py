@@ -1,6 +1,6 @@
-"""Products of decoded weights in float16, kernels in the simulator, against float64.
+"""Products with weights decoded to float16, with kernels in the simulator, against float64.
 
-A tuning table makes products of a few rows what they are of thousands.
+A tuning table makes products of few rows take the path of thousands.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def _all_are_decoded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"device": "NVIDIA H200", "source": "measured", "rows": rows}))
     monkeypatch.setenv(tuning.VARIABLE, str(path))
-    jax.clear_caches()  # programs of other tables
+    jax.clear_caches()  # programs for other tables
     yield
     jax.clear_caches()
 
 
 def simulated(function: Any) -> Any:
-    """The function, by kernels in the simulator."""
+    """Wraps a function to run kernels in the simulator."""
     return jq.implementation("sim")(function)
 
 
@@ -86,7 +86,7 @@ GATE, UP, DOWN = (
 )
 BIASES = jnp.arange(64.0), None, jnp.ones(24)
 
-#: f(x, residual (m, N), **options) -> results; x is normalized by NORM in all of them.
+#: f(x, residual (m, N), **options) -> results; all of them normalize x with NORM
 CALLS = {
     "rms_norm_matmul": lambda x, r, **o: (
         jq.rms_norm_matmul(x, NORM, DOWN, eps=EPS, residual=r, bias=jnp.ones(N), **o),
@@ -110,7 +110,7 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_stands_around_them(name: str) -> None:
+def test_fused_operations(name: str) -> None:
     operands = normal(M, K), normal(M, N)
     assert launches(CALLS[name], *operands) == LAUNCHES[name]
     with jq.implementation("xla"):
@@ -129,7 +129,7 @@ def test_gates(activation: str) -> None:
 
 
 def blocks(format: str, scales: np.ndarray, rows: int = N) -> jq.QuantizedArray:
-    """Random quants, with these scales for the blocks of each row."""
+    """Random quants with these block scales for each row."""
     block = formats.get(format)
     raw = np.random.default_rng(1).integers(0, 256, (rows, 1, block.block_bytes), np.uint8)
     for field in block.scale_fields:
@@ -139,7 +139,7 @@ def blocks(format: str, scales: np.ndarray, rows: int = N) -> jq.QuantizedArray:
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
 def test_no_magnitude_overflows(format: str) -> None:
-    """Weights beyond float16 and below its normal numbers, rows of activations of 2^-60 to 2^60."""
+    """Weights beyond float16 and below its normal range, activation rows from 2^-60 to 2^60."""
     w = blocks(format, np.resize([60000.0, 1.0, 6e-8, 1e-4], N))
     x = np.asarray(normal(M, K)) * np.exp2(np.linspace(-60, 60, M))[:, None]
     y = np.asarray(simulated(jq.matmul)(jnp.asarray(x, jnp.float32), w))
@@ -150,7 +150,7 @@ def test_no_magnitude_overflows(format: str) -> None:
 
 
 def test_gated_products_of_many_magnitudes() -> None:
-    """They are float16 in between."""
+    """The intermediate values are float16."""
     scales = np.resize([300.0, 1.0, 6e-8, 1e-4], K)
     gate, up = blocks("Q4_K", scales[::-1] * 1e-3, K), blocks("Q6_K", scales, K)
     x = rng.uniform(0.5, 1.5, (M, K)) * np.exp2(np.linspace(-30, 0, M))[:, None]  # large sums
@@ -167,13 +167,13 @@ def test_an_outlier_leaves_the_rest_precise() -> None:
     weights = np.asarray(w.dequantize(), np.float64)
     rest = np.asarray(simulated(jq.matmul)(x, w), np.float64) - 30000 * weights[:, 7]
     want = np.asarray(x, np.float64) @ weights.T - 30000 * weights[:, 7]
-    # float32 itself leaves 2^-24 of what the outlier gives; of that, weights keep 11 bits
+    # float32 itself has an error of 2^-24 of the outlier's product; weights keep 11 bits of it
     assert np.abs(rest - want).max() <= 2.0**-11 * np.abs(30000 * weights[:, 7]).max()
 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_spoils_its_row_alone(name: str, bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_row(name: str, bad: float) -> None:
     x, residual = normal(M, K), normal(M, N)
     clean = simulated(CALLS[name])(x, residual)
     spoiled = simulated(CALLS[name])(x.at[5, 77].set(bad), residual)

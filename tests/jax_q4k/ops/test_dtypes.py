@@ -1,4 +1,4 @@
-"""Activations of 16 bits: what is computed is computed in float32, and rounded to their dtype."""
+"""16-bit activations: operations compute in float32 and round to the activations' dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.helpers import nmse
 from ..cases import CASES, CONTIGUOUS, PAGES, RING, SCALES, STATE, ramp
 
 ALL = range(9)
-#: Results that are float32 whatever the activations' dtype is.
+#: Results that are float32 for any dtype of activations.
 OF_THEIR_OWN = {
     "append_kv int8": ALL,
     "quantize_q8_1": ALL,
@@ -28,7 +28,7 @@ def is_activation(x):
 
 
 def with_gradient(function):
-    """The results, and the first argument's cotangent."""
+    """Returns the results, and the first argument's cotangent."""
 
     def both(x, *others):
         results, back = jax.vjp(lambda x: function(x, *others), x)
@@ -39,7 +39,7 @@ def with_gradient(function):
     return jax.jit(both)
 
 
-#: One of each operation that takes activations.
+#: One case of each operation that takes activations.
 NAMES = [
     name
     for name, (_, arguments, _) in CASES.items()

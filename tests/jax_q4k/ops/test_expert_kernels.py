@@ -1,4 +1,4 @@
-"""Mixtures of experts by PTX kernels, in the simulator, against plain JAX of the same numbers."""
+"""Mixtures of experts with simulated PTX kernels, against plain JAX with the same numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stack(n: int, k: int, format: str) -> jq.QuantizedArray:
 
 @functools.cache
 def matrices() -> tuple[jq.QuantizedArray, jq.QuantizedArray, jq.QuantizedArray]:
-    """gate, up, down"""
+    """Returns gate, up and down."""
     gate, up = stack(INNER, HIDDEN, "Q4_K"), stack(INNER, HIDDEN, "Q6_K")
     return gate, up, stack(HIDDEN, INNER, "Q8_0")
 
@@ -38,7 +38,7 @@ def quantized() -> None:
 
 
 def chosen(tokens: int) -> jax.Array:
-    """Ids of experts, and some beyond either end."""
+    """Ids of experts, some out of range."""
     rng = np.random.default_rng(tokens)
     return jnp.asarray(rng.integers(-1, EXPERTS + 1, (tokens, TOP)), jnp.int32)
 
@@ -68,7 +68,7 @@ def by(implementation: str, function: Any, *arguments: Any) -> Any:
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
 @pytest.mark.parametrize("tokens, all_terms", [(1, True), (3, False), (11, True)])
 def test_expert_mlp(tokens: int, all_terms: bool, activations: str) -> None:
-    """Eleven tokens are products on tensor cores, or XLA's of float32."""
+    """Eleven tokens use tensor cores, or XLA's float32 products."""
     arguments = jnp.asarray(random(tokens, HIDDEN)), chosen(tokens), activations, all_terms
     got, want = (by(name, expert_mlp, *arguments) for name in ("sim", "xla"))
     assert nmse(got, want) <= (1e-6 if activations == "q8_1" else 1e-11)
@@ -81,7 +81,7 @@ def test_expert_mlp(tokens: int, all_terms: bool, activations: str) -> None:
     [((2, HIDDEN), "bfloat16"), ((2, TOP, HIDDEN), "float32"), ((9, TOP, HIDDEN), "float32")],
 )
 def test_expert_matmul(shape: tuple[int, ...], dtype: str, activations: str) -> None:
-    """One row of activations for all of a token's experts, or a row for each."""
+    """One row of activations for all of a token's experts, or one row per expert."""
     x = jnp.asarray(random(*shape), dtype)
 
     def product(x: jax.Array) -> jax.Array:
@@ -92,7 +92,7 @@ def test_expert_matmul(shape: tuple[int, ...], dtype: str, activations: str) -> 
 
 
 def test_decoding_takes_two_launches_and_says_so() -> None:
-    """None of them before the first one's own norm; the host sees no ids."""
+    """No launch precedes the first product, which computes its own norm; the host sees no ids."""
     (call,) = jq.explain(
         lambda x, ids: expert_mlp(x, ids, None, True),
         jnp.ones((2, HIDDEN)),
@@ -105,7 +105,7 @@ def test_decoding_takes_two_launches_and_says_so() -> None:
 
 
 def test_a_prompt_multiplies_each_row_once() -> None:
-    """Three products with as many tiles as the rows and the experts' last ones can be."""
+    """Three products have as many tiles as the rows and the experts' partial tiles can need."""
     x = jnp.ones((64, HIDDEN))
     (call,) = jq.explain(
         lambda x, ids: expert_mlp(x, ids, None, True), x, chosen(64), platform="cuda"
@@ -125,7 +125,7 @@ def test_a_prompt_multiplies_each_row_once() -> None:
     ],
 )
 def test_route(options: dict[str, Any], kernels: list[str]) -> None:
-    """NaN and equals, too, as plain JAX has them; it chooses among groups."""
+    """Handles NaN and ties like plain JAX; XLA chooses among groups."""
     logits = random(4, 40)
     logits[0, 5], logits[1, 3:9], logits[2, 0] = np.nan, 7, -np.inf
     logits[2, 1] = np.inf if options else 3
@@ -156,7 +156,7 @@ def routed_mlp(x: jax.Array, logits: jax.Array, **options: Any) -> Any:
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("tokens, activations", [(1, "q8_1"), (3, "f32"), (11, "q8_1")])
 def test_routed_mlp(tokens: int, activations: str, routing: str) -> None:
-    """Equals among the logits; it is `expert_mlp` by `route`."""
+    """Logits have ties; the result equals `expert_mlp` after `route`."""
     x, logits = jnp.asarray(random(tokens, HIDDEN)), jnp.asarray(random(tokens, EXPERTS))
     logits, options = logits.at[0, 1:4].set(7), ROUTINGS[routing] | {"activations": activations}
     got, want = (by(name, lambda x: routed_mlp(x, logits, **options), x) for name in ("sim", "xla"))
@@ -181,7 +181,7 @@ def test_a_nan_among_the_logits_stays_with_its_token(gating: str) -> None:
     "routing, kind", [("softmax", "routed"), ("sigmoid", "routed"), ("groups", "expert")]
 )
 def test_few_tokens_are_routed_by_the_first_product(routing: str, kind: str) -> None:
-    """Groups are XLA's to choose."""
+    """XLA chooses among groups."""
     (call,) = jq.explain(
         lambda x, p: routed_mlp(x, p, **ROUTINGS[routing]),
         jnp.ones((2, HIDDEN)),
@@ -206,7 +206,7 @@ def test_few_tokens_are_routed_by_the_first_product(routing: str, kind: str) -> 
 def test_a_router_and_its_norm_are_one_launch(
     rows: int, shape: tuple[int, int], bias: bool, kernels: list[str]
 ) -> None:
-    """Of few rows of weights and of activations; more are XLA's."""
+    """One launch handles few rows of weights and of activations; XLA handles more."""
     x, w, norm = (jnp.asarray(random(*s)) for s in ((rows, shape[1]), shape, shape[1:]))
     added = random(shape[0]) if bias else None
 

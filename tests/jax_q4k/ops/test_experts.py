@@ -1,4 +1,4 @@
-"""`expert_matmul` and `expert_mlp` against float64, by every implementation."""
+"""`expert_matmul` and `expert_mlp` against float64, with every implementation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPTIONS = {
 
 
 def routes(m):
-    """Ids, some of them out of range, and weights."""
+    """Ids, some out of range, and weights."""
     ids = np.argsort(rng.random((m, EXPERTS)), axis=1)[:, :TOP].astype(np.int32)
     ids[0, 0], ids[m // 2, 1], ids[m - 1, 2] = -1, EXPERTS, 2**31 - 1
     return ids, rng.uniform(0.1, 1, (m, TOP)).astype(np.float32)
@@ -59,7 +59,7 @@ def products(x, w, ids):
 
 
 def exact(x, ids, weights, residual, seen=lambda x: x.astype(np.float64)):
-    """The network in float64, of activations as `seen` rounds them; with OPTIONS."""
+    """Computes the network in float64 with OPTIONS; `seen` rounds activations."""
     at = np.clip(ids, 0, EXPERTS - 1)
     gate, up, down = (np.asarray(w.dequantize(), np.float64) for w in matrices())
     x = seen(rms_norm_oracle(x, NORM, EPS).astype(np.float32))
@@ -131,7 +131,10 @@ def test_leading_axes_are_those_of_the_tokens(implementation):
 
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_experts_that_no_token_has_may_hold_anything(implementation):
-    """NaN in their matrices, biases and scales; that of a weight reaches its token alone."""
+    """Unused experts hold NaN in matrices, biases and scales.
+
+    A NaN in a routing weight affects only its token.
+    """
     gate, up, down = (w.dequantize() for w in matrices())
     x, (ids, weights) = normal(8, K), routes(8)
     ids[ids == 2] = -1
@@ -152,7 +155,7 @@ def test_experts_that_no_token_has_may_hold_anything(implementation):
 
 @pytest.mark.slow("compiles a program for each case")
 def test_gradients_are_those_of_float64():
-    """In x, the router's weights, the residual, biases, scales and float matrices."""
+    """Gradients in x, routing weights, residual, biases, scales and float matrices."""
     given = [normal(5, K), normal(5, N), *BIASES, SCALE, NORM]
     gate, up, down = (np.asarray(w.dequantize()) for w in matrices())
     ids, weights = routes(5)
@@ -202,7 +205,7 @@ def test_a_quantized_forward_pass_has_the_derivative_of_floats(name):
 
 
 def test_memory_holds_one_decoded_matrix():
-    """The plain JAX of 512 tokens of 128 experts: all of them decoded would be 2.4 GB."""
+    """Plain JAX with 512 tokens and 128 experts: decoding all of them would take 2.4 GB."""
     shapes = [("Q4_K", 768, 2048), ("Q4_K", 768, 2048), ("Q6_K", 2048, 768)]
     weights = [
         jq.QuantizedArray.tree_unflatten(

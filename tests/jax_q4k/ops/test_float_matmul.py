@@ -1,4 +1,4 @@
-"""Products with float weights, which stay as they are stored, against float64."""
+"""Products with float weights, which keep their dtype, against float64."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def test_equals_the_product(m, n, k, dtype, implementation):
     assert y.dtype == jnp.float32 and nmse(y, exact(x, w)) <= 1e-12
     narrow = jq.implementation(implementation)(jq.matmul)(x.astype(jnp.bfloat16), w)
     assert narrow.dtype == jnp.bfloat16
-    assert nmse(narrow, exact(x.astype(jnp.bfloat16), w)) <= 1e-5  # of the result's rounding
+    assert nmse(narrow, exact(x.astype(jnp.bfloat16), w)) <= 1e-5  # rounding of the result
 
 
 @pytest.mark.parametrize("implementation", CPU)
@@ -52,7 +52,7 @@ def test_subnormal_and_largest_weights(dtype, implementation):
 
 
 @pytest.mark.parametrize("implementation", CPU)
-def test_what_is_not_finite_spoils_its_row_alone(implementation):
+def test_a_non_finite_value_spoils_only_its_row(implementation):
     x = normal(6, 40).at[1, 7].set(jnp.nan).at[4, 39].set(jnp.inf)
     y = np.isfinite(
         jq.implementation(implementation)(jq.matmul)(x, normal(9, 40, dtype=jnp.float16))
@@ -104,7 +104,7 @@ def test_vmap(implementation):
 
 
 def temp_bytes(implementation, w, call):
-    """Temporary memory of a loop in which activations go through `call` and come back."""
+    """Temporary memory of a loop that passes activations through `call`."""
 
     def loop(x, w):
         return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(call(x, w)), x)
@@ -136,4 +136,4 @@ def test_a_loop_makes_no_float32_copy_of_the_weights(dtype):
     }
     for name, call in calls.items():
         assert temp_bytes("native", w, call) < w.size, name
-    assert temp_bytes("xla", w, jq.matmul) >= 4 * w.size  # what the kernels spare
+    assert temp_bytes("xla", w, jq.matmul) >= 4 * w.size  # the kernels save this

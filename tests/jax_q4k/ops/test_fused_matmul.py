@@ -1,4 +1,4 @@
-"""Products fused with what stands around them, against float64 and the chains they stand for.
+"""Fused products against float64 and the unfused chains.
 
 Their kernels run in the simulator.
 """
@@ -26,7 +26,7 @@ def normal(*shape, dtype=jnp.float32):
 
 
 def weights(*formats, n=(32, 8, 11), k=K):
-    """Packed matrices (n_i, k), scaled so that products of normal activations are about 1."""
+    """Packed matrices (n_i, k), scaled so that products with normal activations are about 1."""
     return tuple(
         random_weights(f, size, k, i) for i, (f, size) in enumerate(zip(formats, n, strict=False))
     )
@@ -57,11 +57,11 @@ CALLS = {
     ),
 }
 QKV = weights("Q4_K", "Q4_K", "Q6_K")
-NAMES = ("packed_matmul", "linear", "mlp", "rms_norm")  # of primitives
+NAMES = ("packed_matmul", "linear", "mlp", "rms_norm")  # primitives
 
 
 def exact(name, x, residual, norm_weight):
-    """The same in float64."""
+    """Computes the call in float64."""
     x, residual, norm_weight = (np.asarray(a, np.float64) for a in (x, residual, norm_weight))
     h = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * norm_weight
 
@@ -96,7 +96,7 @@ def test_equals_the_definition(name, fused):
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("rows", [1, 3, 5, 20, 65])  # mat-vecs; tensor cores, int8 and f16
+@pytest.mark.parametrize("rows", [1, 3, 5, 20, 65])  # mat-vecs; tensor cores with int8 and f16
 @pytest.mark.parametrize("name", CALLS)
 def test_simulated_kernels_equal_the_reference(name, rows):
     a = operands(rows)
@@ -119,7 +119,7 @@ def test_simulated_kernels_of_f32_activations(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_not_finite_spoils_its_row_alone(name):
+def test_a_non_finite_value_spoils_only_its_row(name):
     x, residual, norm_weight = operands(3)
     clean = jq.implementation("sim")(CALLS[name])(x, residual, norm_weight)
     spoiled = jq.implementation("sim")(CALLS[name])(x.at[1, 77].set(jnp.nan), residual, norm_weight)
@@ -138,7 +138,7 @@ def test_one_operation_unless_switched_off(name):
     assert names(None) == names((name,)) == ["mlp" if name == "mlp" else "linear"]
     chain = names(False)
     assert "packed_matmul" in chain and "linear" not in chain and "mlp" not in chain
-    if name == "mlp":  # its parts are operations of their own
+    if name == "mlp":  # its parts are separate operations
         assert names(("gated_matmul", "matmul")) == ["linear", "linear"]
 
 
@@ -169,11 +169,10 @@ def test_derivatives_are_those_of_the_chain(name, implementation):
         cotangents = tuple(normal(*y.shape) for y in ys)
         want = pull(cotangents)
     values, tangents = jax.jvp(call, a, along)
-    # q8_1: a last bit may round one of the activations to the next int8
+    # q8_1: a difference in the last bit may round an activation to the next int8
     for value, plain in zip(values, call(*a), strict=True):
         assert nmse(value, plain) <= (1e-12 if implementation == "xla" else 1e-5)
-    # the rounding of q8_1 moves the point at which the derivative is taken, where there is more
-    # than a product
+    # with more than one product, rounding to q8_1 moves the point where the derivative is taken
     tolerance = 1e-9 if implementation == "xla" else 1e-3
     for got, expected in zip(tangents, want_tangents, strict=True):
         assert nmse(got, expected) <= tolerance
@@ -216,7 +215,7 @@ def test_transposes_are_those_of_dense_products():
 
 
 @pytest.mark.parametrize("name", ["rms_norm_matmul", "qkv_matmul", "gated_matmul", "mlp"])
-def test_what_is_not_linear_has_no_transpose(name):
+def test_nonlinear_functions_have_no_transpose(name):
     x, residual, norm_weight = operands(2)
     cotangents = CALLS[name](x, residual, norm_weight)
     transpose = jax.linear_transpose(lambda x: CALLS[name](x, residual, norm_weight), x)

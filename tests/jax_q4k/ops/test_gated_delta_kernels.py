@@ -1,4 +1,4 @@
-"""The gated delta net's operations by their PTX kernels, simulated, against float64."""
+"""Operations of the gated delta net with PTX kernels in the simulator, against float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def prompt(time: int, key_dim: int, value_dim: int) -> tuple[np.ndarray, ...]:
-    """Of two sequences, two k heads and six v heads."""
+    """Operands for two sequences, two k heads and six v heads."""
     q, k = normal(2, time, 2, key_dim), normal(2, time, 2, key_dim)
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     gates = -rng.exponential(0.3, (2, time, 6)), rng.uniform(0, 1, (2, time, 6))
@@ -28,7 +28,7 @@ def prompt(time: int, key_dim: int, value_dim: int) -> tuple[np.ndarray, ...]:
     return q, k, v, *(gate.astype(np.float32) for gate in gates), state
 
 
-# the last two: by XLA, as no kernel takes these heads
+# XLA computes the last two, as no kernel takes these heads
 @pytest.mark.parametrize(
     "sizes", [(1, 64, 32), (21, 48, 80), (70, 128, 16), (5, 12, 16), (3, 8, 8)]
 )
@@ -53,7 +53,7 @@ def test_padding_in_front_and_behind() -> None:
 
 
 def step_operands(key_dim: int, value_dim: int, width: int) -> tuple[np.ndarray, ...]:
-    """Of four sequences, two k heads and six v heads."""
+    """Operands for four sequences, two k heads and six v heads."""
     channels, values = 4 * key_dim + 6 * value_dim, 6 * value_dim
     return (
         *(normal(4, channels), normal(4, values), normal(4, 6), normal(4, 6)),
@@ -66,7 +66,7 @@ def step_operands(key_dim: int, value_dim: int, width: int) -> tuple[np.ndarray,
 WEIGHTS = "conv_weight", "dt_bias", "decay", "norm_weight"
 
 
-# the last: by XLA
+# XLA computes the last one
 @pytest.mark.parametrize("sizes", [(64, 32, 4), (128, 128, 4), (24, 48, 1), (12, 16, 2)])
 @pytest.mark.parametrize("tiled", [False, True])
 def test_a_step(sizes: tuple[int, int, int], tiled: bool) -> None:

@@ -1,4 +1,4 @@
-"""The gated delta rule: its definition in float64, in chunks and in pieces, with derivatives."""
+"""The gated delta rule: its definition in float64, in chunks and in parts, with derivatives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support.implementations import IMPLEMENTATIONS, NATIVE
 import jax_q4k as jq
 from jax_q4k.ops.gated_delta_rule import CHUNK, FEW, chunked, stepwise
 
-LAST = -1  # of the operands: the state
+LAST = -1  # index of the state among the operands
 FORMS = pytest.mark.parametrize("form", [stepwise, chunked])
 
 
 def padded(operands, at, value=0.0):
-    """A copy in which tokens `at` of the last sequence are padding, their k and v of a value."""
+    """Copies operands; makes tokens `at` of the last sequence padding, with `value` as k and v."""
     q, k, v, g, beta, state = (x.copy() for x in operands)
     k[-1, at] = v[-1, at] = value
     g[-1, at] = beta[-1, at] = 0
@@ -37,7 +37,7 @@ def padded(operands, at, value=0.0):
         (1, (2, 4, 16, 32)),
         (FEW, (2, 6, 32, 48)),
         (FEW + 1, (3, 3, 16, 16)),
-        (CHUNK, (1, 4, 8, 24)),  # without a kernel of the CPU's
+        (CHUNK, (1, 4, 8, 24)),  # without a CPU kernel
         (2 * CHUNK + 3, (2, 4, 32, 16)),
     ],
 )
@@ -59,7 +59,7 @@ def test_a_scale_of_ones_own(implementation):
 
 @FORMS
 def test_the_forms_of_plain_jax_in_float64(form):
-    """Also where decays leave nothing, within a chunk and from one to the next."""
+    """Also holds for decays that leave nothing, within a chunk and between chunks."""
     for strength in (0.0, 1.0, 1e3):
         operands = delta_nets.sequences(1, 2 * CHUNK - 1, 2, 4, 8, 16)
         operands[3] *= np.float32(strength)
@@ -114,7 +114,7 @@ def test_gradients_are_those_of_tokens_in_float64(implementation, time):
 @pytest.mark.slow("compiles three programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_a_sequence_in_two_pieces(implementation):
-    """Cut at every point, so that pieces are tokens, and chunks."""
+    """Cuts at every token, so that the parts are single tokens and chunks."""
     *tokens, state = delta_nets.sequences(2, FEW + 3, 1, 2, 16, 16)
     want = delta_nets.rule(*tokens, state)
     with jq.implementation(implementation):
@@ -128,7 +128,7 @@ def test_a_sequence_in_two_pieces(implementation):
 
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_ten_thousand_tokens(implementation):
-    """Of a head that remembers about a thousand."""
+    """The head remembers about a thousand tokens."""
     operands = delta_nets.sequences(1, 10_000, 1, 1, 16, 16)
     with jq.implementation(implementation):
         got = jax.jit(jq.gated_delta_rule)(*operands)
@@ -153,7 +153,7 @@ def test_ten_thousand_steps(implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("time", [1, 7, FEW + 9, CHUNK + 40])
 def test_padding_leaves_the_state_bit_for_bit(implementation, time):
-    """Of sequences of padding alone, whatever it holds; such a state may hold -0, inf and NaN."""
+    """Sequences of only padding, whatever it holds; the state may contain -0, inf and NaN."""
     operands = padded(delta_nets.sequences(2, time, 2, 2, 16, 16), slice(None), np.nan)
     special = [-0.0, np.inf, -np.inf, np.nan, 1e-42]
     operands[LAST][-1, 0, 0, :5] = special
@@ -208,7 +208,7 @@ def test_a_bad_token_spoils_what_comes_after_it_in_its_head(implementation, time
         o, state = jq.gated_delta_rule(*operands)
     assert np.isfinite(o[:, :, 1]).all() and np.isfinite(state[:, 1]).all()
     assert not np.isfinite(o[0, 3:, 0, 7]).any() and not np.isfinite(state[0, 0, :, 7]).any()
-    if time <= FEW or implementation == "native":  # a chunk's products are of all its tokens
+    if time <= FEW or implementation == "native":  # a chunk's products use all its tokens
         assert np.isfinite(o[:, :3]).all()
         assert np.isfinite(np.delete(state[0, 0], 7, axis=-1)).all()
 
@@ -217,7 +217,7 @@ def test_a_bad_token_spoils_what_comes_after_it_in_its_head(implementation, time
 def test_vmap_of_sequences_is_one_call(implementation):
     operands = delta_nets.sequences(6, 4, 1, 2, 16, 16)
     examples = [x.reshape(3, 2, *x.shape[1:]) for x in operands]
-    shared = examples[0][0]  # of all examples
+    shared = examples[0][0]  # shared by all examples
 
     def function(k, *others):
         return jq.gated_delta_rule(shared, k, *others)

@@ -1,4 +1,4 @@
-"""A decode step of a gated delta net, against whole sequences through the layer in float64."""
+"""A decode step of a gated delta net, against the layer over complete sequences in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = 2, 4, KEY_DIM, VALUE_DIM
 
 
 def empty(batch, width=WIDTH, dims=HEADS, value=np.nan):
-    """A ring and a state before the first token: they may hold anything."""
+    """A ring and a state before the first token; their values do not matter."""
     k_heads, v_heads, key_dim, value_dim = dims
     channels = 2 * k_heads * key_dim + v_heads * value_dim
     return (
@@ -30,7 +30,7 @@ def empty(batch, width=WIDTH, dims=HEADS, value=np.nan):
 
 
 def ring(qkv, time, width):
-    """The columns of a sequence's first `time` tokens, each in its slot; the others NaN."""
+    """The columns of a sequence's first `time` tokens in their slots; the other slots are NaN."""
     columns = np.full((qkv.shape[0], width, qkv.shape[2]), np.nan, np.float32)
     for t in range(max(0, time - width), time):
         columns[:, t % width] = qkv[:, t]
@@ -45,7 +45,7 @@ def ring(qkv, time, width):
     [(4, HEADS), (3, (1, 3, 32, 16)), (1, (2, 2, 16, 48)), (4, (2, 4, 8, 24)), (7, HEADS)],
 )
 def test_token_by_token_is_the_layer(implementation, width, dims, tiled):
-    """From the first token on, round the ring."""
+    """Runs from the first token until the ring wraps around."""
     tokens, weights = delta_nets.projected(2, 9, *dims, width)
     want, states = delta_nets.layer(tokens, weights, dims[2], tiled=tiled)
     columns, state = empty(2, width, dims)
@@ -60,12 +60,12 @@ def test_token_by_token_is_the_layer(implementation, width, dims, tiled):
 
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_after_a_prompt_of_any_length(implementation):
-    """The ring and the state as prompts of a batch leave them, each of another length."""
+    """The ring and the state come from prompts of different lengths."""
     time = 7
     tokens, weights = delta_nets.projected(1, time, *HEADS, WIDTH)
     want, states = delta_nets.layer(tokens, weights, KEY_DIM, tiled=False)
     columns = np.concatenate([ring(tokens[0], t, WIDTH) for t in range(time)])
-    states = [np.full_like(states[0], np.nan), *states[1:]]  # before the first: zeros
+    states = [np.full_like(states[0], np.nan), *states[1:]]  # zeros before the first token
     given = (x[0] for x in tokens)
     with jq.implementation(implementation):
         y, updated, _ = jq.gated_delta_step(
@@ -113,7 +113,7 @@ def test_only_the_current_slot_is_written(implementation):
 
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])
 def test_extreme_gates(implementation):
-    """A decay of nothing and of all, a correction of nothing and of all."""
+    """Decays of 0 and 1, corrections of 0 and 1."""
     tokens, weights = delta_nets.projected(1, 3, *HEADS, WIDTH)
     tokens[2][0] = [[-200, 200, 80, -80]] * 3  # alpha
     tokens[3][0] = [[-200, 200, -60, 60]] * 3  # beta

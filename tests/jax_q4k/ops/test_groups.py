@@ -1,4 +1,4 @@
-"""Groups of sequences with pages of their own: ids count from the first page of a group's part."""
+"""Groups of sequences with separate pages: ids count from a group's first page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 
-GROUPS, PAGES, HEADS, SIZE, DIM = 2, 3, 2, 16, 32  # PAGES: of a group
+GROUPS, PAGES, HEADS, SIZE, DIM = 2, 3, 2, 16, 32  # PAGES: per group
 FIRST = np.array([0, PAGES])
 
 
@@ -23,7 +23,7 @@ def normal(*shape: int) -> jax.Array:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_attention_over_the_groups_pages(implementation: Any) -> None:
-    """Ids of other groups' pages, 3 and -1 here, are those of no page."""
+    """Ids of other groups' pages, 3 and -1 here, refer to no page."""
     q, pages = normal(4, 4, DIM), normal(GROUPS * PAGES, HEADS, SIZE, DIM)
     own = np.array([[[0, 2], [1, 3]], [[2, 1], [-1, 0]]])
     outside = (own < 0) | (own >= PAGES)
@@ -40,7 +40,7 @@ def test_attention_over_the_groups_pages(implementation: Any) -> None:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rows_go_to_the_groups_pages(implementation: Any) -> None:
     k, pages = normal(6, HEADS, DIM), normal(GROUPS * PAGES, HEADS, SIZE, DIM)
-    own = np.array([[47, 0, 48], [-1, 1, 20]])  # 48: of the next group's page
+    own = np.array([[47, 0, 48], [-1, 1, 20]])  # 48: in the next group
     outside = (own < 0) | (own >= PAGES * SIZE)
     of_all = np.where(outside, -1, own + FIRST[:, None] * SIZE).reshape(-1)
     angles = normal(6, DIM // 2)

@@ -71,7 +71,7 @@ def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):
     got = jq.matmul(x, w, activations="q8_1")
     assert nmse(got, f64_product(groups.reshape(rows, 512), w)) <= 1e-12
     error = nmse(got, f64_product(x, w))
-    assert 1e-6 <= error <= 1e-3  # it did quantize
+    assert 1e-6 <= error <= 1e-3  # activations were quantized
 
 
 def test_q8_1_applies_only_where_a_kernel_takes_it():
@@ -91,9 +91,9 @@ def test_q8_1_applies_only_where_a_kernel_takes_it():
 )
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
-    """Formats of 32 weights a block stand in for the others there.
+    """Formats with blocks of 32 weights stand in for the others.
 
-    The others are tested at a multiple.
+    The others are tested with multiples of 256.
     """
     k = 96 if formats.get(format).block_size == 32 else 256
     w = random_weights(format, 7, k)
@@ -105,7 +105,7 @@ def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
 
 @pytest.mark.parametrize(("activations", "least", "most"), [(None, 0, 1e-6), ("q8_1", 1e-6, 1e-3)])
 def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, least, most):
-    """An H200 of a single multiprocessor, which one block fills.
+    """The device is an H200 with a single multiprocessor, which one block fills.
 
     The block has 256 weight rows and 48 activations.
     """

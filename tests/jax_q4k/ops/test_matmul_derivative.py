@@ -1,4 +1,4 @@
-"""Derivatives of `matmul` by the activations, against the decoded weights in float64."""
+"""Derivatives of `matmul` in the activations, against decoded weights in float64."""
 
 import functools
 
@@ -31,7 +31,7 @@ def decoded(w):
 
 
 def primitives(jaxpr):
-    """Every equation's primitive and result shapes, nested jaxprs' included."""
+    """Yields each equation's primitive and result shapes, including nested jaxprs."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name, [v.aval for v in equation.outvars]
         for parameter in jax.tree.leaves(
@@ -108,7 +108,7 @@ def test_rounding_of_the_activations_is_passed_straight_through(format, implemen
     with jq.implementation(implementation, activations="q8_1"):
         rounded, tangent = jax.jvp(lambda x: jq.matmul(x, w), (x,), (dx,))
         (transpose,) = jax.linear_transpose(lambda x: jq.matmul(x, w), x)(dy)
-    # the value is of int8 activations
+    # the value uses int8 activations
     assert nmse(rounded, jq.matmul(x, w, activations="f32")) >= 1e-6
     assert nmse(tangent, np.asarray(dx).astype(np.float64) @ decoded(w).T) <= 1e-12
     assert nmse(transpose, np.asarray(dy).astype(np.float64) @ decoded(w)) <= 1e-12
@@ -207,7 +207,7 @@ def test_cotangent_of_another_shape_or_dtype():
 
 
 def test_no_decoded_weights_lie_in_the_program():
-    """Neither where the product is only evaluated, nor among what the backward pass is handed."""
+    """Neither the product alone nor the residuals of the backward pass contain decoded weights."""
     w, x = random_weights("Q4_K", N, K), normal(2, K)
 
     def loss(x, w):
@@ -262,7 +262,7 @@ def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
 def test_lowered_for_cuda_decoded_weights_do_not_outlive_their_product(record_property):
     """Both passes multiply decoded weights, with `f32` activations.
 
-    XLA must not keep those of all layers.
+    XLA must not keep the decoded weights of all layers.
     """
     size, layers = 512, [random_weights("Q4_K", 512, 512, seed) for seed in range(4)]
 

@@ -1,6 +1,6 @@
 """A new operation is one file plus its kernel.
 
-A fictitious one, declared here, has all that the package's own have.
+The fictitious operation declared here has everything that the package's own have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ptx_kernels.ptx import Builder, f32, kernel
 
 @kernel
 def scale_rows_kernel(k: Builder, *, rows: int, columns: int) -> None:
-    """y[r, c] = x[r, c] * scale[c], a thread for each column."""
+    """y[r, c] = x[r, c] * scale[c], with one thread per column."""
     x, scale = k.input("x", f32, (rows, columns)), k.input("scale", f32, (columns,))
     y = k.output("y", f32, (rows, columns))
     k.launch((rows, -(-columns // 64)), 64)
@@ -33,7 +33,7 @@ def scale_rows_kernel(k: Builder, *, rows: int, columns: int) -> None:
 
 
 def scale_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """x (m, k) times scale (k,)."""
+    """Multiplies x (m, k) by scale (k,)."""
     y: jax.Array = _op.bind(x, scale)
     return y
 
@@ -59,7 +59,7 @@ _op = Op(
 )
 
 
-# --- what comes of it ---
+# --- results ---
 
 
 X, SCALE = np.arange(300, dtype=np.float32).reshape(3, 100), np.linspace(1, 2, 100, dtype="f4")

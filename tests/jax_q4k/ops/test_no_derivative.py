@@ -1,4 +1,4 @@
-"""Operations without a derivative say so, by name, to whoever differentiates through them."""
+"""Differentiating through an operation without a derivative raises an error that names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOTS, LENGTHS, TABLES = jnp.arange(2), jnp.array([3, 4]), jnp.array([[0], [1]])
 ANGLES = jnp.ones((2, 16))
 W = random_weights("Q8_0", 32, 32)
 
-#: Of each operation: its name in errors, and a float that a float array goes through it to.
+#: Name in the error -> function from a float array through the operation to a float.
 CALLS = {
     "paged_attention": (
         "paged_attention",

@@ -1,4 +1,4 @@
-"""The product with packed weights on CUDA: how many launches, and the bits of each way."""
+"""Products with packed weights on CUDA: the number of launches, and the bits of each variant."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tensor_cores_take_over_from_mat_vecs(format, rows, columns, family):
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format, rows):
-    """The Config is the same otherwise, which decides on the order of sums."""
+    """The Configs are otherwise equal, so sums have the same order."""
     x, w = (
         jnp.asarray(rng.standard_normal((rows, 512)), jnp.float32),
         random_weights(format, 24, 512),
@@ -92,7 +92,7 @@ def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format,
 @pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 def test_f32_mat_vecs_are_exact(format, rows):
-    """One to eight rows of activations as they are, times packed weights: no int8, no tf32."""
+    """One to eight rows of unquantized activations times packed weights: no int8, no tf32."""
     k = 768 if formats.get(format).block_size == 256 else 736
     x, w = rng.standard_normal((rows, k)).astype(np.float32), random_weights(format, 19, k)
     with jq.implementation("sim", activations="f32"):
@@ -102,9 +102,9 @@ def test_f32_mat_vecs_are_exact(format, rows):
 
 
 def test_a_norm_of_rows_beyond_shared_memory_is_a_launch_of_its_own():
-    """f32 rows that a mat-vec normalizes lie in its block's shared memory.
+    """A mat-vec normalizes f32 rows only if they fit in its block's shared memory.
 
-    Others are normalized before.
+    Other rows are normalized by a separate launch.
     """
 
     def product(x, norm, w):

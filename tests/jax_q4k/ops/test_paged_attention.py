@@ -14,7 +14,7 @@ rng = np.random.default_rng(3)
 
 
 def attention(q, k_pages, v_pages, block_tables, context_lens, scale=None, **options):
-    """The definition, token by token, in float64."""
+    """Computes the definition token by token in float64."""
     arrays = (np.asarray(a) for a in (q, k_pages, v_pages, block_tables, context_lens))
     return oracles.attention(*arrays, q.shape[-1] ** -0.5 if scale is None else scale, **options)
 
@@ -55,7 +55,7 @@ def test_narrow_pages_and_a_scale(dtype):
 
 
 def quantized(pages, dtype):
-    """Pages as `append_kv` stores them: (rows, scales or None, what they stand for)."""
+    """Quantizes pages like `append_kv`: (rows, scales or None, decoded values)."""
     if dtype != jnp.int8:
         rows = pages.astype(dtype)
         return rows, None, np.asarray(rows.astype(jnp.float32))
@@ -64,7 +64,7 @@ def quantized(pages, dtype):
 
 
 def latent(dtype, heads=16, head_dim=288, value_dim=256, num_kv_heads=1):
-    """(q, pages, scales, tables), what the pages stand for, and the values in front of it."""
+    """Returns (q, pages, scales, tables), decoded keys, and the values at their start."""
     q, pages, _, tables = arrays(4, heads, num_kv_heads, head_dim)
     rows, scales, keys = quantized(pages, dtype)
     return (q, rows, scales, tables), keys, keys[..., :value_dim]
@@ -82,7 +82,7 @@ def latent(dtype, heads=16, head_dim=288, value_dim=256, num_kv_heads=1):
     [(16, 576, 512, 1), (20, 288, 256, 1), (6, 96, 64, 2), (3, 64, 64, 1)],
 )
 def test_latent_pages(heads, head_dim, value_dim, num_kv_heads, dtype, implementation):
-    """One array, whose rows begin with the values; what no context sees is not read."""
+    """One array, whose rows begin with the values; slots outside of contexts are not read."""
     (q, pages, scales, tables), keys, values = latent(
         dtype, heads, head_dim, value_dim, num_kv_heads
     )
@@ -126,7 +126,7 @@ def test_groups_and_vmap_of_latent_pages():
     want = attention(q, keys, values, tables, lens)
     twice = jax.vmap(lambda q: attend(q, pages, None, tables, lens))(jnp.stack([q, 2 * q]))
     assert nmse(twice, [want, attention(2 * q, keys, values, tables, lens)]) <= 1e-11
-    own = np.stack([tables[:2] % 7, tables[2:] % 7])  # of 14 pages in two groups
+    own = np.stack([tables[:2] % 7, tables[2:] % 7])  # 14 pages in two groups
     both = np.concatenate([own[0], own[1] + 7])
     got = attend(q, pages, None, own, lens)
     assert nmse(got, attention(q, keys, values, both, lens)) <= 1e-11
@@ -226,13 +226,13 @@ def test_options_and_quantized_pages(dtype, options, implementation):
 
 
 def contiguous(pages, tables):
-    """(num_pages, heads, page_size, ...) -> (batch, heads, capacity, ...)."""
+    """Reshapes (num_pages, heads, page_size, ...) to (batch, heads, capacity, ...)."""
     gathered = jnp.moveaxis(pages[tables], 2, 1)
     return gathered.reshape(*gathered.shape[:2], -1, *gathered.shape[4:])
 
 
 def test_long_contexts_are_split_by_the_kernels():
-    """The splits are a cluster that merges itself."""
+    """The splits form a cluster that merges itself."""
     q, k_pages, v_pages, tables = arrays(
         batch=2, num_kv_heads=1, head_dim=32, page_size=64, per_sequence=16
     )

@@ -1,4 +1,4 @@
-"""Attention and the product behind it as one operation: meaning, kernels, and the chain."""
+"""Attention followed by a product as one operation: results, kernels, and the unfused chain."""
 
 import functools
 
@@ -19,7 +19,7 @@ PAGE_SIZE, HEAD_DIM = 16, 128
 def operands(
     batch, num_heads=6, num_kv_heads=1, per_sequence=2, head_dim=HEAD_DIM, format="Q4_K", n=40
 ):
-    """Contexts of 1 to 2 pages; what is given by position, and the rest by name."""
+    """Contexts of 1 to 2 pages; returns positional and keyword arguments."""
     rng = np.random.default_rng(batch)
     shape = (2 * batch + 1, num_kv_heads, PAGE_SIZE, head_dim)
     tables = np.zeros((batch, per_sequence), np.int32)
@@ -70,7 +70,7 @@ def test_heads_of_512_dimensions(implementation):
 
 
 def test_latent_pages_are_refused():
-    """What follows attention over latent rows is another product, of each head."""
+    """Attention over latent rows is followed by another product, per head."""
     (q, pages, _, *others), _ = operands(2)
     with pytest.raises(TypeError, match="v_pages is of type NoneType; it must be a float array"):
         jq.paged_attention_matmul(q, pages, None, *others)
@@ -102,7 +102,7 @@ def launched(function, *args, fused=None, **kwargs):
 @pytest.mark.slow("compiles a program for each case", quick=["per_sequence=2"])
 @pytest.mark.parametrize("per_sequence", [2, 16])
 def test_eight_rows_are_quantized_by_attention(per_sequence):
-    """Bit for bit what the chain gives, in a launch less; long contexts are split over clusters."""
+    """Bits equal the chain's with one launch less; long contexts are split over clusters."""
     given, addends = operands(8, 9, 1, per_sequence, head_dim=256, n=8)
     assert launched(jq.paged_attention_matmul, *given, **addends) == [
         "paged_attention",
@@ -122,7 +122,7 @@ def test_eight_rows_are_quantized_by_attention(per_sequence):
 
 
 def products(*args, **kwargs):
-    """How the products of these operands multiply: int8 or f16."""
+    """Type of the products that these operands take: int8 or f16."""
     (call,) = jq.explain(jq.paged_attention_matmul, *args, platform="cuda", **kwargs).calls
     return [k.arguments["config"].products for k in call.kernels if k.family == "gemm"]
 
@@ -138,7 +138,7 @@ def products(*args, **kwargs):
     ],
 )
 def test_attention_leaves_f16_for_products_of_it(batch, sizes):
-    """Bit for bit what the chain gives, which has a launch for it."""
+    """Bits equal the chain's, which needs another launch."""
     given, addends = operands(batch, n=16, **sizes)
     assert launched(jq.paged_attention_matmul, *given, **addends) == ["paged_attention", "gemm"]
     assert products(*given, **addends) == ["f16"]
@@ -156,7 +156,7 @@ def test_attention_leaves_f16_for_products_of_it(batch, sizes):
 @pytest.mark.parametrize(
     "sizes",
     [
-        dict(num_heads=12, num_kv_heads=4, head_dim=64),  # three heads of a block
+        dict(num_heads=12, num_kv_heads=4, head_dim=64),  # three heads per block
         # a merge has one head
         dict(num_heads=2, num_kv_heads=1, head_dim=128, per_sequence=2048, batch=17),
     ],
@@ -175,8 +175,8 @@ def test_attention_leaves_q8_1_where_blocks_have_no_super_blocks(sizes):
 @pytest.mark.parametrize(
     "sizes, activations",
     [
-        (dict(batch=1), None),  # the mat-vec quantizes for itself
-        # heads are no whole groups
+        (dict(batch=1), None),  # the mat-vec quantizes by its own prologue
+        # heads do not fill quantization groups
         (
             dict(batch=8, num_heads=44, num_kv_heads=4, head_dim=48, format="Q8_0"),
             None,
@@ -185,7 +185,7 @@ def test_attention_leaves_q8_1_where_blocks_have_no_super_blocks(sizes):
         (dict(batch=8, num_heads=9, head_dim=256), "f32"),
     ],
 )
-def test_where_attention_leaves_floats(sizes, activations):
+def test_shapes_for_which_attention_leaves_floats(sizes, activations):
     given, addends = operands(n=8, **sizes)
     with jq.implementation("sim", activations=activations):
         got = jq.paged_attention_matmul(*given, **addends)
@@ -242,7 +242,7 @@ def test_vmap_runs_each_example():
         (dict(activations="int4"), ValueError, "activations='int4'"),
     ],
 )
-def test_what_it_refuses(change, error, message):
+def test_bad_arguments_are_refused(change, error, message):
     given, addends = operands(2)
     names = ("q", "k_pages", "v_pages", "block_tables", "context_lens", "w")
     with pytest.raises(error, match=message):

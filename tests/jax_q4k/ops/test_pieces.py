@@ -1,4 +1,4 @@
-"""`paged_attention` of pieces: several tokens of each sequence at a time."""
+"""`paged_attention` of prompt chunks: several tokens of each sequence at a time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .random_weights import random_weights
 BATCH, TIME, HEADS, KV_HEADS, DIM = 3, 5, 4, 2, 32
 LENGTHS, LENS = np.array([5, 0, 2]), np.array([40, 17, 2])
 TABLES = np.array([[4, 0, 7], [2, 6, 5], [1, 8, 3]])
-#: Tables so long that reading so many tokens' contexts one by one would be 64 MB: they name no page
-#: beyond the contexts.
+#: Tables so long that reading the contexts token by token would be 64 MB. They name no page beyond
+#: the contexts.
 LONG, LONGER = (
     np.concatenate([TABLES, np.full((BATCH, n), -1)], axis=1) for n in (1200, 4400)
-)  # of elements of two bytes or four, and of one
+)  # for elements of two or four bytes, and of one
 
 rng = np.random.default_rng(0)
 normal = rng.standard_normal
 
 
 def operands(dtype: Any = jnp.float32) -> tuple[Any, dict[str, Any], Any, Any]:
-    """Queries; pages by name, what no token sees NaN; the keys and values that these stand for."""
+    """Returns queries, pages by name with NaN in unseen slots, and decoded keys and values."""
     q = normal((BATCH, TIME, HEADS, DIM), np.float32)
     exact = normal((2, 9, KV_HEADS, 16, DIM), np.float32)
     seen = np.zeros((9, 16), bool)
@@ -55,7 +55,7 @@ def operands(dtype: Any = jnp.float32) -> tuple[Any, dict[str, Any], Any, Any]:
 
 
 def wanted(q: Any, k: Any, v: Any, lengths: Any = LENGTHS, **options: Any) -> np.ndarray:
-    """Token by token in float64, zeros for padding."""
+    """Computes attention token by token in float64, with zeros for padding."""
     batch, time = q.shape[:2]
     steps = np.arange(time)
     lens = np.where(steps < lengths[:, None], (LENS - lengths)[:, None] + steps + 1, 0)
@@ -65,7 +65,7 @@ def wanted(q: Any, k: Any, v: Any, lengths: Any = LENGTHS, **options: Any) -> np
 
 
 def room(dtype: Any) -> np.ndarray:
-    """Tables for which the kernel of prompts attends to pages of the dtype."""
+    """Tables long enough for the prompt kernel to take pages of this dtype."""
     return LONG if jnp.dtype(dtype).itemsize > 1 else LONGER
 
 
@@ -101,7 +101,7 @@ def test_options(window: int | None, dtype: Any, implementation: str) -> None:
 
 
 def launched(dtype: Any, tables: Any, *, time: int = TIME, **options: Any) -> list[str]:
-    """The kernels of one call."""
+    """Names of the kernels that one call launches."""
     q, pages, *_ = operands(dtype)
     call = functools.partial(jq.paged_attention, **pages, **options)
     found = jq.explain(call, q[:, :time], block_tables=tables, context_lens=LENS, platform="cuda")
@@ -109,7 +109,7 @@ def launched(dtype: Any, tables: Any, *, time: int = TIME, **options: Any) -> li
 
 
 def test_kernels_that_attend() -> None:
-    """The prompts' where that saves reading, and it takes the pages; otherwise the decoding one."""
+    """The prompt kernel runs if it saves reads and supports the pages, else the decode kernel."""
     for dtype in (jnp.bfloat16, jnp.float16):
         assert launched(dtype, LONG) == ["causal_attention", "merge_attention"]
         assert "causal_attention" not in launched(dtype, TABLES)
@@ -142,7 +142,7 @@ def test_one_token_is_a_step_of_decoding() -> None:
 @pytest.mark.parametrize("tables", [TABLES, LONG], ids=["short", "long"])
 @pytest.mark.parametrize("n", [40, 256])
 def test_with_the_projection(tables: Any, n: int, implementation: str) -> None:
-    """Of 15 rows, in splits or not; beside it attention and the product one by one."""
+    """15 rows, with and without splits, compared with attention and product as separate calls."""
     q, pages, k, v = operands(jnp.bfloat16)
     w = random_weights("Q8_0", n, HEADS * DIM)
     residual, bias = normal((BATCH, TIME, n), np.float32), normal(n, np.float32)
@@ -158,7 +158,7 @@ def test_with_the_projection(tables: Any, n: int, implementation: str) -> None:
 
 
 def test_examples_and_groups() -> None:
-    """`vmap` over queries and lengths; groups of sequences have ids of their own pages."""
+    """`vmap` over queries and lengths; groups of sequences with ids of their own pages."""
     q, pages, k, v = operands()
     rest = pages | {"block_tables": TABLES, "context_lens": LENS}
     many = jax.vmap(lambda q, n: jq.paged_attention(q, **rest, lengths=n))(
@@ -167,7 +167,7 @@ def test_examples_and_groups() -> None:
     for got, sign, lengths in zip(many, (1, -1), (LENGTHS, np.array([1, 5, 2])), strict=True):
         assert nmse(got, wanted(sign * q, k, v, lengths)) <= 1e-11
     pages = {name: jnp.nan_to_num(x) for name, x in pages.items()}
-    own = np.array([[[0, 1]], [[2, 0]], [[1, 2]]])  # of three pages each
+    own = np.array([[[0, 1]], [[2, 0]], [[1, 2]]])  # three pages each
     lens = np.array([32, 20, 9])
     of_all = own[:, 0] + 3 * np.arange(3)[:, None]
     got, want = (
@@ -224,7 +224,7 @@ def test_arguments_that_do_not_fit(
 def test_pieces_that_fill_the_device_are_quantized_for_the_projection(
     batch: int, format: str, quantizes: str, tolerance: float
 ) -> None:
-    """They have no splits, whose merge would do it."""
+    """They have no splits, whose merge would quantize them."""
     heads, rng = 8, np.random.default_rng(1)
     q = rng.standard_normal((batch, 2, heads, DIM), np.float32)
     pages = jnp.asarray(rng.standard_normal((batch, heads, 16, DIM)), jnp.bfloat16)
@@ -250,7 +250,7 @@ def test_pieces_that_fill_the_device_are_quantized_for_the_projection(
 def test_windows_of_pieces_on_tensor_cores(
     window: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were it for reading alone, so few tokens would not take them."""
+    """Forces tensor cores, which would not pay off for so few tokens."""
     monkeypatch.setattr(rules, "_MOST_READ_AGAIN", 0)
     q, pages, k, v = operands(dtype)
     assert "causal_attention" in launched(dtype, TABLES, window=window)

@@ -1,4 +1,4 @@
-"""`prefetch=`: no result depends on it, and which launches ask for how much."""
+"""`prefetch=`: it changes no result; which launches prefetch how much."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = jnp.zeros((4, 2, 16, 32), jnp.bfloat16)
 ANGLES = jnp.zeros((2, 16)), jnp.zeros((2, 16))
 TABLES, LENGTHS = jnp.arange(2)[:, None], jnp.array([3, 5])
 
-#: Name -> f(x, prefetch); and the launches that ask, in order.
+#: Name -> f(x, prefetch); and the launches that prefetch, in order.
 CALLS = {
     "linear": lambda x, p: jq.linear(x, (W,), norm_weight=NORM, eps=EPS, prefetch=p),
     "linear of nothing else": lambda x, p: jq.linear(x, (W,), prefetch=p),
@@ -38,7 +38,7 @@ ASKING = {
     "linear of nothing else": [""],
     "mlp": ["gated", ""],
     "qkv_rope_append": ["qkv_append"],
-    "paged_attention_matmul": ["paged_attention"],  # it asks for all that there is
+    "paged_attention_matmul": ["paged_attention"],  # it prefetches everything
 }
 
 
@@ -58,7 +58,7 @@ def test_results_stay(name, implementation):
 
 
 def asked(function, *arguments, device="NVIDIA H200") -> list[str]:
-    """Names of the launches that ask for bytes."""
+    """Names of the launches that prefetch."""
     calls = jq.explain(function, *arguments, platform="cuda", device=device).calls
     return [k.name for call in calls for k in call.kernels if k.ahead_bytes]
 
@@ -69,7 +69,7 @@ def test_launches_that_ask(name):
     assert len(found) == len(ASKING[name])
     for kernel, start in zip(found, ASKING[name], strict=True):
         assert kernel.startswith(start or "matvec")
-    # of the last, what it asks for is what it was told
+    # the last launch prefetches the given weights
     (call,) = jq.explain(lambda x: CALLS[name](x, (NEXT,)), activations(), platform="cuda").calls
     last = [kernel for kernel in call.kernels if kernel.ahead_bytes][-1]
     planes = sum(plane.nbytes for plane in NEXT.planes)
@@ -77,7 +77,7 @@ def test_launches_that_ask(name):
 
 
 def test_devices_that_cannot_ask_for_nothing():
-    """sm_80 has no bulk prefetch; of an unknown device nobody knows the L2."""
+    """sm_80 has no bulk prefetch; the L2 size of an unknown device is not known."""
     for device in ("NVIDIA A100-SXM4-80GB", "NVIDIA GB999"):
         assert asked(lambda x: CALLS["mlp"](x, (NEXT,)), activations(), device=device) == []
 
@@ -105,7 +105,7 @@ def test_weights_that_are_not_packed_are_passed_over():
 
 
 def test_a_large_matrix_is_asked_for_in_parts():
-    """Attention asks for the first sixth of the L2, the product behind it for what follows."""
+    """Attention prefetches a sixth of the L2's size, the following product the next part."""
     row = 16 * 144  # bytes
 
     def step(x, plane):
@@ -137,7 +137,7 @@ def test_transforms_pass_it_over(name):
 
 
 def test_a_matrix_of_a_stack():
-    """The kernel reads the index itself, by which the matrix lies in the stack."""
+    """The kernel itself reads the index that locates the matrix in the stack."""
     x = activations()
 
     matrices = [random_weights("Q4_K", K, K, seed) for seed in (7, 8, 9)]

@@ -34,7 +34,7 @@ def operands(dtype=jnp.float32, rope_dim=DIM, qk_norm=False):
 
 
 def exact(a, interleaved):
-    """Rotated q and k, float64, as complex numbers turn."""
+    """Rotates q and k in float64, as products of complex numbers."""
 
     def turned(x, weight):
         x = np.array(x, np.float64)

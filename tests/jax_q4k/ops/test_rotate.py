@@ -24,7 +24,7 @@ def operands(tokens, heads, head_dim, rope_dim):
 @pytest.mark.grid
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("interleaved", [True, False])
-# less than a vector, a vector and some, the whole head
+# less than a vector, a vector and more, the full head
 @pytest.mark.parametrize("rope_dim", [2, 22, 48])
 @pytest.mark.parametrize("tokens", [1, 19])
 def test_equals_the_definition(implementation, interleaved, rope_dim, tokens):
@@ -55,7 +55,7 @@ def test_the_gradient_turns_back(implementation):
     assert nmse(dx, rotated(dy, cos, -sin, False)) <= 1e-13
 
 
-def test_what_does_not_fit():
+def test_operands_that_do_not_fit():
     x, cos, sin = map(jnp.asarray, operands(4, 2, 32, 16))
     for error, message, change in (
         (

@@ -1,4 +1,4 @@
-"""`route` against NumPy, in the rules of the models that have experts."""
+"""`route` against NumPy, with the rules of MoE models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BIAS = np.random.default_rng(1).standard_normal(12, np.float32)
 
 
 def routed(logits, top, scores, chosen_by, normalize, scale):
-    """Ids and weights of one token by a sort, in float64."""
+    """Computes ids and weights of one token by a sort, in float64."""
     ids = np.argsort(-chosen_by, kind="stable")[:top]
     weights = scores[ids]
     if normalize:

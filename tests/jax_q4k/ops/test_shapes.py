@@ -1,4 +1,4 @@
-"""Shapes that an operation states are those that tracing its reference finds."""
+"""The shapes that an operation declares equal those from tracing its reference."""
 
 from __future__ import annotations
 

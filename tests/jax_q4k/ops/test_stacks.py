@@ -1,4 +1,4 @@
-"""Products with one matrix of a stack: those with the slice, without a copy of it."""
+"""Products with one matrix of a stack equal those with its slice, without copying it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_traced_index_is_taken_as_dynamic_index_in_dim_takes_it(implementation
         ),
     ],
 )
-def test_what_does_not_fit(call, error, message):
+def test_arguments_that_do_not_fit(call, error, message):
     with pytest.raises(error, match=message):
         jax.eval_shape(call, normal(1, N))
 
@@ -134,7 +134,7 @@ def test_float_stacks():
 
 
 def looped(x, w, at):
-    """Layers one after the other; `at(w, i)`: the keywords of a product with layer i."""
+    """Applies layers in sequence; `at(w, i)` returns the keywords of a product with layer i."""
     return jax.lax.fori_loop(0, LAYERS, lambda i, x: jnp.tanh(jq.matmul(x, **at(w, i))), x)
 
 
@@ -199,7 +199,7 @@ def test_gradients_through_a_loop(implementation):
 @pytest.mark.slow("compiles a program for each case", quick=["native"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_mapped_indices_and_rows(implementation):
-    """A gather of experts, and examples of one expert in a single call."""
+    """Gathers experts, and runs examples of one expert in a single call."""
     x, experts = normal(4, 2, N), jnp.array([2, 0, 2, 1])
     with jq.implementation(implementation):
         each = [jq.matmul(rows, W[i]) for rows, i in zip(x, experts, strict=True)]

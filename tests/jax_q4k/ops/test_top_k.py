@@ -92,7 +92,7 @@ def test_jit_vmap_and_no_rows(implementation):
     assert [y.shape for y in none] == [(0, 4), (0, 4, 2), (0, 4, 2)]
 
 
-def test_what_they_refuse():
+def test_bad_arguments_are_refused():
     with pytest.raises(
         ValueError, match=r"x has shape \(3, 0\); its last axis must hold at least one value"
     ):

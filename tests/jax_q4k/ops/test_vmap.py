@@ -1,4 +1,4 @@
-"""Operations under `vmap`, against one call per example, and derivatives made with it."""
+"""Operations under `vmap` against one call per example, and derivatives through it."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def normal(*shape):
 
 
 def experts(count=3):
-    """(count, N, K) packed, and the same one by one."""
+    """Returns (count, N, K) packed, and the same matrices in a list."""
     each = [random_weights("Q4_K", N, K, seed) for seed in range(count)]
     return jax.tree.map(lambda *planes: jnp.stack(planes), *each), each
 
@@ -36,7 +36,7 @@ def test_matmul_of_mapped_rows_is_one_call(implementation, axis):
 
     mapped = jax.vmap(product, in_axes=axis, out_axes=0)
     got = mapped(jnp.moveaxis(x, 0, axis))
-    np.testing.assert_array_equal(got, product(x))  # q8_1 of six rows in both
+    np.testing.assert_array_equal(got, product(x))  # both use q8_1 for six rows
     names = [
         equation.primitive.name
         for equation in jax.make_jaxpr(mapped)(jnp.moveaxis(x, 0, axis)).eqns

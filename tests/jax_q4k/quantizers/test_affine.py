@@ -1,4 +1,4 @@
-"""Scale and minimum: sub-blocks against a far finer float64 search, and super-blocks' promises."""
+"""Scale and minimum: sub-blocks against a finer float64 search, and properties of super-blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw(kind: str, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def best_error(x: np.ndarray, w: np.ndarray, top: int) -> float:
-    """The least sum of w * (s * q - m - x)^2 found, q in 0 to `top`, m >= 0.
+    """Returns the smallest sum of w * (s * q - m - x)^2 found, with q in 0 to `top` and m >= 0.
 
     x, w are float64 (values,).
     """
@@ -80,7 +80,7 @@ def test_super_blocks_give_what_the_fields_hold():
 
 
 def test_super_blocks_are_better_than_their_sub_blocks_rounded():
-    """Joint search beats sub-blocks' s and m rounded to the nearest of 63 parts of the largest."""
+    """A joint search beats rounding each sub-block's s and m to 63 steps of the largest."""
     x = draw("heavy", 32, 8, 100)
 
     def error(s, m):

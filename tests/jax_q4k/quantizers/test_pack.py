@@ -1,4 +1,4 @@
-"""Packing: what the formats' decoders unpack comes back, for every bit."""
+"""Packing is the inverse of the formats' decoders, for every bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floats to blocks: errors against ggml's own, grids kept, importance, dtypes, bad input."""
+"""Quantizers: errors against ggml's, preserved grids, importance, dtypes, bad input."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ptx_kernels import formats
 QUANTIZE = DATA / "quantize"
 # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
 GGML = np.load(QUANTIZE / "ggml.npz")
-# relative, of ggml's quantizers there
+# relative errors of ggml's quantizers on these rows
 GGML_RMSE = json.loads((QUANTIZE / "ggml_rmse.json").read_text())
 RMSE = json.loads(
     (QUANTIZE / "rmse.json").read_text()
-)  # and of these quantizers, when last recorded
+)  # relative errors of these quantizers, as last recorded
 KINDS = ["normal", "laplace", "heavy", "offset", "tiny", "sparse", "onesided"]
 FORMATS = list(quantizers.names())
 SEARCHED = [name for name in FORMATS if name != "Q8_0"]
@@ -36,7 +36,7 @@ K_FORMATS = ["Q4_K", "Q5_K"]
 
 
 def decoded(blocks: np.ndarray, format: str) -> np.ndarray:
-    """uint8 (..., blocks, bytes) -> float32 (..., k), by the gguf package."""
+    """Decodes uint8 (..., blocks, bytes) to float32 (..., k) with the gguf package."""
     return gguf.quants.dequantize(
         blocks.reshape(*blocks.shape[:-2], -1), GGMLQuantizationType[format]
     )
@@ -64,9 +64,9 @@ def test_errors_are_below_ggmls(format, kind):
 
 @pytest.mark.parametrize("format", SEARCHED)
 def test_errors_do_not_rise(format):
-    """Errors rise by at most 0.05%; every step of a search is worth more somewhere.
+    """Errors may rise by at most 0.05%; each step of a search saves more than that somewhere.
 
-    Lower ones may be recorded.
+    Lower errors may be recorded.
     """
     for kind in KINDS:
         even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
@@ -80,7 +80,7 @@ def test_errors_do_not_rise(format):
 
 @pytest.mark.parametrize("format", K_FORMATS)
 def test_values_at_the_edge_of_f16(format):
-    """A super-block's d is a few times the least subnormal f16.
+    """A super-block's d is a few times the smallest subnormal f16.
 
     ggml's relative RMSE is 3 there.
     """
@@ -96,7 +96,7 @@ def test_q8_0_is_ggmls_to_the_bit(kind):
 
 
 def test_q8_0_multiplies_by_the_reciprocal_as_ggml_does():
-    """Which decides where a value lies at the middle between two quants."""
+    """This decides the rounding of values halfway between two quants."""
     rng = np.random.default_rng(0)
     largest = rng.uniform(1, 2, (256, 1)).astype(np.float32)
     x = (rng.integers(-127, 127, (256, 32)) + np.float32(0.5)) * (largest / np.float32(127))
@@ -105,7 +105,7 @@ def test_q8_0_multiplies_by_the_reciprocal_as_ggml_does():
     np.testing.assert_array_equal(quantizers.quantize(x, "Q8_0").reshape(want.shape), want)
     quotients = x / (largest / np.float32(127))
     halves_up = np.copysign(np.floor(np.abs(quotients) + np.float32(0.5)), x)
-    assert (want[:, 2:].view(np.int8) != halves_up).any()  # the quotient would give others
+    assert (want[:, 2:].view(np.int8) != halves_up).any()  # the quotient would differ
 
 
 @pytest.mark.filterwarnings("error")
@@ -159,7 +159,7 @@ def test_decoded_blocks_are_kept(format, kind):
 
 @pytest.mark.parametrize("format", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_decoded_blocks_that_tell_their_grid_are_kept(format):
-    """Nearly every run of 256 weights, of dense values of both signs, tells its grid."""
+    """Almost every run of 256 dense weights with both signs determines its grid."""
     kinds = ["normal", "laplace", "heavy"]
     changed = total = 0
     for importance in (None, GGML["importance"]):
@@ -176,9 +176,9 @@ def test_decoded_blocks_that_tell_their_grid_are_kept(format):
 @pytest.mark.parametrize("format", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("kind", ["offset", "onesided", "sparse"])
 def test_decoded_blocks_that_do_not_tell_their_grid_stay_close(format, kind):
-    """Values of one sign leave the minimum open, a few distinct ones the scale.
+    """Values of one sign leave the minimum undetermined, few distinct values the scale.
 
-    Another grid may be found.
+    The search may find another grid.
     """
     once = round_trip(GGML[kind], format)
     assert relative_rmse(round_trip(once, format), once) <= relative_rmse(once, GGML[kind])
@@ -190,7 +190,7 @@ def test_importance_lowers_the_error_where_it_is(format):
     importance = np.ones(1024)
     importance[::8] = 100
     even, weighted = round_trip(x, format), round_trip(x, format, importance)
-    most = 0.98 if format == "MXFP4" else 0.95  # powers of two leave little to choose
+    most = 0.98 if format == "MXFP4" else 0.95  # powers of two leave little choice
     assert relative_rmse(weighted[:, ::8], x[:, ::8]) <= most * relative_rmse(
         even[:, ::8], x[:, ::8]
     )
@@ -221,7 +221,7 @@ def test_a_block_without_importance_counts_as_even(format):
 def test_values_without_importance_are_still_rounded(format):
     x = np.random.default_rng(4).standard_normal((4, 512)).astype(np.float32)
     importance = np.ones(512)
-    importance[:32] = 0  # a whole sub-block among others
+    importance[:32] = 0  # one complete sub-block
     importance[100:256:3] = 0
     got = round_trip(x, format, importance)
     assert relative_rmse(got[:, :32], x[:, :32]) <= 2 * relative_rmse(got, x)
@@ -286,7 +286,7 @@ def test_settings_of_jax_do_not_matter(option, value):
     formats_ = ["Q4_K", "Q6_K"]
     want = [quantizers.quantize(x, format) for format in formats_]
     before = getattr(jax.config, option)
-    jax.config.update(option, value)  # for all threads, which a context manager would not
+    jax.config.update(option, value)  # for all threads, unlike a context manager
     try:
         for format, blocks in zip(formats_, want, strict=True):
             np.testing.assert_array_equal(quantizers.quantize(x, format), blocks)
@@ -315,11 +315,12 @@ def test_values_below_every_step_become_small_ones(format, value):
 @pytest.mark.parametrize("value", [0.01, -1.0, 3000.0])
 def test_constants(format, value):
     got = round_trip(np.full((1, 512), value, np.float32), format)
-    bound = 0.2 if format == "MXFP4" else 2e-3  # whose scales are powers of two
+    bound = 0.2 if format == "MXFP4" else 2e-3  # its scales are powers of two
     assert relative_rmse(got, np.full((1, 512), value)) <= bound
 
 
-# Magnitudes that blocks with the largest d hold with either sign, in parts of the largest f16
+# Largest magnitudes of both signs that blocks with the maximum d represent, relative to the largest
+# f16
 LARGEST = {"Q4_0": 7, "Q4_1": 1, "Q5_0": 15, "Q5_1": 1, "Q8_0": 127}
 LARGEST |= {"IQ4_NL": 113, "MXFP4": 12 * 2.0**57 / 65504}
 LARGEST |= {
@@ -336,7 +337,7 @@ LARGEST |= {
 def test_the_largest_magnitudes_of_both_signs(format):
     limit = LARGEST[format] * 65504.0
     x = limit * np.random.default_rng(2).choice(np.array([1, -1], np.float32), (1, 512))
-    # half a step where both signs meet; IQ4_NL's ends are not opposite
+    # half a step where both signs meet; IQ4_NL's ends are not symmetric
     step = {"Q4_1": 0.067, "Q5_1": 0.033, "IQ4_NL": 0.08, "IQ4_XS": 0.08}.get(format, 0.01)
     assert np.abs(round_trip(x, format) - x).max() <= step * limit
 
@@ -477,9 +478,9 @@ def test_bad_arguments(w, format, importance, error, message):
 
 
 def values(format: str) -> st.SearchStrategy[np.float32]:
-    """Magnitudes from below every format's steps to the largest that this one takes.
+    """Magnitudes from below every format's step to the largest that this one represents.
 
-    Zeros and both signs are among them.
+    They include zeros and both signs.
     """
     limit = quantizers.largest(format)
     magnitude = st.builds(

@@ -1,4 +1,4 @@
-"""A scale alone: the search against a far finer one in float64, and what the fields hold."""
+"""Scale only: the search against a much finer one in float64, and the packed fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def heavy(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def best_error(x: np.ndarray, w: np.ndarray, top: int) -> float:
-    """The least sum of w * (s * q - x)^2 found, q in -top to top - 1: x, w float64 (values,)."""
+    """Returns the smallest sum of w * (s * q - x)^2 found, with q in -top to top - 1.
+
+    x, w are float64 (values,).
+    """
     best, levels = np.inf, np.linspace(0.5, 1.1, 200) * top
     for s in np.abs(x).max() / np.concatenate([levels, -levels]):
         for _ in range(3):
@@ -45,7 +48,7 @@ def test_blocks_come_near_the_best_fit(top):
 
 
 def test_the_side_of_the_longer_range_is_the_largest_values():
-    """-8 to 7: a block's largest value gets -8, whatever its sign."""
+    """The range is -8 to 7: a block's largest magnitude gets -8, whatever its sign."""
     x = np.tile(np.linspace(-0.9, 0.9, 32, dtype=np.float32)[:, None], 2)
     x[0, 0], x[-1, 1] = -8 / 7, 8 / 7
     d, q = blocks(x, np.ones_like(x), 8)
@@ -61,7 +64,7 @@ def test_super_blocks_give_what_the_fields_hold():
     assert q.min() >= -32 and q.max() <= 31 and (q == np.rint(q)).all()
     assert scale.min() >= -128 and scale.max() <= 127 and (scale == np.rint(scale)).all()
     np.testing.assert_array_equal(d, d.astype(np.float16).astype(np.float32))
-    # of scales that need not be multiples of one d
+    # with scales that need not be multiples of one d
     best = sum(
         best_error(x[:, s, b].astype(np.float64), np.ones(16), 32)
         for s in range(16)

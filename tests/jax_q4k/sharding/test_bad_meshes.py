@@ -1,4 +1,4 @@
-"""Operands that cannot lie as they do on meshes: errors say so before anything runs."""
+"""Operands with unsupported shardings: errors are raised before anything runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def put(array, spec, on=None):
     ids=["unknown axis", "blocks that do not divide"],
 )
 def test_packed_weights_are_not_put_there(spec, message):
-    """JAX's words, of the planes."""
+    """Uses JAX's error message, for the planes."""
     with pytest.raises(ValueError, match=message):
         put(W, spec)
 
@@ -81,7 +81,7 @@ IN_SHARD_MAP = {
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("call", IN_SHARD_MAP)
 def test_a_block_is_never_split(call, check):
-    """Inside `jax.shard_map`: of 144 bytes 36 would be decoded as if they were a block."""
+    """Inside `jax.shard_map`, 36 of 144 bytes would be decoded as if they were a block."""
     mapped = jax.shard_map(
         IN_SHARD_MAP[call],
         mesh=mesh(AxisType.Auto),
@@ -109,7 +109,7 @@ def test_planes_that_are_split_otherwise_than_each_other():
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
 def test_bytes_that_lie_split_are_gathered(kind):
-    """Where a sharding alone has it so, nothing is lost: a block's bytes are put together."""
+    """XLA gathers the bytes of a block that only a sharding splits, so the result is right."""
     w = put(W, P(None, None, "tp"), mesh(kind))
     np.testing.assert_array_equal(jax.jit(jq.dequantize)(w), jq.dequantize(W))
 

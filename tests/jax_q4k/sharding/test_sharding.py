@@ -1,4 +1,4 @@
-"""Operations whose operands are split over devices: results, types, derivatives, collectives."""
+"""Operations with sharded operands: results, types, derivatives, collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
 
 
 def mesh(kind: str) -> Mesh:
-    """Two data parallel groups of four devices."""
+    """Two data-parallel groups of four devices."""
     return jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(KINDS[kind],) * 2)
 
 
@@ -52,8 +52,8 @@ class Case(NamedTuple):
     """A call.
 
     Attributes:
-      specs: where each operand lies. results: where the results must lie.
-      moving: operands that derivatives are taken in. gathers: elements that may be gathered, on
+      specs: partition spec of each operand. results: expected specs of the results.
+      moving: operands to differentiate with respect to. gathers: elements that may be gathered, on
         automatic axes.
     """
 
@@ -68,7 +68,7 @@ class Case(NamedTuple):
 WHOLE, ROWS, COLUMNS, BATCH = P(), P("tp"), P(None, "tp"), P("dp")
 HEADS = P(None, "tp")
 TABLE = np.arange(4).reshape(2, 2)
-#: Two groups of a sequence each, whose ids count from the first page, or slot, of its part.
+#: Two groups of one sequence each, whose ids count from the first page, or slot, of the group.
 GROUPED_TABLE, GROUPED_SLOTS = np.array([[[1, 0]], [[0, 1]]]), np.array([[3], [17]])
 LENGTHS = np.array([20, 30])
 
@@ -171,7 +171,7 @@ def products() -> dict[str, Case]:
 
 
 def experts() -> dict[str, Case]:
-    """Of eight experts, over the axis of experts, of rows and columns, of tokens, and of two."""
+    """Eight experts, sharded over experts, rows, columns, tokens, and two of these axes."""
     x, ids, weights = normal(8, 256), jnp.arange(24).reshape(8, 3) % 9 - 1, jnp.abs(normal(8, 3))
     gate, up = stack(8, 1024, 256), stack(8, 1024, 256, "Q6_K")
     down, narrow = stack(8, 64, 1024), stack(8, 64, 768)
@@ -346,7 +346,7 @@ def attentions() -> dict[str, Case]:
         "gated_delta_step": Case(step, one_token, of_batch, (BATCH,) * 3),
         "paged_attention-heads": Case(paged, (one, pages, pages), (HEADS,) * 3, (HEADS,)),
         "paged_attention-batch": Case(paged, (one, pages, pages), (BATCH, WHOLE, WHOLE), (BATCH,)),
-        "paged_attention-one-kv-head": Case(  # on every device
+        "paged_attention-one-kv-head": Case(  # replicated
             paged, (one, pages[:, :1], pages[:, 1:2]), (HEADS, WHOLE, WHOLE), (HEADS,)
         ),
         "paged_attention-piece-heads": Case(
@@ -401,7 +401,7 @@ def attentions() -> dict[str, Case]:
             (COLUMNS, COLUMNS, COLUMNS, WHOLE),
             (WHOLE,) * 3,
         ),
-        "qkv_rope_append-queries": Case(  # a single KV head on every device
+        "qkv_rope_append-queries": Case(  # a single KV head, replicated
             qkv_rope,
             (normal(2, 256), packed(256, 256), packed(32, 256), pages[:, :1]),
             (WHOLE, ROWS, WHOLE, WHOLE),
@@ -451,7 +451,7 @@ def normalized(spec: Any) -> tuple[Any, ...]:
 
 
 def gradients_of(case: Case) -> Callable[..., Any]:
-    """Gradients, in what moves, of the sum of the results' squares."""
+    """Gradients of the sum of squared results in the `moving` operands."""
 
     def loss(moving: Any, *operands: Any) -> Any:
         given = list(operands)
@@ -474,14 +474,14 @@ def gathered(text: str) -> int:
 
 @functools.cache
 def on_one_device(name: str) -> tuple[list[jax.Array], list[jax.Array]]:
-    """A case's results and gradients."""
+    """Results and gradients of a case."""
     case = CASES[name]
-    # not the results that a gradient gives: of padding they are others
+    # results for padding differ from those computed together with a gradient
     results = jax.tree.leaves(jax.jit(case.function)(*case.operands))
     return results, jax.jit(gradients_of(case))(*case.operands) if case.moving else []
 
 
-#: The last case of each operation, on one kind of mesh and the other in turn.
+#: The last case of each operation, alternating between the kinds of mesh.
 LAST = {name.split("-")[0]: name for name in CASES}
 QUICK = [f"{name}-{kind}" for name, kind in zip(LAST.values(), itertools.cycle(KINDS))]
 
@@ -490,7 +490,7 @@ QUICK = [f"{name}-{kind}" for name, kind in zip(LAST.values(), itertools.cycle(K
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_split_operands_stay_where_they_are(name: str, kind: str) -> None:
-    """Results and derivatives are one device's, lie where they must, and nothing is gathered."""
+    """Results and derivatives equal one device's and have the expected shardings; no gathers."""
     case, on = CASES[name], mesh(kind)
     placed = [
         jax.device_put(operand, NamedSharding(on, spec))
@@ -521,7 +521,7 @@ def test_types_say_where_results_lie() -> None:
 
 
 def test_an_automatic_axis_beside_an_explicit_one() -> None:
-    """Rows that it splits stay where they are."""
+    """Rows sharded over the automatic axis stay in place."""
     kinds = (AxisType.Auto, AxisType.Explicit)
     on, case = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=kinds), CASES["matmul-batch"]
     x, w = (
@@ -534,7 +534,7 @@ def test_an_automatic_axis_beside_an_explicit_one() -> None:
 
 
 def test_the_simulator_takes_operands_of_an_automatic_mesh() -> None:
-    """Whole: its callbacks cannot be part of what XLA's partitioner lowers."""
+    """The operands are gathered, since callbacks cannot be partitioned by XLA."""
     x, weight = normal(4, 64), normal(64)
     placed = jax.device_put(x, NamedSharding(mesh("auto"), BATCH))
     norm = jax.jit(functools.partial(jq.rms_norm, eps=1e-5))
@@ -559,16 +559,16 @@ def test_operands_of_different_meshes() -> None:
         jq.matmul(x, w)
 
 
-# What `jax.shard_map` takes as types: a result varies over the axes that an operand varies over.
+# Types in `jax.shard_map`: a result varies over the axes that an operand varies over.
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_in_shard_map_vary_as_the_operands(name: str) -> None:
-    """A result that differs between devices is refused where it is said to be the same on all."""
+    """Refuses a result that differs between devices if it is declared replicated."""
     case = CASES[name]
     parts = [
         jax.tree.map(lambda a: jnp.concatenate([a, a]), x) for x in case.operands
-    ]  # so that each device's part has the shapes of the case
+    ]  # so that each shard has the shapes of the case
     specs = tuple(P("dp") for _ in parts)
     on = mesh("auto")
     options = {"mesh": on, "in_specs": specs}
@@ -587,7 +587,7 @@ def test_results_in_shard_map_vary_as_the_operands(name: str) -> None:
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_gradients_in_shard_map(implementation: str, check: bool) -> None:
-    """Tensor parallel products and a replicated operand of data parallel ones."""
+    """Tensor-parallel products, and a replicated operand of data-parallel ones."""
     x, w, norm = normal(8, 1024), packed(64, 1024), normal(1024)
     on = mesh("auto")
 

@@ -1,4 +1,4 @@
-"""Forms of messages: what a template does not take is changed to what it takes."""
+"""Message formats: messages are converted to a format that the template accepts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_messages_that_are_given_stay_as_they_are() -> None:
 
 
 def test_forms_that_depend_on_a_variable() -> None:
-    """Probing with one value does not answer for another, nor for another type."""
+    """The probe result for one value does not apply to another value or type."""
     template = "{% if typed %}" + TYPED + "{% else %}" + TEXTS + "{% endif %}"
     messages = [{"role": "user", "content": parts("a", "b")}]
     for typed, text in ((False, "a\nb"), (True, "ab"), (0, "a\nb"), (1, "ab"), (False, "a\nb")):

@@ -1,12 +1,12 @@
-"""Published chat templates, rendered as transformers' `apply_chat_template` renders them.
+"""Published chat templates, compared with transformers' `apply_chat_template`.
 
-The cases under tests/data/templates are always there: their templates call `tojson` with arguments
-(GLM-4.7-Flash is under the MIT licence, Granite 3.3 under Apache 2.0), or refuse the system role
-(Gemma 2). The others are read from ../shared/golden/templates.
+The cases under tests/data/templates are always available. Their templates call `tojson` with
+arguments (GLM-4.7-Flash is under the MIT license, Granite 3.3 under Apache 2.0), or refuse the
+system role (Gemma 2). The other cases are read from ../shared/golden/templates.
 
-Some cases stand in the files twice, as given and with messages changed to a form that the template
-takes. `CHANGED` says for which templates the given form renders to the text of the changed one;
-elsewhere it renders to its own.
+Some cases occur twice in the files: with the original messages, and with messages converted to a
+format that the template accepts. `CHANGED` lists the templates for which the original messages must
+render like the converted ones. For other templates they render to their own text.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from jax_q4k.models import chat
 HERE = GOLDEN.parent / "templates"
 SHARED = Path(__file__).parents[4] / "shared" / "golden" / "templates"
 
-#: The case with a form -> the case with it changed, and the templates that need the change.
+#: Original case -> the converted case, and the templates that need the conversion.
 CHANGED = {
-    # They raise an error for parts, drop them, or print them as Python or JSON.
+    # These raise an error for parts, drop them, or print them as Python or JSON.
     "parts": (
         "parts_joined",
         """HuggingFaceTB-SmolLM3-3B LFM2-8B-A1B Qwen-Qwen2.5-7B-Instruct Qwen-Qwen3-0.6B Qwen3-Coder
@@ -35,7 +35,7 @@ CHANGED = {
         meta-llama-Llama-3.2-3B-Instruct microsoft-Phi-3.5-mini-instruct
         mistralai-Mistral-Nemo-Instruct-2407 openai-gpt-oss-120b""",
     ),
-    # They raise an error for arguments that are a text, or print it as a JSON string.
+    # These raise an error for arguments given as a string, or print them as a JSON string.
     "tools": (
         "tools_objects",
         """GLM-4.6 GLM-4.7-Flash MiniMax-M2 Mistral-Small-3.2-24B-Instruct-2506

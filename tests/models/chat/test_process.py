@@ -1,4 +1,4 @@
-"""The process that renders chat templates: one for many calls, and never one job's for another."""
+"""The process that renders chat templates: it serves many calls and keeps their results apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def process_id() -> int:
 
 
 def is_running(pid: int) -> bool:
-    """False for a process that ended and is not waited for, too."""
+    """Whether a process runs; False for a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -74,7 +74,7 @@ def test_a_process_that_was_killed_is_replaced(number: signal.Signals) -> None:
 
 
 def test_a_process_that_is_killed_at_work() -> None:
-    """Once: the job gets another one. Always: an error that says how."""
+    """Restarts a killed process once for the job; if it is killed again, an error says how."""
     first, kills = process_id(), []
 
     def kill() -> None:
@@ -94,7 +94,7 @@ def test_a_process_that_is_killed_at_work() -> None:
 
 
 def test_memory_that_an_earlier_job_took_is_not_a_later_ones() -> None:
-    """A template stays compiled, constants and all; a job that lacks this memory starts anew."""
+    """Cached templates keep their constants; a job that lacks memory gets a new process."""
     limits = chat.Limits(megabytes=130)
     needs_most = "{{ ('a' * (100_000_000 * (messages | length))) | length }}"
     PROCESS.close()
@@ -146,7 +146,7 @@ def test_a_fork_starts_its_own() -> None:
 @pytest.mark.slow("waits for processes to end")
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_process_ends_with_the_one_that_started_it(busy: bool) -> None:
-    """It was killed, and could not say so; a job under way ends by its own limit."""
+    """The parent was killed and could not tell; a running job ends at its own limit."""
     body = f"""
 import sys, threading, time
 from jax_q4k.models import chat

@@ -1,4 +1,4 @@
-"""Compiled programs of the command line, kept from run to run."""
+"""The command line's cache of compiled programs, shared by runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMAND = [sys.executable, "-m", "jax_q4k", "generate", str(path("llama-gqa")), 
 
 
 def run(*arguments, **variables):
-    """(tokens, notes) of a command in a process of its own, with these variables."""
+    """Runs a command in a new process with these environment variables: (tokens, notes)."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMPIL", "JAX_PERSIST"))}
     done = subprocess.run(
         [*COMMAND, "-n", "3", "--temperature", "0", *arguments],
@@ -46,7 +46,7 @@ def test_a_second_run_neither_traces_nor_compiles(tmp_path):
     assert folder.stat().st_mode & 0o777 == 0o700
     kept = {file: file.read_bytes() for file in folder.iterdir() if file.suffix == ".program"}
     assert sorted(file.name.split("-")[0] for file in kept) == ["begin", "loop"]
-    assert entries(folder) == []  # JAX's cache holds no copies
+    assert entries(folder) == []  # JAX's cache gets no copies
     second, notes = run(**asked, PYTHONPROFILEIMPORTTIME="1")
     assert second == first
     assert "Finished" not in notes and "jax_q4k.models.runner.program_cache" in notes
@@ -82,7 +82,7 @@ def test_a_place_that_cannot_be_used_is_a_line(tmp_path):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A place of its own for a cache in this process, which has none else."""
+    """A private cache folder for this process, which has no other cache."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -40,7 +40,7 @@ SECONDS = (
 
 @pytest.fixture
 def run(capsys):
-    """(exit code, standard output, standard error) of a command line."""
+    """Returns a function that runs a command line: (exit code, standard output, standard error)."""
 
     def run(*arguments):
         capsys.readouterr()
@@ -69,7 +69,7 @@ def test_generate_tokens(run):
 
 @pytest.mark.slow("starts the command several times")
 def test_generate_with_drafts(run):
-    """The same tokens; how many drafts were right, in the line below."""
+    """Tokens stay the same; the line below reports how many drafts were accepted."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
     prompt = ",".join(map(str, golden["prompt"] * 2))
     options = ("--tokens", prompt, "-n", "24", *GREEDY)
@@ -91,7 +91,7 @@ def test_generate_with_drafts(run):
 
 @pytest.mark.slow("starts the command several times")
 def test_generate_over_devices(run):
-    """In a process of its own, which makes two devices of the CPU; the tokens are one device's."""
+    """Runs in a new process with two CPU devices; its tokens equal those of one device."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
     prompt = ",".join(map(str, golden["prompt"]))
     command = ["generate", TOKEN_MODEL, "--tokens", prompt, "-n", "8", *GREEDY]
@@ -142,7 +142,7 @@ def test_options_reach_generation(run, monkeypatch):
         seen.update(
             options, **fields, prompt=prompt, implementation=current_selection().implementation
         )
-        assert not jax.config.jax_enable_compilation_cache  # as --no-cache says
+        assert not jax.config.jax_enable_compilation_cache  # set by --no-cache
         raise ValueError("seen")
 
     monkeypatch.setattr(generate, "stream", record)
@@ -434,12 +434,12 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
 
 @pytest.mark.slow("starts the command several times")
 def test_interrupt_leaves_without_teardown():
-    """XLA crashes, now and then, where the interpreter's teardown meets a compilation under way."""
-    # the tests themselves may run where Ctrl-C is ignored, as in a shell's background
+    """XLA sometimes crashes if the interpreter shuts down during a compilation."""
+    # the tests may run where Ctrl-C is ignored, such as in the background of a shell
     heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     imports = f"{heeded}; import atexit; from jax_q4k.models import cli"
     program = f"{imports}; atexit.register(print, 'torn down'); cli.main()"
-    quiet = ("-W", "ignore")  # of a library that was not built
+    quiet = ("-W", "ignore")  # hides a warning about a library that is not built
     command = [
         sys.executable,
         *quiet,
@@ -452,12 +452,12 @@ def test_interrupt_leaves_without_teardown():
         "-n",
         "2000",
     ]
-    # without the tests' compiled programs: the loop's must be compiled
+    # without the tests' compiled programs, so that the loop must be compiled
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
-    process.stdout.read(1)  # the first token is there, and the loop's program is next
+    process.stdout.read(1)  # the first token is out; the loop's program comes next
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and b"torn down" not in out and err == b""
@@ -465,7 +465,7 @@ def test_interrupt_leaves_without_teardown():
 
 def test_a_platform_that_this_machine_lacks(run, monkeypatch):
     def devices(*_):
-        raise AssertionError  # as JAX does for a platform that it knows
+        raise AssertionError  # JAX raises it for a platform that it knows
 
     monkeypatch.setattr(jax, "devices", devices)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
@@ -473,7 +473,7 @@ def test_a_platform_that_this_machine_lacks(run, monkeypatch):
     line = f"error: {problem}: this machine has no such device\n"
     assert run("generate", TOKEN_MODEL, "--tokens", "1") == (2, "", line)
     assert run("quantize", TOKEN_MODEL, "out.gguf") == (2, "", line)
-    assert run("inspect", TOKEN_MODEL)[0] == 0  # which runs no program
+    assert run("inspect", TOKEN_MODEL)[0] == 0  # runs no program
 
 
 def test_text_that_the_terminals_encoding_lacks(monkeypatch):
@@ -486,7 +486,7 @@ def test_text_that_the_terminals_encoding_lacks(monkeypatch):
 
 @pytest.mark.slow("starts the command several times")
 def test_the_version_is_said_before_anything_is_imported(tmp_path):
-    """By the script that is installed as `jax-q4k`."""
+    """Runs the script that is installed as `jax-q4k`."""
     script = shutil.copy(Path(cli.__file__).parent / "jax-q4k", tmp_path)
     command = [sys.executable, "-X", "importtime", str(script), "--version"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -504,7 +504,7 @@ def test_the_collector_runs_once_the_command_is_imported():
 
 
 def test_no_standard_output(run, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)  # as Python does where its descriptor is closed
+    monkeypatch.setattr(sys, "stdout", None)  # Python does so if its descriptor is closed
     assert run("inspect", TEXT_MODEL) == (2, "", "error: standard output is closed\n")
 
 

@@ -37,7 +37,7 @@ NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 @pytest.mark.slow("starts the command several times", quick=["SIGHUP"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_terminals_cursor_comes_back(name):
-    """A bar hides it, and the process ends under the bar."""
+    """A progress bar hides the cursor; the process ends below the bar."""
     ours, theirs = pty.openpty()
     body = """
 cli.commands.generate.load_model = interrupted
@@ -52,7 +52,7 @@ cli.main(["generate", "m", "--tokens", "1"])
 
 @pytest.mark.slow("starts the command several times")
 def test_the_terminals_mode_comes_back():
-    """A line that is typed has changed it: no echo."""
+    """A line being typed has changed the mode: no echo."""
     body = """
 import termios
 def typing(*arguments):
@@ -72,7 +72,7 @@ cli.main(['generate', 'm', '--tokens', '1'])
 
 @contextlib.contextmanager
 def in_terminal(body, *arguments):
-    """The process, and the terminal that controls it."""
+    """Starts a process with a controlling terminal; returns both."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", INTERRUPTED + body, *arguments],
@@ -93,7 +93,7 @@ def in_terminal(body, *arguments):
 
 @pytest.mark.slow("starts the command several times")
 def test_a_process_in_the_background_ends_and_leaves_the_mode_to_the_shell():
-    """The system would stop one that touches the mode there."""
+    """The system would stop a background process that changes the mode."""
     body = """
 import termios
 mode = termios.tcgetattr(2)
@@ -131,7 +131,7 @@ with interrupts.ending_at_once(), interrupts.killing(child):
 
 
 def runs(process: int) -> bool:
-    """Whether a process runs; a moment later, as the system ends it on its own."""
+    """Whether a process still runs after a moment, since the system ends it asynchronously."""
     for _ in range(50):
         done = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True)
         if not done.stdout.strip() or done.stdout.startswith(b"Z"):
@@ -160,7 +160,7 @@ cli.main(["quantize", "demo", sys.argv[2]])
 
 @pytest.mark.slow("starts the command several times")
 def test_an_ignored_signal_stays_ignored(tmp_path):
-    """As nohup asks."""
+    """nohup ignores the signal."""
     body = """
 signal.signal(number, signal.SIG_IGN)
 cli.commands.quantize.quantize_file = interrupted

@@ -48,7 +48,7 @@ def test_qwen(architecture, biases, norms):
         ({"attention.head_count_kv": 2}, "num_kv_heads", 2),
         ({"attention.head_count_kv": np.array([2, 2], np.uint32)}, "num_kv_heads", 2),
         ({"attention.key_length": 128, "attention.value_length": 128}, "head_dim", 128),
-        # 7 does not divide 512
+        # 512 is no multiple of 7
         (
             {"attention.key_length": 64, "attention.head_count": 7},
             "num_heads",
@@ -190,7 +190,7 @@ def test_features_that_would_be_ignored_are_refused(key, value):
         ("rope.scaling.yarn_ext_factor", 1.0),
         ("attention.temperature_scale", 0.0),
         ("expert_gating_func", 3),
-        ("full_attention_interval", 4),  # other architectures'
+        ("full_attention_interval", 4),  # belongs to other architectures
     ],
 )
 def test_keys_that_change_nothing(key, value):
@@ -226,7 +226,7 @@ def test_routings_that_architectures_fix():
 
 
 def of(architecture, **changes):
-    """Metadata of an architecture with keys whose dots are underscores twice."""
+    """Metadata of an architecture; double underscores in names of changes stand for dots."""
     metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     return {
@@ -255,7 +255,7 @@ PATTERN = "attention__sliding_window_pattern"
     ],
 )
 def test_windows(architecture, keys, windows):
-    """And which layers have the local rope: those alone."""
+    """Checks windows, and that exactly Gemma 3's windowed layers use the local rope."""
     config = Config.from_metadata(of(architecture, block_count=12, **keys))
     assert [config.window_of(layer) for layer in range(12)] == windows
     local = [architecture == "gemma3" and window is not None for window in windows]
@@ -328,7 +328,7 @@ def test_windows_and_caps_that_are_refused(architecture, keys, message):
 
 
 def test_sections_of_positions_in_images():
-    """Qwen's sections of 64 pairs, whichever a text's equal positions rotate by."""
+    """Qwen's sections of 64 pairs; a text's positions are equal in all sections."""
     metadata = Config.from_metadata(of("qwen2vl", attention__key_length=128)).to_metadata()
     assert metadata["qwen2vl.rope.dimension_sections"].tolist() == [16, 24, 24, 0]
 

@@ -21,7 +21,7 @@ from ..golden_files import NAMES, model, path
 
 
 def shapes(name):
-    """Name -> anything with a shape, of a golden file."""
+    """Maps names of a golden file's tensors to objects with a shape."""
     return {
         tensor.name: types.SimpleNamespace(shape=tuple(tensor.shape[::-1].tolist()))
         for tensor in gguf.GGUFReader(path(name)).tensors
@@ -64,7 +64,7 @@ def test_progress_and_no_tokenizer():
 
 
 def test_a_model_goes_with_the_last_reference():
-    """Not when the garbage collector comes: two models may not fit."""
+    """Frees the model without the garbage collector, since two models may not fit in memory."""
     gc.disable()
     try:
         loaded = models.from_gguf(path("llama-gqa"))
@@ -175,7 +175,7 @@ def test_missing_file(tmp_path):
 
 
 def test_the_header_is_parsed_once(monkeypatch):
-    """The file read is the one that was checked, and a vocabulary is decoded once."""
+    """The file that is loaded is the one that was checked, and a vocabulary is decoded once."""
     calls = []
     monkeypatch.setattr(
         jq.gguf.parts, "parse_source", lambda source: calls.append(source) or parse_source(source)
@@ -216,7 +216,7 @@ def test_an_adapter_has_no_place_in_a_file():
     ],
 )
 def test_a_norm_that_the_architecture_has_not_is_not_left_out(tmp_path, place, name):
-    """The file would be of another decoder."""
+    """A file without it would describe another decoder."""
     decoder = model("llama-gqa").decoder()
     owner, _, attribute = place.partition(".")
     norm = RMSNorm(jnp.ones(32 if name in ("attn_q_norm", "attn_k_norm") else 256), 1e-5)
@@ -236,7 +236,7 @@ def test_a_norm_that_the_architecture_has_not_is_not_left_out(tmp_path, place, n
 
 @pytest.mark.parametrize("check_scales", [True, False])
 def test_scales_are_checked_unless_told_not_to(tmp_path, check_scales):
-    """A NaN scale is refused, or reaches the logits."""
+    """A NaN scale is refused, or reaches the weights if the check is off."""
     raw = jq.gguf.read(path("llama-gqa")).tensors["blk.0.ffn_up.weight"].to_gguf_bytes()
     data = path("llama-gqa").read_bytes()
     at = data.index(raw[:144])

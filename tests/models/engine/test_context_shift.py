@@ -1,4 +1,4 @@
-"""Texts longer than the context: each part is what a prompt of what is left of the text gets."""
+"""Texts longer than the context: each shift continues like a new prompt of the remaining tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def short(name: str) -> Any:
 
 
 def by_hand(name: str, prompt: list[int], count: int, keep: int) -> list[int]:
-    """Greedy tokens, context by context."""
+    """Generates greedy tokens, one context at a time."""
     text, new = list(prompt), []
     while len(new) < count:
         room = min(count - len(new), CONTEXT - len(text))
@@ -40,7 +40,7 @@ def by_hand(name: str, prompt: list[int], count: int, keep: int) -> list[int]:
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen35"])
 def test_texts_go_on(name: str, draft: Any) -> None:
-    """Three prompts of their own lengths and ends, beside each other; and one alone."""
+    """Three prompts with different lengths and ends in a batch, and one alone."""
     loaded, ids = short(name), reference(name).prompt.tolist()
     prompts, counts = [ids[:30], ids[:7], ids[5:12]], (70, 90, 12)
     want = [by_hand(name, *row, 3) for row in zip(prompts, counts, strict=True)]
@@ -56,13 +56,13 @@ def test_texts_go_on(name: str, draft: Any) -> None:
 
 @pytest.mark.slow("compiles programs of two lengths")
 def test_draws_do_not_begin_anew() -> None:
-    """A step's noise is that of a text without a shift."""
+    """The noise of a step is the same as without a shift."""
     loaded, flat = short("llama-gqa"), {"temperature": 100.0, "max_new_tokens": 120, "seed": 3}
     tokens = models.generate(loaded, [5], shift=models.ContextShift(), **flat).tokens
     assert len(tokens) == 120
     first = models.generate(model("llama-gqa"), [5], **flat).tokens
     assert tokens[:39] == first[:39]
-    assert sum(a == b for a, b in zip(tokens, first, strict=True)) > 80  # nearly uniform draws
+    assert sum(a == b for a, b in zip(tokens, first, strict=True)) > 80  # draws are nearly uniform
 
 
 @pytest.mark.slow("compiles several programs")
@@ -77,7 +77,7 @@ def test_stop_strings_and_logprobs_over_a_shift() -> None:
     assert found.finish_reason == "stop" and found.text == whole.text[: middle - 3]
 
 
-def test_what_does_not_fit() -> None:
+def test_prompts_that_do_not_fit() -> None:
     loaded = short("llama-gqa")
     with pytest.raises(ValueError, match="more than the context length, 40"):
         models.generate(loaded, [1, 2], max_new_tokens=39)

@@ -1,4 +1,4 @@
-"""Conversations: prompts that fit the context, and answers as templates take them."""
+"""Conversations: prompts that fit the context, and answers in the template's format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def conversation(context: int, name: str = "qwen2", **fields: Any) -> Conversati
 
 
 def turns(count: int) -> list[dict[str, str]]:
-    """Of the user and the model in turn, the user's last."""
+    """Alternating turns, starting with the user."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": f"message number {i}"} for i in range(count)]
 
@@ -43,7 +43,7 @@ def test_a_prompt_is_the_templates() -> None:
 
 @pytest.mark.parametrize("asked", [10, 1000])
 def test_the_oldest_turns_go_where_the_context_is_full(asked: int) -> None:
-    """The system message stays; an answer has room for what is asked, or half of the context."""
+    """The system message stays; the answer gets the requested room, or half of the context."""
     c = conversation(100, system="S", turns=turns(21))
     prompt = c.prompt(asked)
     room = min(asked, 50)
@@ -77,7 +77,7 @@ def test_a_transcript_where_there_is_no_template() -> None:
     want += "User: message number 2\nAssistant:"
     assert t.decode(c.prompt(10).tokens) == want
     assert c.prompt(10).tokens == t.encode(want)
-    c.turns[-1]["content"] = "</s>"  # of a user: text
+    c.turns[-1]["content"] = "</s>"  # from a user, so it is text
     assert t.eos_token_id not in c.prompt(10).tokens
 
 
@@ -98,14 +98,14 @@ ANALYSIS = "<|channel|>analysis<|message|>"
     ],
 )
 def test_answers_as_templates_take_them(text: str, answer: dict[str, str]) -> None:
-    """gpt-oss' template refuses an answer that spells its channels."""
+    """gpt-oss's template refuses an answer that spells out its channels."""
     c = conversation(100)
     c.add_answer(text)
     assert c.turns == [{"role": "assistant", **answer}]
 
 
 def test_answers_come_one_at_a_time() -> None:
-    """A second stream would be asked without the first one's answer, or its turns would mix."""
+    """A second stream would lack the first one's answer, or mix up the turns."""
     talk = Conversation(models.load("demo"))
     options = {"max_new_tokens": 4}
     first, second = talk.stream("Hello.", **options), talk.stream("Good night.", **options)
@@ -138,7 +138,7 @@ def test_threads_that_ask_at_once_get_an_answer_or_an_error() -> None:
 
 
 def test_a_transcript_has_no_end_token() -> None:
-    """Files of embedding models ask for one."""
+    """Files of embedding models request an end token."""
     path = GOLDEN.parent / "tokenizers" / "ggml-vocab-llama-spm.gguf"
     metadata = jq.gguf.read_header(path).metadata | {"tokenizer.ggml.add_eos_token": True}
     c = conversation(1000, "llama-spm", turns=turns(1))

@@ -31,7 +31,7 @@ PROMPT = SPM["prompt_text"]
 
 @pytest.fixture
 def compilations():
-    """Counts compiled programs from here on."""
+    """Counts programs that are compiled during the test."""
     count = [0]
 
     def listen(event, _, **__):
@@ -56,7 +56,7 @@ def test_greedy_tokens_are_llama_cpps(name):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_prompts_of_different_lengths(name):
-    """The prompt alone, with 10 of its own greedy tokens, and cut short."""
+    """The prompt alone, the prompt with 10 of its greedy tokens, and a shortened prompt."""
     want = reference(name)
     prompts = [want.prompt, want.tokens[:58], want.prompt[:41]]
     full, longer, shorter = models.generate(model(name), prompts, max_new_tokens=24)
@@ -115,7 +115,7 @@ def test_stream_gives_what_generate_gives():
     assert all(piece.output is None for piece in steps)
     assert last.output.tokens == SPM["greedy_f32"] and last.output.finish_reason == "length"
     assert "".join(piece.text for piece in pieces) == last.output.text
-    assert sum(bool(piece.text) for piece in steps) >= 30  # as it comes, not all at the end
+    assert sum(bool(piece.text) for piece in steps) >= 30  # streamed, not held back to the end
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
     ids=["a tenth of a second", "slow", "fast"],
 )
 def test_calls_of_generate_are_short(monkeypatch, per_token, counts):
-    """So that an interrupt ends it."""
+    """Short calls let an interrupt end generation soon."""
     got = []
     advance = GenerationBatch.advance
 
@@ -181,8 +181,8 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
 
 
 @pytest.mark.slow("compiles more programs than are kept")
-def test_programs_used_last_are_kept(monkeypatch, compilations):
-    """Others are compiled anew, and leave no executable behind."""
+def test_programs_used_last_stay(monkeypatch, compilations):
+    """Other programs are recompiled, and their executables are freed."""
     monkeypatch.setattr(sys.modules[models.Model.__module__], "MOST_PROGRAMS", 4)
     loaded = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
 
@@ -209,7 +209,7 @@ def test_batches_are_padded_to_few_sizes():
 
 
 def test_tokens_of_one_call_have_their_own_text(monkeypatch):
-    """However many tokens a call takes, each piece has the text that its token made certain."""
+    """Each piece has the text that its token completed, however many tokens a call computes."""
     advance = GenerationBatch.advance
     texts = []
     for seconds in (0.1, 0.0):
@@ -244,7 +244,7 @@ def test_stop_strings(call):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("stop", "count"), [("</s>", 1), (["</s></s>", "never"], 2)])
 def test_a_stop_string_is_a_control_token(stop, count):
-    """Control tokens have no text; their spelling in ordinary tokens matches as well."""
+    """Control tokens have no text; their spelling in ordinary tokens matches too."""
     tokenizer = model("text-spm").tokenizer
     options = dict(max_new_tokens=5, logit_bias={2: 1e4}, ignore_end=True, stop=stop)
     out = models.generate(model("text-spm"), PROMPT, **options)
@@ -259,7 +259,7 @@ def test_a_stop_string_is_a_control_token(stop, count):
 
 @pytest.mark.slow("compiles several programs")
 def test_prompts_have_no_end_token():
-    """Files of embedding models ask for one."""
+    """Files of embedding models request an end token."""
     given = model("text-spm")
     metadata = given.metadata | {"tokenizer.ggml.add_eos_token": True}
     ending = models.Model(given.parts(), models.tokenizer.from_metadata(metadata), metadata)
@@ -291,12 +291,12 @@ def test_one_row_stops_and_the_others_go_on():
         first.finish_reason == "stop" and first.text == alone[0].text[: alone[0].text.index(stop)]
     )
     assert second.finish_reason == "length" and second.tokens == alone[1].tokens
-    assert second.timings.decoded_tokens < 2 * 23  # the first was told to stop
+    assert second.timings.decoded_tokens < 2 * 23  # the first row had stopped
 
 
 @pytest.fixture
 def ends_early(monkeypatch):
-    """text-spm with an end token that it reaches: the sixth of the greedy ones."""
+    """text-spm with an end token that it generates: the sixth greedy token."""
     loaded = model("text-spm")
     monkeypatch.setattr(type(loaded.tokenizer), "eos_token_ids", (2, SPM["greedy_f32"][5]))
     return loaded
@@ -308,7 +308,7 @@ def test_end_token(ends_early, stop):
     out = models.generate(ends_early, PROMPT, max_new_tokens=32, stop=stop)
     assert out.tokens == SPM["greedy_f32"][:5] and out.finish_reason == "end"
     assert out.text == ends_early.tokenizer.decode(out.tokens, strip_prefix=False)
-    assert out.timings.decoded_tokens == 5  # the end token was decoded, too
+    assert out.timings.decoded_tokens == 5  # the end token was decoded too
     *_, last = models.stream(ends_early, PROMPT, max_new_tokens=32, stop=stop)
     assert last.output.tokens == out.tokens and last.output.text == out.text
     ignored = models.generate(ends_early, PROMPT, max_new_tokens=32, ignore_end=True)
@@ -335,7 +335,7 @@ def test_seeds_and_temperature():
         return models.generate(model("text-spm"), PROMPT, max_new_tokens=16, **options).tokens
 
     hot = tokens(temperature=100, seed=1)
-    assert len(set(hot)) >= 12  # close to uniform over 32,000 tokens, drawn anew for each
+    assert len(set(hot)) >= 12  # nearly uniform over 32,000 tokens, each drawn independently
     assert hot == tokens(temperature=100, seed=1)
     assert hot != tokens(temperature=100, seed=2)
     *_, last = models.stream(model("text-spm"), PROMPT, max_new_tokens=16, temperature=100, seed=1)
@@ -362,7 +362,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
 
 
 def without_sevens(logits, tokens, length):
-    """Excludes token 7, and the token before the last one."""
+    """Excludes token 7 and the second-to-last token."""
     return logits.at[jnp.array([7, tokens[length - 2]])].set(-jnp.inf)
 
 
@@ -382,7 +382,7 @@ WAYS = {
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.usefixtures("exact")
 def test_a_row_is_what_it_is_alone(draft):
-    """Rows of different prompts, lengths, ways of sampling and seeds, beside each other."""
+    """Rows with different prompts, lengths, sampling parameters and seeds in one batch."""
     loaded, prompt = model("llama-gqa"), reference("llama-gqa").prompt.tolist()
     samplings = [
         Sampling(max_new_tokens=5 + 3 * i, seed=10 * i, **fields)
@@ -400,7 +400,7 @@ def test_a_row_is_what_it_is_alone(draft):
 @pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
 @pytest.mark.usefixtures("exact")
 def test_logprobs(draft):
-    """Of the model's own logits, whatever the way of sampling."""
+    """Log-probabilities come from the model's unmodified logits, for any sampling parameters."""
     loaded, prompt = model("llama-gqa"), reference("llama-gqa").prompt.tolist()
     samplings = [
         Sampling(max_new_tokens=9, logprobs=5),
@@ -434,11 +434,11 @@ def test_logprobs_of_a_text_that_stops():
 
 @pytest.mark.usefixtures("exact")
 def test_a_function_of_logits_gets_the_text():
-    """Prompt and new tokens; traced once a program."""
+    """A processor gets the prompt and new tokens; it is traced once per program."""
     loaded, traced = model("llama-gqa"), []
 
     def next_one(logits, tokens, length):
-        """The last token + 1 + the length's parity."""
+        """Forces the last token + 1 + the length's parity."""
         traced.append((logits.shape, tokens.dtype))
         wanted = (tokens[length - 1] + 1 + length % 2) % logits.shape[0]
         return jnp.where(jnp.arange(logits.shape[0]) == wanted, 0.0, -jnp.inf)
@@ -460,7 +460,7 @@ def test_a_function_of_logits_gets_the_text():
 
 @pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
-def test_rows_of_one_way_draw_by_seeds_of_their_own():
+def test_rows_with_equal_parameters_draw_by_their_own_seeds():
     loaded, fields = model("llama-gqa"), {"max_new_tokens": 12, "temperature": 1.2}
     together = models.generate(loaded, [[1, 2, 3]] * 3, seed=2**32 - 2, **fields)
     assert len({tuple(out.tokens) for out in together}) == 3
@@ -468,7 +468,7 @@ def test_rows_of_one_way_draw_by_seeds_of_their_own():
         assert models.generate(loaded, [1, 2, 3], seed=seed, **fields).tokens == out.tokens
 
 
-def test_ways_that_do_not_fit():
+def test_sampling_parameters_that_do_not_fit():
     loaded = model("llama-gqa")
     with pytest.raises(ValueError, match="sampling holds 1 ways for 2 prompts"):
         models.generate(loaded, [[1], [2]], [Sampling()])
@@ -482,7 +482,7 @@ def test_ways_that_do_not_fit():
 
 
 def test_arguments_of_other_types():
-    """Before any work, and naming the argument."""
+    """Raises before any work, with the name of the argument."""
     loaded = model("llama-gqa")
     for call in models.generate, models.stream:
         for name, kind in ("prefix", "Prefix"), ("shift", "ContextShift"):
@@ -494,7 +494,7 @@ def test_arguments_of_other_types():
 
 @pytest.mark.slow("compiles several programs")
 def test_parameters_do_not_recompile(compilations):
-    """Random numbers of random stages: after one program for each set of stages, none."""
+    """Random parameters of random stages: each set of stages is compiled once."""
     loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(1)
 
     def fields():
@@ -527,7 +527,7 @@ def test_parameters_do_not_recompile(compilations):
 
 @pytest.mark.slow("compiles programs for all stages of sampling")
 def test_stages_that_come_and_go_do_not_recompile(compilations):
-    """After the first few sets of them, programs serve all others: each with its own tokens."""
+    """After the first few stage sets, shared programs serve all others with unchanged tokens."""
     loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(2)
 
     def fields(chance):
@@ -553,7 +553,7 @@ def test_stages_that_come_and_go_do_not_recompile(compilations):
     for order in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 9}):
         tokens(loaded, fields(1.0) | {"temperature": 0.0, "top_k": 0, "top_p": 1.0} | order)
     tokens(loaded, fields(1.0) | {"temperature": 1.0, "top_k": 0, "top_p": 0.5})
-    tokens(loaded, {"max_new_tokens": 6})  # the likeliest
+    tokens(loaded, {"max_new_tokens": 6})  # greedy
     compilations[0] = 0
     given = [fields(0.5) for _ in range(30)]
     found = [tokens(loaded, each) for each in given]
@@ -601,7 +601,7 @@ def test_lengths_do_not_recompile(compilations):
 
 
 def test_implementation_choice_is_part_of_the_programs_key():
-    # one whose third token depends on the rounding of activations
+    # its third token depends on how activations round
     prompt = reference("llama-gqa").prompt[:15]
     with jq.implementation(activations="q8_1"):
         quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
@@ -610,7 +610,7 @@ def test_implementation_choice_is_part_of_the_programs_key():
     assert plain != quantized
     with jq.implementation(activations="q8_1"):
         pieces = models.stream(model("llama-gqa"), prompt, max_new_tokens=24)
-    *_, last = pieces  # read outside of the block
+    *_, last = pieces  # read outside the block
     assert last.output.tokens == quantized
 
 
@@ -635,7 +635,7 @@ def test_prompts_are_padded_to_a_power_of_two_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.slow("compiles for each choice")
-def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
+def test_fusions_are_chosen_around_the_call(monkeypatch):
     seen = []
     original = Decoder.decode
     monkeypatch.setattr(
@@ -715,7 +715,7 @@ def test_an_empty_text_is_its_first_token():
 
 
 def test_a_prompt_and_new_tokens_may_fill_the_context():
-    models.stream(model("llama-gqa"), [1] * 2000, max_new_tokens=48)  # checked at the call, not run
+    models.stream(model("llama-gqa"), [1] * 2000, max_new_tokens=48)  # checked, not run
 
 
 def test_stream_takes_one_prompt():

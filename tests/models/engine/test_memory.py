@@ -1,4 +1,4 @@
-"""More prompts than memory has room for at a time."""
+"""More prompts than fit in memory at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 2**30
 @pytest.mark.slow("compiles several programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_batches_one_after_another(monkeypatch, implementation):
-    """Rows get what they get in one batch; timings are those of all."""
+    """Rows get the same tokens as in one batch; timings cover all batches."""
     loaded = model("llama-gqa")
     prompts = [[1 + i, 2, 3 + i][: 1 + i % 3] for i in range(7)]
     samplings = [Sampling(max_new_tokens=1 + i, temperature=i % 2, seed=i) for i in range(7)]
@@ -39,7 +39,7 @@ def test_batches_one_after_another(monkeypatch, implementation):
 def test_the_last_batch_takes_the_programs_of_the_first(monkeypatch):
     loaded = model("llama-gqa")
     monkeypatch.setattr(memory, "MAX_ROWS", 4)
-    fields = {"max_new_tokens": 2, "cache_dtype": "float16"}  # as no other test has it
+    fields = {"max_new_tokens": 2, "cache_dtype": "float16"}  # no other test uses it
     models.generate(loaded, [[1, 2]] * 4, **fields)
     out = models.generate(loaded, [[1, 2]] * 9, **fields)
     assert out[0].timings.compile == 0

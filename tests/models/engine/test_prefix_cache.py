@@ -1,4 +1,4 @@
-"""Prompts that begin as an earlier text get the tokens of prompts that are computed whole."""
+"""Prefix cache: prompts that share a cached prefix get the tokens of a full prefill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ..golden_files import model, reference
 
 pytestmark = pytest.mark.cpu_kernels
 
-#: Of each kind of memory: pages alone, windows, soft caps, recurrent states, latent vectors.
+#: One model for each kind of cache: pages only, windows, soft caps, recurrent states, latent
+#: vectors.
 NAMES = ["llama-gqa", "gemma3", "qwen35", "lfm2", "deepseek2"]
 FIELDS = {"max_new_tokens": 9, "ignore_end": True}
 
@@ -27,7 +28,7 @@ FIELDS = {"max_new_tokens": 9, "ignore_end": True}
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_text_goes_on(name: str) -> None:
-    """Three prompts, each the text before with more behind it; the cache grows on the way."""
+    """Three prompts, each an extension of the text before; the KV cache grows meanwhile."""
     loaded, prefix = model(name), models.Prefix()
     tokens, reused = reference(name).prompt.tolist()[:5], []
     more = reference(name).prompt.tolist()
@@ -37,7 +38,7 @@ def test_a_text_goes_on(name: str) -> None:
         out = models.generate(loaded, tokens, prefix=prefix, **FIELDS)
         assert out.tokens == whole.tokens
         reused.append(out.timings.reused_tokens)
-        assert prefix.tokens == (tokens + out.tokens)[:-1]  # the last one is not yet computed
+        assert prefix.tokens == (tokens + out.tokens)[:-1]  # the last is not computed yet
         tokens = tokens + out.tokens
     assert reused == [0, 16, 225]
 
@@ -46,7 +47,7 @@ def test_a_text_goes_on(name: str) -> None:
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(("name", "kept"), [("llama-gqa", 20), ("qwen35", 0), ("gemma3", 0)])
 def test_a_text_that_differs(name: str, kept: int) -> None:
-    """Pages are right up to where it differs; states and windows have gone on."""
+    """Pages are valid up to the first different token; states and windows have advanced past it."""
     loaded, prefix, prompt = model(name), models.Prefix(), reference(name).prompt.tolist()[:30]
     models.generate(loaded, prompt, prefix=prefix, **FIELDS)
     other = [*prompt[:20], *(token ^ 1 for token in prompt[20:28])]
@@ -58,7 +59,7 @@ def test_a_text_that_differs(name: str, kept: int) -> None:
 @pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
 def test_the_same_prompt_again() -> None:
-    """Its last token is computed anew: it is what the next one is sampled from."""
+    """The last token is always recomputed, because its logits give the next token."""
     loaded, prefix, prompt = model("llama-gqa"), models.Prefix(), [5, 6, 7, 8]
     fields = FIELDS | {"temperature": 1.0, "repetition_penalty": 1.2, "dry_multiplier": 0.5}
     fields |= {"dry_sequence_breakers": (), "logprobs": 2, "draft": "lookup"}
@@ -73,8 +74,8 @@ def test_the_same_prompt_again() -> None:
 
 @pytest.mark.slow("compiles several programs")
 @pytest.mark.usefixtures("exact")
-def test_what_a_prefix_does_not_fit() -> None:
-    """Another model, another dtype, a draft model: all is computed."""
+def test_calls_that_a_prefix_does_not_fit() -> None:
+    """Another model, another dtype or a draft model: nothing is reused."""
     prefix, prompt = models.Prefix(), [5, 6, 7, 8]
     models.generate(model("llama-gqa"), prompt, prefix=prefix, **FIELDS)
     other = models.generate(model("qwen2-bias"), prompt, prefix=prefix, **FIELDS)
@@ -96,7 +97,7 @@ def test_what_a_prefix_does_not_fit() -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_a_stream_that_is_left() -> None:
-    """What was computed until then stays."""
+    """Tokens computed before the stream was closed stay in the cache."""
     loaded, prefix = model("llama-gqa"), models.Prefix()
     pieces = models.stream(loaded, [5, 6, 7, 8], prefix=prefix, max_new_tokens=40)
     taken = [next(pieces).token for _ in range(5)]
@@ -110,7 +111,7 @@ def test_a_stream_that_is_left() -> None:
 def test_an_interrupt_between_and_within_pieces(
     monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    """A prefix is never left with a cache that a call has taken over."""
+    """A prefix never keeps a KV cache that was donated to a call."""
     loaded, prompt = model("llama-gqa"), (reference("llama-gqa").prompt.tolist() * 9)[:300]
     prefix = models.Prefix()
     models.generate(loaded, prompt[:30], prefix=prefix, **FIELDS)
@@ -120,7 +121,7 @@ def test_an_interrupt_between_and_within_pieces(
         seconds = call(run, program, *arguments)
         seen.append(type(program))
         if len(seen) == calls:
-            before = run._state  # as if the next call had begun
+            before = run._state  # like the start of the next call
             jax.tree.map(lambda array: array.delete(), before.cache)
             raise KeyboardInterrupt
         return seconds
@@ -146,7 +147,7 @@ def test_a_conversation_computes_each_message_once() -> None:
         assert anew.answer(message, seed=3, **options).text == out.text
         assert talk.turns == anew.turns and talk.turns[-1]["content"] == out.text.strip()
         prompt = out.timings.prompt_tokens
-        if len(talk.turns) > 2:  # what follows the text that the model wrote
+        if len(talk.turns) > 2:  # the turn after the text that the model wrote
             assert out.timings.reused_tokens > prompt / 2
 
 
@@ -166,7 +167,7 @@ def test_a_conversation_whose_answer_is_left() -> None:
 @pytest.mark.slow("compiles by two implementations")
 @pytest.mark.usefixtures("exact")
 def test_another_implementation_computes_its_own() -> None:
-    """A cache that plain JAX computed is not the one that the CPU's kernels would have."""
+    """A KV cache computed by plain JAX differs from that of the CPU kernels."""
     loaded, prefix = model("llama-gqa"), models.Prefix()
     prompt = reference("llama-gqa").prompt.tolist()
     models.generate(loaded, prompt[:20], prefix=prefix, **FIELDS)
@@ -178,7 +179,7 @@ def test_another_implementation_computes_its_own() -> None:
 
 @pytest.mark.usefixtures("exact")
 def test_a_prefix_in_two_threads_serves_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that ends while another looks at what is held: nobody gets the other's text."""
+    """A call that ends while another inspects the cache; neither gets the other's text."""
     loaded, prefix = model("llama-gqa"), models.Prefix()
     prompt = reference("llama-gqa").prompt.tolist()
     others = [5, 6, 7, 8, *prompt[4:40]]

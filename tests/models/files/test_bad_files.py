@@ -1,4 +1,4 @@
-"""Files whose parts are sound by themselves, and damaged ones, through `models.from_gguf`."""
+"""Files whose parts are valid but inconsistent, and damaged files, loaded by `models.from_gguf`."""
 
 import struct
 
@@ -13,7 +13,7 @@ from jax_q4k import models
 
 from ..golden_files import path
 
-VOCABULARY_SIZE = 512  # llama-gqa's
+VOCABULARY_SIZE = 512  # that of llama-gqa
 KEY = "tokenizer.ggml."
 
 
@@ -156,7 +156,7 @@ def test_rope_divisors_that_give_no_finite_angle(divisor, tmp_path):
 @pytest.mark.slow("compiles several programs")
 @pytest.mark.parametrize("vocabulary", [sentencepiece, byte_level])
 def test_damaged_models(vocabulary, tmp_path):
-    """Each of 1,000 damaged files is refused or gives a model whose tokenizer works."""
+    """Each of 1,000 damaged files is refused, or gives a model whose tokenizer works."""
     data = rewritten(path("llama-gqa"), vocabulary())
     header, rng = parse(data).data_start, np.random.default_rng(0)
     damaged, loaded = tmp_path / "damaged.gguf", 0

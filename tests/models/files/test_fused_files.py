@@ -1,4 +1,4 @@
-"""Files whose tensors hold the rows of several: biases, too, and those of experts."""
+"""Files with fused tensors that hold the rows of several, including biases and experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 7]])
 
 
 def written(path: Path, metadata: dict, tensors: dict) -> Path:
-    """A file of tensors, some of them as TensorPieces."""
+    """Writes a file of tensors, some of them as TensorPieces."""
     pieces = {
         name: tensor if isinstance(tensor, TensorPieces) else TensorPieces.of(name, tensor)
         for name, tensor in tensors.items()
@@ -29,7 +29,7 @@ def written(path: Path, metadata: dict, tensors: dict) -> Path:
 
 
 def beside_each_other(first: object, second: object) -> object:
-    """The rows of both, of each expert."""
+    """Concatenates the rows of both, expert by expert."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
 
 
@@ -86,7 +86,7 @@ def test_blocks_that_hold_elements_of_two_tensors_are_refused(tmp_path):
 
 
 def test_a_whole_in_a_layer_that_has_some_of_its_parts_is_refused(tmp_path):
-    """The layer has queries of its own, but keys and values of another layer."""
+    """The layer has its own queries, but keys and values of another layer."""
     file = jq.gguf.read(golden_files.path("gemma4-e"))
     layer = models.from_gguf(golden_files.path("gemma4-e")).config.num_layers - 1
     names = [f"blk.{layer}.attn_{part}.weight" for part in ("q", "k", "qkv")]

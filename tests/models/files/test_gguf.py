@@ -19,9 +19,9 @@ from ..golden_files import NAMES, model, path
 
 
 def contents(file):
-    """(metadata key -> (types, value), tensor name -> (type, shape, bytes)).
+    """Returns (metadata key -> (types, value), tensor name -> (type, shape, bytes)).
 
-    Both are read by the `gguf` package.
+    The `gguf` package reads both.
     """
     reader = gguf.GGUFReader(file)
     fields = {
@@ -36,7 +36,7 @@ def contents(file):
 
 
 def floats(name, dtype):
-    """A golden model with its matrices as floats."""
+    """A golden model with float matrices."""
     tensors = {
         key: (tensor.dequantize(dtype) if isinstance(tensor, jq.QuantizedArray) else tensor)
         for key, tensor in models.named_tensors(model(name)).items()
@@ -54,9 +54,9 @@ def test_loading_and_saving_changes_nothing(name, tmp_path):
 
 
 def test_value_types_of_a_file_survive(tmp_path):
-    """Value types survive, also those that Python's values do not tell apart.
+    """Value types survive, even if Python's values do not distinguish them.
 
-    Empty arrays and an alignment of the file's own survive, too.
+    Empty arrays and a custom alignment survive, too.
     """
     original, saved = tmp_path / "original.gguf", tmp_path / "saved.gguf"
     entries = {
@@ -115,7 +115,7 @@ def test_float_models(dtype, file_type, tmp_path):
 
 
 def test_packed_weights_under_a_float_files_metadata(tmp_path):
-    """The metadata's file type is not taken over where it cannot be right."""
+    """The metadata's file type is replaced if it cannot be right."""
     packed = model("llama-gqa")
     said = models.Model(packed.decoder(), metadata={**packed.metadata, "general.file_type": 1})
     models.save_gguf(said, tmp_path / "saved.gguf")
@@ -125,7 +125,7 @@ def test_packed_weights_under_a_float_files_metadata(tmp_path):
 
 @pytest.mark.slow("converts and compiles models")
 def test_a_model_without_a_file(tmp_path):
-    """Metadata follows from the configuration, with the types that llama.cpp reads."""
+    """Metadata is derived from the config, with the value types that llama.cpp reads."""
     saved = tmp_path / "saved.gguf"
     config = dataclasses.replace(model("qwen3-qknorm").config, rope_factor=2.0)
     vectors = floats("qwen3-qknorm", jnp.float32)
@@ -181,7 +181,7 @@ def test_weights_that_no_loader_takes_are_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["model.gguf", "decoder"])
-def test_what_is_no_model_is_refused(given, tmp_path):
+def test_only_models_are_saved_and_quantized(given, tmp_path):
     given = model("llama-gqa").decoder() if given == "decoder" else given
     with pytest.raises(TypeError, match=f"model is a {type(given).__name__}; it must be a Model"):
         models.save_gguf(given, tmp_path / "x.gguf")
@@ -207,7 +207,7 @@ def test_progress(tmp_path):
 
 
 def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
-    """Vision and audio, and the layers that predict further tokens, which block_count counts."""
+    """Vision, audio, and multi-token-prediction layers, which block_count includes."""
     given = jq.gguf.read(path("llama-gqa"))
     unused = {
         "v.blk.0.attn_q.weight": np.zeros((4, 4), np.float32),
@@ -253,7 +253,7 @@ def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
 
 @pytest.mark.slow("converts and compiles models")
 def test_saved_in_several_files(tmp_path):
-    """They are loaded as one model, and saved as one file again, byte by byte."""
+    """Loads the parts as one model, and saves it as one file again, byte for byte."""
     given = model("text-spm")
     parts = models.save_gguf(given, tmp_path / "m.gguf", max_bytes=100_000)
     assert len(parts) > 1 and sorted(tmp_path.iterdir()) == parts

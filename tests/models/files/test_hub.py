@@ -1,6 +1,6 @@
-"""Models by their names on the Hugging Face hub, from a stand-in for `huggingface_hub`.
+"""Models by Hugging Face hub names, with a fake `huggingface_hub`.
 
-The real one, where it is installed, is asked without a network.
+The real package, if installed, is tested without a network.
 """
 
 import os
@@ -29,7 +29,7 @@ class RepositoryNotFoundError(Exception):
 
 
 class Hub(types.ModuleType):
-    """Repositories in folders; what was asked for, in `asked`."""
+    """Repositories in folders; records requests in `asked`."""
 
     def __init__(self, remote, cache):
         super().__init__("huggingface_hub")
@@ -73,7 +73,7 @@ class Hub(types.ModuleType):
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """A hub, and an empty folder to be in."""
+    """A fake hub, and an empty current folder."""
     made = Hub(tmp_path / "remote", tmp_path / "cache")
     monkeypatch.setitem(sys.modules, "huggingface_hub", made)
     (tmp_path / "here").mkdir()
@@ -101,7 +101,7 @@ def test_names(name, found, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hub.named(name) == (name, *found)
     (tmp_path / name.partition("/")[0]).mkdir()
-    assert hub.named(name) is None  # a folder of this name is meant
+    assert hub.named(name) is None  # a folder with this name is meant
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_names(name, found, tmp_path, monkeypatch):
     + ["folder/file.gguf", "folder/m.safetensors", "a/b/c", "org/name:", "org/name:a b", "a/.b"]
     + ["", "demo", "org/name\n", "~/a", "a/b/c.gguf:Q4_0", "https://x/y/z.gguf"],
 )
-def test_what_is_no_name(name, tmp_path, monkeypatch):
+def test_strings_that_are_no_hub_names(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert hub.named(name) is None
 
@@ -203,7 +203,7 @@ def test_without_a_network_the_cache_is_looked_at(fake):
 
 
 def test_without_a_network_no_other_type_stands_in(fake):
-    """Of the files that are not there nobody knows."""
+    """The files that the repository has are unknown."""
     publish(fake, "org/m", "m-Q8_0.gguf")
     models.load("org/m:Q8_0")
     fake.error = ConnectionError("no network")
@@ -227,7 +227,7 @@ def test_names_of_files_that_leave_the_folder(fake, monkeypatch):
 
 def test_a_missing_file_is_not_looked_up(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it raises
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # makes the import fail
     with pytest.raises(FileNotFoundError, match=r"No such file or directory: 'org/name\.gguf'"):
         models.load("org/name.gguf")
 
@@ -247,7 +247,7 @@ def test_commands_take_names(fake, capsys, tmp_path):
 
 
 def in_a_process(name, home, **environment):
-    """`models.load(name)` by the real package, which reads the environment when it is imported."""
+    """Runs `models.load(name)` with the real package, which reads the environment at import."""
     given = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
     given |= {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", **environment}
     given["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -258,7 +258,7 @@ def in_a_process(name, home, **environment):
 
 @pytest.mark.slow("converts and compiles models")
 def test_the_real_package_without_a_network(tmp_path):
-    """Its cache, laid out as it lays it out, and its own exceptions."""
+    """Uses its cache, laid out like the package's, and its own exceptions."""
     done = in_a_process("org/name", tmp_path)
     assert "ConnectionError: [Errno 113] the Hugging Face hub cannot be reached" in done.stderr
     done = in_a_process("org/name/m.gguf", tmp_path)

@@ -1,4 +1,4 @@
-"""Files of hybrids, of Gemma 4 and of latent attention: saved, and quantized as llama.cpp did."""
+"""Files of hybrids, Gemma 4 and latent attention: saved, and quantized like llama.cpp."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def exact():
 
 
 def used(name: str) -> dict:
-    """The tensors of a golden file without those that generating text does not use."""
+    """Tensors of a golden file, without those that text generation does not use."""
     file = jq.gguf.read(path(name))
     unused = unused_tensors(file.metadata, file.tensors)
     return {key: tensor for key, tensor in file.tensors.items() if key not in unused}
 
 
 def check_equal(got: dict, want: dict) -> None:
-    """The same tensors by the same names, to the byte."""
+    """Checks that both have the same tensor names and bytes."""
     assert got.keys() == want.keys()
     for name, tensor in want.items():
         assert jq.is_quantized(got[name]) == jq.is_quantized(tensor), name
@@ -84,10 +84,10 @@ def test_a_saved_file_is_the_one_that_was_loaded(name, tmp_path):
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", NAMES)
 def test_types_and_bytes_of_llama_cpp_stay(name, tmp_path):
-    """In its own recipe, of the file and of the model: nothing is quantized again.
+    """Requantizing with the file's own recipe changes nothing, for the file and the model.
 
-    llama-quantize counts the layers that predict further tokens, so that types of the last ones
-    differ without them.
+    llama-quantize counts the multi-token-prediction layers, so without them the types of the last
+    layers differ.
     """
     want = used(name)
     files = [tmp_path / "file.gguf", tmp_path / "model.gguf"]
@@ -105,7 +105,7 @@ def test_types_and_bytes_of_llama_cpp_stay(name, tmp_path):
 @pytest.mark.slow("converts and compiles models", quick=["deepseek2"])
 @pytest.mark.parametrize("name", ["qwen35moe", "gemma4-moe", "gemma4-e", "deepseek2", "lfm2moe"])
 def test_eight_bits_change_little(name, tmp_path):
-    """Of most tokens: a router's near tie may give one of them another expert."""
+    """Checks the median over tokens: a near tie of a router may give one of them another expert."""
     tokens = reference(name).prompt[None]
     models.quantize_file(path(name), tmp_path / "model.gguf", "Q8_0")
     got, want = (
@@ -115,8 +115,8 @@ def test_eight_bits_change_little(name, tmp_path):
     assert np.median([nmse(a, b) for a, b in zip(got, want, strict=True)]) <= 0.02
 
 
-def test_what_is_never_quantized():
-    """Short convolutions and routers are F32; what makes inputs of layers is BF16."""
+def test_tensors_that_are_never_quantized():
+    """Short convolutions and routers stay F32; the projection of per-layer inputs stays BF16."""
     kept = {
         "qwen35": ("blk.0.ssm_conv1d.weight", "F32"),
         "lfm2": ("blk.0.shortconv.conv.weight", "F32"),

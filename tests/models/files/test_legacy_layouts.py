@@ -1,4 +1,4 @@
-"""Files of earlier converters: tensors that later ones split."""
+"""Legacy layouts: files of older converters with tensors that are split today."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jax_q4k.models.files.quantizing import quantize
 
 from .. import golden_files
 
-#: What earlier files say in the place of today's keys, of DeepSeek's heads.
+#: Current keys of DeepSeek's head sizes; legacy files use `key_length` and `value_length`.
 TODAY = "key_length_mla", "value_length_mla"
 
 
 def as_earlier(name: str, path: Path, type: str | None = None) -> Path:
-    """A golden file as an earlier converter wrote it; `type`: of the tensors that are split today.
+    """Writes a golden file like an older converter.
 
-    They are float32 otherwise.
+    type: format of the tensors that are split today; they are float32 if it is None.
     """
     file = jq.gguf.read(golden_files.path(name))
     metadata, tensors = dict(file.metadata), dict(file.tensors)
@@ -53,14 +53,14 @@ def floats(tensor: object) -> np.ndarray:
 
 
 def of_latent(config, tensors, prefix) -> jax.Array:
-    """Each head's rows of keys, then those of values."""
+    """Concatenates rows of keys, then of values, head by head."""
     key, value = (floats(tensors.pop(f"{prefix}attn_{part}_b.weight")) for part in "kv")
     heads = [np.concatenate([k.T, v]) for k, v in zip(key, value, strict=True)]
     return jnp.asarray(np.concatenate(heads))
 
 
 def of_delta(config, tensors, prefix) -> jax.Array:
-    """Each key head's rows: a query, a key, its values and their gates."""
+    """Concatenates rows of query, key, values and their gates for each key head."""
     delta = config.delta
     qkv, gate = (floats(tensors.pop(f"{prefix}attn_{part}.weight")) for part in ("qkv", "gate"))
     parts = [*np.split(qkv, (delta.keys, 2 * delta.keys)), gate]
@@ -87,7 +87,7 @@ def test_logits_are_those_of_todays_file(name, tmp_path):
 @needs_native
 @pytest.mark.parametrize(("name", "type"), [("deepseek2", "Q8_0"), ("qwen3next", "Q4_K")])
 def test_packed_tensors_and_saved_files(name, type, tmp_path):
-    """Blocks are cut between heads, and what is saved is today's file."""
+    """Blocks are split between heads, and the saved file has the current layout."""
     earlier = models.from_gguf(as_earlier(name, tmp_path / "packed.gguf", type))
     wholes = jq.gguf.read(tmp_path / "packed.gguf").tensors
     rounded = {n: floats(t) for n, t in wholes.items() if "attn_kv_b" in n or "ssm_in" in n}
@@ -112,7 +112,7 @@ def test_packed_tensors_and_saved_files(name, type, tmp_path):
 
 @pytest.mark.slow("compiles several programs")
 def test_over_devices(tmp_path):
-    """What is split as it is read goes where today's tensors go."""
+    """Tensors that are split while loading get the sharding of the current ones."""
     path = as_earlier("qwen3next", tmp_path / "earlier.gguf", "Q4_K")
     mesh = jax.make_mesh((2,), ("tp",), devices=jax.devices()[:2])
     model, alone = models.load(path, mesh=mesh), models.load(path)

@@ -1,4 +1,4 @@
-"""`models.load`: one way in for every kind of model."""
+"""`models.load`, which loads every kind of model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Divisors of rope frequencies in files of gpt-oss, of which llama.cpp reads no such tensor."""
+"""Rope frequency divisors in gpt-oss files, for which llama.cpp reads no such tensor."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_llamas_files_have_the_tensor(tmp_path):
 @pytest.mark.parametrize(
     "value", [[1.0], [0.0] * 16, [float("nan")] * 16, "1", 3, ["a"] * 16], ids=str
 )
-def test_what_are_no_divisors_is_refused(value, divided, tmp_path):
+def test_bad_divisors_are_refused(value, divided, tmp_path):
     models.save_gguf(divided, tmp_path / "model.gguf")
     pairs = divided.config.rope_dim // 2
     value = value * (pairs // 16) if isinstance(value, list) and len(value) == 16 else value

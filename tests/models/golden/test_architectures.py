@@ -1,4 +1,4 @@
-"""An architecture is one data file: `fictitious` builds, saves, loads, generates and is right."""
+"""An architecture is one data file: `fictitious` builds, saves, loads and generates correctly."""
 
 import dataclasses
 
@@ -49,7 +49,7 @@ def registered(monkeypatch):
 
 @pytest.fixture
 def arrays(registered):
-    """GGUF's names -> float32 weights."""
+    """Maps GGUF names to float32 weights."""
     rng = np.random.default_rng(4)
     weights = {}
     for name, expected in expected_tensors(Config(**SHAPE)).items():
@@ -66,7 +66,7 @@ def model(arrays):
 
 
 def definition(w, tokens):
-    """Logits of the whole architecture in float64, from its description."""
+    """Computes logits of the architecture in float64, from its description."""
     w = {name: np.asarray(array, np.float64) for name, array in w.items()}
 
     def norm(x, name):
@@ -109,7 +109,7 @@ def definition(w, tokens):
 
 
 def decoded(model, implementation, tokens):
-    """Logits of a prompt of 9 tokens and of every token after it, over a paged cache."""
+    """Logits of a prompt of 9 tokens and of each token after it, with a paged cache."""
     with jq.implementation(implementation, activations="f32"):
         cache = PagedCache.create(model.config, len(tokens), tokens.shape[1])
         prompt = np.zeros((len(tokens), 16), np.int32)
@@ -158,7 +158,7 @@ def test_every_fact_moves_the_logits(arrays, monkeypatch, fact, value):
 @pytest.mark.slow("compiles several programs")
 @needs_native
 def test_it_is_saved_quantized_loaded_and_generates(model, tmp_path):
-    """The same tokens by the processor's kernels as in plain JAX."""
+    """The CPU kernels generate the same tokens as plain JAX."""
     quantized = models.quantize(model, "Q4_K_M")
     models.save_gguf(quantized, tmp_path / "fictitious.gguf")
     loaded = models.from_gguf(tmp_path / "fictitious.gguf")

@@ -1,4 +1,4 @@
-"""Files of further architectures that are wrong: a typed error that names what is, or a load."""
+"""Invalid files of further architectures: they load, or raise a typed error naming the fault."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from ..golden_files import FAMILIES, WITH_EXPERTS, model, path, reference
 
 
 def check(metadata, tensors):
-    """What loading does before it reads a tensor."""
+    """Runs the checks that loading does before it reads tensors."""
     header = dataclasses.replace(
         jq.gguf.read_header(path("phi3")), metadata=metadata, tensors=tensors
     )
@@ -36,7 +36,7 @@ def header(name):
 
 
 def of_different_layers(tensors):
-    """Tensors, without those of layers that have the names and shapes of an earlier one's."""
+    """Drops tensors of layers with the same names and shapes as a preceding layer."""
     layers, found = {}, {}
     for tensor, info in tensors.items():
         layer, _, rest = tensor.removeprefix("blk.").partition(".")
@@ -260,7 +260,7 @@ def test_divisors_that_give_no_finite_angle(divisor, tmp_path):
 @needs_native
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_a_router_of_nan_gives_nan_and_no_more(implementation):
-    """Ids stay in range; tokens before the first that is routed so keep their logits."""
+    """Expert ids stay in range; tokens before the first one routed this way keep their logits."""
     tensors = models.named_tensors(model("qwen3moe"))
     router = tensors["blk.1.ffn_gate_inp.weight"].at[:].set(jnp.nan)
     changed = build(model("qwen3moe").config, tensors | {"blk.1.ffn_gate_inp.weight": router})
@@ -271,7 +271,7 @@ def test_a_router_of_nan_gives_nan_and_no_more(implementation):
 @pytest.mark.slow("compiles several programs")
 @needs_native
 def test_one_expert_is_a_dense_network():
-    """Which it equals where its only weight is one."""
+    """Equals the dense network, since the only expert weight is one."""
     config = model("qwen3moe").config
     one = dataclasses.replace(config.experts, count=1, used=1)
     tensors = models.named_tensors(model("qwen3moe"))

@@ -1,4 +1,4 @@
-"""Models of one layer in block formats that are rare, and mixtures: llama.cpp's logits."""
+"""One-layer models in rare block formats and in mixed recipes, compared with llama.cpp's logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from support.paths import GOLDEN, TESTS
 import jax_q4k as jq
 from jax_q4k import models
 
-#: Files whose seven matrices have that type; `mix`: llama-quantize's mixture, with fallbacks.
+#: Files whose seven matrices have the named type; `mix` uses llama-quantize's recipe with
+#: fallbacks.
 FILES = sorted(file.stem for file in (GOLDEN / "formats").glob("*.gguf"))
 
 

@@ -1,4 +1,4 @@
-"""The model that ships with the package: an ordinary Q4_K_M file that has learnt English."""
+"""The demo model of the package: an ordinary Q4_K_M file that has learned English."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from jax_q4k import models
 pytestmark = pytest.mark.cpu_kernels
 
 CARD = models.demo_path().with_suffix(".md")
-EXCERPT = (
-    DATA / "persuasion.txt"
-).read_text()  # from the novel's last pages, which training never saw
+EXCERPT = (DATA / "persuasion.txt").read_text()  # from the novel's last pages, which were held out
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +33,14 @@ def test_the_file(model):
 
 
 def test_it_predicts_a_text_it_never_saw(model):
-    """A text of uniform tokens would cost 3.1 bits per byte; random bytes 8."""
+    """Uniform tokens would cost 3.1 bits per byte, random bytes 8."""
     assert models.score(model, EXCERPT).bits_per_byte < 1.6
 
 
 def test_its_text_is_words(model):
-    """Most words that it writes are among the 3,000 commonest of its training text.
+    """Most words that it writes are among the 3,000 most common of its training text.
 
-    93 in 100 of that text's words are.
+    Of that text's own words, 93 in 100 are.
     """
     words = set((DATA / "common_words.txt").read_text().split())
     out = models.generate(
@@ -54,7 +52,7 @@ def test_its_text_is_words(model):
 
 
 def test_the_card_says_what_the_files_score():
-    """Bits per byte in the model card: those of Q4_K_M within 3% of the float weights'."""
+    """Compares bits per byte in the model card: Q4_K_M is within 3% of the float weights."""
     rows = dict(re.findall(r"^\| (F32|Q\w+)\b.*\| ([\d.]+) \|$", CARD.read_text(), re.MULTILINE))
     assert {"F32", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"} <= rows.keys()
     assert float(rows["Q4_K_M"]) <= 1.03 * float(rows["F32"])

@@ -1,4 +1,4 @@
-"""Golden files of further architectures: what each has beyond llama, and that it matters."""
+"""Golden files of further architectures: their features beyond llama, and that each matters."""
 
 import dataclasses
 import json
@@ -66,9 +66,10 @@ def test_logits(name):
 
 @pytest.mark.slow("eight passes of 27 layers")
 def test_int8_activations_of_many_layers():
-    """On average as near to exact ones as llama.cpp's: 27 layers of 64 make of rounding a lottery.
+    """int8 activations are on average as accurate as llama.cpp's.
 
-    What is averaged differs by perturbations of the embedding, whose own part is 1 % of the error.
+    With 27 layers of 64 the effect of rounding is random, so the test averages over perturbations
+    of the embedding, which contribute 1 % of the error.
     """
     name, ratios = "deepseek2-lite", []
     config, tensors = model(name).config, models.named_tensors(model(name))
@@ -91,7 +92,7 @@ def test_int8_activations_of_many_layers():
 @pytest.mark.slow("compiles several programs", quick=["native"])
 @pytest.mark.parametrize("implementation", ["xla", "native"])
 def test_a_prompt_of_several_chunks(implementation):
-    """150 tokens: chunks of 64 and a part of one."""
+    """150 tokens: chunks of 64 and a partial one."""
     name = "qwen35-long"
     with jq.implementation(implementation, activations="f32"):
         got = model(name).logits(reference(name).tokens[None])[0]
@@ -112,7 +113,7 @@ def test_logits_of_plain_jax(name):
 @pytest.mark.slow("compiles two programs a model", quick=OTHER_FEATURES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_paged_decode_of_prompts_of_two_lengths(name):
-    """Every token behind 40 and 13 of them, in steps, with the logits of the full pass."""
+    """Decodes all tokens after the first 40 and 13 in steps, with the logits of the full pass."""
     loaded, want = model(name), reference(name)
     prefill = jax.jit(lambda weights, *args: loaded.decoder(weights).prefill(*args))
     decode = jax.jit(lambda weights, *args: loaded.decoder(weights).decode(*args))
@@ -154,7 +155,7 @@ def test_tokens_have_the_experts_that_llama_cpp_gives_them(name, monkeypatch):
 @pytest.mark.slow("compiles each model twice", quick=OTHER_FEATURES)
 @pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
 def test_a_saved_file_holds_the_tensors_of_the_one_it_was_loaded_from(name, tmp_path):
-    """Under their names, fused ones whole; in other files of the architecture they are apart."""
+    """Keeps names and fused tensors; architectures without fused tensors save them split."""
     loaded = model(name)
     models.save_gguf(loaded, tmp_path / "model.gguf")
     read = jq.gguf.read(path(name))
@@ -172,7 +173,7 @@ def test_a_saved_file_holds_the_tensors_of_the_one_it_was_loaded_from(name, tmp_
     np.testing.assert_array_equal(again.logits(tokens), loaded.logits(tokens))
 
 
-#: (golden file, facts of the architecture or the configuration that are switched off).
+#: (golden file, features of the architecture or config that are switched off).
 FACTS = [
     ("cohere2", {"rotated": None}),
     ("cohere2", {"windowed": lambda layer: False, "rotated": lambda layer, _: layer % 4 < 3}),
@@ -226,7 +227,7 @@ FACTS = [
     ("deepseek2", {"experts": {"groups_used": 2}}),
     ("lfm2", {"rope_theta": 1e4}),
 ]
-#: (golden file, part of the names of tensors, what is put in their place).
+#: (golden file, part of tensor names, value that replaces them).
 TENSORS = [
     ("command-r", "attn_norm.weight", 1.0),
     ("glm4", "post_attention_norm", 1.0),
@@ -270,7 +271,7 @@ TENSORS = [
 
 
 def prompt_error(name, config, tensors):
-    """NMSE of the prompt's logits; each step runs by itself, so that nothing is compiled anew."""
+    """NMSE of the prompt's logits; runs step by step, so that nothing is recompiled."""
     prompt = jnp.array(reference(name).prompt[None])
     got = build(config, tensors)(prompt)
     return nmse(got[0], reference(name).logits[:PROMPT])
@@ -286,7 +287,7 @@ def test_every_fact_moves_the_logits(name, facts, monkeypatch):
         changed["experts"] = dataclasses.replace(config.experts, **changed["experts"])
     of_kind = {fact: value for fact, value in facts.items() if fact not in of_config}
     kind = dataclasses.replace(config.kind, **of_kind)
-    if "rope_dim" in changed:  # the same divisors would not fit
+    if "rope_dim" in changed:  # the divisors would not fit
         tensors = {n: t for n, t in tensors.items() if not n.startswith("rope")}
     monkeypatch.setitem(ARCHITECTURES, config.architecture, kind)
     assert prompt_error(name, dataclasses.replace(config, **changed), tensors) >= 1e-3

@@ -1,4 +1,4 @@
-"""The golden models by the CPU's kernels."""
+"""The golden models with the CPU kernels."""
 
 import jax.numpy as jnp
 import pytest

@@ -1,4 +1,4 @@
-"""Scales beside weights, as NVFP4 files have them: factors of what the weights' products are."""
+"""Per-tensor scales, as in NVFP4 files: factors of the products with a weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jax_q4k.models.architectures.tensor_tables import SCALES
 
 from .. import golden_files
 
-#: Plain, with biases, with rows of several in a tensor, and with experts, theirs and shared.
+#: A plain model, and models with biases, fused rows, and routed and shared experts.
 FILES = ("NVFP4", "llama-bias", "phi3", "glm4moe", "gpt-oss")
 TOKENS = np.array([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 7]])
 MATRIX = re.compile(r"(output|blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)\w*))\.weight")
@@ -39,9 +39,9 @@ def is_matrix(name: str) -> bool:
 
 @functools.cache
 def contents(name: str) -> tuple[dict, dict, dict]:
-    """Metadata of a golden file, its tensors and scales beside them, and its tensors times these.
+    """Returns metadata, tensors with added scales, and float32 tensors multiplied by the scales.
 
-    The last are float32.
+    The tensors are those of a golden file.
     """
     file, rng = jq.gguf.read(source(name)), np.random.default_rng(5)
     scales, products = {}, dict(file.tensors)
@@ -78,7 +78,7 @@ def scaled(name: str, folder: Path) -> models.Model:
 
 @functools.cache
 def wanted(name: str, folder: Path) -> jax.Array:
-    """Logits of TOKENS by the model whose weights are multiplied."""
+    """Logits of TOKENS from the model whose weights are multiplied by the scales."""
     metadata, _, products = contents(name)
     with jq.implementation("xla", activations="f32"):
         return models.from_gguf(written(folder, metadata, products)).logits(TOKENS)
@@ -98,7 +98,7 @@ def test_products_are_multiplied(name: str, implementation: str, folder: Path) -
 @pytest.mark.slow("compiles several programs", quick=["NVFP4"])
 @pytest.mark.parametrize("name", ["NVFP4", "gpt-oss"])
 def test_products_are_multiplied_where_keys_lie_in_pages(name: str, folder: Path) -> None:
-    """The logits of a prompt's last token, and of one behind it."""
+    """Logits of a prompt's last token and of the next token."""
     model = scaled(name, folder)
 
     @jax.jit
@@ -129,7 +129,7 @@ def test_each_scale_counts_but_those_of_inputs(folder: Path) -> None:
                 variable.set_value(value.at[expert].set(1.0))
                 moved.append(nmse(run(state), logits) > 1e-8)
             variable.set_value(value)
-            routed = len(value) == 1 or sum(moved) > len(value) // 2  # few tokens, few experts
+            routed = len(value) == 1 or sum(moved) > len(value) // 2  # few tokens reach few experts
             assert any(moved) and routed if path[-1] == "scale" else not any(moved), path
             counted.append(path[-1])
     assert counted.count("scale") == counted.count("input_scale") == 1 + 7 * 2

@@ -1,4 +1,4 @@
-"""The golden models with every kernel of the CUDA path run from its PTX text by the simulator."""
+"""The golden models, with the simulator running the PTX of every kernel of the CUDA path."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ptx_kernels import simulator
 from ..golden_files import LLAMA_AND_QWEN, path
 
 PROMPT = 8
-#: Products and sums are rounded once, as the kernels' are: int8 values differ less often.
+#: Options that round products and sums once, like the kernels, so int8 values differ less often.
 OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 
 
 def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int) -> np.ndarray:
-    """Logits of the last prompt token and of a step, or of two steps without a prompt, (2, vocab).
+    """Logits (2, vocab) of the last prompt token and a step, or of two steps without a prompt.
 
-    Not jitted, so in the order of the code.
+    It is not jitted, so it runs in the order of the code.
     """
     decoder, steps = model.decoder(), 1 if prompt else 2
     cache = PagedCache.create(model.config, 1, prompt + steps)
@@ -61,14 +61,14 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int) -> np.ndar
         ("gemma2", 0),  # windows, soft caps
         ("gpt-oss-mxfp4", 0),  # experts, sinks, YaRN, MXFP4
         ("qwen3moe", 9),  # rows of a prompt sorted by expert
-        ("gemma4-e", 4),  # heads of two sizes, shared keys, embeddings of layers
-        ("gemma4-moe", 0),  # a dense network beside experts
+        ("gemma4-e", 4),  # two head sizes, shared keys, per-layer embeddings
+        ("gemma4-moe", 0),  # a dense network in parallel with experts
     ],
 )
 def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated logits equal plain JAX's on the same quantized activations.
+    """Simulated logits equal plain JAX's for the same quantized activations.
 
-    They roughly equal llama.cpp's f32 ones.
+    They roughly equal llama.cpp's f32 logits.
     """
     model = models.from_gguf(path(name))
     golden = np.load(GOLDEN / f"{name}.npz")
@@ -78,7 +78,7 @@ def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow("simulates the launches of the demo model")
 def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest: its two rows of pages, and a matrix of every kind that a recipe has."""
+    """The longest case: two rows of pages, and a matrix of each type in its recipe."""
     model = models.from_gguf(models.demo_path())
     assert model.tokenizer is not None
     tokens = np.array(
@@ -95,7 +95,7 @@ def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fused_paths_switched_off(
     name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps without a prompt, with these paths alone.
+    """Two steps without a prompt, with only these fused paths.
 
     Qwen 3 normalizes per head, Qwen 2 has biases.
     """
@@ -115,7 +115,7 @@ def test_fused_paths_switched_off(
     ],
 )
 def test_f32_activations(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mat-vecs that multiply packed weights by activations as they are."""
+    """Mat-vecs multiply packed weights by unquantized activations."""
     golden = np.load(path(name).parent / f"{name}.npz")
     model = models.from_gguf(path(name))
     simulated = check_simulated(
@@ -128,10 +128,10 @@ def test_f32_activations(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch
 def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
     """Reference of an operation with int8 activations, jitted.
 
-    Maps (arrays, given) to the results and what it quantized.
+    Maps (arrays, given) to the results and the values that it quantized.
 
-    given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; None
-    for its own. One program serves both: compiling it takes longest.
+    given: (values, scale_sum) for each of its quantizations, which replace its own; None keeps its
+    own. One program serves both, because compiling takes longest.
     """
     with_q8_1 = {
         name: "q8_1" if name == "activations" and value is None else value for name, value in params
@@ -139,7 +139,7 @@ def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
     quantize = quantize_q8_1.reference
 
     def run(arrays: Any, take: Any) -> Any:
-        """Results, and what was quantized; the operation goes on with `take(number, own)`."""
+        """Returns the results and the quantized values; `take(number, own)` replaces each."""
         own: list[Any] = []
 
         def quantized(x: jax.Array) -> Any:
@@ -176,15 +176,15 @@ def check_simulated(
     fused: Collection[str] | None = None,
     activations: Literal["f32"] | None = None,
 ) -> np.ndarray:
-    """Simulated logits as `prefill_and_decode` gives them.
+    """Returns simulated logits like `prefill_and_decode`, after comparing them with plain JAX.
 
-    They are found equal to plain JAX's on the same int8 activations.
+    Both use the same int8 activations.
 
-    Every operation's kernels are compared with its reference on the same operands, and the logits
-    of a whole run of each. Two runs that differ in the last bit of an activation can round it to
-    neighbouring int8 values, which then is a difference of 1e-5 and more in the logits. So the
-    reference run replays the int8 values that belong to the simulated run; how often its own would
-    have differed is checked as well.
+    The kernels of each operation are compared with its reference on the same operands, and so are
+    the logits of complete runs. Two runs that differ in the last bit of an activation can round it
+    to neighboring int8 values, which changes the logits by 1e-5 or more. So the reference run
+    replays the int8 values of the simulated run. The test also checks how often its own would have
+    differed.
     """
     taken: list[Any] = []
     differing, total = 0, 0
@@ -225,7 +225,7 @@ def check_simulated(
 
 
 def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulated decode step launches the very texts that the program lowered for CUDA holds."""
+    """A simulated decode step launches exactly the texts in the program lowered for CUDA."""
     model = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
     launched: list[str] = []
     run = simulator.run
@@ -259,5 +259,5 @@ def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _unescaped(text: str) -> str:
-    """A string attribute as MLIR prints it -> its characters."""
+    """Decodes a string attribute that MLIR printed."""
     return re.sub(r"\\([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)

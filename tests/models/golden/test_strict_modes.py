@@ -1,4 +1,4 @@
-"""JAX's strict modes: models promote nothing, and move nothing without saying so."""
+"""JAX's strict modes: models never promote implicitly and never transfer implicitly."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SAMPLINGS = {
 }
 
 
-#: With states, convolutions, layers that share keys, experts beside a network, latent vectors.
+#: Models with states, convolutions, shared keys, parallel experts, and latent vectors.
 FAMILIES = ("qwen35", "lfm2", "gemma4-e", "gemma4-moe", "deepseek2-noyarn")
 
 
 @contextlib.contextmanager
 def strict():
-    """All of them at once."""
+    """All strict modes together."""
     with (
         jax.numpy_rank_promotion("raise"),
         jax.numpy_dtype_promotion("strict"),
@@ -75,7 +75,7 @@ def test_logits_and_greedy_tokens(name, implementation):
     [("lookup", "greedy"), ("lookup", "penalized"), ("model", "drawn"), ("layer", "greedy")],
 )
 def test_drafts(draft, sampling):
-    """Of states that go on from a draft's first tokens, and of pages."""
+    """Drafts for recurrent states, which continue from the accepted tokens, and for pages."""
     name = {"lookup": "qwen35", "model": "llama-gqa", "layer": "qwen35-mtp"}[draft]
     model, prompts = models.from_gguf(golden_files.path(name)), [[1, 5, 9, 2, 1, 5, 9], [7]]
     fields = SAMPLINGS[sampling] | {"max_new_tokens": 8, "ignore_end": True}
@@ -91,7 +91,7 @@ def test_drafts(draft, sampling):
 
 @pytest.mark.slow("compiles a program a case", quick=["penalized"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_ways_of_sampling(sampling):
+def test_sampling_parameters(sampling):
     model, prompts = models.from_gguf(golden_files.path("llama-gqa")), [[1, 5, 9], [7]]
     fields = SAMPLINGS[sampling] | {"max_new_tokens": 5, "cache_dtype": "int8"}
     with strict():
@@ -143,7 +143,7 @@ def test_nan_is_reported_by_the_primitive():
 
 
 def dtypes_and_tokens(name):
-    """The dtypes of a model's programs, as they are lowered, and tokens of two samplings."""
+    """Returns dtypes of a model's lowered programs, and tokens of two samplings."""
     model = models.load(golden_files.path(name))
     dtypes = {}
     for implementation in ("xla", "native") if native.available() else ("xla",):
@@ -165,7 +165,7 @@ def test_64_bit_mode_gives_the_same_tokens(name):
 
 
 def adapted_vectors(folder, pooling):
-    """Numbers that an embedding of two texts holds, by a model with an adapter."""
+    """Embeddings of two texts from a model with an adapter."""
     given, texts = models.from_gguf(golden_files.path("qwen3-qknorm")), [[5, 6, 7], [8]]
     k, n = given.config.hidden_size, given.config.intermediate_size
     tensors = {
@@ -186,7 +186,7 @@ def adapted_vectors(folder, pooling):
 @pytest.mark.slow("compiles programs of three commands")
 @pytest.mark.parametrize("pooling", ["mean", "none"])
 def test_vectors_adapters_and_measuring(pooling, tmp_path):
-    """The same numbers as without these modes, and in 64-bit mode."""
+    """The numbers are the same without these modes and in 64-bit mode."""
     want = adapted_vectors(tmp_path, pooling)
     with strict():
         assert adapted_vectors(tmp_path, pooling) == want

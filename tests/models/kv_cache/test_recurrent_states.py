@@ -1,4 +1,4 @@
-"""States of recurrent layers, and pages beside them: prompts in pieces, rows that come and go."""
+"""Recurrent states and KV pages: prompts in chunks, and sequences that join and leave a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from ..golden_files import RECURRENT, model, reference
 
 pytestmark = needs_native
 
-TIME = 71  # tokens, and cuts before each but the first
+TIME = 71  # tokens; the prompt is cut before each but the first
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def exact():
 
 
 def programs(loaded):
-    """A model's prefill, extend and decode, compiled."""
+    """Jits a model's prefill, extend and decode."""
 
     def program(name, **options):
         return jax.jit(
@@ -43,7 +43,7 @@ def padded(tokens):
 @pytest.mark.slow("compiles a program a length", quick=["lfm2"])
 @pytest.mark.parametrize("name", ["qwen35", "lfm2", "gemma4-e", "deepseek2-noyarn"])
 def test_a_prompt_cut_anywhere(name):
-    """The rest of a prompt goes on from what the first piece has left: the same logits."""
+    """The second chunk continues from the first one's state, with the same logits."""
     loaded, tokens = model(name), reference(name).tokens[:TIME]
     prefill, extend, decode = programs(loaded)
     empty = PagedCache.create(loaded.config, 1, TIME + 1, ahead=TIME)
@@ -53,7 +53,7 @@ def test_a_prompt_cut_anywhere(name):
         _, cache = prefill(loaded.weights, *padded(tokens[:cut]), empty)
         logits, cache = extend(loaded.weights, *padded(tokens[cut:]), cache)
         assert nmse(logits, whole) <= 1e-10
-        if cut % 10 == 0:  # what is stored serves a step as well
+        if cut % 10 == 0:  # the cache serves a step too
             assert nmse(decode(loaded.weights, tokens[:1], cache)[0], behind) <= 1e-10
 
 
@@ -81,10 +81,10 @@ def test_windows_take_as_many_tokens_at_a_time_as_they_have_room_for():
 @pytest.mark.slow("compiles four programs", quick=["lfm2moe"])
 @pytest.mark.parametrize("name", ["qwen35", "lfm2moe"])
 def test_rows_that_start_and_stop_at_different_times(name):
-    """Each row of a batch has the logits that it has alone, whatever the others do."""
+    """Each row of a batch has the logits that it has alone, whatever the other rows do."""
     loaded, tokens = model(name), reference(name).tokens
     prefill, _, decode = programs(loaded)
-    # (first step, tokens of the prompt, last step); a third sequence takes the first one's row.
+    # (first step, tokens of the prompt, last step); a third sequence reuses the row of the first
     plan = {0: [(0, 9, 6), (8, 5, 14)], 1: [(3, 14, 12)], 2: [(0, 3, 14)]}
     cache, got = PagedCache.create(loaded.config, 3, 64), {}
     running = {}

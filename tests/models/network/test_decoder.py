@@ -24,7 +24,7 @@ rng = np.random.default_rng(5)
 
 @functools.cache
 def programs(name):
-    """Jitted prefill and decode of a golden model, without its weights as an argument to pass."""
+    """Jitted prefill and decode of a golden model, with its weights bound."""
     loaded = model(name)
 
     @jax.jit
@@ -45,7 +45,7 @@ def programs(name):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_paged_decode(name):
-    """Beside another row, padded, on shuffled pages."""
+    """The second row is padded, and the pages are shuffled."""
     (prefill, decode), loaded, want = programs(name), model(name), reference(name)
     cache = PagedCache.create(loaded.config, 2, 72)
     cache = dataclasses.replace(
@@ -112,7 +112,7 @@ def test_poison_in_the_cache_and_in_padding_does_not_matter():
         cache, pages=jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), cache.pages)
     )
     tokens = want.prompt[None, :16].copy()
-    tokens[0, 10:] = -1  # embeds as NaN
+    tokens[0, 10:] = -1  # embedded as NaN
     _, cache = prefill(jnp.asarray(tokens), jnp.array([10]), poisoned)
     logits, _ = decode(jnp.asarray(want.prompt[10:11]), cache)
     assert nmse(logits, want.logits[10:11]) <= 1e-8
@@ -150,7 +150,7 @@ def test_logits_inside_a_program():
         jax.jit(model("llama-gqa").logits)(np.zeros((1, 3), np.int32))
 
 
-@pytest.mark.parametrize("time", [3, 2048])  # all of the context
+@pytest.mark.parametrize("time", [3, 2048])  # the full context
 def test_no_tokens(time):
     assert model("llama-gqa").logits(np.zeros((0, time), np.int32)).shape == (0, time, 512)
 
@@ -217,7 +217,7 @@ def test_cache_capacity_and_slots():
 
 
 def test_an_mlp_knows_the_fused_operations_activations_only():
-    """jax.nn has others, which would run beside an adapter, where nothing is fused."""
+    """jax.nn has others, which would run with an adapter, where nothing is fused."""
     layer = model("llama-gqa").decoder().layers[0]
     with pytest.raises(ValueError, match="activation='relu' must be one of silu, gelu"):
         MLP(layer.mlp.gate, layer.mlp.up, layer.mlp.down, activation="relu")
@@ -240,7 +240,7 @@ def test_an_mlp_beside_an_adapter_is_the_fused_one(activation):
 
 
 def test_windowed_layers_keep_what_their_window_sees(record_property):
-    """Of a context of 32768 tokens, Gemma 3 4B: 29 of 34 layers see 1024 tokens."""
+    """Gemma 3 4B with a context of 32768 tokens: 29 of 34 layers see 1024 tokens."""
     config = Config(
         "gemma3", 8, 131072, 2560, 10240, 34, 8, 4, 256, 1e-6, window=1024, local_rope_theta=1e4
     )
@@ -255,9 +255,9 @@ def test_windowed_layers_keep_what_their_window_sees(record_property):
 
 
 def bytes_needed(config: Config, context: int) -> int:
-    """Of one sequence: bfloat16 keys and values that a later token attends to, and f32 states.
+    """Bytes of one sequence: bfloat16 keys and values that later tokens see, and f32 states.
 
-    A recurrent layer's: a matrix for each head, and the inputs that its convolution looks back at.
+    A recurrent layer has a matrix per head and the inputs in its convolution's window.
     """
     total = 0
     for layer in range(config.num_layers):
@@ -270,7 +270,7 @@ def bytes_needed(config: Config, context: int) -> int:
     return total
 
 
-#: Gemma 4 E4B: the last 18 layers attend to keys and values of earlier ones.
+#: Gemma 4 E4B: the last 18 layers attend to keys and values of other layers.
 GEMMA_4_E4B = dataclasses.replace(
     GEMMA_4_31B,
     hidden_size=2560,
@@ -308,7 +308,7 @@ def test_a_long_context_takes_what_its_layers_keep(name, config, layers, record_
 
 
 def test_pages_of_a_window_are_taken_in_turn():
-    """Three of 16 tokens for a window of 20, and after a prompt the last of them hold its end."""
+    """A window of 20 cycles through three pages of 16 tokens; after a prompt they hold its end."""
     config = dataclasses.replace(model("gemma3").config, window=20)
     cache = PagedCache.create(config, 2, 100)
     (tables,) = cache.window_tables

@@ -1,4 +1,4 @@
-"""Packed weights in Flax, optax, orbax, pickle and jax.export."""
+"""Packed weights with Flax, optax, orbax, pickle and jax.export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def packed(seed: int = 0) -> jq.QuantizedArray:
 
 
 def loss(decoder: models.Decoder) -> jax.Array:
-    """Mean nats of TOKENS after the first."""
+    """Mean cross-entropy of TOKENS after the first, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(
         decoder(TOKENS[:, :-1]), TOKENS[:, 1:]
     ).mean()
@@ -53,7 +53,7 @@ def test_packed_weights_are_no_params():
 
 def test_float_weights_are_params():
     modules = decoder()
-    layer = type(modules.norm)  # any of the modules' classes lies beside Linear
+    layer = type(modules.norm)  # any module class other than Linear
     assert layer.__name__ == "RMSNorm"
     linear = type(modules.layers[0].mlp.up)(jnp.ones((4, 8)))
     assert type(linear.weight) is nnx.Param
@@ -107,7 +107,7 @@ def test_a_module_of_ones_own(kind):
 
 
 def test_a_module_beside_packed_ones():
-    """Projections of one input, of which one is not the model's own."""
+    """Projections of one input, one of which is not the model's own module."""
     mlp = decoder().layers[0].mlp
     n, k = mlp.up.weight.shape
     lora = nnx.LoRA(k, 2, n, base_module=mlp.up, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""Drafts: the text is the one without them, in fewer passes where they are right."""
+"""Speculative decoding: output is unchanged, and accepted drafts save passes."""
 
 import dataclasses
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def exact():
 
 
 def by_definition(text, count, longest, shortest):
-    """The tokens behind the latest of the longest earlier runs equal to the last tokens."""
+    """Tokens after the latest occurrence of the longest suffix that occurs before."""
     for size in range(longest, shortest - 1, -1):
         for at in range(len(text) - size - 1, -1, -1):
             if text[at : at + size] == text[len(text) - size :]:
@@ -55,7 +55,7 @@ def by_definition(text, count, longest, shortest):
     st.integers(1, 3),
     st.integers(0, 2),
 )
-def test_what_is_looked_up(text, count, shortest, further):
+def test_prompt_lookup(text, count, shortest, further):
     lookup = PromptLookup(longest=shortest + further, shortest=shortest)
     padded = np.full((1, 24), 2, np.int32)
     padded[0, : len(text)] = text
@@ -85,7 +85,7 @@ def test_tokens_are_those_without_drafts(name, sampling):
 @needs_native
 @pytest.mark.parametrize("drafter", ["lfm2moe", "qwen35"])
 def test_a_draft_model(drafter):
-    """Of another kind, which is mostly wrong; and the model itself, which is always right."""
+    """A draft model of another kind is mostly wrong; the model itself is always right."""
     loaded, prompt = model("qwen35"), reference("qwen35").prompt.tolist()
     want = models.generate(loaded, prompt, max_new_tokens=30)
     got = models.generate(loaded, prompt, draft=DraftModel(model(drafter), 3), max_new_tokens=30)
@@ -94,7 +94,7 @@ def test_a_draft_model(drafter):
     if drafter == "qwen35":
         assert timings.accepted_tokens == timings.drafted_tokens >= 21
     else:
-        assert timings.accepted_tokens < timings.drafted_tokens < 60  # it waits after failures
+        assert timings.accepted_tokens < timings.drafted_tokens < 60  # it pauses after failures
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +106,7 @@ class Lengths:
 
 
 class Table(NamedTuple):
-    """A decoder whose logits depend on the last token alone."""
+    """A decoder whose logits depend only on the last token."""
 
     rows: jax.Array
 
@@ -121,7 +121,7 @@ class Table(NamedTuple):
 
 
 def one_by_one(rows, text, sampling, count):
-    """The likeliest tokens by a `Table`'s rows, of which those that are there lose some."""
+    """Argmax tokens from a `Table`'s rows, with penalties on tokens that occurred."""
     text, first = list(text), len(text)
     for _ in range(count):
         there = np.bincount(text, minlength=len(rows))
@@ -131,7 +131,7 @@ def one_by_one(rows, text, sampling, count):
 
 
 def test_drafts_with_penalties():
-    """Tokens of a draft count for those behind them; rows are drafted and right by themselves."""
+    """Drafted tokens count in later penalties; rows are drafted and accepted independently."""
     rng, size, capacity, count = np.random.default_rng(3), 9, 64, 30
     rows = 3 * np.roll(np.eye(size), 1, axis=1) + rng.uniform(0, 2.5, (size, size))
     texts = [[*range(6)] * 2, [7, 8, 0, 7]]
@@ -164,8 +164,8 @@ def test_drafts_with_penalties():
     assert all(10 <= right < tried for right, tried in zip(accepted, drafted, strict=True))
 
 
-def test_what_drafts_may_cost():
-    """One that fails after another; after many that were right; and no more than their share."""
+def test_the_credit_of_drafts():
+    """Failed drafts spend credit, accepted ones earn it, and failures stay below their share."""
     given = {"stages": SamplingStages(), "parameters": None, "decoder": None}
     steps = Speculation(PromptLookup(), tokens=3, cost=1.5, **given)
     active, none = jnp.ones(2, bool), jnp.zeros(2, jnp.int32)
@@ -213,7 +213,10 @@ def test_streams_stop_strings_and_end_tokens():
 
 
 def vectors_by_definition(weights, embedding, tokens, vectors):
-    """What a layer of further tokens gives for pairs (time, ...), normalized, in float64."""
+    """Computes normalized hidden states of a multi-token-prediction layer in float64.
+
+    The pairs of tokens and vectors are (time, ...).
+    """
     w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
     time, heads, kv_heads, dim, turned = len(tokens), 4, 2, 64, 16
 
@@ -250,7 +253,7 @@ def vectors_by_definition(weights, embedding, tokens, vectors):
 @pytest.mark.slow("compiles each part of a layer by itself")
 @needs_native
 def test_a_layer_of_further_tokens_is_its_definition():
-    """A prompt's pairs in one pass, then some more, then one more."""
+    """A prompt's pairs in one pass, then several more pairs, then one."""
     layer, trunk = models.load_nextn(path("qwen35-mtp")), model("qwen35-mtp").decoder()
     drafter = layer.drafter(layer.weights, trunk)
     rng = np.random.default_rng(5)
@@ -285,7 +288,7 @@ def test_drafts_of_the_file_s_own_layer(sampling):
 
 
 class Layer(NamedTuple):
-    """A layer of further tokens that passes on what it is given."""
+    """A multi-token-prediction layer that returns its input."""
 
     rows: np.ndarray
 
@@ -302,7 +305,7 @@ class Layer(NamedTuple):
 
 
 def test_drafts_go_on_from_drafts():
-    """Each draft's vector is of the last draft and the vector before it."""
+    """Each draft's hidden state comes from the previous draft and the hidden state before it."""
     rows = np.random.default_rng(4).uniform(-1, 1, (7, 7)).astype(np.float32)
     same = lambda vectors: vectors  # noqa: E731
     drafter = Drafter(Layer(rows), lambda both: both[..., :7] + both[..., 7:] / 2, same, same)

@@ -1,4 +1,4 @@
-"""Decode steps compiled ahead of time: they decode in another process, and refuse what is wrong."""
+"""Decode steps compiled ahead of time: they run in another process; invalid files are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(step.batch, step.capacity, step.cache_dtype, *tokens)
 def file(tmp_path_factory):
     path = tmp_path_factory.mktemp("compiled") / "step.bin"
     cache = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    jax.jit(lambda x: x + 1)(0)  # JAX looks once whether it has a cache
+    jax.jit(lambda x: x + 1)(0)  # JAX checks only once whether it has a cache
     before = set(cache.iterdir())
     models.compile_step(golden_files.model(NAME), path, batch=2, context=64)
     assert set(cache.iterdir()) == before, "JAX keeps a copy of what goes to the file"
@@ -62,7 +62,7 @@ def test_another_process_decodes_the_same_tokens(file):
 
 
 def test_a_step_that_was_compiled_before_runs(file, tmp_path):
-    """A CPU's executable from JAX's compilation cache, which tests use, could not be saved."""
+    """An executable from JAX's compilation cache, which tests use, could not be saved on a CPU."""
     path = tmp_path / "again.bin"
     models.compile_step(golden_files.model(NAME), path, batch=2, context=64)
     token = np.ones(2, np.int32)
@@ -108,7 +108,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def altered(data, **fields):
-    """The file's bytes with other fields in the header, its own checksum right."""
+    """The file's bytes with other header fields and a matching header checksum."""
     at = len(compiled_files.MAGIC)
     length = int.from_bytes(data[at : at + 4], "little")
     start = at + 4 + 32
@@ -159,7 +159,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_refused_before_it_is_loaded(what, file, tmp_path, monkeypatch):
+def test_wrong_files_are_refused_before_they_are_loaded(what, file, tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_files, "load_program", lambda *_: pytest.fail("it was loaded"))
     change, field = WRONG[what]
     path = tmp_path / "wrong.bin"
@@ -170,7 +170,7 @@ def test_what_is_wrong_is_refused_before_it_is_loaded(what, file, tmp_path, monk
 
 
 def test_an_executable_that_xla_does_not_know(file, tmp_path):
-    """A file of right checksums and a wrong body: XLA's own error, as ours."""
+    """The checksums are right, but the body is wrong: XLA's error becomes ours."""
     data, body = file.read_bytes(), b"no executable"
     checksum = hashlib.sha256(body).hexdigest()
     head = altered(data[: -body_bytes(data)], body_bytes=len(body), body_sha256=checksum)
@@ -208,7 +208,7 @@ def test_arguments_of_other_shapes_are_refused(file):
         ({"batch": 0}, "batch=0"),
     ],
 )
-def test_what_cannot_be_compiled(fields, message, tmp_path):
+def test_steps_that_cannot_be_compiled(fields, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         models.compile_step(golden_files.model(NAME), tmp_path / "step.bin", **fields)
     assert not list(tmp_path.iterdir())

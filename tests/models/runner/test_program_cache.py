@@ -1,4 +1,4 @@
-"""Programs of generation that were kept: the same tokens, and nothing is built for them."""
+"""Cached programs of generation: they give the same tokens, and nothing is traced for them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_tokens_are_those_of_compiling(what, folder, monkeypatch):
     want = tokens(file, **options)
     assert tokens(file, folder, **options) == want
     assert len(list(folder.folder.iterdir())) == 2
-    monkeypatch.setattr(build, "build", None)  # as tracing would
+    monkeypatch.setattr(build, "build", None)  # tracing would call it
     assert tokens(file, folder, **options) == want
 
 
@@ -57,7 +57,7 @@ def test_states_and_pages_of_other_kinds(name, folder, monkeypatch):
     want = tokens(file, **options)
     assert tokens(file, folder, **options) == want
     assert len(list(folder.folder.iterdir())) == 2
-    monkeypatch.setattr(build, "build", None)  # as tracing would
+    monkeypatch.setattr(build, "build", None)  # tracing would call it
     assert tokens(file, folder, **options) == want
 
 
@@ -72,7 +72,7 @@ def test_a_seed_is_no_part_of_a_program(folder):
 
 @pytest.mark.slow("compiles a program a length")
 def test_every_length_has_programs_of_its_own(folder):
-    """A cache of another capacity is another program, though no argument shows it."""
+    """A KV cache of another capacity needs another program, though no argument shows it."""
     file, options = golden_files.path("llama-gqa"), {"ignore_end": True}
     for count in (20, 64, 200, 100, 20):
         out = models.generate(
@@ -89,7 +89,7 @@ def test_every_length_has_programs_of_its_own(folder):
 
 @pytest.mark.slow("compiles several programs")
 def test_batches_and_prompts_of_one_model_have_programs_of_their_own(folder):
-    """In memory, too: an executable for other shapes would read beyond its arguments."""
+    """Programs in memory too: an executable for other shapes would read beyond its arguments."""
     loaded = with_kept(models.load(golden_files.path("llama-gqa")), folder)
     batches = [[PROMPT], [PROMPT, PROMPT[::-1]], [PROMPT * 5], [PROMPT]]
     for prompts in batches:
@@ -100,7 +100,7 @@ def test_batches_and_prompts_of_one_model_have_programs_of_their_own(folder):
 
 @pytest.mark.slow("compiles several programs")
 def test_weights_of_other_types_have_programs_of_their_own(folder):
-    """An executable does not look at what its arguments are."""
+    """An executable does not check the dtypes of its arguments."""
     loaded, other = (models.load(golden_files.path("llama-gqa")) for _ in range(2))
     with_kept(loaded, folder)
     models.generate(loaded, PROMPT, max_new_tokens=9)
@@ -123,7 +123,7 @@ def test_compiling_under_another_setting_is_told_from_running():
 
 @pytest.mark.slow("compiles a program for each setting")
 def test_settings_that_change_between_calls(folder, monkeypatch):
-    """Programs in memory come from files too, so that JAX does not look after them."""
+    """Programs in memory also come from files, so JAX does not check settings for them."""
     loaded = with_kept(models.load(golden_files.path("llama-gqa")), folder)
 
     def files():
@@ -135,7 +135,7 @@ def test_settings_that_change_between_calls(folder, monkeypatch):
         with change:
             assert files() == before + 2
         before += 2
-    monkeypatch.setenv("JAX_Q4K_OTHER", "1")  # as a tuning table, which tracing reads
+    monkeypatch.setenv("JAX_Q4K_OTHER", "1")  # like a tuning table, which tracing reads
     assert files() == before + 2
 
 
@@ -160,7 +160,7 @@ def with_kept(loaded, folder):
 
 
 def saved(path, change):
-    """The golden model, changed, as a file: its tensors and config."""
+    """Saves the golden model with changed tensors or config."""
     original = golden_files.model("llama-gqa")
     config, tensors = change(original.config, dict(models.named_tensors(original)))
     metadata = {**original.metadata, **config.to_metadata()}
@@ -180,7 +180,7 @@ def other_config(config, tensors):
 @pytest.mark.slow("compiles each program twice", quick=["other_weights-*"])
 @pytest.mark.parametrize("change, programs", [(other_weights, 2), (other_config, 4)])
 def test_a_model_that_changes(change, programs, folder, tmp_path_factory):
-    """Weights are arguments of programs; everything else of a model is part of them."""
+    """Weights are arguments of programs; everything else of a model is part of the key."""
     first = tokens(golden_files.path("llama-gqa"), folder)
     file = saved(tmp_path_factory.mktemp("changed") / "model.gguf", change)
     want = tokens(file)

@@ -1,4 +1,4 @@
-"""Keys of programs: what a program depends on is a field, and every field is in its keys."""
+"""Keys of programs: whatever a program depends on is a field, and every field is in its keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def other(field: str) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
-    """The key in memory is the program itself; a file's is digested from `about`."""
+    """The key in memory is the program itself; the key of a file is the digest of `about`."""
     program = made(kind, golden_files.model("llama-gqa").network)
     assert made(kind, program.network) == program and hash(made(kind, program.network))
     names = {field.name for field in dataclasses.fields(kind)}
@@ -69,7 +69,7 @@ def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
 
 
 def test_a_gpus_network_has_another_key() -> None:
-    """Its programs have compiler options, and drafts of another length."""
+    """Its programs have compiler options, and drafts have another length."""
     network = golden_files.model("llama-gqa").network
     other = dataclasses.replace(network, on_gpu=True)
     assert Loop(other) != Loop(network) and Loop(other).about() != Loop(network).about()
@@ -104,7 +104,7 @@ def test_every_field_of_drafts_is_in_the_key(field: str) -> None:
 
 
 def test_nothing_is_closed_over() -> None:
-    """A program's functions read their arguments and its fields, which are all it has."""
+    """A program's functions use only their arguments and its fields."""
     for kind in KINDS:
         program = made(kind, golden_files.model("llama-gqa").network)
         assert set(vars(program)) == {field.name for field in dataclasses.fields(kind)}
@@ -115,7 +115,7 @@ def test_nothing_is_closed_over() -> None:
 
 
 def change_of_layers(model: Model) -> Model:
-    """A model whose module has another attribute than its config says."""
+    """A model whose module has an attribute that differs from the config."""
     decoder = model.decoder()
     assert decoder.layers[0].attention.scale is None
     decoder.layers[0].attention.scale = 0.5
@@ -140,7 +140,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
 def test_results_are_known_without_tracing(name: str, call: str) -> None:
-    """`results` says the structure, shapes and dtypes that tracing gives."""
+    """`results` returns the structure, shapes and dtypes that tracing gives."""
     model = golden_files.model(name)
     if call == "DRY":
         CALLS[call]["dry_sequence_breakers"] = ()

@@ -1,4 +1,4 @@
-"""The jitted programs of generation, called as `generate` calls them."""
+"""The jitted programs of generation, called like `generate` calls them."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from ..golden_files import model, reference
 def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     """Two prompts with one continuation both end at the same token of it.
 
-    The second is two tokens ahead.
+    The second prompt is two tokens longer.
     """
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     end = int(want.greedy[5])
@@ -37,14 +37,14 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     assert state.step == 3 and state.counts.tolist() == [3, 3] and not state.finished.any()
 
     state = programs.loop(loaded.weights, state, parameters, jnp.int32(14))
-    assert state.step == 6 and state.finished.all()  # not 14: nobody is left
+    assert state.step == 6 and state.finished.all()  # not 14: all rows are finished
     assert state.counts.tolist() == [6, 4] and state.token.tolist() == [end, end]
     assert state.tokens[0, :6].tolist() == want.greedy[:6].tolist()
     assert state.tokens[1, :4].tolist() == want.greedy[2:6].tolist()
     assert state.cache.context_lens.tolist() == [48 + 5, 50 + 3]  # all but the last token
 
 
-def test_programs_are_made_once_per_way_of_sampling():
+def test_programs_are_made_once_per_set_of_sampling_stages():
     loaded = model("llama-gqa")
     drawn = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1}
     programs = loaded.programs(SamplingStages.of([Sampling(**drawn)], (1,)))

@@ -1,4 +1,4 @@
-"""DRY against its definition, one token at a time; biases, counts and text that are missing."""
+"""DRY against its definition, token by token; biases, counts, and missing tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCAB = 6
 
 
 def dry(text: list[int], sampling: Sampling, breaks: set[int]) -> np.ndarray:
-    """Penalties (VOCAB,) by the definition, of every run at every place."""
+    """Penalties (VOCAB,) from the definition, for every repeated run at every position."""
     last_n = sampling.dry_penalty_last_n
     text = text if last_n < 0 else text[len(text) - min(last_n, len(text)) :]
     most = next((i for i, token in enumerate(reversed(text)) if token in breaks), len(text))
@@ -48,7 +48,7 @@ def penalties_of(text: TokenHistory, parameters: SamplingArrays) -> jax.Array:
 
 
 def check_dry(texts: list[list[int]], samplings: list[Sampling]) -> None:
-    """Compares penalties of two rows of texts, padded alike, with the definition."""
+    """Compares penalties of two rows, padded to the same length, with the definition."""
     padded = np.full((2, 24), 1, np.int32)
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text
@@ -66,7 +66,7 @@ def check_dry(texts: list[list[int]], samplings: list[Sampling]) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.data())
 def test_dry_is_its_definition(tokens: list[int], data: st.DataObject) -> None:
-    """Of two rows with texts and numbers of their own; what lies behind a text counts nothing."""
+    """Two rows with their own tokens and parameters; padding does not count."""
     samplings, texts = [], []
     for text in (tokens, data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=24))):
         texts.append(text)
@@ -83,7 +83,7 @@ def test_dry_is_its_definition(tokens: list[int], data: st.DataObject) -> None:
 
 
 def test_dry_of_few_texts() -> None:
-    """Runs that begin with the text, with what its last tokens are, and behind a break."""
+    """Runs that start at the first token, that overlap the end, and that follow a breaker."""
     options = {"dry_multiplier": 2.0, "dry_allowed_length": 1}
     whole = Sampling(**options, dry_penalty_last_n=-1, dry_sequence_breakers=())
     cut = Sampling(**options, dry_penalty_last_n=6, dry_sequence_breakers=("3",))
@@ -100,7 +100,7 @@ def test_dry_of_a_very_long_run_is_finite() -> None:
 
 
 def test_tokens_that_are_counted() -> None:
-    """Logits above 0 are divided, those below multiplied; then counts are subtracted."""
+    """Divides positive logits and multiplies negative ones, then subtracts the count penalties."""
     sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.25)
     logits, counts = [2.0, 1.5, -1.0, -1.1, 0.0, -3.0], [1, 0, 3, 0, 2, 1]
     given = SamplingStages.of([sampling]), SamplingArrays.of([sampling]), jnp.array([counts]), None
@@ -116,7 +116,7 @@ def test_tokens_that_break_runs() -> None:
     assert found == tuple(i for i, text in enumerate(texts) if b"\n" in text or b'"' in text)
     assert found and tokenizer.tokens_with(("\n", '"')) is found
     assert tokenizer.tokens_with(("no token holds this",)) == ()
-    end = tokenizer.eos_token_id  # a control token, as it is spelled
+    end = tokenizer.eos_token_id  # a control token, by its spelling
     assert tokenizer.tokens_with((tokenizer.token(end),)) == (end,)
 
 
@@ -134,7 +134,7 @@ def test_dry_keeps_a_text_from_repeating_itself() -> None:
     assert repeated(plain) > 10 and repeated(dry) == 0
 
 
-def test_what_is_missing() -> None:
+def test_missing_operands() -> None:
     logits = jnp.zeros((1, VOCAB))
     sampling = Sampling(dry_multiplier=1, dry_sequence_breakers=())
     with pytest.raises(ValueError, match="DRY needs the tokens that break a run"):

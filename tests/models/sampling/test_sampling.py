@@ -1,6 +1,6 @@
 """Sampling against a NumPy oracle.
 
-The tests check which tokens stay, how often each is drawn, and what bad parameters get.
+The tests check which tokens remain, how often each is drawn, and errors for bad parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def probabilities(
 ) -> np.ndarray:
     """Distribution of one row (vocab,), in float64.
 
-    Filters are in llama.cpp's order, one token at a time.
+    Filters run in llama.cpp's order, one token at a time.
     """
     logits = logits.astype(np.float64)
     for token, bias in params.biases:
@@ -68,7 +68,7 @@ def sample(
     counts: Any = None,
     stages: SamplingStages | None = None,
 ) -> jax.Array:
-    """Tokens (batch,) of logits (batch, vocab), rows' first draws."""
+    """Samples tokens (batch,) from logits (batch, vocab), as each row's first draw."""
     samplings = [params] * len(logits) if isinstance(params, Sampling) else params
     stages = SamplingStages.of(samplings) if stages is None else stages
     parameters, steps = (
@@ -80,7 +80,7 @@ def sample(
 
 @functools.partial(jax.jit, static_argnames=("params", "draws"))
 def draw(logits: jax.Array, params: Sampling, draws: int, counts: Any = None) -> jax.Array:
-    """The first tokens (draws,) of one row (vocab,)."""
+    """Samples the first `draws` tokens (draws,) of one row (vocab,)."""
     rows = jnp.broadcast_to(logits, (draws, logits.shape[-1]))
     counts = None if counts is None else jnp.broadcast_to(counts, rows.shape)
     parameters = jax.tree.map(jnp.asarray, SamplingArrays.of([params])).repeated(draws)
@@ -88,7 +88,7 @@ def draw(logits: jax.Array, params: Sampling, draws: int, counts: Any = None) ->
 
 
 def filtered(logits: Any, params: Sampling, stages: SamplingStages | None = None) -> Any:
-    """What stays of one row, and its tokens."""
+    """Returns the remaining logits of one row, and their tokens."""
     stages = SamplingStages.of([params]) if stages is None else stages
     parameters = SamplingArrays.of([params], stages=stages)
     kept, tokens, _ = sampler.filtered(jnp.asarray(logits), stages, parameters)
@@ -125,7 +125,7 @@ def test_distribution(params: Sampling) -> None:
     counts = np.bincount(tokens, minlength=VOCAB)
     assert counts.shape == (VOCAB,)
     assert not counts[want == 0].any()
-    # Chi-square, expectations under 5 pooled; its 99.9% quantile by Wilson and Hilferty.
+    # chi-square, with expectations under 5 pooled; its 99.9% quantile by Wilson and Hilferty
     expected = want * draws
     common = expected >= 5
     rare_got, rare_want = counts[~common].sum(), expected[~common].sum()
@@ -160,7 +160,7 @@ def test_equal_logits_keep_the_lower_tokens() -> None:
     assert tokens[np.isfinite(kept)].tolist() == [0, 1, 2, 3]
     top_p = Sampling(temperature=1, top_p=0.5)
     jaxpr = jax.make_jaxpr(lambda x: sample(x, top_p))(logits)
-    assert "is_stable=True" in str(jaxpr)  # a GPU's sort would not be by itself
+    assert "is_stable=True" in str(jaxpr)  # a GPU's default sort is not stable
 
 
 def test_greedy_is_an_argmax_and_nothing_else() -> None:
@@ -218,7 +218,7 @@ def test_tokens_seen_in_prompts() -> None:
 
 
 def test_in_a_while_loop_with_seen() -> None:
-    """Greedy with a strong penalty walks down the logits, each token once."""
+    """Greedy sampling with a strong penalty takes the logits in order, each token once."""
     logits = jnp.asarray(-np.abs(logits_of(5, batch=2)))
     params = Sampling(repetition_penalty=100)
 
@@ -248,7 +248,7 @@ def test_seeds() -> None:
     draw(logits, Sampling(temperature=1, seed=2**32 - 1), 2)
 
 
-#: Rows of all kinds, which one program samples.
+#: Rows with all kinds of parameters, which one program samples.
 MIXED = [
     Sampling(),
     Sampling(repetition_penalty=2, temperature=1),
@@ -260,7 +260,7 @@ MIXED = [
 @pytest.mark.slow("compiles a program a row")
 @pytest.mark.parametrize("vocab", [VOCAB, 3000])
 def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
-    """Whatever stages the rows beside it need."""
+    """The stages that other rows need do not matter."""
     logits = logits_of(11, batch=len(MIXED), vocab=vocab)
     counts = jnp.asarray(np.random.default_rng(1).integers(0, 3, logits.shape), jnp.int32)
     samplings = [dataclasses.replace(s, seed=i) for i, s in enumerate(MIXED)]
@@ -272,7 +272,7 @@ def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
 
 @pytest.mark.slow("sorts a large vocabulary")
 def test_top_p_beyond_the_candidates() -> None:
-    """A flat distribution of many tokens, beside a steep one: as when all are put in order."""
+    """A flat distribution with many tokens and a steep one equal the result of a full sort."""
     logits = logits_of(12, batch=3, vocab=4000, scale=0.01)
     logits[1] = logits_of(13, vocab=4000, scale=4.0)
     samplings = [Sampling(temperature=1, top_p=p, seed=i) for i, p in enumerate((0.9, 0.5, 1.0))]
@@ -286,7 +286,7 @@ def test_top_p_beyond_the_candidates() -> None:
         assert sample(logits, rows).tolist() == sample(logits, rows, stages=everything).tolist()
 
 
-def test_ways() -> None:
+def test_sampling_stages() -> None:
     top_k, top_p = Sampling(temperature=1, top_k=40), Sampling(temperature=1, top_p=0.9)
     assert (
         SamplingStages.of([Sampling()])
@@ -337,7 +337,7 @@ def test_bias() -> None:
 
 @pytest.mark.parametrize(("temperature", "penalty"), [(0, 0.01), (0.01, 0.01), (100, 100)])
 def test_the_largest_numbers_stay_finite(temperature: float, penalty: float) -> None:
-    """A biased token is the one that is taken, or never, whatever multiplies its logit."""
+    """A biased token always or never wins, whatever multiplies its logit."""
     logits = jnp.asarray(logits_of(3, batch=1))
     counts = jnp.ones(logits.shape, jnp.int32)
     numbers = {"temperature": temperature, "repetition_penalty": penalty, "presence_penalty": 100}
@@ -359,7 +359,7 @@ def test_numbers_that_float32_takes_for_0(name: str) -> None:
 
 @pytest.mark.slow("compiles several programs")
 def test_temperatures_below_the_least_are_greedy_in_any_batch() -> None:
-    """Also where float32 rounds them up to it; two logits that differ less than noise."""
+    """Holds even if float32 rounds up to the minimum; two logits differ by less than noise."""
     below = math.nextafter(LEAST_TEMPERATURE, 0)
     assert (
         np.float32(below) == np.float32(LEAST_TEMPERATURE) and Sampling(temperature=1e-300).greedy

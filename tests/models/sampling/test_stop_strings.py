@@ -1,4 +1,4 @@
-"""Stop strings over streams: the outcome depends on the text alone, not on how it is cut."""
+"""Stop strings in streams: the result depends only on the text, not on how it is split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def stream(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
 
 
 def reference(stops: list[str], text: str) -> tuple[str, str | None]:
-    """Read character by character, look for a stop string at the end of what has been read."""
+    """Reads character by character and checks whether the text so far ends with a stop string."""
     for end in range(len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -37,7 +37,7 @@ def test_a_match_across_pieces() -> None:
     assert stop.finish() == ""
 
 
-def test_what_only_looked_like_a_match_is_passed_on() -> None:
+def test_text_that_only_looked_like_a_match_is_passed_on() -> None:
     stop = StopStrings(["\n\nUser:", "STOP"])
     assert [stop.push(piece) for piece in ("a\n", "\nUs", "able ST", "O", "NE")] == [
         "a",
@@ -85,7 +85,7 @@ def cut(text: str) -> list[str | int]:
 
 
 def controlled(stops: list[str], pieces: list[str | int]) -> tuple[list[str], str | None]:
-    """Pushes texts and ids of control tokens; returns the texts that pass, and the match."""
+    """Pushes strings and ids of control tokens; returns the strings that pass, and the match."""
     stop = StopStrings(stops).read_controls(cut)
     texts = [stop.marks.get(piece, "") if isinstance(piece, int) else piece for piece in pieces]
     return [*map(stop.push, texts), stop.finish()], stop.matched
@@ -100,7 +100,7 @@ def controlled(stops: list[str], pieces: list[str | int]) -> tuple[list[str], st
         (["<|im_end|>\n"], ["a", 2, "\n", "b"], ["a", "", "", "", ""], "<|im_end|>\n"),
         (["<|im_end|>\n"], ["a", 2, "b"], ["a", "", "b", ""], None),
         (["<|im_end|>\n"], ["a", 2, 2, "\nb"], ["a", "", "", "", ""], "<|im_end|>\n"),
-        # a line end may begin the stop string, and waits
+        # a line end may begin the stop string, so it is held back
         (["\n<|im_end|>"], ["a\n", "\n", 2], ["a", "\n", "", ""], "\n<|im_end|>"),
         (["\n<|im_end|>"], ["a\n", "b"], ["a", "\nb", ""], None),
         (["x<|im_end|>y<|im_start|>"], ["x", 2, "y", 2, "z"], ["", "", "", "xy", "z", ""], None),

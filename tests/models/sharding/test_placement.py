@@ -1,4 +1,4 @@
-"""Models over several devices: what one device gives, with every part where it belongs."""
+"""Models sharded over several devices: results equal one device's, with the expected shards."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def path(name: str) -> Path:
 
 
 def quietly(*arguments: Any, **options: Any) -> models.Model:
-    """A model, without the warning that names tensors which stay whole."""
+    """Loads a model without the warning that names replicated tensors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return models.load(*arguments, **options)
 
 
 def decode_step(model: models.Model, batch: int = 1) -> jax.stages.Compiled:
-    """A compiled decode step of a cache of 64 tokens."""
+    """Compiles a decode step with a cache of 64 tokens."""
     program = model.programs().decode
     cache = models.PagedCache.create(model.config, batch, 64, placement=model.placement)
     tokens = model.put(np.ones(batch, np.int32))
@@ -50,7 +50,7 @@ def decode_step(model: models.Model, batch: int = 1) -> jax.stages.Compiled:
 
 
 class Decoded(NamedTuple):
-    """Steps behind a prompt: each one's logits, its most probable token, and the step's program."""
+    """Logits and most probable token of each step after a prompt, and the step's program."""
 
     logits: list[jax.Array]
     tokens: list[int]
@@ -58,7 +58,7 @@ class Decoded(NamedTuple):
 
 
 def decoded(model: models.Model) -> Decoded:
-    """Six steps behind TOKENS."""
+    """Runs six steps after TOKENS."""
     with jq.implementation(activations="f32"), model.on_devices():
         cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
         prompt = (model.put(TOKENS), model.put(np.array([TOKENS.size], np.int32)))
@@ -87,7 +87,7 @@ def of_one_device(name: str) -> Decoded:
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_golden_models(name: str, kind: AxisType, devices: int) -> None:
-    """Steps behind a prompt are one device's; of weights and pages nothing is gathered."""
+    """Steps after a prompt equal one device's; weights and pages are not gathered."""
     model = quietly(path(name), mesh=mesh(devices, kind))
     one, several = of_one_device(name), decoded(model)
     assert nmse(several.logits, one.logits) <= 1e-10
@@ -124,7 +124,7 @@ def test_logits_and_generated_tokens(name: str, kind: AxisType) -> None:
     ],
 )
 def test_batches_over_a_data_axis(axes: dict[str, int], kind: AxisType) -> None:
-    """Tokens are one device's; each device has its rows, their pages, and moves no weights."""
+    """Tokens equal one device's; a device holds its rows and their pages, and moves no weights."""
     count = int(np.prod([*axes.values()]))
     on = jax.make_mesh(
         tuple(axes.values()), tuple(axes), (kind,) * len(axes), devices=jax.devices()[:count]
@@ -138,7 +138,7 @@ def test_batches_over_a_data_axis(axes: dict[str, int], kind: AxisType) -> None:
         assert nmse(logits, one.logits(tokens)) <= 1e-10
         assert logits.addressable_shards[0].data.shape[0] == 4 // groups
         assert nmse(several.logits(tokens[:3]), one.logits(tokens[:3])) <= 1e-10
-        first, second = (  # three rows: another fills up the last device's
+        first, second = (  # three rows: padding fills the last device's share
             [out.tokens for out in models.generate(m, prompts, max_new_tokens=6, ignore_end=True)]
             for m in (one, several)
         )
@@ -165,28 +165,28 @@ def test_a_batch_that_devices_cannot_split() -> None:
 
 @pytest.mark.slow("compiles a step for two devices")
 def test_two_sums_a_layer() -> None:
-    """Where all divides: rows, then columns, of attention and of the network."""
+    """Splits rows, then columns, of attention and of feed-forward, if all dimensions divide."""
     config = models.Config("llama", 512, 512, 1024, 512, 3, 8, 4, 64, 1e-5)
     text = decode_step(random_model(config, mesh(2))).as_text()
     assert "all-gather" not in text and "all-to-all" not in text
     assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 2 * config.num_layers + 1
 
 
-#: With states, convolutions, heads that differ between layers, latent vectors.
+#: Models with states, convolutions, heads that differ between layers, and latent vectors.
 OTHERS = ["qwen35", "lfm2moe", "gemma4-e", "deepseek2-noyarn"]
 PROMPTS = [TOKENS[0], TOKENS[0, 3:9]]
 TWO = np.concatenate([TOKENS, TOKENS[:, ::-1]])
 
 
 def of_prompts(model: models.Model, **options: Any) -> list[list[int]]:
-    """Tokens behind PROMPTS."""
+    """Generates tokens after PROMPTS."""
     options = {"max_new_tokens": 6, "ignore_end": True} | options
     return [out.tokens for out in models.generate(model, PROMPTS, **options)]
 
 
 @functools.cache
 def logits_and_tokens(file: Path) -> tuple[np.ndarray, list[list[int]]]:
-    """One device's logits of TWO, and tokens behind PROMPTS."""
+    """Logits of TWO on one device, and tokens after PROMPTS."""
     one = models.load(file)
     with jq.implementation(activations="f32"):
         return np.asarray(one.logits(TWO)), of_prompts(one)
@@ -203,7 +203,7 @@ def logits_and_tokens(file: Path) -> tuple[np.ndarray, list[list[int]]]:
 )
 @pytest.mark.parametrize("name", OTHERS)
 def test_layers_of_other_kinds(name: str, axes: dict[str, int], kind: AxisType) -> None:
-    """Logits, tokens, and tokens by drafts are one device's; rows of states are split."""
+    """Logits, tokens, and tokens with drafts equal one device's; rows of states are sharded."""
     count = int(np.prod([*axes.values()]))
     on = jax.make_mesh(
         tuple(axes.values()), tuple(axes), (kind,) * len(axes), devices=jax.devices()[:count]
@@ -213,7 +213,7 @@ def test_layers_of_other_kinds(name: str, axes: dict[str, int], kind: AxisType) 
     with jq.implementation(activations="f32"):
         assert nmse(several.logits(TWO), logits) <= 1e-10
         assert of_prompts(several) == want
-        if count == 4:  # test_drafts has one axis alone
+        if count == 4:  # test_drafts covers a single axis
             assert of_prompts(several, draft="lookup") == want
     groups, heads = axes.get("dp", 1), axes.get("tp", 1)
     cache = models.PagedCache.create(several.config, 2, 64, placement=several.placement)
@@ -226,7 +226,7 @@ def test_layers_of_other_kinds(name: str, axes: dict[str, int], kind: AxisType) 
 
 
 def test_heads_of_each_layer_decide_what_is_split() -> None:
-    """Of two KV heads or one over two devices: rows of whole heads."""
+    """Layers with two KV heads are sharded over two devices, those with one head are replicated."""
     (file,) = GOLDEN.glob("gemma4-e.*.gguf")
     with pytest.warns(UserWarning, match="attn_k, attn_v, inp_gate, per_layer_model_proj, proj$"):
         model = models.load(file, mesh=mesh(2))
@@ -239,7 +239,7 @@ def test_heads_of_each_layer_decide_what_is_split() -> None:
 @pytest.mark.slow("compiles programs for two devices")
 @pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2}])
 def test_drafts(axes: dict[str, int]) -> None:
-    """Sampled with a penalty, where rows or the vocabulary are split in arrays' types."""
+    """Samples with a penalty, while rows or the vocabulary are sharded in the arrays' types."""
     on = jax.make_mesh((2,), tuple(axes), (AxisType.Explicit,), devices=jax.devices()[:2])
     one, several = models.load(path("llama-gqa")), quietly(path("llama-gqa"), mesh=on)
     options: dict[str, Any] = {"temperature": 0.5, "repetition_penalty": 1.3, "seed": 2}
@@ -248,7 +248,7 @@ def test_drafts(axes: dict[str, int]) -> None:
 
 
 def random_model(config: models.Config, on: Mesh) -> models.Model:
-    """A model of zeros in Q4_K with the configuration's shapes."""
+    """A model of Q4_K zeros with the config's shapes."""
     from jax_q4k.models.config.tensors import expected_tensors
     from jax_q4k.models.network.build import build
     from jax_q4k.models.sharding.plan import place
@@ -360,13 +360,13 @@ def test_wrong_meshes() -> None:
         models.load(path("llama-gqa"), mesh=4)  # type: ignore[arg-type]
 
 
-def test_what_stays_whole_is_said() -> None:
+def test_replicated_tensors_are_reported() -> None:
     with pytest.warns(UserWarning, match="whole on each of 4 devices.*: attn_k, attn_v"):
         models.load(path("llama-gqa"), mesh=mesh(4))
 
 
 def test_groups_of_devices_hold_the_same_head() -> None:
-    """Two KV heads over four devices: each device has the pages of one."""
+    """Two KV heads over four devices: each device has the pages of one head."""
     model = quietly(path("llama-gqa"), mesh=mesh(4))
     cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
     keys = cache.pages[0][0]
@@ -374,7 +374,7 @@ def test_groups_of_devices_hold_the_same_head() -> None:
 
 
 def test_damage_in_a_part_is_found(tmp_path: Path) -> None:
-    """The message names the block, wherever the part that holds it begins."""
+    """The message names the block, wherever its shard begins."""
     file = tmp_path / "damaged.gguf"
     shutil.copy(path("llama-gqa"), file)
     with jq.gguf.TensorFile(file) as source:

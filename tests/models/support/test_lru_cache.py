@@ -1,4 +1,4 @@
-"""Values made once for each key; several threads that ask for one wait."""
+"""LRU cache: each value is made once per key, and threads that need the same one wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from jax_q4k.models.support.lru_cache import LRUCache
 
 
-def test_those_asked_for_last_stay() -> None:
+def test_values_used_last_stay() -> None:
     recent = LRUCache(2)
     for key in "abac":
         recent.get(key, lambda key=key: key.upper())
@@ -34,7 +34,7 @@ def test_one_thread_makes_and_the_others_wait() -> None:
     assert len(made) == 1
 
 
-def test_where_one_fails_the_next_tries() -> None:
+def test_after_a_failure_the_next_thread_tries() -> None:
     recent, tries, waiting = LRUCache(4), [], threading.Barrier(3)
 
     def make() -> str:
@@ -56,7 +56,7 @@ def test_where_one_fails_the_next_tries() -> None:
     assert len(tries) == 2
 
 
-def test_what_makes_a_value_may_ask_for_it() -> None:
+def test_a_function_may_get_its_own_key() -> None:
     recent = LRUCache(4)
     assert recent.get("key", lambda: recent.get("key", lambda: 1) + 1) == 2
 

@@ -1,4 +1,4 @@
-"""Warnings name the line that called the library, by whatever way it came to them."""
+"""Warnings name the line that called the library, through any call path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jax-q4k bench`, and what it measures."""
+"""`jax-q4k bench` and its measurements."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ FILE = str(path("llama-gqa"))
 
 @pytest.fixture
 def run(capsys):
-    """(exit code, standard output, standard error) of a command line."""
+    """Returns a function that runs a command line: (exit code, standard output, standard error)."""
 
     def run(*arguments):
         capsys.readouterr()
@@ -38,7 +38,7 @@ def run(capsys):
 
 @pytest.fixture
 def exact():
-    """Activations as they are, so that passes in pieces give what whole ones give."""
+    """Float32 activations, so that passes in chunks give the results of full passes."""
     with jq.implementation("native", activations="f32"):
         yield
 
@@ -48,10 +48,10 @@ def exact():
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "lfm2"])
 @pytest.mark.parametrize("kind", ["pp", "tg"])
 @pytest.mark.parametrize("depth", [0, 20])
-def test_what_is_timed_is_the_models_work(name, kind, depth, monkeypatch):
-    """The last token after a test is the one that full passes over the same tokens predict.
+def test_the_models_work_is_timed(name, kind, depth, monkeypatch):
+    """Full passes over the same tokens predict the last token after a test.
 
-    The prompt behind others is cut into pieces.
+    A prompt after cached tokens is cut into chunks.
     """
     monkeypatch.setattr(bench, "PIECE", 16)
     given, test = model(name), bench.Test(kind, 20 if kind == "pp" else 5, depth, batch=2)
@@ -62,14 +62,14 @@ def test_what_is_timed_is_the_models_work(name, kind, depth, monkeypatch):
 
     def seconds(times, run, prepare):
         ends.append(run(prepare()))
-        again = run(prepare())  # what was before is still there
+        again = run(prepare())  # the cached tokens are still there
         np.testing.assert_array_equal(again[0], ends[0][0])
         return [1.0] * times
 
     monkeypatch.setattr(bench, "_seconds", seconds)
     (made.prompts if kind == "pp" else made.decoding)(2)
     [(token, cache)] = ends
-    if kind == "pp":  # the test's own chunks are made first
+    if kind == "pp":  # the test's own chunks are created first
         chunks = [*chunks[1:2], chunks[0]] if not depth else [chunks[1], *chunks[2:]]
     rows = np.concatenate([np.asarray(ids)[:, : int(n[0])] for ids, n in chunks], axis=1)
     steps = 5 if kind == "tg" else 0
@@ -83,7 +83,7 @@ def test_what_is_timed_is_the_models_work(name, kind, depth, monkeypatch):
 
 
 def test_the_clock_runs_until_the_device_is_done(monkeypatch):
-    """Compiling and preparing do not count, and the wait for the result does."""
+    """Includes the wait for the result, but not compilation and preparation."""
     waited = []
     wait = jax.block_until_ready
 
@@ -191,4 +191,4 @@ def test_a_plot(run, tmp_path):
     file = tmp_path / "speed.png"
     code, _, _ = run(FILE, "-p", "8", "-n", "4", "-d", "0,8", "-r", "2", "--plot", file)
     assert code == 0 and file.read_bytes().startswith(b"\x89PNG")
-    assert matplotlib.get_backend().lower() == "agg"  # which opens no window, and needs no display
+    assert matplotlib.get_backend().lower() == "agg"  # a backend that needs no display

@@ -1,4 +1,4 @@
-"""`models.embed` and `jax-q4k embed`: vectors of texts."""
+"""`models.embed` and `jax-q4k embed`: embeddings of texts."""
 
 import json
 import shutil
@@ -23,13 +23,13 @@ TEXTS = ["The sea", "a", "was calm, and nobody said a word about what had been t
 
 @pytest.fixture
 def exact():
-    """Activations as they are: batches round as single texts do."""
+    """Float32 activations, so that batches round like single texts."""
     with jq.implementation("native", activations="f32"):
         yield
 
 
 def of_decoder(given, ids):
-    """The final norm's output of every token, in NumPy from the decoder's own logits' vectors."""
+    """The final norm's output for each token, in NumPy from the decoder's hidden states."""
     decoder = given.decoder()
     tokens = np.array([ids], np.int32)
     cache = models.PagedCache.create(given.config, 1, 64)
@@ -56,7 +56,7 @@ def pooled(vectors, pooling):
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.usefixtures("exact")
 def test_pooled_vectors_of_the_final_norm(name, pooling):
-    """Of rows of different lengths, against each row by itself in NumPy."""
+    """Rows of different lengths, compared with each row alone in NumPy."""
     given, rng = model(name), np.random.default_rng(3)
     rows = [rng.integers(0, given.config.vocab_size, n).tolist() for n in (9, 1, 17, 8)]
     found = models.embed(given, rows, pooling=pooling)
@@ -69,7 +69,7 @@ def test_pooled_vectors_of_the_final_norm(name, pooling):
 
 @pytest.mark.usefixtures("exact")
 def test_a_batch_is_its_texts_alone(monkeypatch):
-    """Also where texts are cut into batches of few tokens."""
+    """Also holds if texts are split into batches of few tokens."""
     given = model("text-spm")
     alone = [models.embed(given, text, normalize=True) for text in TEXTS]
     assert alone[0].shape == (given.config.hidden_size,)
@@ -86,7 +86,7 @@ def test_a_batch_is_its_texts_alone(monkeypatch):
 
 
 def test_padding_counts_for_nothing():
-    """Whatever token it is: other logits of it would show in the mean."""
+    """The padding token does not matter; its logits would change the mean."""
     given = model("llama-gqa")
     tokens = np.array([[5, 6, 7, 0], [5, 6, 7, 99]], np.int32)
     vectors = given.vectors(tokens, np.array([3, 3], np.int32))
@@ -111,7 +111,7 @@ def test_a_vector_of_length_0_stays_one():
 
 
 def saying(given, **metadata):
-    """The model, of a file that says this."""
+    """The model with these metadata entries."""
     found = {key.replace("__", "."): value for key, value in metadata.items()}
     return models.Model(given.parts(), given.tokenizer, given.metadata | found)
 
@@ -121,7 +121,7 @@ def saying(given, **metadata):
     [(0, "none"), (1, "mean"), (2, "cls"), (3, "last"), (np.uint32(3), "last")],
 )
 def test_the_file_says_how_to_pool(number, pooling):
-    """GGUF's pooling_type; an argument overrules it."""
+    """GGUF's pooling_type; an argument overrides it."""
     given = model("llama-gqa")
     ids, file = [5, 6, 7, 99], saying(given, llama__pooling_type=number)
     want = models.embed(given, ids, pooling=pooling)
@@ -168,7 +168,7 @@ LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False, "incl
 
 @pytest.fixture
 def folder(tmp_path):
-    """A checkpoint's folder with other files beside: their paths, and what they hold."""
+    """Returns a function that adds files (path, content) to a checkpoint's folder."""
 
     def made(**files):
         shutil.rmtree(tmp_path / "model", ignore_errors=True)
@@ -201,7 +201,7 @@ def folder(tmp_path):
     ],
 )
 def test_a_folder_says_how_to_pool(folder, tmp_path, files, pooling, normalize):
-    """A GGUF file saved from it says the same."""
+    """A GGUF file saved from the folder gives the same."""
     given = models.load(folder(**files))
     ids = [5, 6, 7]
     want = models.embed(given, ids, pooling=pooling, normalize=normalize)
@@ -229,8 +229,8 @@ def test_a_folder_says_how_to_pool(folder, tmp_path, files, pooling, normalize):
         ({"bert": {"do_lower_case": True}}, "sentence_bert_config.json: do_lower_case=true is not"),
     ],
 )
-def test_what_a_folder_says_and_is_not_supported(folder, files, message):
-    """It generates text all the same, and vectors if told how."""
+def test_folders_with_unsupported_pooling(folder, files, message):
+    """The folder still generates text, and embeds with an explicit `pooling`."""
     given = models.load(folder(**files))
     with pytest.raises(ValueError, match=f"{message}.*; pass pooling="):
         models.embed(given, [1, 2])
@@ -277,7 +277,7 @@ def test_refused(texts, options, error, message):
 
 @pytest.fixture
 def run(capsys):
-    """(exit code, standard output, standard error) of a command line."""
+    """Returns a function that runs a command line: (exit code, standard output, standard error)."""
 
     def run(*arguments):
         capsys.readouterr()
@@ -290,7 +290,7 @@ def run(capsys):
 @pytest.mark.slow("compiles several programs", quick=["pooling1"])
 @pytest.mark.parametrize("pooling", [[], ["--pooling", "last", "--normalize"]])
 def test_json(run, pooling, tmp_path):
-    """From the command line or a file, to the last bit."""
+    """Prompts from the command line or a file give equal bits."""
     code, out, err = run(path("text-spm"), "-p", TEXTS[0], "-p", TEXTS[1], *pooling)
     assert (code, err) == (0, "")
     found = json.loads(out)

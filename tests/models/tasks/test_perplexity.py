@@ -1,4 +1,4 @@
-"""Scores of texts: against log-softmax in float64 of the full pass's logits."""
+"""Scores of texts, compared with float64 log-softmax of the full pass's logits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_windows_begin_with_bos_and_cover_the_text(model, context):
     windows = [[1, *ids[i : i + context - 1]] for i in range(0, len(ids), context - 1)]
     found = score(model, TEXT, context=context)
     assert found.tokens == len(ids)
-    assert found.bytes == len((" " + TEXT).encode())  # SentencePiece puts a space before a text
+    assert found.bytes == len((" " + TEXT).encode())  # SentencePiece adds a leading space
     assert found.nats == pytest.approx(sum(nats(model, window) for window in windows), rel=1e-5)
 
 
@@ -85,7 +85,7 @@ def test_the_models_context_is_taken_up_to_512(longest, windows, monkeypatch):
     assert seen[-1] == (windows, windows) and found.tokens == len(ids)
 
 
-def test_a_model_compiles_once_per_shape_and_is_not_kept():
+def test_a_model_compiles_once_per_shape_and_is_freed():
     demo = models.from_gguf(models.demo_path())
     short, shorter = score(demo, "it was so"), score(demo, "it was")
     assert shorter.tokens < short.tokens < 8
@@ -134,8 +134,8 @@ def test_perplexity_beyond_float64_is_infinite():
 
 
 #: Final estimates of llama.cpp's `llama-perplexity` (of llama-cpp-python 0.3.36) for
-#: examples/lora_text.txt with `-ctk f32 -ctv f32 -fa off -b CONTEXT -c CONTEXT`, of each file's
-#: weights as F32: on a CPU it rounds activations to int8 where weights are quantized.
+#: examples/lora_text.txt with `-ctk f32 -ctv f32 -fa off -b CONTEXT -c CONTEXT`. The files' weights
+#: were converted to F32, since on a CPU it rounds activations to int8 if weights are quantized.
 #: (file, context) -> (perplexity, +/-).
 OF_LLAMA_CPP = {
     ("demo", 128): (395.5850, 44.94851),
@@ -148,7 +148,7 @@ OF_LLAMA_CPP = {
 
 
 def with_bpe_words(folder, text):
-    """The golden Qwen 3 with a byte-level BPE vocabulary that is learned from a text."""
+    """The golden Qwen 3 with a byte-level BPE vocabulary trained on a text."""
     file = jq.gguf.read(GOLDEN / "qwen3-qknorm.Q4_K_M.gguf")
     learned = Tokenizer(tokenizers.models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -175,7 +175,7 @@ def with_bpe_words(folder, text):
 @pytest.mark.slow("a text of several windows, by llama.cpp")
 @pytest.mark.usefixtures("exact")
 def test_llama_cpps_perplexity(model, tmp_path):
-    """SentencePiece with BOS, byte-level BPE without: within a thousandth of its figures."""
+    """SentencePiece with BOS and byte-level BPE without are within a thousandth of its figures."""
     text = (EXAMPLES / "lora_text.txt").read_text()
     loaded = {"demo": models.load("demo"), "text-spm": model, "bpe": with_bpe_words(tmp_path, text)}
     for (name, context), (perplexity, error) in OF_LLAMA_CPP.items():
@@ -186,7 +186,7 @@ def test_llama_cpps_perplexity(model, tmp_path):
 
 @pytest.mark.usefixtures("exact")
 def test_llama_cpps_windows(model):
-    """BOS takes the place of a window's first token; an end shorter than a window is left out."""
+    """BOS replaces a window's first token; a partial window at the end is dropped."""
     ids = model.tokenizer.encode(TEXT)
     length = 13
     windows = [[1, *ids[i + 1 : i + length]] for i in range(0, len(ids) - length + 1, length)]

@@ -1,4 +1,4 @@
-"""Tokenizers of folders: ids are the `tokenizers` library's for the same tokenizer.json."""
+"""Tokenizers of folders: ids equal the `tokenizers` library's for the same tokenizer.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .test_tokenizer import golden
 
 Damage = Callable[[dict[str, Any]], None]
 
-#: The small vocabularies' special tokens.
+#: Special tokens of the small vocabularies.
 SPECIAL = {"qwen2": ("<|im_end|>", "<|im_start|>", "<|endoftext|>"), "llama": ("<s>", "</s>")}
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
@@ -33,7 +33,7 @@ BYTE_LEVEL |= {"use_regex": False}
 
 
 def flagged(**flags: bool) -> Damage:
-    """Flags of the second special token, and of a further token that is not special."""
+    """Sets flags of the second special token and of an additional, non-special token."""
 
     def damage(content: dict[str, Any]) -> None:
         content["added_tokens"][1] |= flags
@@ -63,7 +63,7 @@ def roberta(content: dict[str, Any]) -> None:
 
 
 def without_x(content: dict[str, Any]) -> None:
-    """No token of the byte, whose id an unused one takes."""
+    """Removes the token "x"; an unused token takes its id."""
     vocab = content["model"]["vocab"]
     vocab["unused"] = vocab.pop("x")
     merges = content["model"]["merges"]
@@ -111,7 +111,7 @@ TEXTS = [
 
 
 def built(name: str, damage: Damage) -> tuple[tokenizers.Tokenizer, tokenizer.Tokenizer]:
-    """The library's tokenizer, and ours."""
+    """Returns the library's tokenizer and ours."""
     content = tiny(name)
     damage(content)
     return tokenizers.Tokenizer.from_str(json.dumps(content)), tokenizer.from_json(content)
@@ -123,7 +123,7 @@ def built(name: str, damage: Damage) -> tuple[tokenizers.Tokenizer, tokenizer.To
     ids=[f"{name}: {what}" for name, what, _ in CASES],
 )
 def test_ids_are_the_librarys(name: str, damage: Damage) -> None:
-    """With special tokens read and unread, and tokens at a text's ends or none."""
+    """Compares ids with and without parsing of special tokens, and with and without BOS and EOS."""
     library, t = built(name, damage)
     plain = tokenizers.Tokenizer.from_str(library.to_str())
     plain.encode_special_tokens = True
@@ -179,7 +179,7 @@ def test_texts_are_the_librarys(name: str, damage: Damage) -> None:
 
 
 def test_a_file_cuts_and_pads_nothing() -> None:
-    """Files hold the settings of the call before they were saved."""
+    """Files contain the settings of the last call before they were saved."""
     content = tiny("qwen2")
     want = tokenizer.from_json(content).encode("Hello world")
     content["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst"}
@@ -192,7 +192,7 @@ def test_a_file_cuts_and_pads_nothing() -> None:
 
 @pytest.mark.parametrize("flags", [{}, {"normalized": True}, {"lstrip": True}])
 def test_messages_do_not_spell_control_tokens(flags: dict[str, bool]) -> None:
-    """Tokens are searched for before the normalizer or behind it."""
+    """Tokens are matched before or after the normalizer."""
     content = tiny("qwen2")
     for token in content["added_tokens"]:
         token |= flags
@@ -231,7 +231,7 @@ def test_a_pattern_without_hope() -> None:
         ("llama", metaspace(prepend_scheme="never"), []),
     ],
 )
-def test_what_gguf_cannot_say_is_warned_of(
+def test_saving_warns_of_settings_that_gguf_cannot_express(
     name: str, damage: Damage, warned: list[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     content = tiny(name)
@@ -256,7 +256,7 @@ def test_what_gguf_cannot_say_is_warned_of(
         (sequence(split("[aeiou]+"), BYTE_LEVEL), "pre_tokenizer: splits by .* no name in GGUF"),
     ],
 )
-def test_what_gguf_cannot_say_is_refused_when_it_is_asked(damage: Damage, message: str) -> None:
+def test_saving_refuses_settings_that_gguf_cannot_express(damage: Damage, message: str) -> None:
     content = tiny("qwen2")
     damage(content)
     t = tokenizer.from_json(content)
@@ -265,7 +265,7 @@ def test_what_gguf_cannot_say_is_refused_when_it_is_asked(damage: Damage, messag
 
 
 def test_a_folder_that_gguf_cannot_say(tmp_path: Path) -> None:
-    """It loads and generates; only saving it is refused, before anything is written."""
+    """The folder loads and generates; only saving it is refused, before anything is written."""
     folder = shutil.copytree(GOLDEN.parent / "checkpoints" / "qwen2", tmp_path / "model")
     content = json.loads((folder / "tokenizer.json").read_text())
     content["normalizer"] = {"type": "Lowercase"}
@@ -285,7 +285,7 @@ def test_a_folder_that_gguf_cannot_say(tmp_path: Path) -> None:
 
 
 def test_tokens_beyond_the_model_stay_text() -> None:
-    """Gemma 3 of 1B has no row for the tokenizer's token of images."""
+    """Gemma 3 1B has no embedding row for the tokenizer's image token."""
     content = tiny("llama")
     size = len(content["model"]["vocab"])
     content["added_tokens"].append(content["added_tokens"][0] | {"id": size, "content": "<image>"})
@@ -297,7 +297,7 @@ def test_tokens_beyond_the_model_stay_text() -> None:
 
 
 def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
-    """They count where tokenizer_config.json names none, as in transformers 4."""
+    """They apply if tokenizer_config.json names none, as in transformers 4."""
     folder = shutil.copytree(GOLDEN.parent / "checkpoints" / "qwen2", tmp_path / "model")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     named = {"eos_token": "<|endoftext|>", "bos_token": {"content": "<|im_start|>"}, "other": 3}
@@ -318,7 +318,7 @@ def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
 def test_added_tokens_that_two_files_describe(
     change: dict[str, Any], warned: str | None, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """Transformers takes tokenizer_config.json's; ids here are tokenizer.json's."""
+    """Flags come from tokenizer_config.json, as in transformers; ids come from tokenizer.json."""
     content = tiny("qwen2")
     listed = {str(token["id"]): dict(token) for token in content["added_tokens"]}
     listed["281"] |= change

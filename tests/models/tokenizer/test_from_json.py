@@ -1,4 +1,4 @@
-"""tokenizer.json -> GGUF metadata, against llama.cpp's ids for the same vocabularies."""
+"""Converts tokenizer.json to GGUF metadata, compared with llama.cpp's ids for the vocabularies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATTERN = (
 
 @cache
 def tokenizer_json(name: str) -> str:
-    """A golden vocabulary, written by the `tokenizers` library as its model's publisher did."""
+    """Writes a golden vocabulary with the `tokenizers` library, like the model's publisher."""
     v = load(name).vocabulary
     types = (
         jq.gguf.read_header(VOCABULARIES / f"ggml-vocab-{name}.gguf")
@@ -150,7 +150,7 @@ O200K = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 O200K = O200K.replace("UPPER", LETTERS[0]).replace("LOWER", LETTERS[1])
-#: with line ends themselves, as in its file
+#: with literal line ends, as in its file
 DEEPSEEK = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
@@ -180,7 +180,7 @@ def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dic
         ([DIGITS], True, False, "smollm"),
     ],
 )
-def test_ways_of_splitting_have_ggufs_names(
+def test_pre_tokenizers_have_ggufs_names(
     steps: list, use_regex: bool, ignore_merges: bool, name: str
 ) -> None:
     content = tiny("qwen2")
@@ -211,7 +211,7 @@ def test_byte_level_splits_words_unless_told_otherwise() -> None:
 
 
 def test_ids_that_the_library_reads_otherwise() -> None:
-    """It counts on where the model's tokens end."""
+    """The library numbers added tokens from the end of the model's tokens."""
     content = tiny("qwen2")
     content["added_tokens"].append(FLAGS | {"id": 285, "content": "<x>"})
     problem = "added_tokens: has id 285 for '<x>', which the tokenizers library reads as 283"
@@ -220,7 +220,7 @@ def test_ids_that_the_library_reads_otherwise() -> None:
 
 
 def with_tokens(*texts: str) -> dict[str, Any]:
-    """The SentencePiece-like vocabulary with more tokens, that no merges form."""
+    """The SentencePiece-like vocabulary with additional tokens that no merge forms."""
     content = tiny("llama")
     for text in texts:
         content["model"]["vocab"][text] = len(content["model"]["vocab"])
@@ -228,7 +228,7 @@ def with_tokens(*texts: str) -> dict[str, Any]:
 
 
 def test_runs_of_one_character_share_a_score() -> None:
-    """Their merges may interleave in any way; what follows them has a lower score again."""
+    """Their merges may interleave in any order; later merges have lower scores."""
     runs = ["\u01c1" * n for n in (1, 2, 3, 4)]
     one, two, three, four = runs
     content = with_tokens(*runs, one + "e")
@@ -258,7 +258,7 @@ def test_runs_of_one_character_share_a_score() -> None:
 
 
 def test_tokens_that_need_no_merges() -> None:
-    """Added ones, and those that are longer than what an encoder here joins."""
+    """Added tokens, and tokens longer than the encoder here merges."""
     content = with_tokens("e" * (LONGEST_MERGED + 1), "e" * (LONGEST_MERGED + 2))
     tokenizer.metadata_from_json(content)
     for text in ("x\u01c1", "\u01c1 \u2581\u01c1"):
@@ -313,7 +313,7 @@ def test_types_of_tokens() -> None:
     content = tiny("qwen2")
     content["added_tokens"] += [
         FLAGS | {"id": 283, "content": "<tool>"},
-        # looks like a turn marker: not for users to write
+        # looks like a turn marker, so users must not write it
         FLAGS | {"id": 284, "content": "<|tool|>"},
     ]
     metadata = tokenizer.metadata_from_json(content, vocab_size=287)
@@ -357,9 +357,9 @@ def test_special_tokens_and_what_is_added() -> None:
     assert [got[key] for key in keys] == [281, 280, False, True]
     assert found("qwen2", {"pad_token": "<|endoftext|>"})["padding_token_id"] == 281
     assert "padding_token_id" not in got and "bos_token_id" not in found("qwen2", {})
-    got = found("qwen2", {}, ("<|im_start|>", "$A", "<|im_end|>"))  # named by the template alone
+    got = found("qwen2", {}, ("<|im_start|>", "$A", "<|im_end|>"))  # named only by the template
     assert [got[key] for key in keys] == [282, 280, True, True]
-    # the post-processor puts BOS first; SentencePiece's names serve for the rest
+    # the post-processor puts BOS first; SentencePiece's names cover the rest
     got = found("llama", None)
     assert got["unknown_token_id"] == 0 and [got[key] for key in keys] == [1, 2, True, False]
 
@@ -376,7 +376,7 @@ def test_special_tokens_and_what_is_added() -> None:
 def test_the_template_counts_and_not_the_flags(
     config: dict[str, Any], around: tuple[str, ...], warned: str
 ) -> None:
-    """Transformers 5 drops the flags, too, where there is a tokenizer.json."""
+    """transformers 5 also ignores the flags if there is a tokenizer.json."""
     content = tiny("qwen2")
     template_of(*around)(content)
     names = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -393,7 +393,7 @@ def test_the_template_counts_and_not_the_flags(
 
 
 def test_two_tokens_in_front() -> None:
-    """GLM has two; GGUF names one."""
+    """GLM has two leading tokens; GGUF names one."""
     content = tiny("qwen2")
     template_of("<|im_start|>", "<|endoftext|>", "$A", "<|im_end|>")(content)
     t = tokenizer.from_json(content, {"eos_token": "<|im_end|>"})
@@ -438,9 +438,9 @@ def test_chat_templates() -> None:
     ],
 )
 def test_metaspace(step: dict[str, Any], prefix: bool) -> None:
-    """Words are split at spaces unless told otherwise.
+    """Words are split at spaces by default.
 
-    This changes nothing where no token spans two.
+    This matters only if a token spans two words.
     """
     content = tiny("llama")
     content["normalizer"], content["pre_tokenizer"] = (
@@ -461,7 +461,7 @@ def test_metaspace(step: dict[str, Any], prefix: bool) -> None:
 
 
 def test_spaces_that_are_split_at_after_they_were_written_otherwise() -> None:
-    """Gemma's pre-tokenizer: it finds no space."""
+    """Gemma's pre-tokenizer, which finds no space."""
     content = tiny("llama")
     content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     behavior = {"behavior": "MergedWithPrevious", "invert": False}
@@ -477,7 +477,7 @@ def test_spaces_that_are_split_at_after_they_were_written_otherwise() -> None:
 
 
 def test_added_tokens_beyond_the_model_are_left_out() -> None:
-    """Gemma 3 of 1B has no row for the tokenizer's token of images."""
+    """Gemma 3 1B has no embedding row for the tokenizer's image token."""
     content = tiny("llama")
     size = len(read(content).vocabulary.tokens)
     token = {"id": size, "content": "<image>", "special": True}
@@ -488,7 +488,7 @@ def test_added_tokens_beyond_the_model_are_left_out() -> None:
 
 
 def test_merges_that_scores_cannot_say() -> None:
-    """Trained with the library itself, a vocabulary does not list every way to split a token."""
+    """A vocabulary trained by the library does not list every split of a token."""
     t = tokenizers.Tokenizer(bpe.BPE(byte_fallback=True))
     t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -501,7 +501,7 @@ def test_merges_that_scores_cannot_say() -> None:
 
 
 def test_the_first_merges_that_early_converters_left_out() -> None:
-    """Those of the token whose score is 0, as in OpenLLaMA's tokenizer.json."""
+    """Merges of the token whose score is 0, as in OpenLLaMA's tokenizer.json."""
     content = tiny("llama")
     vocab, merges = content["model"]["vocab"], content["model"]["merges"]
     merged = sorted({vocab["".join(pair)] for pair in merges})
@@ -711,7 +711,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD, ids=[message[:60] for _, message in BAD])
-def test_what_is_refused(damage: Callable[[dict[str, Any]], None], message: str) -> None:
+def test_unsupported_tokenizers_are_refused(
+    damage: Callable[[dict[str, Any]], None], message: str
+) -> None:
     content = tiny("qwen2")
     damage(content)
     with pytest.raises(jq.CheckpointError, match=f"^tokenizer.json: .*{message}"):
@@ -797,7 +799,7 @@ JUNK = (
 
 
 def damaged(content: Any, rng: np.random.Generator) -> None:
-    """Replaces, removes or doubles one thing, somewhere; more likely near the top."""
+    """Replaces, removes or duplicates one item at a random place, more likely near the top."""
     while True:
         keys = list(content) if isinstance(content, dict) else range(len(content))
         key = keys[rng.integers(len(keys))]
@@ -835,7 +837,7 @@ def test_damaged_files_are_refused_or_work(name: str) -> None:
 
 
 def test_phi_3s_tokens_swallow_white_space() -> None:
-    """GGUF's readers know them by the model's name, which is given where the flags are Phi-3's."""
+    """GGUF readers recognize them by the model's name, which is set if the flags are Phi-3's."""
     content = json.loads(tokenizer_json("phi-3"))
     for entry in content["added_tokens"]:
         entry["rstrip"] = entry["content"] not in ("<unk>", "<s>", "<|endoftext|>")

@@ -20,7 +20,7 @@ from jax_q4k.models.tokenizer import encoders
 from jax_q4k.models.tokenizer.pretokenizers import PRE_TOKENIZERS, splitter
 
 VOCABULARIES = GOLDEN.parent / "tokenizers"
-#: Whole, and what `reduce.py` left of others.
+#: Complete vocabularies, and others that `reduce.py` shortened.
 NAMES = (
     *("llama-spm", "llama-bpe", "qwen2", "qwen35", "deepseek-coder", "deepseek-llm", "falcon"),
     *("gemma-4", "gpt-2", "mpt", "phi-3", "refact", "starcoder"),
@@ -40,7 +40,7 @@ def golden(name: str) -> list[dict[str, Any]]:
 def spm_metadata(
     extra: dict[str, tuple[int, float]] | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """Small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, then text -> (type, score)."""
+    """A small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, text -> (type, score)."""
     tokens = {"<unk>": (UNKNOWN, 0.0), "<s>": (CONTROL, 0.0), "</s>": (CONTROL, 0.0)}
     tokens |= {f"<0x{byte:02X}>": (BYTE, 0.0) for byte in range(256)} | (extra or {})
     metadata = {
@@ -59,7 +59,7 @@ def spm_metadata(
 def bpe_metadata(
     pairs: list[str], special: dict[str, int] | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """A small byte-level vocabulary: the 256 bytes, the merges' results, special text -> type."""
+    """A small byte-level vocabulary: the 256 bytes, merged tokens, and special text -> type."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merged = list(dict.fromkeys(merge.replace(" ", "") for merge in pairs))
     special = special or {}
@@ -136,9 +136,9 @@ def test_facts_of_the_golden_vocabularies() -> None:
 
 
 def merge_by_score(vocabulary: Any, text: str) -> list[int]:
-    """SentencePiece's rule, said plainly: join the best-scored pair until none is left.
+    """Applies SentencePiece's rule directly: merge the pair with the best score until none is left.
 
-    The leftmost of equals is joined.
+    Of equal pairs, the leftmost is merged.
     """
     symbols = list(text.replace(" ", "\u2581"))
     while True:
@@ -209,7 +209,7 @@ def test_runs_of_spaces_share_a_score() -> None:
 def test_any_scores_against_plain_merging(
     tokens: list[str], samples: list[str], random: Any
 ) -> None:
-    """Vocabularies whose characters need not all be tokens."""
+    """Not all characters of these vocabularies are tokens."""
     ranks = random.sample(range(len(tokens)), len(tokens))
     t = build(
         spm_metadata(
@@ -233,7 +233,7 @@ def test_any_scores_against_plain_merging(
 def test_equal_scores_join_the_leftmost(
     tokens: list[str], scores: list[int], samples: list[str]
 ) -> None:
-    """llama.cpp joins the leftmost of equal pairs. Unknown characters stay apart."""
+    """Like llama.cpp, the leftmost of equal pairs is merged. Unknown characters stay separate."""
     scored = zip(tokens, scores, strict=False)
     t = build(spm_metadata({token: (NORMAL, -float(score)) for token, score in scored}))
     for text in samples:
@@ -246,11 +246,11 @@ def test_equal_scores_join_the_leftmost(
     [
         ({"bc": 0, "ab": 0}, "abc"),
         ({"bc": 0, "ab": 0, "cc": -1, "ccc": -1}, "abc ccc"),  # runs may share a score of their own
-        ({"ab": 0, "abc": 0, "abcd": 0}, "abcd dabc"),  # each is joined to the next
+        ({"ab": 0, "abc": 0, "abcd": 0}, "abcd dabc"),  # each merged token joins the next
     ],
 )
 def test_few_equal_scores(scores: dict[str, int], text: str) -> None:
-    """Pairs that share a score are joined from the left, and what they become goes on."""
+    """Pairs with the same score are merged from the left, and merged tokens continue."""
     t = build(spm_metadata({token: (NORMAL, float(score)) for token, score in scores.items()}))
     assert t.encode(text, add_special=False) == merge_by_score(t.vocabulary, " " + text)
 
@@ -392,7 +392,7 @@ def test_sarvam_merges_as_gemma_does_but_for_line_ends_and_bos() -> None:
 
 
 def test_gemma_always_begins_with_bos() -> None:
-    """Early files deny it. Others call the model "gpt2"."""
+    """Early files set add_bos_token to false. Others call the model "gpt2"."""
     for changes in ({"add_bos_token": False}, {"model": "gpt2", "pre": "gemma4"}):
         t = build(gemma_metadata(["a"], [], **changes))
         assert texts(t, t.encode("a")) == ["<bos>", "a"]
@@ -481,7 +481,7 @@ def test_end_of_generation() -> None:
 @pytest.mark.parametrize(
     ("special", "ends", "printed"),
     [
-        # gpt-oss: <|end|> closes a channel, and channels' marks are text.
+        # gpt-oss: <|end|> closes a channel, and channel markers are text
         (
             ("<|return|>", "<|call|>", "<|end|>", "<|channel|>"),
             ["<|return|>", "<|call|>"],
@@ -492,7 +492,7 @@ def test_end_of_generation() -> None:
         (("<|call|>", "<|flush|>", "<|end|>"), ["<|call|>", "<|flush|>"], "<|end|>"),
         (("<|return|>", "<|calls|>", "<|end|>"), ["<|return|>", "<|calls|>"], "<|end|>"),
         (("<|call|>", "<|end|>"), ["<|call|>", "<|end|>"], ""),
-        # Gemma 4: </s> is markup.
+        # Gemma 4: </s> is markup
         (("<|tool_response>", "</s>", "<turn|>"), ["<|tool_response>", "<turn|>"], "</s>"),
         (("<eos>", "</s>"), ["<eos>", "</s>"], ""),
     ],
@@ -692,7 +692,7 @@ def test_a_token_of_absurd_length() -> None:
     assert texts(t, t.encode("aa", add_special=False)) == ["▁", "<0x61>", "<0x61>"]
 
 
-def test_tokens_with_many_ways_of_splitting_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_with_many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = spm_metadata({"a" * n: (NORMAL, -float(n)) for n in range(1, 2001)})
     t = build(metadata)
     assert max(map(len, texts(t, t.encode("a" * 999, add_special=False)))) == 256

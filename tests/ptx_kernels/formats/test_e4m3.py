@@ -1,4 +1,4 @@
-"""fp8 conversions in plain instructions, simulated, against ml_dtypes."""
+"""fp8 conversions by plain instructions in the simulator, against ml_dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of code books, ternary ones and NVFP4, which have no tensor-core product."""
+"""Code-book and ternary formats and NVFP4, which have no tensor-core product."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_these_are_all_of_them():
 
 @pytest.mark.parametrize("name", formats.names())
 def test_golden_blocks(name):
-    """Blocks with chosen scales, of ggml: the bits of its values."""
+    """ggml's blocks with chosen scales decode to the bits of ggml's values."""
     with np.load(GOLDEN / "formats" / "blocks" / f"{name}.npz") as data:
         raw, want = data["raw"], data["values"]
     block = formats.get(name)
     got = block.decode(block.split(raw)).reshape(want.shape)
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
-    if name != "MXFP4":  # 12 * 2^126 is finite there, and no float32
+    if name != "MXFP4":  # 12 * 2^126 is finite there, but not in float32
         np.testing.assert_array_equal(block.finite(block.split(raw)), np.isfinite(want).all(-1))
 
 
 @pytest.mark.parametrize("format", EIGHTS)
 def test_mat_vecs(format):
-    """As tuning has it with m rows, and lanes that have several eights, q8_1 and f32."""
+    """The tuned Config, and lanes with several groups of eight, for q8_1 and f32."""
     chosen = choose(matvec_rule, format, 3, 512, 1)
     assert chosen.lanes == 32
     for config, m in (
@@ -68,7 +68,7 @@ def test_mat_vecs(format):
 
 @pytest.mark.parametrize("format", EIGHTS)
 def test_native_products(format):
-    """Few rows and many, int8 and floats; a last span that is no whole one, of NVFP4."""
+    """Few and many rows, int8 and floats; NVFP4's last span is partial."""
     k = 320 if format == "NVFP4" else 512
     w = packed(format, 21, k)
     exact = np.asarray(formats.get(format).decode(jax.tree.map(np.asarray, w.planes)), np.float64)
@@ -89,7 +89,7 @@ def test_native_int8_products_of_many_rows_are_refused():
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("m", [2, 11])
 def test_matmul_of_any_number_of_rows(implementation, m):
-    """Above eight rows weights are decoded, on every implementation, and q8_1 is not asked for."""
+    """All implementations decode weights for more than eight rows and do not quantize to q8_1."""
     w = packed("IQ3_S", 6, 512)
     x = np.random.default_rng(m).standard_normal((m, 512)).astype(np.float32)
     with jq.implementation(implementation):
@@ -123,7 +123,7 @@ def test_code_books_are_bytes_in_order():
 
 @pytest.mark.parametrize("implementation", ["native", "xla"])
 def test_experts_that_many_choices_name(implementation):
-    """Three tokens name an expert nine times: more rows of int8 than its kernels take."""
+    """Three tokens select an expert nine times, more int8 rows than its kernels take."""
     block = formats.get("IQ2_XXS")
     planes = random_planes(np.random.default_rng(0), "IQ2_XXS", 2 * 5, 1)
     w = jq.QuantizedArray.from_gguf_bytes(block.join(planes), "IQ2_XXS", (2, 5, 256))

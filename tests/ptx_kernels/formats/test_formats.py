@@ -20,7 +20,7 @@ EXTREME_HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3
 
 
 def random_blocks(format: formats.BlockFormat, count: int, seed: int = 0) -> np.ndarray:
-    """uint8 (count, block_bytes): random quants, finite random and extreme scales."""
+    """uint8 (count, block_bytes) with random quants and finite random and extreme scales."""
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
     raw[0], raw[1] = 0, 255
@@ -78,10 +78,10 @@ def test_plane_order_and_alignment():
 
 
 def test_scale_fields_are_all_scales_and_minimums():
-    """Those that are checked for NaN: some have a scale and a minimum."""
+    """Lists the fields that are checked for NaN; some formats have a scale and a minimum."""
     two = {"Q4_1": ("d", "m"), "Q5_1": ("d", "m")}
     two |= dict.fromkeys(("Q2_K", "Q4_K", "Q5_K"), ("d", "dmin"))
-    # NVFP4's bytes are all finite; IQ1_M's d lies in its scales
+    # NVFP4's bytes are all finite; IQ1_M's d is part of its scales
     others = two | {"MXFP4": ("e",), "NVFP4": (), "IQ1_M": ("scales",)}
     assert {name: formats.get(name).scale_fields for name in ALL} == {
         name: others.get(name, ("d",)) for name in ALL
@@ -140,7 +140,7 @@ def test_jax_decodes_the_same_bits(name, jit):
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_subnormal_weights(dtype):
-    """MXFP4's smallest, as gguf-py has them; bfloat16 has them, too."""
+    """Decodes MXFP4's smallest weights like gguf-py; bfloat16 represents them, too."""
     format = formats.get("MXFP4")
     raw = random_blocks(format, 200, seed=2)
     raw[:, 0] = np.arange(200) % 4

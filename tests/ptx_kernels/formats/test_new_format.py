@@ -32,7 +32,7 @@ def run(folder: Path, *arguments: str) -> None:
 
 @pytest.mark.slow("compiles the library with a new format")
 def test_a_format_is_three_additions(tmp_path):
-    """Decoders agree, kernels are simulated, C++ is compiled and run, in a copy of the sources."""
+    """Compares decoders, simulates kernels, compiles and runs C++, in a copy of the sources."""
     ignore = shutil.ignore_patterns("__pycache__", "*.so")
     for package in ("ptx_kernels", "jax_q4k", "models"):
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=ignore)

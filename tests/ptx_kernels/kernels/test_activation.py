@@ -42,7 +42,7 @@ def test_large_and_special_values(name: str) -> None:
 
 
 def test_clipped_gate_keeps_nan() -> None:
-    """Both factors are cut at 7, the second at -7, too; a NaN in either one stays."""
+    """Both factors are clipped at 7, the second also at -7; a NaN in either one is kept."""
     gate = np.zeros(32, np.float32)
     up = np.zeros(32, np.float32)
     gate[:7] = [7, 1e30, np.inf, np.nan, 7, 7, -3e38]
@@ -63,7 +63,7 @@ def one_of(k: Builder, *, name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["sigmoid", "softplus"])
 def test_functions_of_gates(name: str) -> None:
-    """Within their digits, also where the result is tiny or the exponential is too large."""
+    """Within their precision, even if the result is tiny or the exponential overflows."""
     x = np.linspace(-40, 40, 2048, dtype=np.float32)
     x[:8] = [-1e30, 1e30, -np.inf, np.inf, np.nan, -0.0, 200, -80]
     (y,) = simulator.run(one_of(name=name, count=2048), x)

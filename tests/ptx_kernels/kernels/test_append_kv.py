@@ -1,4 +1,4 @@
-"""Appending keys and values, simulated, against NumPy."""
+"""Appending keys and values in the simulator, against NumPy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_int8_pages_get_a_scale_per_token_and_head(heads: int, head_dim: int, la
         (608, "f32", True, "head_dim=608 of latent pages must be one of"),
     ],
 )
-def test_what_it_refuses(head_dim: int, dtype: str, latent: bool, message: str) -> None:
+def test_bad_arguments_are_refused(head_dim: int, dtype: str, latent: bool, message: str) -> None:
     sizes = dict(tokens=1, num_pages=1, num_kv_heads=1, page_size=16, head_dim=head_dim)
     with pytest.raises(KernelError, match=message):
         append_kv(**sizes, dtype=dtype, latent=latent)

@@ -1,4 +1,4 @@
-"""A prompt's attention on tensor cores, simulated, against float64, and its machine code."""
+"""Prompt attention on tensor cores in the simulator, against float64, and its machine code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ptx_kernels.limits import causal_attention_takes
 from ptx_kernels.machine_code import ptxas, sass
 from ptx_kernels.ptx import Kernel, KernelError
 
-#: Largest NMSE by (parts, key_parts): relative errors of 4e-3, 1e-5 and 1e-6.
+#: Maximum NMSE by (parts, key_parts): relative errors of 4e-3, 1e-5 and 1e-6.
 TOLERANCES = {(1, 1): 1.6e-5, (2, 1): 1e-10, (2, 2): 1e-10, (3, 1): 1e-12, (3, 3): 1e-12}
 SMALL = CausalAttentionConfig(warps=1, tokens=16)
 
@@ -47,7 +47,7 @@ def test_groups_of_heads(group: int) -> None:
 def test_the_error_follows_from_the_parts(parts: tuple[int, int], tolerance: float) -> None:
     sums = {"parts": parts[0], "key_parts": parts[1], "tolerance": tolerance}
     assert causal_subject(SMALL, **sums).passes()
-    if parts[0] < 3:  # and one part less would miss it
+    if parts[0] < 3:  # one part less misses it
         assert not causal_subject(SMALL, **(sums | {"tolerance": tolerance * 1e-4})).passes()
 
 
@@ -81,7 +81,7 @@ def test_soft_caps_and_sinks(options: dict[str, Any]) -> None:
 
 
 def test_scores_far_below_and_above_zero() -> None:
-    """Weights of the first step must not stay, or vanish, where later scores are far larger."""
+    """First weights must neither stay nor vanish if later scores are much larger."""
     q = np.ones((1, 40, 1, 16), np.float32)
     k = np.linspace(-400, 400, 40, dtype=np.float32)[None, :, None, None] * q / 16
     v = np.random.default_rng(0).standard_normal((1, 40, 1, 16), np.float32)
@@ -152,7 +152,7 @@ def test_the_rule_s_blocks_have_room(device: str) -> None:
 
 
 def _instructions_per_mma(kernel: Kernel, arch: str) -> float:
-    """Of the loop over tokens that all rows see."""
+    """Instructions per mma in the loop over tokens that all rows see."""
     code = sass.disassemble(ptxas.assemble(kernel.text, arch).cubin)
     loops = [
         (loop.issued(), sum(i.name == "HMMA" for i in loop.instructions))

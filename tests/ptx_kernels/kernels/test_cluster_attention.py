@@ -1,4 +1,4 @@
-"""Decode attention whose splits are a cluster, simulated, against float64."""
+"""Decode attention with splits in a cluster, in the simulator, against float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTHS = [0, 1, 17, 63, 90]
 @pytest.mark.parametrize("splits", [2, 3, 8])
 @pytest.mark.parametrize("config", [LANES, CORES], ids=["lanes", "tensor cores"])
 def test_lengths(config: PagedAttentionConfig, splits: int) -> None:
-    """Of the shorter contexts some splits have no tokens, of the first none has any."""
+    """Some splits of short contexts have no tokens; all splits of the first context are empty."""
     config = replace(config, splits=splits)
     got, want = run(LENGTHS, group=4, head_dim=64, dtype="f16", config=config)
     assert (got[0] == 0).all()
@@ -62,9 +62,7 @@ def test_pages(head_dim: int, dtype: str) -> None:
     ],
     ids=lambda options: "-".join(options),
 )
-def test_what_is_seen_and_how_it_is_scored(
-    options: dict[str, Any], config: PagedAttentionConfig
-) -> None:
+def test_windows_caps_and_sinks(options: dict[str, Any], config: PagedAttentionConfig) -> None:
     shape = dict(group=4, head_dim=48, dtype="bf16") | options
     got, want = run(LENGTHS, config=replace(config, splits=3), **shape)
     assert (got[0] == 0).all()
@@ -122,7 +120,7 @@ WHOLE = replace(LANES, queries=4)
 def test_output_for_a_product(
     config: PagedAttentionConfig, output: str, quantize: Callable[..., Kernel]
 ) -> None:
-    """Bit for bit what quantize_q8_1 or quantize_f16 makes of the f32 output."""
+    """Equals quantize_q8_1 or quantize_f16 of the f32 output bit for bit."""
     arguments = SMALL | dict(config=replace(config, splits=3))
     (out,) = simulate(arguments, *operands())
     want = simulator.run(quantize(rows=2, columns=512), out.reshape(2, 512))
@@ -149,7 +147,7 @@ def test_blocks_and_warps_in_any_order(
         [np.asarray(each, np.float64) for each in pair] for pair in zip(got, want, strict=True)
     )
     np.testing.assert_array_equal(*scale)
-    # whose last bits may differ
+    # the last bits may differ
     assert nmse(*values) <= 1e-8 and nmse(*(pair.sum(-1) for pair in means)) <= 1e-8
 
 
@@ -174,7 +172,7 @@ def test_both_barriers_are_needed(config: PagedAttentionConfig, output: str, whi
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("cluster", [False, True])
 def test_no_bank_conflicts(cluster: bool, head_dim: int, dtype: str) -> None:
-    """Warps and blocks leave their sums where their lanes meet in no bank."""
+    """Warps and blocks store their sums without bank conflicts."""
     splits = 2 if cluster else 1
     configs = [PagedAttentionConfig(warps=4, queries=4, splits=splits, cluster=cluster)]
     if dtype != "f32":

@@ -1,4 +1,4 @@
-"""Decoding and embedding lookup, simulated, against the NumPy decoders: bit for bit."""
+"""Decoding and embedding lookup in the simulator equal the NumPy decoders bit for bit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_row_that_takes_several_blocks_of_threads() -> None:
 @pytest.mark.parametrize("kind", ["random", "extreme", "zero", "full"])
 @pytest.mark.parametrize("format", formats.names())
 def test_rows_over_a_power_of_two(format: str, kind: str, below: int) -> None:
-    """Each row by a scale of its own, however small or large its weights are."""
+    """Each row has its own scale, however small or large its weights are."""
     planes = random_planes(np.random.default_rng(5), format, 5, 3, kind=kind)
     kernel = decode(format=format, n=5, blocks=3, dtype="f16", below=below)
     values, scale = simulator.run(kernel, *planes)
@@ -64,7 +64,7 @@ def test_rows_over_a_power_of_two(format: str, kind: str, below: int) -> None:
     np.testing.assert_array_equal(values, want[0])
     np.testing.assert_array_equal(loaded(scale, "bf16"), want[1])
     exact = values.astype(np.float64) * loaded(scale, "bf16")[:, None]
-    normal = np.abs(values) >= 2.0**-14  # f16 that have all 11 bits
+    normal = np.abs(values) >= 2.0**-14  # f16 values with all 11 bits
     assert (np.abs(exact - weights) <= 2.0**-11 * np.abs(weights))[normal].all()
     assert np.abs(values.astype(np.float32)).max(initial=0) <= below
 

@@ -1,6 +1,6 @@
-"""Products by experts that ids in device memory choose, against float64.
+"""Products with experts selected by ids in device memory, against float64.
 
-The ids of the subjects name no expert here and there: such a choice gives zeros, or adds nothing.
+Some ids of the subjects select no expert; their choice gives zeros, or adds nothing.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_equals_float64(label: str) -> None:
 
 
 def test_choices_that_name_no_expert_read_nothing() -> None:
-    """NaN in their weights and activations, and in matrices that no id names, stay out."""
+    """Ignores NaN in their weights and activations, and in matrices that no id selects."""
     subject = mixture_subject(DP4A)
     operands = [np.copy(x) for x in subject.operands]
     none = (IDS < 0) | (IDS >= EXPERTS)
@@ -118,7 +118,10 @@ def test_choices_that_name_no_expert_read_nothing() -> None:
 
 
 def test_a_part_of_the_streams_has_whole_lines() -> None:
-    """Choices at once: as few trips as can be, and 256 columns of each or all streams."""
+    """Loads several choices at once, to have as few iterations as possible.
+
+    Each choice gets streams for 256 columns, or all streams.
+    """
     eight, all_lanes = DP4A, MatvecConfig(lanes=32)
     assert choices_at_once(eight, "Q4_K", 768, 8) == 4  # each of four streams has three blocks
     assert choices_at_once(eight, "Q4_K", 512, 10) == 2  # of four, a fourth would be idle
@@ -129,7 +132,7 @@ def test_a_part_of_the_streams_has_whole_lines() -> None:
 
 
 def chosen_kernels() -> dict[str, Kernel]:
-    """Kernels by the rules' choices, with all that they can have around the products."""
+    """Kernels with the rules' Configs, and with everything that the products can be fused with."""
     found = {}
     n, k, m, experts, top = 14336, 4096, 8, 8, 2
     common: dict[str, Any] = dict(m=m, experts=experts, top=top, biases=True)
@@ -170,14 +173,14 @@ def chosen_kernels() -> dict[str, Kernel]:
 
 
 @pytest.mark.slow("assembles a hundred kernels")
-def test_what_the_rules_choose_never_spills() -> None:
+def test_chosen_kernels_never_spill() -> None:
     assert spilled({kernel.text: label for label, kernel in chosen_kernels().items()}) == {}
 
 
 def test_static_budgets() -> None:
-    """Instructions per byte of quants on an H200: as those of a dense row of all choices.
+    """Instructions per byte of quants on an H200 are those of a dense row with all choices.
 
-    Each by its own rule's Config.
+    Each kernel has its own rule's Config.
     """
     sizes = dict(format="Q4_K", n=2048, m=1)
     config = choose(mixture_matvec_rule, "Q4_K", 2048, 768, 1)
@@ -206,7 +209,7 @@ def test_few_large_experts_take_the_instructions_of_a_dense_row(format: str) -> 
 
 
 def test_a_prologue_that_chooses_keeps_the_budget() -> None:
-    """At Qwen3-30B-A3B's shape: the loop over the weights is that of experts by ids."""
+    """Routing keeps the instructions of the loop over weights, in Qwen3-30B-A3B's shape."""
     config = choose(expert_matvec_rule, ("Q4_K", "Q4_K"), 768, 2048, 8, True, "q8_1")
     sizes = dict(formats=("Q4_K", "Q4_K"), n=768, columns=2048, m=1, experts=128, top=8)
     around = dict(norm=True, eps=1e-6, output="q8_1", config=config)

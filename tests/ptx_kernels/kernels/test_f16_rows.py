@@ -1,4 +1,4 @@
-"""Activations to f16 rows, simulated, against NumPy."""
+"""Conversion of activations to f16 rows in the simulator, against NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_equals_numpy(rows: int, columns: int, warps: int, dtype: str, below: in
 
 @pytest.mark.parametrize("below", [1, 1 << 15])
 def test_rows_at_the_limits(below: int) -> None:
-    """All zero, powers of two, subnormal, near the largest float, of all magnitudes."""
+    """Rows of zeros, powers of two, subnormals, values near the largest float, all magnitudes."""
     x = np.zeros((6, 256), np.float32)
     x[1] = np.exp2(np.arange(256) % 24 - 20.0)
     x[2] = np.linspace(-1e-40, 1e-40, 256)
@@ -48,7 +48,7 @@ def test_rows_at_the_limits(below: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_spoils_its_row_alone(bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_row(bad: float) -> None:
     x = np.ones((3, 512), np.float32)
     x[1, 300] = bad
     _, scale = simulator.run(f16_rows(rows=3, columns=512), x)

@@ -24,7 +24,7 @@ def test_named_operands_are_buffers(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_what_is_touched_is_a_part_of_each_buffer(family):
+def test_a_kernel_touches_a_part_of_each_buffer(family):
     for case in family.examples:
         kernel = family.build(**case.arguments)
         for buffer in kernel.buffers:

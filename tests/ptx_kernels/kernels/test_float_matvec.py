@@ -1,4 +1,4 @@
-"""Mat-vecs of float activations, as tuning chooses them, against float64."""
+"""Mat-vecs with float activations and tuned Configs, against float64."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ptx_kernels.devices import target
 from ptx_kernels.kernels.matvec import float_matvec_rule, matvec
 from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
 
-EXACT = 1e-11  # all that is rounded is a sum of a few hundred f32
+EXACT = 1e-11  # only a sum of a few hundred f32 is rounded
 
 
 def activations(m: int, columns: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as an operand of `dtype`, and as float64."""
+    """Returns rows as an operand of `dtype`, and as float64."""
     x = np.random.default_rng(m).standard_normal((m, columns), np.float32)
     if dtype == "bf16":
         return f32_to_bf16(x), bf16_to_f32(f32_to_bf16(x)).astype(np.float64)

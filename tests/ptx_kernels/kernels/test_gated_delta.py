@@ -1,4 +1,4 @@
-"""The gated delta net's kernels, simulated, against float64."""
+"""Kernels of the gated delta net in the simulator, against float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Arrays = tuple[np.ndarray, ...]
 
 
 def prompt(sizes: dict[str, int], seed: int = 0) -> Arrays:
-    """q, k, v, g, beta and state: unit keys, decays of all sizes."""
+    """q, k, v, g, beta and state, with unit keys and decays of all sizes."""
     rng = np.random.default_rng(seed)
     batch, time, k_heads, v_heads, keys, values = sizes.values()
     q, k = (rng.standard_normal((batch, time, k_heads, keys), np.float32) for _ in "qk")
@@ -73,7 +73,7 @@ def test_a_prompt_equals_float64(
 
 @pytest.mark.slow("simulates or assembles large kernels")
 def test_long_prompts_do_not_drift() -> None:
-    """Errors of one token are forgotten with it, or stay: they do not grow."""
+    """Errors of a token are forgotten with it or stay, but do not grow."""
     sizes = heads(1, 600, 1, 1, 32, 32)
     q, k, v, g, beta, state = prompt(sizes)
     kernel = gated_delta_rule(**sizes, scale=0.2, config=GatedDeltaRuleConfig(4, 8, 2, tokens=8))
@@ -85,7 +85,7 @@ def test_long_prompts_do_not_drift() -> None:
 
 
 def test_padding_leaves_every_bit_of_the_state() -> None:
-    """Whatever it holds, and key and value; the query is answered."""
+    """The bits stay whatever the state, keys and values hold; queries still get an output."""
     sizes = heads(1, 5, 2, 2, 16, 16)
     q, k, v, g, beta, state = prompt(sizes)
     state[0, 0, :3, 0] = state[0, 1, 7, 9] = -0.0
@@ -141,7 +141,7 @@ def step_kernel(sizes: dict[str, int], width: int, config: GatedDeltaStepConfig,
         (heads(3, 1, 2, 6, 32, 48), 2, GatedDeltaStepConfig(3, 8, 4)),
         (heads(3, 1, 1, 2, 128, 128), 4, GatedDeltaStepConfig(8, 8, 4, 2)),
         (heads(3, 1, 1, 3, 80, 32), 5, GatedDeltaStepConfig(2, 8, 2)),
-        # in turns; a key in two runs of a lane
+        # several rounds; a key in two runs of a lane
         (heads(3, 1, 1, 2, 160, 64), 3, GatedDeltaStepConfig(1, 16, 4)),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_step_equals_float64(
 
 
 def test_steps_one_after_the_other_are_the_prompt() -> None:
-    """From a state and columns that are not numbers; a sequence ahead, and one that pauses."""
+    """Starts from NaN in state and columns; one sequence runs ahead, and one pauses."""
     sizes, width = heads(3, 1, 2, 4, 32, 32), 3
     options = dict(scale=32**-0.5, eps=1e-6, tiled=True)
     kernel = step_kernel(sizes, width, GatedDeltaStepConfig(2, 8, 4), **options)
@@ -190,7 +190,7 @@ def test_a_sequence_without_a_token_is_left_alone() -> None:
 
 
 def test_large_gates() -> None:
-    """softplus of what its exponential cannot hold is that itself, and of its negative is 0."""
+    """softplus of an argument whose exponential overflows is the argument; of its negative, 0."""
     sizes, width = heads(1, 1, 1, 4, 16, 32), 2
     operands = step_operands(sizes, [3], width)
     operands[2][0], operands[8][...] = [100, 1e30, -100, -1e30], 0
@@ -226,7 +226,7 @@ RULE = dict(heads(1, 4, 2, 4, 32, 32), scale=1.0)
         ),
     ],
 )
-def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         gated_delta_rule(**(RULE | dict(config=GatedDeltaRuleConfig(1, 16, 2)) | arguments))
 
@@ -247,7 +247,7 @@ def test_rules_serve_every_size_that_is_taken(batch: int) -> None:
 
 
 def test_tuned_configs() -> None:
-    """The more heads there are, the fewer lanes share a column."""
+    """Fewer lanes share a column if there are more heads."""
     chosen = {n: gated_delta_rule_rule(target(), 1, n, 128, 128) for n in (4, 16, 32, 64, 96)}
     assert [c.lanes for c in chosen.values()] == [32, 32, 16, 8, 4]
     assert [c.block_columns for c in chosen.values()] == [16, 16, 32, 32, 64]

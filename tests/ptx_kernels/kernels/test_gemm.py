@@ -1,4 +1,4 @@
-"""The tensor-core product, simulated, against float64."""
+"""The tensor-core product in the simulator, against float64."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_weights_at_the_limits(format: str, kind: str) -> None:
 
 @pytest.mark.parametrize("exponent", [104, 120, 124])
 def test_scales_that_the_magic_number_has_no_room_for(exponent: int) -> None:
-    """MXFP4 has scales to 2^126: those from 2^104 on would be infinite times 1.5 * 2^23."""
+    """MXFP4 has scales up to 2^126; from 2^104 on, 1.5 * 2^23 times the scale would be infinite."""
     codes, e = random_planes(np.random.default_rng(0), "MXFP4", 16, 8)
     e[...] = exponent + 128
     e[:, ::3] -= 2
@@ -123,7 +123,7 @@ def test_scales_that_the_magic_number_has_no_room_for(exponent: int) -> None:
     assert np.isfinite(exact).all() and nmse(y * 2.0**-20, exact * 2.0**-20) <= TOLERANCE
 
 
-#: Q6_K's scale * quant has up to 12 bits: f16 rounds away the last.
+#: Q6_K's scale * quant has up to 12 bits: f16 rounds the last one.
 HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
 
 
@@ -160,9 +160,9 @@ def test_products_of_halves_at_the_limits(format: str, kind: str) -> None:
 
 @pytest.mark.parametrize("format", F16_FORMATS)
 def test_activations_of_any_size(format: str) -> None:
-    """Rows of 1e-30, 1e30 and of both, from float32 to y by both kernels.
+    """Rows of 1e-30, of 1e30 and of both, from float32 to y with both kernels.
 
-    The reference is the product of x as it is.
+    The reference is the product with the unquantized x.
     """
     rng = np.random.default_rng(3)
     x = rng.standard_normal((17, 512), np.float32)
@@ -202,7 +202,7 @@ def test_an_odd_number_of_halves() -> None:
 
 @pytest.mark.slow("simulates or builds large kernels")
 def test_largest_products_are_exact() -> None:
-    """Integers stay below the magic number's limit, all quants and activations at theirs."""
+    """Integers stay below the magic number's limit if all quants and activations are maximal."""
     for format in PRODUCTS:
         planes = random_planes(
             np.random.default_rng(0), format, 16, 256 // formats.get(format).block_size, kind="full"
@@ -213,7 +213,7 @@ def test_largest_products_are_exact() -> None:
         kernel = gemm(format=format, n=16, columns=256, m=16, config=GemmConfig(1, 1, 1, 16))
         (y,) = simulator.run(kernel, *planes, values, scale_sum)
         x = values.reshape(16, 8, 32) * scale_sum[..., :1].astype(np.float64)
-        # the products cancel: against their size, not their sum
+        # the products cancel, so errors are relative to their magnitude, not to their sum
         scale = np.abs(weights(format, planes)).sum(1)
         assert (
             np.abs(y - x.reshape(16, 256) @ weights(format, planes).T).max() <= 1e-6 * scale.max()
@@ -230,10 +230,10 @@ def test_nan_stays_in_its_row() -> None:
 
 @pytest.mark.parametrize(
     ("format", "budget"),
-    [("Q4_K", 20), ("Q6_K", 27), ("Q8_0", 14)],  # of which 12, 16 and 8 are FFMA
+    [("Q4_K", 20), ("Q6_K", 27), ("Q8_0", 14)],  # 12, 16 and 8 of them are FFMA
 )
 def test_instructions_per_4096_products(format: str, budget: float) -> None:
-    """SASS of the hot loop per 16 x 8 x 32 products, prompts' config on sm_90."""
+    """SASS instructions of the hot loop per 16 x 8 x 32 products, with a prompt Config on sm_90."""
     kernel = gemm(
         format=format,
         n=14336,
@@ -250,7 +250,7 @@ def test_instructions_per_4096_products(format: str, budget: float) -> None:
 @pytest.mark.slow("simulates or assembles large kernels", quick=["Q4_K"])
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
 def test_instructions_of_few_rows(format: str) -> None:
-    """A whole step of 256 columns, its copies included, per byte of quants and lane."""
+    """One step of 256 columns, with its copies, per byte of quants and lane."""
     config = choose(gemm_rule, format, 14336, 4096, 8)
     kernel = gemm(format=format, n=14336, columns=4096, m=8, config=config)
     found = figures(kernel, "sm_90", predict_time=False)
@@ -260,7 +260,7 @@ def test_instructions_of_few_rows(format: str) -> None:
 
 @pytest.mark.parametrize(("format", "budget"), [("Q4_K", 12), ("Q5_K", 16), ("Q6_K", 14)])
 def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
-    """A super-block's whole step stays in its budget per 16 x 8 x 32 products.
+    """One step of a super-block stays within its budget per 16 x 8 x 32 products.
 
     mma alone takes 12.9 clocks of a scheduler on an H200.
     """
@@ -278,7 +278,7 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
 @pytest.mark.parametrize("m", [33, 512])
 @pytest.mark.parametrize("format", F16_FORMATS)
 def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
-    """No spills, and two stages in the shared memory of a block: every m_tile that the rule has."""
+    """No spills, and two stages fit the shared memory of a block, for every m_tile of the rule."""
     config = choose(fused_gemm_rule, (format,), (128256,), 4096, m, "f32", "f16")
     assert config.m_tile == (64 if m > 48 and format != "Q5_K" else 48)
     kernel = gemm(format=format, n=128256, columns=4096, m=m, config=config)
@@ -294,7 +294,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
     for n in (1024, 4096, 14336, 128256):
         config = choose(gemm_rule, format, n, 4096, m)
         kernel = gemm(format=format, n=n, columns=4096, m=m, config=config)
-        alone = math.prod(kernel.grid) <= 132  # a block may have all of an H200's shared memory
+        alone = math.prod(kernel.grid) <= 132  # a block may use all of an H200's shared memory
         assert kernel.dynamic_shared_bytes <= (227 if m <= 64 and alone else 99) << 10
         if m > 64:
             blocks = kernel.grid[0] * kernel.grid[1]
@@ -324,7 +324,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         ),
     ],
 )
-def test_what_it_refuses(arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         gemm(**(dict(format="Q4_K", n=16, columns=256, m=16) | arguments))
 
@@ -339,7 +339,7 @@ def test_unknown_formats_are_refused() -> None:
     [*((f, "int8") for f in PRODUCTS), *((f, "f16") for f in F16_FORMATS)],
 )
 def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record_property) -> None:
-    """All accesses are counted, copies into the ring included."""
+    """Counts all accesses, including copies into the ring."""
     kernel = gemm(
         format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1, products=products)
     )

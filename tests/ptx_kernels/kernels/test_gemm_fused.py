@@ -1,4 +1,4 @@
-"""Tensor-core products with epilogues, of pairs and of several matrices, against float64."""
+"""Fused tensor-core products, with epilogues, pairs and several matrices, against float64."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_gated(pair: tuple[str, str], m: int, n: int, config: GemmConfig, activa
     ("m", "n", "config"),
     [
         (5, 64, GemmConfig(2, 1, 1, 8, 3)),
-        (5, 96, GemmConfig(4, 1, 1, 8, 2)),  # the last block overlaps its neighbour
+        (5, 96, GemmConfig(4, 1, 1, 8, 2)),  # the last block overlaps its neighbor
         (20, 32, GemmConfig(4, 1, 1, 16, 2)),  # fewer rows than a block's, activations overlap
         (40, 64, GemmConfig(2, 2, 1, 48, 2)),
     ],
 )
 def test_gated_and_quantized(m: int, n: int, config: GemmConfig) -> None:
-    """Exactly what `quantize_q8_1` makes of the float32 results."""
+    """Equals `quantize_q8_1` of the float32 results exactly."""
     pair = ("Q4_K", "Q4_K")
     planes = [planes_of("Q4_K", n, 512, i) for i in range(2)]
     operands = (*planes[0], *planes[1], *quantized(rows_of(m, 512)))
@@ -101,7 +101,7 @@ def test_one_matrix_quantized() -> None:
 
 @pytest.mark.parametrize("config", [GemmConfig(2, 1, 1, 16, 2), GemmConfig(1, 2, 2, 16, 2)])
 def test_f16_products(config: GemmConfig) -> None:
-    """Of a pair, of several matrices, and with a residual."""
+    """A pair, several matrices, and a residual."""
     config = replace(config, products="f16")
     planes = [planes_of(f, 40, 768, i) for i, f in enumerate(("Q4_K", "Q6_K"))]
     given, x = half_operands(rows_of(17, 768))
@@ -147,7 +147,7 @@ def test_columns_split_over_a_cluster(
 
 
 def test_pairs_and_several_matrices_split() -> None:
-    """Gated and quantized exactly as `quantize_q8_1` has the float32 results."""
+    """Gated and quantized results equal `quantize_q8_1` of the float32 results exactly."""
     config = GemmConfig(2, 1, 1, 16, 2, splits=2)
     planes = [planes_of(f, 64, 768, i) for i, f in enumerate(("Q4_K", "Q6_K"))]
     operands = quantized(rows_of(17, 768))
@@ -172,12 +172,12 @@ def test_pairs_and_several_matrices_split() -> None:
     ("n", "m", "config"),
     [
         (256, 20, GemmConfig(4, 1, 1, 16, 2)),  # four blocks share a super-block
-        (512, 7, GemmConfig(2, 2, 4, 8, 2)),  # two
-        (256, 5, GemmConfig(8, 1, 2, 8, 2)),  # one has it
+        (512, 7, GemmConfig(2, 2, 4, 8, 2)),  # two blocks share it
+        (256, 5, GemmConfig(8, 1, 2, 8, 2)),  # one block has it
     ],
 )
 def test_gated_to_f16(n: int, m: int, config: GemmConfig) -> None:
-    """Exactly what `quantize_f16` makes of the float32 results."""
+    """Equals `quantize_f16` of the float32 results exactly."""
     planes = [planes_of("Q4_K", n, 256, i) for i in range(2)]
     operands = (*planes[0], *planes[1], *quantized(rows_of(m, 256)))
     arguments = dict(formats=("Q4_K", "Q4_K"), n=n, columns=256, m=m, config=config)
@@ -227,7 +227,7 @@ def test_a_matrix_of_a_stack() -> None:
     assert nmse(y, gated("silu", gate, up)) <= 1e-11
 
 
-#: Products of a layer of Llama-3.1-8B: family, arguments, shape of the rule.
+#: Products in a layer of Llama-3.1-8B: family, arguments, shape for the rule.
 LAYER = {
     "gate and up": (
         "gated_gemm",
@@ -261,7 +261,7 @@ LAYER = {
     [("H200", "int8"), ("H200", "f16"), ("A100", "int8"), ("RTX 5090", "int8")],
 )
 def test_a_layer_fits_every_target(name: str, device: str, products: str, m: int) -> None:
-    """The shared memory of a block, no spills, and few instructions at m <= 8."""
+    """Fits a block's shared memory, does not spill, and needs few instructions at m <= 8."""
     family, arguments, shape = LAYER[name]
     output, aim = arguments.get("output", "f32"), target(f"NVIDIA {device}")
     config = fused_gemm_rule(aim, *shape, m, output, products)
@@ -270,7 +270,7 @@ def test_a_layer_fits_every_target(name: str, device: str, products: str, m: int
     assert kernel.dynamic_shared_bytes <= aim.facts.block_shared_bytes
     found = figures(kernel, aim.facts.arch, predict_time=False)
     assert found.spill_bytes == 0
-    if m <= 8 and products == "int8" and family != "qkv_gemm":  # which has a loop for each matrix
+    if m <= 8 and products == "int8" and family != "qkv_gemm":  # which has one loop per matrix
         assert found.instructions_per_quant_byte is not None
         assert found.instructions_per_quant_byte <= 6.5
 
@@ -298,7 +298,7 @@ def test_a_layer_fits_every_target(name: str, device: str, products: str, m: int
         ("qkv_gemm", dict(formats=("Q4_K",), rows=(32,)), "must be 2 to 4 matrices"),
     ],
 )
-def test_what_is_refused(family: str, arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(family: str, arguments: dict, message: str) -> None:
     given = dict(columns=256, m=8, config=GemmConfig(2, 1, 1, 8, 2))
     given |= {
         "gemm": dict(format="Q4_K", n=32),

@@ -1,4 +1,4 @@
-"""The mat-vec, simulated, against float64."""
+"""The mat-vec in the simulator, against float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ptx_kernels.kernels.matvec.config import ACTIVATIONS, LANES
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.tuning import choose
 
-TIGHT = 1e-12  # int8 activations: all that is rounded is a sum of a few hundred f32
+TIGHT = 1e-12  # int8 activations: only a sum of a few hundred f32 is rounded
 F32 = 1e-11  # f32 activations: as many roundings as weights
 
 
@@ -42,8 +42,8 @@ def test_rows_and_activations(format: str, m: int, n: int) -> None:
     assert run(format, n, 512, m, choose(matvec_rule, format, n, 512, m)) <= TIGHT
 
 
-#: (n, columns, m): all tails of rows and blocks; for formats of 32 weights a block other columns
-#: than for 256.
+#: (n, columns, m): all tails of rows and blocks. Formats with blocks of 32 weights use other
+#: columns than those with 256.
 PRESET_SHAPES = [(1, 256, 96, 4), (37, 768, 864, 2), (4, 2304, 928, 8), (3, 27648, 18912, 1)]
 PRESETS_OF_FORMATS = [
     (name, format)
@@ -66,14 +66,14 @@ def test_presets(name: str, format: str) -> None:
     for n, super_blocks, small_blocks, m in PRESET_SHAPES:
         columns = small_blocks if formats.get(format).block_size == 32 else super_blocks
         if name == "tiled":
-            columns = min(columns, 18944)  # what fits into shared memory
+            columns = min(columns, 18944)  # limited by shared memory
         config = replace(PRESETS[name], rows_per_warp=min(PRESETS[name].rows_per_warp, n))
         assert run(format, n, columns, m, config) <= bound(config), (n, columns, m)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_persistent_grid(name: str) -> None:
-    """Three blocks walk all rows of each strategy, the last of them once less."""
+    """Three blocks loop over all rows with each strategy; the last block has one iteration less."""
     config = replace(
         PRESETS[name], persistent=3, warps=PRESETS[name].warps_per_row, rows_per_warp=2
     )
@@ -89,7 +89,7 @@ def test_many_rows_of_small_blocks() -> None:
     assert run("Q5_0", 4099, 32, 1, choose(matvec_rule, "Q5_0", 4099, 32, 1)) <= TIGHT
 
 
-# with tails of every kind behind the unrolled loop
+# with all kinds of tails after the unrolled loop
 @pytest.mark.grid
 @pytest.mark.parametrize("blocks", [1, 4, 9, 35])
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_many_rows_of_small_blocks() -> None:
     ids=str,
 )
 def test_configs(config: MatvecConfig, blocks: int) -> None:
-    for format in ("Q4_K", "Q6_K", "Q5_1"):  # the loop is the same for all
+    for format in ("Q4_K", "Q6_K", "Q5_1"):  # all formats share the loop
         assert run(format, 10, 256 * blocks, 2, config) <= TIGHT
 
 
@@ -123,7 +123,7 @@ def test_weights_at_the_limits(format: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["quarter_warp_dp4a", "fused_f32"])
 @pytest.mark.parametrize("format, zero", [("Q4_0", 0x88), ("Q8_0", 0)])
 def test_weights_of_zero_give_exactly_zero(format: str, zero: int, name: str) -> None:
-    """Pruning leaves such weights.
+    """Pruned models have such weights.
 
     No offset is multiplied and subtracted again, which would leave noise.
     """
@@ -186,7 +186,7 @@ def test_nan_stays_in_its_row() -> None:
         ),
     ],
 )
-def test_what_it_refuses(changes: dict, config: dict, message: str) -> None:
+def test_bad_arguments_are_refused(changes: dict, config: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         matvec(
             **{**dict(format="Q4_K", n=16, columns=256, m=1), **changes},

@@ -1,4 +1,4 @@
-"""Weights that are loaded ahead of their turn, or spread: results are those without, bit by bit."""
+"""Loading weights before their iteration, or spread over lanes, changes no bit of the results."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ HEADS = dict(
 
 
 def both(family: str, configs: list[MatvecConfig], **arguments):
-    """The results with each Config, of the same operands."""
+    """Returns the results of each Config for the same operands."""
     kernels = [KERNELS[family](**arguments, config=config) for config in configs]
     operands = random_operands(kernels[0], seed=3)
     return [[np.asarray(y) for y in run(kernel, *operands)] for kernel in kernels]
 
 
 def check(family: str, config: MatvecConfig, **arguments) -> None:
-    """With loads ahead as without, whose headers no lane has from another."""
+    """Loads ahead of use, or sharing headers between lanes, give the bits of plain loads."""
     configs = [replace(config, ahead=True), replace(config, broadcast_header=False)]
     for ahead, plain in zip(*both(family, configs, **arguments), strict=True):
         np.testing.assert_array_equal(ahead, plain)
@@ -51,9 +51,9 @@ def check(family: str, config: MatvecConfig, **arguments) -> None:
     ("unroll", "trips", "rest"), [(1, 3, 0), (2, 3, 0), (2, 5, 256), (3, 5, 256)]
 )
 def test_formats(format, unroll, trips, rest):
-    """Trips of one block, of two and one more, or also some of the lanes' blocks.
+    """Loops of one block, of two with a remainder, and with a remainder for some lanes.
 
-    By teams of which the last is cut.
+    The last team of warps is partial.
     """
     lanes = 32 if format == "IQ2_XS" else 8
     columns = 256 * 32 // lanes * trips + rest
@@ -77,7 +77,7 @@ def test_formats(format, unroll, trips, rest):
     ids=str,
 )
 def test_rounds_of_rows(m, changes):
-    """A warp's next rows are asked for before it stores its last; the last team has fewer."""
+    """A warp loads its next rows before it stores the last ones; the last team has fewer rows."""
     config = replace(INLINE, **changes)
     norm = {} if config.activations == "q8_1" else NORM
     check("matvec", config, format="Q4_K", n=27, columns=2048, m=m, **norm)
@@ -89,7 +89,7 @@ def test_columns_that_are_less_than_a_trip():
 
 @pytest.mark.parametrize("formats", [("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")], ids=str)
 def test_a_pair(formats):
-    """The second's first trip is asked for behind the first, and the next rows' behind that."""
+    """The second matrix's first iteration is loaded after the first matrix, then the next rows."""
     config = replace(INLINE, warps=8, rows_per_warp=4, unroll=1, persistent=2)
     check("gated_matvec", config, formats=formats, n=96, columns=2048, m=1, output="q8_1", **NORM)
 
@@ -97,7 +97,7 @@ def test_a_pair(formats):
 @pytest.mark.parametrize("format", ["Q4_K", "Q5_K"])
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 def test_headers_that_lanes_share(format, lanes):
-    """Each lane loads a word of its block's header, and has the others from its neighbours."""
+    """Each lane loads a word of its block's header and gets the others from its neighbors."""
     columns = 256 * 32 // lanes * 2
     config = replace(INLINE, lanes=lanes, unroll=1, broadcast_header=True, persistent=1)
     check("matvec", config, format=format, n=7, columns=columns, m=1, **NORM)
@@ -110,7 +110,7 @@ def test_headers_that_lanes_share(format, lanes):
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("changes", [{}, dict(lanes=4, unroll=1, broadcast_header=True)], ids=str)
 def test_joined_products(interleaved, changes):
-    """A format without a header loads what it has as ever."""
+    """A format without a header loads as usual."""
     config = replace(INLINE, persistent=3, **changes)
     formats = ("Q4_K", "Q4_K", "Q6_K")
     check("qkv_append_matvec", config, formats=formats, interleaved=interleaved, **HEADS, **NORM)
@@ -118,7 +118,7 @@ def test_joined_products(interleaved, changes):
 
 @pytest.mark.slow("simulates or assembles large kernels")
 def test_weights_are_asked_for_before_activations_are_staged():
-    """In machine code the first load of a plane stands before the first barrier."""
+    """The first load of a plane precedes the first barrier in machine code."""
     kernel = KERNELS["matvec"](
         format="Q6_K",
         n=128256,

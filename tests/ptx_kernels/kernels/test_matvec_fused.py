@@ -1,8 +1,8 @@
-"""Mat-vecs with prologues and epilogues, gated and joined ones.
+"""Mat-vecs with prologues and epilogues, gated and for several matrices.
 
-They are compared with float64, and with the kernels they replace.
+They are compared with float64, and with the kernels that they replace.
 
-Where the same numbers are rounded in the same order, fused and unfused agree to the last bit.
+Fused and unfused results are equal bit for bit if the same numbers are rounded in the same order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ptx_kernels.ptx import KernelError
 EPS = 1e-5
 TIGHT, F32 = 1e-12, 1e-11
 INLINE = PRESETS["inline_q8"]
-Q8_1 = replace(INLINE, activations="q8_1")  # the same dot products on what another kernel quantized
+Q8_1 = replace(INLINE, activations="q8_1")  # the same dot products, quantized by another kernel
 GROUPS = replace(INLINE, warps=16, resident_blocks=2)  # a block has 32 rows
 
 
@@ -81,7 +81,7 @@ def test_bias_and_residual(config: MatvecConfig, m: int, n: int, columns: int) -
     "format, columns", [("Q8_0", 96), ("Q5_0", 8224), ("Q4_0", 8512), ("Q5_1", 16416)]
 )
 def test_chunks_of_small_blocks(format: str, columns: int) -> None:
-    """Chunks have one super-block's columns or many, the last cut short anywhere."""
+    """Chunks have one super-block's columns or many; the last may end anywhere."""
     rng = np.random.default_rng(columns)
     config = replace(PRESETS["chunked"], rows_per_warp=2)
     planes, x = planes_of(rng, format, 3, columns), rng.standard_normal((1, columns), np.float32)
@@ -153,7 +153,7 @@ def test_norm_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, columns: 
             2,
             64,
         ),
-        # more rounds than a block has results of at once: of 16, of one
+        # more rounds than a block holds results for: it holds 16 rounds, or one
         (replace(INLINE, rows_per_warp=4, unroll=1, resident_blocks=2, persistent=1), 1, 576),
         (replace(INLINE, warps=32, rows_per_warp=2, resident_blocks=1, persistent=1), 8, 192),
     ],
@@ -200,9 +200,9 @@ def test_gated(
 
 
 def test_gated_from_a_norm_to_int8() -> None:
-    """All of a feed-forward's first half in one launch.
+    """Runs the first half of a feed-forward network in one launch.
 
-    It quantizes the f32 output to the last bit.
+    Its q8_1 output equals the quantized f32 output bit for bit.
     """
     rng = np.random.default_rng(0)
     m, n, columns = 2, 64, 512
@@ -307,7 +307,7 @@ def build(family=matvec, config: MatvecConfig = INLINE, **arguments) -> None:
         ),
     ],
 )
-def test_what_they_refuse(arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         build(**arguments)
 

@@ -1,4 +1,4 @@
-"""Weights that are loaded past L1: hints at their loads, and nothing else in the text."""
+"""Weights loaded past L1: only hints at their loads change in the text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FAMILIES = {
 
 
 def both(name: str) -> tuple[Kernel, Kernel]:
-    """Without hints, and with them."""
+    """Returns the kernel without hints and with hints."""
     config, arguments = FAMILIES[name]
     build = KERNELS[name.split("-")[0]]
     configs = (replace(config, streamed=streamed) for streamed in (False, True))
@@ -53,7 +53,7 @@ def both(name: str) -> tuple[Kernel, Kernel]:
 
 
 def body(kernel: Kernel) -> str:
-    """Its text without the version and the target."""
+    """The kernel's text without version and target."""
     return kernel.text.split("\n", 2)[2]
 
 
@@ -63,7 +63,7 @@ def test_hints_stand_at_the_loads_of_weights_and_change_nothing(name):
     assert HINTS not in plain.text
     assert body(streamed).replace(HINTS, "") == body(plain)
     assert streamed.text.startswith(".version 7.4\n.target sm_80\n")
-    # norm weights, biases and activations come again: they may stay in L1
+    # norm weights, biases and activations are reused, so they may stay in L1
     hinted = re.findall(rf"ld\.global\.nc{re.escape(HINTS)}\S*", streamed.text)
     others = re.findall(r"ld\.global\.nc\.[vbusf]\S*", streamed.text)
     assert hinted and bool(others) == ("norm" in FAMILIES[name][1])
@@ -79,6 +79,6 @@ def test_the_machine_code_has_them(target):
     assembly = assemble(streamed.text, target)
     assert not assembly.spill_store_bytes
     loads = [i.opcode for i in disassemble(assembly.cubin) if ".CONSTANT" in i.opcode]
-    nbytes = 128 if target == "sm_80" else 256  # which ptxas makes of it there
+    nbytes = 128 if target == "sm_80" else 256  # ptxas makes it so for that target
     assert loads and all(f".NA.LTC{nbytes}B." in load for load in loads)
     assert max(map(load_bits, loads)) == 128  # not the hint's 256

@@ -1,4 +1,4 @@
-"""The random operands that GPU checks and benchmarks run kernels on."""
+"""Random operands for GPU checks and benchmarks of kernels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_pages_are_in_range_and_apart():
     assert context_lens[0] == 64 and context_lens[1] == 0 and 1 <= context_lens[2] <= 64
     _, slots = random_operands(kernel(pages, Buffer("slot_mapping", s32, (6,), "in")))
     assert slots[0] == -1 and slots[1] == 12 * 16 and len(set(slots.tolist())) == 6
-    of_window = Buffer("k_pages", bf16, (2, 2, 16, 32), "in")  # a prompt's last tokens have slots
+    of_window = Buffer("k_pages", bf16, (2, 2, 16, 32), "in")  # slots of a prompt's last tokens
     _, slots = random_operands(kernel(of_window, Buffer("slot_mapping", s32, (70,), "in")))
     assert slots[1] == 32 and set(slots[2:38].tolist()) == {-1}
     assert sorted(slots[38:].tolist()) == list(range(32))

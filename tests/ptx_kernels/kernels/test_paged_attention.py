@@ -1,4 +1,4 @@
-"""Decode attention, in one pass or split and merged, simulated, against float64."""
+"""Decode attention, in one pass or split and merged, in the simulator, against float64."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from ptx_kernels.ptx import KernelError
 from ptx_kernels.tuning import choose
 
 DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
-TOLERANCE = 1e-11  # of every dtype: the oracle gets the same rounded pages
-#: Against float32 keys and values instead; bf16 has 8 bits of mantissa, fp8 4, int8 about 7 of the
-#: largest magnitude.
+TOLERANCE = 1e-11  # for every dtype, since the oracle gets the same rounded pages
+#: Tolerance against unrounded float32 keys and values: bf16 has 8 bits of mantissa, fp8 has 4, and
+#: int8 about 7 of the largest magnitude.
 ROUNDING = {"f32": 1e-11, "f16": 1e-6, "bf16": 1e-5, "int8": 1e-4, "fp8": 2e-3}
 DEFAULT = PagedAttentionConfig()
 
@@ -53,32 +53,32 @@ def test_loads_of_8_bytes(head_dim: int, dtype: str) -> None:
 def chosen(
     group: int, head_dim: int, dtype: str, value_dim: int | None = None
 ) -> PagedAttentionConfig:
-    """Tuning's Config for a sequence of 64 tokens and one KV head."""
+    """The tuned Config for a sequence of 64 tokens and one KV head."""
     return choose(paged_attention_rule, 1, group, 1, head_dim, 64, dtype, value_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [5, 8])
 def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
-    """Sectors of 32 bytes beyond an empty context's are K's, V's and int8's scales.
+    """The 32-byte sectors beyond those of an empty context are K's, V's and int8's scales.
 
-    The Config is tuning's.
+    The Config is the tuned one.
     """
     tokens, head_dim = 64, 128
     read = sectors(tokens, group, head_dim, dtype, chosen(group, head_dim, dtype))
     once = 2 * tokens * head_dim * PAGE_TYPES[dtype].size // 32
-    scales = 2 * tokens if dtype == "int8" else 0  # each token's in a sector by itself, at most
+    scales = 2 * tokens if dtype == "int8" else 0  # at most one sector per token
     assert once <= read <= once + scales
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_the_pages_dtype_costs(dtype: str) -> None:
+def test_error_of_each_page_dtype(dtype: str) -> None:
     got, want = run(
         [300, 77], dtype=dtype, rounded=False, q_size=1.0, config=replace(DEFAULT, splits=2)
     )
     assert nmse(got, want) <= ROUNDING[dtype]
     if dtype != "f32":
-        assert nmse(got, want) > ROUNDING[dtype] / 100  # the figure is no idle bound
+        assert nmse(got, want) > ROUNDING[dtype] / 100  # the bound is tight
 
 
 @pytest.mark.parametrize("group, queries", [(1, 8), (2, 8), (4, 4), (7, 8), (8, 8), (9, 8), (5, 2)])
@@ -131,7 +131,7 @@ def test_teams_of_warps(group: int, teams: int, warps: int, queries: int, dtype:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [16, 128])
 def test_a_team_reads_latent_rows_once(group: int, dtype: str) -> None:
-    """Sectors of 32 bytes beyond an empty context's are rows' and int8's scales, for each team.
+    """Each team reads the sectors of rows and int8's scales once, beyond those of an empty context.
 
     All teams of 16 query heads are in one block, those of 128 in four.
     """
@@ -204,7 +204,7 @@ SPLIT = PagedAttentionConfig(splits=3, warps=1, unroll=1)
     ],
     ids=lambda options: "-".join(name for name in options if name != "config"),
 )
-def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any]) -> None:
+def test_windows_caps_and_sinks(options: dict[str, Any]) -> None:
     got, want = run(LENGTHS[:-2] + [90], head_dim=48, **options)
     assert (got[0] == 0).all()
     assert nmse(got, want) <= TOLERANCE
@@ -212,7 +212,7 @@ def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("splits, warps, unroll", [(2, 1, 1), (13, 4, 2), (64, 2, 2)])
 def test_merge(splits: int, warps: int, unroll: int) -> None:
-    """Empty splits, in front, between and everywhere, leave no trace."""
+    """Empty splits have no effect, at the start, in between and everywhere."""
     rng = np.random.default_rng(splits)
     parts = rng.standard_normal((2, 3, splits, 80), np.float32)
     marks = np.stack(
@@ -239,7 +239,7 @@ def test_merge(splits: int, warps: int, unroll: int) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_output_for_a_mat_vec(splits: int) -> None:
-    """Bit for bit what quantize_q8_1 makes of the f32 output."""
+    """Equals quantize_q8_1 of the f32 output bit for bit."""
     arguments = dict(
         batch=2,
         num_heads=4,
@@ -272,9 +272,9 @@ def test_output_for_a_mat_vec(splits: int) -> None:
         ("bf16", 16, 2, 96, PagedAttentionConfig(warps=3, tensor_cores=True)),
         ("f32", 8, 2, 64, PagedAttentionConfig(warps=3)),
         ("f32", 2, 1, 128, PagedAttentionConfig(warps=3)),  # warps with no super-block
-        ("f32", 3, 1, 256, PagedAttentionConfig(warps=2, queries=2)),  # a block of fewer heads
+        ("f32", 3, 1, 256, PagedAttentionConfig(warps=2, queries=2)),  # a block with fewer heads
         ("f32", 8, 1, 128, PagedAttentionConfig(warps=4, queries=4, teams=2)),
-        ("f32", 4, 1, 256, PagedAttentionConfig(splits=2)),  # a merge by itself
+        ("f32", 4, 1, 256, PagedAttentionConfig(splits=2)),  # a separate merge
         ("bf16", 8, 1, 64, PagedAttentionConfig(2, splits=3, tensor_cores=True, cluster=True)),
         ("f32", 4, 1, 192, PagedAttentionConfig(warps=1, splits=2, cluster=True)),
     ],
@@ -282,7 +282,7 @@ def test_output_for_a_mat_vec(splits: int) -> None:
 def test_output_for_products_of_f16(
     dtype: str, heads: int, kv_heads: int, head_dim: int, config: PagedAttentionConfig
 ) -> None:
-    """Bit for bit what quantize_f16 makes of the f32 output."""
+    """Equals quantize_f16 of the f32 output bit for bit."""
     arguments = dict(
         batch=3,
         num_heads=heads,
@@ -319,9 +319,9 @@ def test_sequences_may_share_pages() -> None:
 
 
 def test_lengths_and_pages_out_of_range() -> None:
-    """A negative length is empty, one beyond the table ends with it.
+    """A negative length is empty; a length beyond the table ends with it.
 
-    Tokens in pages that do not exist are left out.
+    Tokens in missing pages are skipped.
     """
     tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -(2**31)], [1, 4]])
     got, want = run([-5, 1000, 20, 20, 20, 20], tables=tables, num_pages=4, poison=False)
@@ -330,7 +330,7 @@ def test_lengths_and_pages_out_of_range() -> None:
 
 
 def test_pages_beyond_2_gib() -> None:
-    """The last of 4.3 GB of pages each, of which only what is written takes memory."""
+    """The last page of 4.3 GB each for keys and values; only written pages use memory."""
     num_pages, shape = (1 << 32) // (16 * 256) + 2, (16, 256)
     rng, last = np.random.default_rng(0), num_pages - 1
     pages = [np.zeros((num_pages, 1, *shape), np.int8) for _ in range(2)]
@@ -405,7 +405,7 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
     pages[0, 0, 1, 3] = 0xFF
     assert np.isnan(small(np.zeros((1, 2, 32), np.float32), pages, 2, dtype="fp8")).all()
     pages[0, 0, 1] = stored(np.ones(32, np.float32), "fp8")
-    pages[0, 0, 2, 3] = 0x7F  # behind the context
+    pages[0, 0, 2, 3] = 0x7F  # after the context
     assert (small(np.zeros((1, 2, 32), np.float32), pages, 2, dtype="fp8") == 1).all()
 
 
@@ -456,6 +456,6 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         ),
     ],
 )
-def test_what_it_refuses(change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         paged_attention(**SMALL | dict(scale=1.0) | change)

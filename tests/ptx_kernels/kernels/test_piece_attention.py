@@ -1,4 +1,4 @@
-"""Attention of pieces of prompts over pages, simulated, against float64, and its machine code."""
+"""Attention of prompt chunks over pages in the simulator, against float64, and its machine code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_groups_of_heads(group: int, dtype: str) -> None:
 
 
 def test_the_parts_of_queries_are_needed() -> None:
-    """With one of them the error is that of bf16, 4e-3; with three none but float32's."""
+    """One part has the error of bf16, 4e-3; three parts have only that of float32."""
     assert not piece_subject(SMALL, parts=1).passes()
     assert piece_subject(SMALL, parts=1, tolerance=1.6e-5).passes()
     assert piece_subject(SMALL, parts=3, tolerance=1e-12).passes()
@@ -49,7 +49,7 @@ def test_the_parts_of_queries_are_needed() -> None:
 @pytest.mark.parametrize("head_dim", [48, 64, 80, 112, 128, 256])
 @pytest.mark.parametrize("warps, tokens", [(1, 16), (4, 48), (8, 32)])
 def test_sizes_of_heads(head_dim: int, warps: int, tokens: int) -> None:
-    """A thread's rows lie in one page of a step, in every second or in all of them."""
+    """A thread's rows are in one page of a step, in every other page, or in all of them."""
     config = CausalAttentionConfig(warps, tokens)
     assert piece_subject(config, head_dim=head_dim, group=1).passes()
 
@@ -78,7 +78,7 @@ def test_sizes_of_pages(page_size: int, tokens: int) -> None:
 @pytest.mark.parametrize("splits", [1, 2, 3, 5])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_splits_of_what_is_seen(splits: int, dtype: str) -> None:
-    """Some have no token; a sink's logit counts once."""
+    """Some splits have no token; a sink's logit counts once."""
     config = CausalAttentionConfig(1, 16, splits=splits)
     assert piece_subject(config, dtype, missing=True).passes()
     assert piece_subject(config, dtype, sinks=True, soft_cap=0.7).passes()
@@ -86,7 +86,7 @@ def test_splits_of_what_is_seen(splits: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("q_size", [1e-6, 1e-3, 1e3])
 def test_f16_queries_of_any_size(q_size: float) -> None:
-    """Their parts are those of a multiple that f16 holds."""
+    """The queries are scaled into f16's range before they are split."""
     assert piece_subject(SMALL, "f16", q_size=q_size).passes()
 
 
@@ -97,7 +97,7 @@ def test_padding_gets_zeros() -> None:
 
 
 def test_pages_are_read_once_by_a_tile_of_queries() -> None:
-    """Four times as many queries of a tile read no more; a second tile reads them again."""
+    """Four times the queries of a tile read no more pages; a second tile reads them again."""
 
     def read(time: int) -> int:
         kernel = causal_attention(
@@ -131,7 +131,7 @@ def test_pages_are_read_once_by_a_tile_of_queries() -> None:
 @pytest.mark.parametrize("dtype, parts", [("f32", 2), ("f32", 3), ("int8", 2), ("fp8", 1)])
 @pytest.mark.parametrize("seen", [None, 17])
 def test_pages_as_sums_of_bf16(dtype: str, parts: int, seen: int | None) -> None:
-    """In the order of the tables; zeros where a page is not there or no token is seen."""
+    """The output is in table order, with zeros for missing pages and unseen tokens."""
     rng, shape = np.random.default_rng(0), (5, 2, 16, 48)
     pages = [cached(rng.standard_normal(shape, np.float32), dtype) for _ in range(2)]
     tables = np.array([[3, 0, 1], [4, -1, 2]], np.int32)
@@ -143,7 +143,7 @@ def test_pages_as_sums_of_bf16(dtype: str, parts: int, seen: int | None) -> None
     )
     got = simulator.run(kernel, *page_operands(pages), tables, lens)
     used = (tables >= 0) & (16 * np.arange(3) < lens[:, None])
-    if seen is not None:  # 33 tokens, of which 17 to 33 are: two pages; 48 of which 32 on: one
+    if seen is not None:  # 33 tokens, 17 to 33 seen: two pages; 48 tokens, 32 on seen: one page
         used &= np.array([[False, True, True], [False, True, True]])
     for i, page in enumerate(pages):
         floats = page[0] * page[1][..., None] if dtype == "int8" else loaded(page[0], dtype)
@@ -155,7 +155,7 @@ def test_pages_as_sums_of_bf16(dtype: str, parts: int, seen: int | None) -> None
 @pytest.mark.parametrize("key_parts", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"window": 18, "missing": True, "sinks": True}])
 def test_pages_of_several_parts(key_parts: int, options: dict[str, Any]) -> None:
-    """Of f32, in the order of the tables, which name others."""
+    """Parts of f32 pages are in table order; the tables still name the original pages."""
     subject = piece_subject(CausalAttentionConfig(2, 32), "f32", key_parts=key_parts, **options)
     assert subject.passes()
 
@@ -178,7 +178,7 @@ def test_bad_arguments(changes: dict[str, Any], message: str) -> None:
 
 
 def test_the_rule_fills_the_device() -> None:
-    """By splits where tiles of queries are too few, each of four steps at least."""
+    """Splits contexts if there are too few query tiles; each split has at least four steps."""
     device = target(REFERENCE.name)
     found = {}
     for time in (4, 16, 64, 256, 512, 2048):
@@ -209,15 +209,15 @@ def test_the_rule_s_blocks_have_room(device: str, dtype: str) -> None:
     "batch, time, dtype, capacity, wanted",
     [
         (1, 256, "bf16", 4096, True),
-        (1, 4, "bf16", 4096, True),  # 15.7 us by lanes and 12.7 so, predicted
+        (1, 4, "bf16", 4096, True),  # predicted: 15.7 us with lanes, 12.7 with tensor cores
         (1, 2, "f16", 4096, False),  # 9.8 and 12.7
         (1, 8, "bf16", 1024, False),  # 9.1 and 12.3
         (8, 4, "f16", 1024, True),  # 27.9 and 16.4
-        (64, 1, "bf16", 4096, False),  # a step of decoding, which reads every page once
+        (64, 1, "bf16", 4096, False),  # a decode step, which reads every page once
         (1, 256, "f32", 4096, True),
         (1, 256, "int8", 4096, True),
         (1, 4, "fp8", 4096, False),
-        (32, 16, "int8", 32768, False),  # whose parts would be 8.6 GB
+        (32, 16, "int8", 32768, False),  # its parts would take 8.6 GB
     ],
 )
 def test_which_pieces_take_tensor_cores(
@@ -239,7 +239,7 @@ def test_heads_and_latent_pages_that_do_not(changes: dict[str, int]) -> None:
 @pytest.mark.parametrize("arch", ptxas.TARGETS)
 @pytest.mark.parametrize("dtype, parts", [("bf16", 1), ("f16", 1), ("bf16", 2)])
 def test_instructions_per_mma(dtype: str, parts: int, arch: str) -> None:
-    """Of the loop over tokens that all rows see, with its copies."""
+    """Counts the loop over tokens that all rows see, with its copies."""
     config = causal_attention_rule(target(), 8, 1024, 128, 128, 2, parts, dtype, 4096)
     of_pages = dict(dtype=dtype, num_pages=256, pages_per_sequence=256, config=config)
     named = dict(key_parts=parts, named_pages=256 if parts > 1 else None)

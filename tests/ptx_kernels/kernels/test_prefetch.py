@@ -1,4 +1,4 @@
-"""Launches that ask for the next one's bytes: results stay, and what they ask for lies inside."""
+"""Launches that prefetch for the next one: results stay the same, and prefetches stay in bounds."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_results_stay(family):
         "ahead1_0",
         "ahead1_index",
     ]
-    index = np.array(7, np.int32)  # beyond the end: the last matrix, all of which lies inside
+    index = np.array(7, np.int32)  # beyond the end: clamped to the last matrix, which is in bounds
     found = simulator.run(asking, *operands[:-1], index)
     for a, b in zip(found, simulator.run(plain, *operands[: len(own)]), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_every_block_asks_for_its_share():
-    """Shares lie behind each other, in whole chunks of 16 bytes; what is left over is left."""
+    """Shares are contiguous chunks of a multiple of 16 bytes; a remainder is skipped."""
     row = 2 * 128
     assert ALONE.shares(1) == [(64 * row, 128 * row), (64 * 32, 128 * 32)]
     assert ALONE.shares(100) == [(64 * row, 320), (64 * 32, 32)]
@@ -65,7 +65,7 @@ def test_every_block_asks_for_its_share():
 
 
 def test_a_block_asks_for_a_megabyte_at_most():
-    """ptxas takes no larger size."""
+    """ptxas accepts no larger size."""
     large = Prefetch(((16, 128),), rows=4096, first=0, last=4096)
     ((_, size),) = large.shares(1)
     assert size == (1 << 20) - 16
@@ -82,7 +82,7 @@ def test_rows_lie_inside():
 
 
 def run(kernel: Kernel) -> None:
-    """By the simulator, on operands and results of zeros."""
+    """Simulates the kernel on zero operands and results."""
     buffers = [
         DeviceBuffer(b.name, np.zeros(b.shape, b.type.dtype), b.role)
         for b in (*kernel.operands, *kernel.results)
@@ -118,7 +118,7 @@ def test_bytes_asked_for_are_not_the_launchs_own():
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
 def test_machine_code(arch):
-    """One instruction for each plane, and no spills."""
+    """One instruction per plane, and no spills."""
     made = assemble(small("matvec", prefetch=(ALONE, STACK)).text, arch)
     found = [i.name for i in disassemble(made.cubin) if i.name.startswith("UBLKPF")]
     assert len(found) == 3 and made.spill_store_bytes == 0

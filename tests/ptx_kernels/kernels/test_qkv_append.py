@@ -1,4 +1,4 @@
-"""Projections of heads that are rotated and stored, simulated, against the kernels they replace."""
+"""Projections that rotate and store heads, in the simulator, against the kernels they replace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shape(
 
 
 def operands(given: dict[str, Any], types: tuple[str, ...], columns: int, m: int) -> Any:
-    """Pages, planes of the three matrices, x, the norm's weight, slots, angles, biases."""
+    """Pages, planes of the three matrices, x, norm weight, slots, angles, biases."""
     rng = np.random.default_rng([m, columns, given["head_dim"]])
     heads = given["num_heads"], given["num_kv_heads"], given["num_kv_heads"]
     rows = [count * given["head_dim"] for count in heads]
@@ -45,7 +45,7 @@ def operands(given: dict[str, Any], types: tuple[str, ...], columns: int, m: int
     x, norm = rng.standard_normal((m, columns), np.float32), rng.uniform(0.5, 2, columns)
     slots = rng.permutation(48)[:m].astype(np.int32)
     if m > 2:
-        slots[1:3] = -1, 48  # nowhere
+        slots[1:3] = -1, 48  # no slot
     radians = rng.uniform(0, 100, (m, given["rope_dim"] // 2))
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
     biases = [rng.standard_normal(n, np.float32) for n in rows]
@@ -62,7 +62,7 @@ def operands(given: dict[str, Any], types: tuple[str, ...], columns: int, m: int
         (("Q8_0", "Q8_0", "Q8_0"), 2, 2, 32, 32, 96, 8, "f32", replace(INLINE, rows_per_warp=8)),
         (("Q4_K", "Q4_K", "Q4_K"), 5, 1, 64, 64, 256, 3, "fp8", replace(INLINE, persistent=3)),
         (("Q5_K", "Q5_K", "Q5_K"), 2, 1, 32, 32, 256, 1, "f32", F32),
-        # the last block's teams reach back
+        # teams of the last block overlap the previous one
         (("Q4_K", "Q4_K", "Q4_K"), 3, 1, 48, 48, 256, 1, "f32", replace(INLINE, warps=5)),
         # two warps a row
         (("Q4_K",) * 3, 2, 1, 32, 32, 512, 2, "bf16", replace(INLINE, warps=4, warps_per_row=2)),
@@ -71,7 +71,7 @@ def operands(given: dict[str, Any], types: tuple[str, ...], columns: int, m: int
 def test_equals_the_kernels_that_it_replaces(
     types, heads, kv_heads, head_dim, rope_dim, columns, m, pages, config, interleaved
 ) -> None:
-    """To the last bit: the same sums in the same order, the same rounding."""
+    """Equal bit for bit: sums have the same order, and rounding is the same."""
     given = shape(heads, kv_heads, head_dim, rope_dim, interleaved, pages)
     pages, planes, x, norm, slots, angles, biases = operands(given, types, columns, m)
     common: dict[str, Any] = dict(columns=columns, m=m, norm=True, eps=EPS, biases=True)
@@ -90,7 +90,7 @@ def test_equals_the_kernels_that_it_replaces(
     *want_pages, want_q = simulator.run(rope, *pages, *tokens, slots, *angles)
     for ours, theirs in zip(got, (*want_pages, want_q.reshape(m, -1)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    # and those are right
+    # and the results are right
     h = rms_norm_oracle(x, norm, EPS)
     q = (h @ weights(types[0], planes[0]).T + biases[0]).reshape(m, heads, head_dim)
     want = rotated(q, *angles, interleaved).reshape(m, -1)

@@ -1,4 +1,4 @@
-"""Activations to f16, simulated, against NumPy: bit for bit."""
+"""Conversion of activations to f16 in the simulator equals NumPy bit for bit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ptx_kernels.kernels.quantize_f16 import quantize_f16
 
 
 def assert_same_means(got: np.ndarray, want: np.ndarray) -> None:
-    """High + low agree to the half place of a `low` below 2^3.
+    """Checks that high + low agree to half an ulp of a `low` below 2^3.
 
-    A sum in f32 may round before its two f16 do.
+    A sum in f32 may be rounded before it becomes two f16.
     """
     np.testing.assert_allclose(
         got.astype(np.float64).sum(-1), want.astype(np.float64).sum(-1), rtol=0, atol=2.0**-7
@@ -34,9 +34,9 @@ def test_equals_numpy(rows: int, columns: int, dtype: str) -> None:
 
 
 def test_super_blocks_at_the_limits() -> None:
-    """All zero, one magnitude of both signs, powers of two, subnormal, near the largest float.
+    """Zeros, one magnitude with both signs, powers of two, subnormals, almost the largest float.
 
-    A wide range is among them.
+    One super-block has a wide range.
     """
     x = np.zeros((7, 256), np.float32)
     x[1, ::2], x[1, 1::2] = 5.0, -5.0
@@ -55,7 +55,7 @@ def test_super_blocks_at_the_limits() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_spoils_its_super_block_alone(bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_super_block(bad: float) -> None:
     x = np.ones((2, 512), np.float32)
     x[0, 300] = bad
     _, _, scale = simulator.run(quantize_f16(rows=2, columns=512), x)

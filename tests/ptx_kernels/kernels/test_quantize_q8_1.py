@@ -1,4 +1,4 @@
-"""Activation quantization, simulated, against NumPy: bit for bit."""
+"""Quantization of activations in the simulator equals NumPy bit for bit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_equals_numpy(rows: int, columns: int, dtype: str) -> None:
 
 
 def test_groups_at_the_limits() -> None:
-    """All zero, one magnitude of both signs, halves that round to even, subnormal.
+    """Zeros, one magnitude with both signs, halves that round to even, subnormals.
 
-    Values near the largest float are among them.
+    Some values are near the largest float.
     """
     group = np.zeros((6, 32), np.float32)
     group[1, ::2], group[1, 1::2] = 5.0, -5.0
@@ -43,7 +43,7 @@ def test_groups_at_the_limits() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_spoils_its_group_alone(bad: float) -> None:
+def test_a_non_finite_value_spoils_only_its_group(bad: float) -> None:
     x = np.ones((2, 64), np.float32)
     x[0, 40] = bad
     values, scale_sum = simulator.run(quantize_q8_1(rows=2, columns=64), x)

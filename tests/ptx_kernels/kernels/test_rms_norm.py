@@ -1,4 +1,4 @@
-"""RMSNorm, simulated, against float64; with q8_1 output against its own f32 output quantized."""
+"""RMSNorm in the simulator, against float64; q8_1 output against its quantized f32 output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_equals_float64(rows: int, columns: int, warps: int) -> None:
 
 @pytest.mark.parametrize("rows, columns, warps", [(1, 256, 1), (3, 1280, 2), (2, 4096, 8)])
 def test_f16_output(rows: int, columns: int, warps: int) -> None:
-    """What `quantize_f16` makes of the normalized rows, but for a rounding of their f32."""
+    """Equals `quantize_f16` of the normalized rows, except for rounding in f32."""
     rng = np.random.default_rng(columns)
     x = rng.standard_normal((rows, columns), np.float32) * np.float32(30) + 1
     weight = rng.standard_normal(columns, np.float32)
@@ -44,7 +44,7 @@ def test_f16_output(rows: int, columns: int, warps: int) -> None:
     want, exact = half_operands(y.astype(np.float32))
     assert nmse(exact, y) <= 1e-7
     np.testing.assert_array_equal(scale, want[2])
-    # f32 within a rounding of each other are f16 within one
+    # f32 values that differ by one rounding differ by at most one step in f16
     steps = np.abs(values.view(np.int16).astype(int) - want[0].view(np.int16).astype(int))
     assert steps.max() <= 1 and (steps > 0).mean() < 0.01
     groups = values.reshape(rows, -1, 32).astype(np.float64)
@@ -52,7 +52,7 @@ def test_f16_output(rows: int, columns: int, warps: int) -> None:
 
 
 def test_rows_at_the_limits() -> None:
-    """Zeros stay zeros by eps; tiny rows are scaled by it; a NaN spoils its own row alone."""
+    """eps keeps zeros and scales tiny rows; a NaN affects only its own row."""
     x = np.zeros((4, 64), np.float32)
     x[1] = 1e-6
     x[2] = 3.0
@@ -75,7 +75,7 @@ def test_rows_at_the_limits() -> None:
         (dict(columns=256, output="bf16"), "output='bf16' must be f32, q8_1 or f16"),
     ],
 )
-def test_what_it_refuses(arguments: dict, message: str) -> None:
+def test_bad_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         rms_norm(rows=1, eps=0.0, **arguments)
 

@@ -1,4 +1,4 @@
-"""Rotating queries and keys and appending keys and values, simulated, against NumPy in float64."""
+"""Rotates queries and keys and appends keys and values in the simulator, against float64 NumPy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def operands(
     "tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm",
     [
         (1, 1, 1, 32, 32, "f32", True),  # half of the warp has no pair
-        # the last lanes rotate nothing; a second run of pairs is not full
+        # the last lanes rotate nothing; a second run of pairs is partial
         (
             3,
             4,
@@ -131,11 +131,11 @@ def test_int8_pages_get_a_scale_per_token_and_head(head_dim: int, interleaved: b
     ):
         want, want_steps = int8_vectors(new[[2, 0]].astype(np.float32))
         rows, steps = rows.swapaxes(1, 2), steps.swapaxes(1, 2)
-        # the sums of a norm may round otherwise
+        # the sums of a norm may round differently
         assert np.abs(rows[used].astype(int) - want).max() <= 1
         assert nmse(steps[used], want_steps) <= 1e-12
         assert (rows[~used] == 99).all() and (steps[~used] == 99).all()
-    np.testing.assert_array_equal(rows[used], want)  # v, as it is
+    np.testing.assert_array_equal(rows[used], want)  # v is unchanged
 
 
 def test_slots_outside_the_pages_are_skipped_but_their_queries_are_rotated() -> None:

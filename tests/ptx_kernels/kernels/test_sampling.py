@@ -1,4 +1,4 @@
-"""argmax and top_k, simulated, against NumPy: values and indices, ties, NaN, both launches."""
+"""argmax and top_k in the simulator, against NumPy: values, indices, ties, NaN, both launches."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ def test_argmax(columns: int, splits: int) -> None:
     want = ranked(x)[:, :1]
     np.testing.assert_array_equal(found[1], want)
     np.testing.assert_array_equal(found[0], np.take_along_axis(x, want, 1))
-    assert (
-        found[1][:, 0] == np.argmax(x + np.float32(0), axis=1)
-    ).all()  # NumPy's rule, and so JAX's
+    assert (found[1][:, 0] == np.argmax(x + np.float32(0), axis=1)).all()  # like NumPy and JAX
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_top_k(columns: int, splits: int, count: int) -> None:
         (lambda: top_k(rows=1, columns=10, count=0), "count=0 must be an integer, at least 1"),
     ],
 )
-def test_what_they_refuse(build, message: str) -> None:
+def test_bad_arguments_are_refused(build, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         build()
 

@@ -1,4 +1,4 @@
-"""Kernels that read one matrix of a stack, simulated: the bits of those that are given it alone."""
+"""Kernels that read one matrix of a stack, in the simulator: bits equal those for a lone matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ptx_kernels.machine_code.work import traffic
 from ptx_kernels.ptx import Kernel, KernelError
 
 LAYERS = 3
-#: Index -> the layer that it means.
+#: Index -> the layer that it selects.
 INDICES = {1: 1, -1: 2, LAYERS: 2, -LAYERS - 1: 0, np.iinfo(np.int32).min: 0}
 
 Planes = tuple[np.ndarray, ...]
@@ -43,7 +43,7 @@ def check(
     others: Sequence[np.ndarray],
     indices: Sequence[int],
 ) -> None:
-    """`build(layers=3)` with an index for each stack gives what `build()` does of its layers."""
+    """Compares `build(layers=3)` with an index per stack with `build()` on those layers."""
     given = [a for s, i in zip(stacks, indices, strict=True) for a in (*s, np.array(i, np.int32))]
     one = [plane[INDICES[i]] for s, i in zip(stacks, indices, strict=True) for plane in s]
     for got, want in zip(
@@ -103,7 +103,7 @@ def test_decode() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """A layer of 5 GB: its stride is a 64-bit factor."""
+    """A layer of 5 GB has a 64-bit stride."""
     text = gemm(format="Q4_K", n=1 << 20, columns=9216, m=16, layers=LAYERS).text
     assert (9216 // 256 * 144) << 20 > 1 << 32 and "mad.lo.u64" in text
 
@@ -119,12 +119,12 @@ def test_a_launch_moves_one_layer_and_random_operands_know_the_index() -> None:
 
 @pytest.mark.slow("simulates or assembles large kernels")
 def test_none_spills() -> None:
-    """Mat-vecs of eight rows, whose registers are full, take a stack's addresses, too."""
+    """Mat-vecs of eight rows use all registers, and must have room for a stack's addresses, too."""
     labels = {
         KERNELS[case.family](**case.arguments, layers=LAYERS).text: case.label
         for case in CASES
         if case.family.endswith("matvec")
         and case.arguments["m"] == 8
-        and "experts" not in case.arguments  # stacks of another kind
+        and "experts" not in case.arguments  # these are other stacks
     }
     assert len(labels) == 7 and spilled(labels) == {}

@@ -1,4 +1,4 @@
-"""Decode attention by tensor cores, simulated, against float64 and against the lanes' kernel."""
+"""Decode attention on tensor cores in the simulator, against float64 and the kernel for lanes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ptx_kernels.simulator import run as simulated
 from ptx_kernels.tuning import choose
 
 DTYPES = ("bf16", "f16", "int8", "fp8")
-#: A relative error of 1e-5; with operands of f16, whose two parts keep 22 bits, 1e-6.
+#: Relative errors of 1e-5; f16 operands have two parts with 22 bits, which gives 1e-6.
 TOLERANCE = {"bf16": 1e-10, "f16": 1e-12, "int8": 1e-12, "fp8": 1e-12}
 NARROW = [head_dim for head_dim in HEAD_DIMS if head_dim <= 128]
 
@@ -48,7 +48,7 @@ def test_head_dims(head_dim: int, dtype: str) -> None:
     "group, queries", [(1, 1), (2, 2), (7, 7), (8, 8), (9, 9), (16, 16), (20, 10), (5, 2), (17, 16)]
 )
 def test_query_heads_per_kv_head(group: int, queries: int, dtype: str) -> None:
-    """Some blocks have fewer query heads than their rows, some a last one that repeats."""
+    """Some blocks have fewer query heads than rows, and some repeat the last head."""
     got, want = run([18], group=group, head_dim=48, dtype=dtype, config=cores(queries))
     assert nmse(got, want) <= TOLERANCE[dtype]
 
@@ -89,7 +89,7 @@ def test_page_sizes(page_size: int) -> None:
     ],
     ids=lambda options: "-".join(options),
 )
-def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any], dtype: str) -> None:
+def test_windows_caps_and_sinks(options: dict[str, Any], dtype: str) -> None:
     group, splits = options.get("group", 3), options.get("splits", 1)
     options = {name: value for name, value in options.items() if name != "splits"}
     config = cores(group, splits=splits)
@@ -101,7 +101,7 @@ def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any], dtype: str) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_contexts(dtype: str) -> None:
-    """The relative error is that of short ones: nothing adds up."""
+    """The relative error is that of short contexts: it does not accumulate."""
     options = dict(kv_heads=1, head_dim=32, page_size=64, dtype=dtype)
     got, want = run([1023, 2048], config=cores(2, 4), **options)
     assert nmse(got, want) <= TOLERANCE[dtype]
@@ -118,7 +118,7 @@ def test_agrees_with_lanes(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [4, 16])
 def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
-    """Sectors of 32 bytes beyond an empty context's are K's, V's and int8's scales."""
+    """The 32-byte sectors beyond those of an empty context are K's, V's and int8's scales."""
     tokens, head_dim = 64, 128
     read = sectors(tokens, group, head_dim, dtype, cores(group))
     once = 2 * tokens * head_dim * PAGE_TYPES[dtype].size // 32
@@ -142,7 +142,7 @@ TABLE = np.array([[0, 1, 2]], np.int32)
 def small(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, length: int, dtype: str, **options: Any
 ) -> np.ndarray:
-    """The attention of q (2, 32) over keys and values (48, 32), f32 that the dtype rounds."""
+    """Attention of q (2, 32) over keys and values (48, 32), f32 that the dtype rounds."""
     shape = 3, 1, 16, 32
     arguments = SMALL | dict(dtype=dtype, config=cores(2, 1)) | options
     if dtype == "int8":
@@ -156,7 +156,7 @@ def small(
 
 @pytest.mark.parametrize("descending", [False, True])
 def test_scales_of_values_may_differ_by_any_factor(descending: bool) -> None:
-    """As 2^-60 to 2^60, rising from token to token or falling."""
+    """Scales range from 2^-60 to 2^60, rising or falling over tokens."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s, np.float32) for s in ((2, 32), (48, 32), (48, 32)))
     factors = 2.0 ** np.linspace(-60, 60, 48)[:: -1 if descending else 1]
@@ -179,7 +179,7 @@ def test_queries_beyond_the_range_of_f16(size: float, dtype: str) -> None:
 
 
 def test_small_weights_keep_their_bits_in_f16() -> None:
-    """43 tokens of weight 2^-20 beside one of weight 1, whose value is zero."""
+    """43 tokens of weight 2^-20 and one of weight 1, whose value is zero."""
     q, k, v = np.zeros((2, 32), np.float32), np.zeros((48, 32), np.float32), np.ones((48, 32))
     v = v.astype(np.float32)
     q[:, 0], k[3, 0], v[3] = 1.0, np.float16(20 * np.log(2)), 0
@@ -208,7 +208,7 @@ def test_nan_query_stays_in_its_head(options: dict[str, Any], dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "fp8"])
 def test_nan_in_pages(dtype: str) -> None:
-    """Within the context it stays, of values in its dimension; behind it is not seen."""
+    """A NaN within the context affects its dimension; one after the context is not seen."""
     q, k, v = np.zeros((2, 32), np.float32), np.ones((48, 32), np.float32), np.ones((48, 32))
     v = v.astype(np.float32)
     v[17, 3] = np.nan
@@ -218,9 +218,9 @@ def test_nan_in_pages(dtype: str) -> None:
 
 
 def test_lengths_and_pages_out_of_range() -> None:
-    """A negative length is empty, one beyond the table ends with it.
+    """A negative length is empty; a length beyond the table ends with it.
 
-    Tokens in pages that do not exist are left out.
+    Tokens in missing pages are skipped.
     """
     tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -(2**31)], [1, 4]])
     lengths = [-5, 1000, 20, 20, 20, 20]
@@ -233,7 +233,7 @@ def test_lengths_and_pages_out_of_range() -> None:
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_output_for_a_mat_vec(splits: int) -> None:
-    """Bit for bit what quantize_q8_1 makes of the f32 output."""
+    """Equals quantize_q8_1 of the f32 output bit for bit."""
     arguments = SMALL | dict(dtype="f16", config=cores(2, splits=splits))
     rng = np.random.default_rng(0)
     q = rng.standard_normal((1, 2, 32), np.float32)
@@ -260,7 +260,7 @@ def test_as_tuning_has_it(group: int, capacity: int, dtype: str) -> None:
     "shape",
     [
         dict(dtype="f32"),
-        dict(num_heads=8),  # a query head for each KV head
+        dict(num_heads=8),  # one query head per KV head
         dict(num_heads=16, dtype="int8"),
         dict(num_heads=16, dtype="fp8"),
         dict(head_dim=256),
@@ -268,7 +268,7 @@ def test_as_tuning_has_it(group: int, capacity: int, dtype: str) -> None:
         dict(head_dim=576, num_kv_heads=1, value_dim=512),
     ],
 )
-def test_what_stays_with_lanes(shape: dict[str, Any]) -> None:
+def test_shapes_that_stay_with_lanes(shape: dict[str, Any]) -> None:
     given = dict(batch=1, num_heads=32, num_kv_heads=8, head_dim=128, capacity=4096, dtype="bf16")
     assert choose(paged_attention_rule, **given).tensor_cores
     assert not choose(paged_attention_rule, **given | shape).tensor_cores
@@ -285,6 +285,6 @@ def test_what_stays_with_lanes(shape: dict[str, Any]) -> None:
         (dict(config=cores(2, 4, teams=2)), "teams=2 1"),
     ],
 )
-def test_what_it_refuses(change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(KernelError, match=message):
         paged_attention(**SMALL | dict(dtype="bf16", config=cores()) | change)

@@ -1,4 +1,4 @@
-"""Accesses of blocks to shared memory, L1 and L2, counted by hand."""
+"""Blocks' accesses to shared memory, L1 and L2, counted by hand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def matvec(m: int = 1, **changes):
 
 
 def test_weights_come_once_and_headers_to_eight_lanes():
-    """Of a super-block's 144 bytes, 16 are loaded by each of the eight lanes that share it."""
+    """Eight lanes share a super-block of 144 bytes; each loads the same 16 bytes of header."""
     kernel = matvec()
     found, blocks = accesses(kernel), math.prod(kernel.grid)
     assert blocks * found.memory_bytes == 64 * 16 * 144
     assert found.distinct == pytest.approx(144 / 256)
-    # each block reads all activations, and writes its rows
+    # each block reads all activations and writes its rows
     activations = 4096 + 128 * 8
     assert blocks * found.l2_bytes == 64 * 16 * 144 + blocks * activations + 64 * 4
 
@@ -47,7 +47,10 @@ def test_a_fixed_grid_is_told_by_two_rounds_of_rows():
 
 
 def test_stretches_of_a_product_behind_a_norm():
-    """The norm comes before the loop over rows, whose hot loop multiplies; each line is in one."""
+    """The norm precedes the loop over rows, whose hot loop multiplies.
+
+    Each instruction is in exactly one part.
+    """
     config = PRESETS["inline_q8"]
     kernel = matvec(m=4, norm=True, eps=1e-5, columns=8192, config=config)
     code = disassemble(assemble(kernel.text, "sm_90").cubin)

@@ -1,8 +1,8 @@
-"""Static budgets on an H200 for the machine code of the kernels that decoding spends its time in.
+"""Static budgets on an H200 for the machine code of the kernels that dominate decoding.
 
-A multiprocessor can issue 128 lane-instructions a clock and is owed about 18.5 bytes a clock by
-memory: past six instructions per byte a kernel cannot reach the bandwidth, at three it needs half
-of the issue slots.
+A multiprocessor issues 128 lane-instructions a clock, and its share of memory bandwidth is about
+18.5 bytes a clock. With more than six instructions per byte a kernel cannot reach the bandwidth;
+with three it needs half of the issue slots.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from ptx_kernels.tuning import choose
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
 
-#: Most instructions per byte of quants, formats of 32 weights a block; Q8_0 has half as many
-#: weights in a byte.
+#: Maximum instructions per byte of quants for formats with blocks of 32 weights; Q8_0 has half as
+#: many weights per byte.
 SMALL_BLOCKS = {"Q8_0": 1.0, "Q5_0": 4.0, "Q4_0": 3.0, "Q4_1": 3.0, "Q5_1": 4.0}
-SMALL_BLOCKS |= {"IQ4_NL": 6.0, "MXFP4": 6.0}  # codes are looked up
+SMALL_BLOCKS |= {"IQ4_NL": 6.0, "MXFP4": 6.0}  # codebook lookups
 
-#: Of Qwen2.5-0.5B (key and value, down), and one that fills a device.
+#: (n, k) of Qwen2.5-0.5B (key and value, down), and one that fills a device.
 SMALL_SHAPES = [(128, 896), (896, 4864), (4096, 14336)]
 
 
 def test_the_model_is_held_to_these_budgets():
-    """`model.INSTRUCTION_BUDGETS` are those of the tests below."""
+    """`model.INSTRUCTION_BUDGETS` equals the budgets of the tests below."""
     rows = {("Q4_K", 1): 3.5, ("Q5_K", 1): 4.0, ("Q6_K", 1): 4.0, ("Q4_K", 4): 6.0}
     small = {(format, 1): most for format, most in SMALL_BLOCKS.items()}
     others = {("Q2_K", 1): 6.0, ("Q3_K", 1): 5.0, ("IQ4_XS", 1): 6.0}
@@ -68,7 +68,7 @@ def measure(format: str, n: int, k: int, m: int) -> Figures:
 
 
 def quant_loads(found: Figures) -> float:
-    """16-byte loads that the hot loop's quants take if each is loaded once."""
+    """Number of 16-byte loads for the hot loop's quants if each is loaded once."""
     assert found.instructions_per_quant_byte is not None
     return sum(found.mix.values()) / found.instructions_per_quant_byte / 16
 
@@ -131,7 +131,7 @@ def attention_kernel(
     lanes: bool = False,
     **options: Any,
 ) -> Kernel:
-    """Contexts of 4096 tokens, as tuning has it; `lanes`: as for pages of 8 tokens."""
+    """Tuned attention with contexts of 4096 tokens; `lanes` selects pages of 8 tokens."""
     heads = num_kv_heads * group, num_kv_heads, head_dim
     page_size = 8 if lanes else 16
     return KERNELS["paged_attention"](
@@ -155,11 +155,11 @@ def attention_kernel(
     "dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4), ("fp8", 4), ("fp8", 8)]
 )
 def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
-    """K and V of several tokens at once, by loads as wide as tuning has them.
+    """Loads K and V of several tokens at once, as wide as tuning chooses.
 
-    Only page ids are narrower.
+    Only loads of page ids are narrower.
 
-    All stay in flight.
+    All loads stay in flight.
     """
     kernel = attention_kernel(dtype, 128, group, lanes=True)
     found = figures(kernel, "sm_90")
@@ -181,7 +181,7 @@ def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
     assert found.spill_bytes == 0
 
 
-#: Instructions of the hot loop for each value of K and V and query of a lane.
+#: Instructions of the hot loop per value of K and V and query of a lane.
 @pytest.mark.slow("assembles many kernels", quick=["bf16-group=4-instructions=2.6"])
 @pytest.mark.parametrize(
     "dtype, group, instructions",
@@ -198,9 +198,9 @@ def test_instructions_of_paged_attention(dtype, group, instructions):
 
 @pytest.mark.slow("assembles many kernels")
 def test_paged_attention_never_spills():
-    """A block holds any group of up to eight query heads, whatever the pages hold.
+    """A block takes any group of up to eight query heads, for every page dtype.
 
-    That is so on every architecture.
+    The test covers every architecture.
     """
     kernels = {}
     for dtype, head_dim in (("f32", 80), ("f32", 256), ("bf16", 240), ("int8", 240), ("fp8", 96)):
@@ -211,7 +211,7 @@ def test_paged_attention_never_spills():
     assert spilled(kernels) == {}
 
 
-#: What takes most registers beside keys and values.
+#: Options that use most registers besides keys and values.
 SCORING = dict(window=1000, soft_cap=30.0, sinks=True)
 
 
@@ -220,14 +220,14 @@ def registers(operands: str) -> set[int]:
 
 
 def loaded(instruction: SassInstruction) -> set[int]:
-    """The registers that an instruction loads from global memory; none of another instruction."""
+    """Registers that an instruction loads from global memory; empty for others."""
     if not instruction.category.startswith("load global"):
         return set()
     first = min(registers(instruction.operands.split(",")[0]))
     return set(range(first, first + -(-load_bits(instruction.opcode) // 32)))
 
 
-#: A step has 16 tokens: 8192 bytes of bf16, whose time at an H200's rate has 1770 issue slots.
+#: A step has 16 tokens: 8192 bytes of bf16, which take 1770 issue slots at an H200's bandwidth.
 @pytest.mark.parametrize(
     "dtype, group, most",
     [
@@ -243,7 +243,7 @@ def loaded(instruction: SassInstruction) -> set[int]:
     ],
 )
 def test_a_step_of_attention_by_tensor_cores(dtype, group, most):
-    """Its instructions; its loads are under way for most of a round, and nothing copies them."""
+    """Limits instructions; loads are in flight for at least a quarter of a round, without moves."""
     kernel = attention_kernel(dtype, 128, group)
     assert kernel.arguments["config"].tensor_cores
     found = code(kernel, "sm_90").body
@@ -291,7 +291,7 @@ def test_attention_by_tensor_cores_never_spills():
 
 @pytest.mark.slow("assembles many kernels")
 def test_attention_of_wide_heads_never_spills():
-    """A block holds groups of up to 16 query heads of 512 dimensions, on every architecture."""
+    """A block takes groups of up to 16 query heads of 512 dimensions, on every architecture."""
     kernels = {}
     for dtype in PAGE_TYPES:
         for head_dim, group in ((512, 1), (512, 2), (512, 4), (512, 8), (512, 16), (272, 8)):
@@ -305,7 +305,7 @@ def test_attention_of_wide_heads_never_spills():
 
 @pytest.mark.slow("assembles many kernels")
 def test_attention_of_latent_pages_never_spills():
-    """A block holds any group of up to 32 query heads, and so 128 are four, on every one."""
+    """A block takes up to 32 query heads, so 128 heads need four blocks, on every architecture."""
     kernels = {}
     for dtype in PAGE_TYPES:
         for group in (1, 2, 5, 16, 20, 32, 128):
@@ -332,9 +332,9 @@ def test_q4_k_float_activations(n, k):
 
 
 def test_presets_never_spill():
-    """Presets at Q4_K; those with int8 activations at the other formats too.
+    """Presets with Q4_K; those with int8 activations with the other formats, too.
 
-    Those for several rows are built for the most rows and for few.
+    Presets for several rows are built with the maximum number of rows and with few.
     """
     kernels = {}
     for name, config in PRESETS.items():
@@ -346,7 +346,7 @@ def test_presets_never_spill():
 
 
 @pytest.mark.slow("assembles many kernels")
-def test_what_tuning_picks_never_spills():
+def test_tuned_kernels_never_spill():
     """Every number of activation rows, on every architecture."""
     kernels = {}
     for format in PRODUCTS:
@@ -364,7 +364,7 @@ def test_what_tuning_picks_never_spills():
 
 
 def test_projections_that_append_never_spill():
-    """As tuning has them for one to eight tokens, for heads of several sizes."""
+    """Tuned kernels for one to eight tokens, with heads of several sizes."""
     kernels = {}
     for kinds in (("Q4_K", "Q4_K", "Q6_K"), ("Q5_K",) * 3, ("Q8_0",) * 3):
         for heads, kv_heads, head_dim, columns in ((32, 8, 128, 4096), (8, 2, 64, 2048)):
@@ -397,7 +397,7 @@ def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
 
 
 def _attention_seconds(config: PagedAttentionConfig, batch: int, tokens: int, dtype: str) -> float:
-    """Attention of 8 KV heads with four query heads each, and the merge's where there is one."""
+    """Attention with 8 KV heads of four query heads each, including the merge if there is one."""
     shape, pages = dict(batch=batch, num_heads=32, head_dim=128), batch * tokens // 16
     attention = KERNELS["paged_attention"](
         **shape,
@@ -423,7 +423,7 @@ def _attention_seconds(config: PagedAttentionConfig, batch: int, tokens: int, dt
     + [(2, 1024, "bf16"), (4, 512, "bf16"), (1, 4096, "f32"), (1, 1024, "int8")],
 )
 def test_a_cluster_is_no_slower_than_a_launch_that_merges(batch, tokens, dtype):
-    """Whatever the context's length, of 16-bit pages; predicted for an H200."""
+    """For any context length with 16-bit pages, as predicted for an H200."""
     shape = batch, 32, 8, 128, tokens, dtype
     config = choose(paged_attention_rule, *shape)
     apart = paged_attention_rule(target("any", 132), *shape)
@@ -439,9 +439,9 @@ def test_a_cluster_is_no_slower_than_a_launch_that_merges(batch, tokens, dtype):
 def test_blocks_of_few_tokens_at_a_time_take_shorter_parts(
     num_heads, num_kv_heads, head_dim, value_dim, least
 ):
-    """As Gemma 4's global layers and GLM 4.7 Flash have them, at contexts that leave blocks idle.
+    """Gemma 4's global layers and GLM 4.7 Flash, with contexts that leave blocks idle.
 
-    Predicted for an H200, with what more parts to merge cost, on a device without clusters.
+    Times are predicted for an H200 without clusters, and include the cost of merging more parts.
     """
 
     def seconds(splits: int) -> float:
@@ -481,7 +481,7 @@ def test_slim_kernels_live_in_the_registers_of_64_resident_warps():
 
 
 def test_without_room_for_a_block_there_are_figures_but_no_prediction():
-    """199 KB of shared memory, where a multiprocessor of sm_80 has 163."""
+    """The kernel needs 199 KB of shared memory; a multiprocessor of sm_80 has 163 KB."""
     config = GemmConfig(row_warps=8, column_warps=1, tiles=2, m_tile=64, stages=2, products="f16")
     kernel = KERNELS["gemm"](format="Q6_K", n=4096, columns=14336, m=512, config=config)
     found = figures(kernel, "sm_80")
@@ -490,7 +490,7 @@ def test_without_room_for_a_block_there_are_figures_but_no_prediction():
 
 
 def float_kernels() -> dict[str, Kernel]:
-    """Mat-vecs of float activations as tuning has them: plain, behind a norm, gated; q, k, v."""
+    """Tuned mat-vecs with float activations: plain, after a norm, gated, and for q, k, v."""
     found = {}
     for format in PRODUCTS:
         for n, columns in ((64, 1280), (4096, 4096)):
@@ -518,5 +518,5 @@ def float_kernels() -> dict[str, Kernel]:
 
 @pytest.mark.slow("assembles many kernels")
 def test_float_mat_vecs_never_spill():
-    """Every format and up to eight rows of activations, on every architecture."""
+    """Every format with up to eight rows of activations, on every architecture."""
     assert spilled({kernel.text: label for label, kernel in float_kernels().items()}) == {}

@@ -1,4 +1,4 @@
-"""The on-disk cache of machine code: keyed by all that determines it, and never trusted blindly."""
+"""On-disk cache of machine code: keyed by everything that determines it, and always validated."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_damaged_file_is_made_anew(damage, folder):
     assert file.read_bytes() != damage
 
 
-def test_refusals_are_not_kept(folder):
+def test_refusals_are_not_cached(folder):
     with pytest.raises(AssemblyError, match="bogus"):
         assemble(TEXT.replace("ret;", "bogus;"), "sm_90")
     assert files(folder) == []

@@ -1,6 +1,6 @@
 """docs/kernels.md has a paragraph and a table for every strategy and family.
 
-Its tables have the rows they should.
+Its tables have the expected rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ADVICE = "python -m ptx_kernels report --markdown docs/kernels.md [--family F] w
 
 
 def test_tables_are_up_to_date():
-    """Their rows: figures differ between versions of ptxas."""
+    """Compares rows only, since figures differ between versions of ptxas."""
     found = markdown.labels(DOCS.read_text())
     assert found == {name: table.labels for name, table in markdown.tables().items()}, ADVICE
 

@@ -1,4 +1,4 @@
-"""The cost model on synthetic loops whose time can be worked out by hand."""
+"""The cost model on synthetic loops whose time can be computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DEVICE = dataclasses.replace(
 
 
 def code(**counts: int) -> tuple[SassInstruction, ...]:
-    """So many of each opcode; `LDG_128` stands for `LDG.E.128`. `USE` uses the last load."""
+    """Makes so many instructions of each opcode.
+
+    `LDG_128` stands for `LDG.E.128`. `USE` uses the last load.
+    """
     opcodes = {"LDG_128": "LDG.E.128.CONSTANT", "LDS_128": "LDS.128", "I2FP": "I2FP.F32.S32"}
     made: list[SassInstruction] = []
     for name, count in counts.items():
@@ -33,9 +36,9 @@ LOOP = code(LDG_128=4, USE=1, FFMA=79)
 
 
 def launch(loop=LOOP, trips=10.0, once=0, **changes) -> model.Launch:
-    """Four blocks a multiprocessor, all resident, of one warp, which takes ten trips.
+    """Four resident blocks of one warp per multiprocessor; each warp runs ten iterations.
 
-    `once`: instructions behind the loop.
+    once: instructions after the loop.
     """
     made = model.Launch(
         blocks=400,
@@ -76,10 +79,10 @@ def test_clocks_of_tensor_cores():
 
 
 def test_bounds_by_hand():
-    """84 instructions take 21 clocks; 40 trips and 42 once on each multiprocessor.
+    """Each multiprocessor runs 40 iterations of 84 instructions, in 21 clocks, and 42 once.
 
-    A warp waits once in each trip, for the latency of a memory that is a tenth used: its first
-    wait counts by itself, with the latency of a memory that all ask at once.
+    A warp waits once per iteration, for the latency of a memory with a load of a tenth. Its first
+    wait counts separately, with the latency of a memory that all warps access at once.
     """
     found = model.predict(launch(once=42, wavefronts=50, l2_bytes=5000), DEVICE)
     assert found.bounds["bandwidth"] == pytest.approx(1e-6)
@@ -95,7 +98,7 @@ def test_bounds_by_hand():
 
 
 def test_a_prologue_is_added_whatever_binds():
-    """400 instructions that wait once, before a loop that memory's bandwidth binds."""
+    """400 instructions that wait once, before a loop bound by memory bandwidth."""
     before = Section((code(LDG_128=1, USE=1, FFMA=398),))
     plain, after = (
         model.predict(launch(nbytes=10**8, prologue=p), DEVICE) for p in (Section(()), before)
@@ -106,51 +109,51 @@ def test_a_prologue_is_added_whatever_binds():
 
 
 def test_a_loop_of_the_prologue_brings_its_constants_once():
-    """The second of two turns finds them in L1."""
+    """The second of two iterations finds them in L1."""
     turn = Section((code(LDG_128=1, USE=1),), 2)
     found = model.predict(launch(prologue=Section((turn,))), DEVICE)
     assert found.prologue == pytest.approx(800e-9 + 300e-9 + 2 * 2 * 2e-9)
 
 
 def test_loads_for_the_next_turn_hide_behind_this_ones_work():
-    """The larger of latency and work, and not their sum, where a load is used a turn later."""
+    """Takes the maximum of latency and work, not the sum, if a load is used an iteration later."""
     work = code(FFMA=598)
     late = SassInstruction(0, "", "LDG.E.128.CONSTANT", "R4000, R1")
     used = SassInstruction(0, "", "FFMA", "R0, R4000, R1")
-    ahead = (used, late, *work)  # next turn's load before this one's work
+    ahead = (used, late, *work)  # loads for the next iteration, then works
     serial = (late, used, *work)
     trips = 100
     hidden, summed = (
         model.predict(launch(loop=loop, trips=trips), DEVICE).bounds["latency"] + 0.8e-6
         for loop in (ahead, serial)
     )
-    assert hidden == pytest.approx(trips * 600 * 2e-9, rel=0.01)  # 1.2 us a turn
+    assert hidden == pytest.approx(trips * 600 * 2e-9, rel=0.01)  # 1.2 us an iteration
     assert summed == pytest.approx(trips * (600 * 2e-9 + 0.5e-6), rel=0.01)
 
 
 @pytest.mark.parametrize("pending, waits", [(0, 1), (1, 1 / 2), (2, 1 / 3)])
 def test_stages_of_copies_share_a_latency(pending, waits):
-    """Each turn waits for all groups but the youngest, and starts another."""
+    """Each iteration waits for all groups but the youngest, and starts another."""
     ring = (
         SassInstruction(0, "", "DEPBAR.LE", f"SB0, {pending:#x}"),
         SassInstruction(16, "", "LDGSTS.E.BYPASS.128", "[R2], desc[UR4][R4.64]"),
         SassInstruction(32, "", "LDGDEPBAR", ""),
     )
     found = model.predict(launch(loop=ring, trips=300), DEVICE)
-    # a group's latency begins behind its copies, two instructions after the wait
+    # a group's latency begins after its copies, two instructions after the wait
     turn = found.bounds["latency"] / 300
     assert turn == pytest.approx(waits * 504e-9, rel=0.03)
 
 
 def test_memory_answers_later_under_load():
-    """The same loop where a launch uses little of the bandwidth, and nearly all."""
+    """Compares the same loop in launches that use little and almost all of the bandwidth."""
     slow = model.predict(launch(trips=100), DEVICE).bounds["latency"]
     full = model.predict(launch(trips=100, nbytes=9 * 10**7), DEVICE).bounds["latency"]
     assert slow == pytest.approx(100 * (500 + 168) * 1e-9 - 0.8e-6, rel=0.01)
     assert 1.2 * slow < full < 100 * (800 + 168) * 1e-9
 
 
-def test_what_tensor_cores_do_to_the_clock():
+def test_tensor_cores_lower_the_clock():
     device = dataclasses.replace(DEVICE, tensor_clock_hz=0.5e9)
     mma = (SassInstruction(0, "", "HMMA.16816.F32.BF16", "R0, R4, R8, R12"),)
     for loop, slower in ((mma, 2.0), (code(FFMA=100), 1.0)):
@@ -173,14 +176,15 @@ def test_what_tensor_cores_do_to_the_clock():
         (dict(l2_bytes=10**6), "l2"),
     ],
 )
-def test_what_binds(changes, bound):
+def test_the_bound_of_a_launch(changes, bound):
     assert model.predict(launch(**changes), DEVICE).bound == bound
 
 
 def test_tail_and_rounds():
-    """401 blocks: one multiprocessor has five, which take two rounds where four are resident.
+    """Gives one multiprocessor five of 401 blocks, which take two rounds of four resident blocks.
 
-    It issues for five. Memory serves it no worse for the others being idle, up to its port.
+    It issues for five blocks. Idle multiprocessors do not make memory faster for it, beyond its
+    port.
     """
     changes = dict(wavefronts=50, l2_bytes=5000)
     even, odd = (model.predict(launch(blocks=blocks, **changes), DEVICE) for blocks in (400, 401))
@@ -209,7 +213,7 @@ def test_tail_and_rounds():
 def test_more_work_never_takes_less_time(worse):
     before, after = model.predict(launch(), DEVICE), model.predict(launch(**worse), DEVICE)
     assert after.seconds > before.seconds
-    # a memory that is used less answers sooner, by nanoseconds
+    # a less loaded memory answers sooner, by nanoseconds
     assert all(
         after.bounds[name] >= (1 - 1e-3) * seconds for name, seconds in before.bounds.items()
     )
@@ -223,7 +227,7 @@ def test_more_device_never_takes_more_time(faster):
         before = model.predict(launch(**changes), DEVICE).seconds
         assert (
             model.predict(launch(**changes), dataclasses.replace(DEVICE, **faster)).seconds
-            <= before * (1 + 1e-3)  # a faster memory is used less, and so on
+            <= before * (1 + 1e-3)  # a faster memory is less loaded
         )
 
 
@@ -236,7 +240,7 @@ def test_an_empty_launch_is_refused():
 def test_llama_cpp_is_bound_by_issue_slots():
     """llama.cpp's Q4_K mat-vec for sm_90 spends 153 instructions on 16 bytes of quants.
 
-    That is more than the slots can do.
+    That exceeds the issue slots.
     """
     quant_bytes = 14336 * 4096 // 2
     found = model.predict(

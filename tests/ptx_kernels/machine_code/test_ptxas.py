@@ -1,4 +1,4 @@
-"""ptxas on every kernel for every architecture, what it reports, and the occupancy that follows."""
+"""ptxas on every kernel for every architecture: its report, and the resulting occupancy."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def test_two_entries_are_refused():
 
 
 def listing(machine: Code) -> list[tuple[str, str, int | None]]:
-    """The hot loop without labels and names, which are numbered through a cubin."""
+    """The hot loop without labels and names, which are numbered within a cubin."""
     return [
         (i.opcode, re.sub(r"`\(.*?\)", "", i.operands), i.target) for i in machine.body.instructions
     ]
 
 
 def test_several_kernels_in_one_go_are_the_same_as_one_by_one():
-    """Kernels of the same name, of different targets, with dynamic shared memory and without."""
+    """Kernels with the same name and different targets, with and without dynamic shared memory."""
     chosen = [
         case for case in CASES if case.label in ("gemm-Q8_0-4864x896-m64", "rms_norm-f32-4096")
     ]
@@ -123,7 +123,7 @@ def test_several_kernels_in_one_go_are_the_same_as_one_by_one():
 
 
 def test_tests_assemble_many_at_once_as_one_by_one():
-    """Each with others that declare the same target, or alone."""
+    """Each text is assembled alone, and together with others of the same target."""
     texts = [KERNELS[case.family](**case.arguments).text for case in CASES[::40]]
     together = assemble_each(texts)
     assert list(together) and {arch for _, arch in together} == set(TARGETS)
@@ -186,12 +186,12 @@ def test_occupancy_refuses_what_cannot_be():
 
 @functools.cache
 def every_kernel() -> dict[str, Kernel]:
-    """{a case's label: its kernel}."""
+    """Maps a case's label to its kernel."""
     return {case.label: KERNELS[case.family](**case.arguments) for case in CASES}
 
 
 def spilling(cases: Iterable[Case], archs: Iterable[str]) -> list[str]:
-    """Labels and targets of the kernels that spill, or were not assembled where they can be."""
+    """Labels and targets of kernels that spill, or were not assembled although they could be."""
     kernels = {case.label: every_kernel()[case.label] for case in cases}
     made = assemble_each((kernel.text for kernel in kernels.values()), archs)
     wrong = []

@@ -1,4 +1,4 @@
-"""Reading SASS: instructions, loops by control flow, the mix, loads in flight."""
+"""Parsing SASS: instructions, loops from control flow, the mix, loads in flight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ptx_kernels.machine_code.sass import (
 
 
 def listing(text: str) -> str:
-    """An nvdisasm listing from one instruction or label per line."""
+    """Makes an nvdisasm listing from one instruction or label per line."""
     lines, address = [], 0
     for line in filter(None, map(str.strip, text.splitlines())):
         if line.endswith(":"):
@@ -46,7 +46,7 @@ NESTED = listing("""
     NOP
 """)
 
-# An unlikely block behind the end jumps back to the middle: no loop, though the jump is backwards.
+# An unlikely block after the end jumps back to the middle: a backward jump, but no loop.
 OUT_OF_LINE = listing("""
     ISETP.GE.AND P0, PT, R2, 0x3, PT
     @P0 BRA `(.L_x_1)
@@ -136,8 +136,8 @@ def test_counts_loads_in_flight_across_turns():
     assert loop is not None and loop.loads_in_flight() == 2
 
 
-def test_way_from_a_load_to_its_use():
-    """Of six instructions, round the loop's end: nobody uses R20, and no load fills R32."""
+def test_distance_from_a_load_to_its_use():
+    """Six instructions, across the loop's end; R20 is never used, and no load fills R32."""
     code = parse(
         listing("""
         .L_x_0:

@@ -40,11 +40,11 @@ def attention(**changes) -> Kernel:
 
 @pytest.mark.parametrize("format", PRODUCTS)
 def test_loads_tell_the_same_as_dot_products(format):
-    """Weights behind a trip, counted by dp4a and by the loads of packed weights.
+    """Weights per iteration, counted by dp4a and by the loads of packed weights.
 
-    Counting by loads is done for f32.
+    For f32 activations, loads are counted.
     """
-    # 87 and 96 times 256 columns: with and without steps left over, in more trips than ptxas
+    # 87 and 96 times 256 columns: with and without a remainder, in more iterations than ptxas
     # unrolls
     for preset, columns, m in (("quarter_warp_dp4a", 256 * 87, 1), ("batched", 256 * 96, 3)):
         config = PRESETS[preset]
@@ -63,7 +63,7 @@ def test_loads_tell_the_same_as_dot_products(format):
 
 @pytest.mark.parametrize("preset", ["tiled", "chunked"])
 def test_staged_activations_change_no_load_of_weights(preset):
-    """k = 9472 is a chunk of 8192 columns, and one of the rest.
+    """k = 9472 is one chunk of 8192 columns and a partial one.
 
     Each float in shared memory serves two rows.
     """
@@ -76,7 +76,7 @@ def test_staged_activations_change_no_load_of_weights(preset):
 def test_work_of_a_matvec():
     """Two loads, header and quants, for each row and step.
 
-    The activations are f32, where no dot product tells.
+    The activations are f32, so there is no dp4a to count.
     """
     config = PRESETS["fused_f32"]
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=2, config=config)
@@ -91,7 +91,7 @@ def test_work_of_a_matvec():
 
 
 def test_loops_of_joined_matrices():
-    """Each matrix has a loop, of its own format; the first, of the largest, stands for all."""
+    """Each matrix has a loop for its format; the first, for the largest matrix, represents all."""
     formats = ("Q4_K", "Q4_K", "Q6_K")
     kernel = KERNELS["qkv_matvec"](
         formats=formats, rows=(64, 32, 32), columns=8192, m=1, config=PRESETS["quarter_warp_dp4a"]
@@ -105,7 +105,7 @@ def test_loops_of_joined_matrices():
 
 
 def test_loops_of_joined_matrices_on_tensor_cores():
-    """As many instructions as each format's alone, though one needs fewer products than another."""
+    """Each loop takes as many instructions as its format alone, though product counts differ."""
     (case,) = (case for case in CASES if case.label == "qkv_gemm-Q4_K-Q6_K-m8")
     kernels = [
         KERNELS["qkv_gemm"](**case.arguments | {"formats": formats})
@@ -116,11 +116,11 @@ def test_loops_of_joined_matrices_on_tensor_cores():
     assert [loop.count("mma") for loop in both] == [
         loop.count("mma") for loop in (*low[:2], high[2])
     ]
-    assert machines[0].body == both[2]  # of the most products, which all blocks wait for
+    assert machines[0].body == both[2]  # the one with most products, which all blocks wait for
     for loop, alone in zip(both, (*low[:2], high[2]), strict=True):
         assert loop.issued() == pytest.approx(alone.issued(), rel=0.03)
     found = [each.quant_bytes for each in work_of_loops(kernels[0], machines[0])]
-    assert found == [64, 64, 96]  # of 16 rows of 256 weights
+    assert found == [64, 64, 96]  # 16 rows of 256 weights
     assert figures(kernels[0], "sm_90").instructions_per_quant_byte == both[2].issued() / 96
 
 
@@ -133,7 +133,7 @@ def test_work_without_a_loop():
 
 
 def test_a_loop_that_ptxas_unrolled_away():
-    """Two trips of the text's loop are the whole kernel: each warp goes through it once."""
+    """Two iterations of the text's loop make up the kernel; each warp runs them once."""
     kernel = KERNELS["matvec"](
         format="Q6_K", n=4096, columns=4096, m=1, config=choose(matvec_rule, "Q6_K", 4096, 4096, 1)
     )
@@ -169,7 +169,7 @@ def test_attention_reads_its_pages_by_16_byte_loads():
 
 
 def test_a_state_is_read_and_written():
-    """Stores of results tell the trips where the hot loop loads from shared memory alone."""
+    """Stores of results determine the iterations if the hot loop loads only from shared memory."""
     heads = dict(num_k_heads=1, num_v_heads=2, key_dim=128, value_dim=64)
     config = GatedDeltaRuleConfig(4, 8, 2, tokens=4)
     kernel = KERNELS["gated_delta_rule"](batch=3, time=10, scale=1.0, config=config, **heads)
@@ -182,7 +182,7 @@ def test_a_state_is_read_and_written():
 
 
 def test_every_case_is_understood():
-    """Bytes of any kernel; of products also weights and formats."""
+    """Counts bytes of every kernel; for products also weights and formats."""
     for case in CASES:
         kernel = KERNELS[case.family](**case.arguments)
         touched = sum(b.nbytes for b in kernel.buffers if b.name not in ("k_pages", "v_pages"))
@@ -195,7 +195,7 @@ def test_every_case_is_understood():
 
 
 def test_a_kernel_of_no_family():
-    """Its bytes are known, and the trips only where it has no loop."""
+    """Its bytes are known, but its iterations only if it has no loop."""
 
     @kernel
     def double(k: Builder, *, n: int) -> None:
@@ -215,7 +215,7 @@ def test_a_kernel_of_no_family():
 
 @pytest.mark.parametrize("head_dim", [64, 80])
 def test_a_step_of_tensor_cores_is_a_trip(head_dim):
-    """16 tokens of a sequence and KV head, whatever the widths of its loads."""
+    """An iteration covers 16 tokens of a sequence and KV head, for any width of loads."""
     config = PagedAttentionConfig(queries=4, tensor_cores=True)
     kernel = attention(config=config, head_dim=head_dim)
     assert work.work(kernel, loop_of(kernel)).trips == 2 * 2 * 8

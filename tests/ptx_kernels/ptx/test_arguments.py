@@ -1,4 +1,4 @@
-"""Arguments of a kernel function have the types that it declares."""
+"""Arguments of kernel functions must have the declared types."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_numbers_of_numpy_are_numbers():
         (dict(config=Config(padding=-1)), r"config.padding=-1 must be an integer, at least 0"),
     ],
 )
-def test_what_is_refused(change, message):
+def test_bad_arguments_are_refused(change, message):
     with pytest.raises(KernelError, match=message):
         fill(**(GOOD | change))
 

@@ -1,4 +1,4 @@
-"""The kernel language: what it writes, and what it refuses while a kernel is built."""
+"""The kernel language: the text that it writes, and errors while a kernel is built."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ptx_kernels.ptx.types import f16x2
 
 
 def build(body, *, out_type=u32):
-    """A one-warp kernel whose `body(k)` gives each lane's u32."""
+    """A one-warp kernel whose `body(k)` returns each lane's u32."""
 
     @kernel
     def one(k: Builder) -> None:
@@ -101,7 +101,7 @@ def test_loops_between_numbers(start: int, stop: int, rounds: int) -> None:
     np.testing.assert_array_equal(lanes(body), np.full(32, rounds))
 
 
-def test_what_a_kernel_writes_is_not_read_through_the_non_coherent_cache() -> None:
+def test_written_buffers_are_not_read_through_the_non_coherent_cache() -> None:
     @kernel
     def add(k: Builder) -> None:
         x = k.inout("x", u32, (32,))
@@ -129,7 +129,7 @@ def test_shared_memory_takes_16_byte_accesses() -> None:
         (u32, 4, 8, ["v4.u32"] * 2),
         (f32, 2, 6, ["v2.f32"] * 3),
         (u32, 5, 3, ["u32"] * 3),
-        (u64, 2, 4, ["v2.u64"] * 2),  # 16 bytes are the most
+        (u64, 2, 4, ["v2.u64"] * 2),  # 16 bytes are the maximum
         (u8, 4, 4, ["v4.u8"]),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_run_moves_in_vectors_as_wide_as_divide_it(
         k.launch((1,), 32)
         values = x.load_run(first, count, where=k.lane_id == 3)
         y.store_run(first, values, where=k.lane_id == 3)
-        # a load that nobody does
+        # a load that no lane executes
         y.store_run(0, x.load_run(0, 1, where=k.lane_id == 32), where=k.lane_id == 4)
 
     built = move()
@@ -192,9 +192,9 @@ def test_reductions_reach_every_lane() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("width", [2, 4, 32])
 def test_sums_are_scattered_over_lanes(width: int, count: int) -> None:
-    """Number i is the sum of lane + 1000 i, so that it tells which it is.
+    """Number i is the sum of lane + 1000 i, which identifies it.
 
-    The number that a lane shows is made of all it has.
+    The output of a lane combines all numbers that it has.
     """
     sums = (
         LANE.reshape(-1, width).sum(1, dtype=np.uint32)[LANE // width]
@@ -291,7 +291,7 @@ def refuse(body, message: str) -> None:
 
 
 def test_a_variable_is_updated_in_place() -> None:
-    """Arithmetic and bits; each update writes the register that was declared."""
+    """Arithmetic and bit operations; each update writes the declared register."""
 
     def body(k: Builder):
         x = k.var(u32, 1)
@@ -403,7 +403,7 @@ def test_a_kernel_without_geometry() -> None:
 
 
 def test_addresses_are_64_bit() -> None:
-    """Element 2^30 of a u32 buffer lies 4 GiB in: the index is u32, the address is not."""
+    """Element 2^30 of a u32 buffer is at 4 GiB: the index is u32, the address is not."""
 
     @kernel
     def far(k: Builder) -> None:
@@ -413,7 +413,7 @@ def test_addresses_are_64_bit() -> None:
         out.store(k.lane_id, x.at(k.lane_id & 1, k.lane_id).load())
 
     assert "mad.wide.u32" in far().text
-    assert "mad.lo.u64" in far().text  # a stride of 4 GiB fits no 32-bit factor
+    assert "mad.lo.u64" in far().text  # a stride of 4 GiB does not fit a 32-bit factor
 
 
 def test_a_cast_counts_rows_in_its_own_elements() -> None:
@@ -445,7 +445,7 @@ def test_a_kernel_knows_what_it_was_built_from():
 
     built = fill(n=32)
     assert (built.family, built.arguments) == ("fill", {"n": 32, "value": 2.0})
-    assert built == fill(n=32, value=2.0)  # the same text, whatever was left out
+    assert built == fill(n=32, value=2.0)  # the same text, whichever argument is omitted
 
 
 def test_loads_into_variables_leave_the_others() -> None:

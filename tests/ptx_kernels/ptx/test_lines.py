@@ -1,4 +1,4 @@
-"""Which line of Python wrote which line of PTX."""
+"""Maps lines of PTX to the lines of Python that wrote them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ptx_kernels.ptx import Builder, f32, kernel, u32
 
 @kernel
 def copy(k: Builder, *, n: int) -> None:
-    """y = x for one warp; the store is out of bounds where n < 32."""
+    """y = x for one warp; the store is out of bounds if n < 32."""
     x = k.input("x", f32, (32,))
     y = k.output("y", f32, (n,))
     k.launch((1,), 32)
@@ -38,7 +38,7 @@ def test_every_instruction_has_a_line() -> None:
     built = KERNELS["quantize_q8_1"](rows=3, columns=96, dtype="bf16")
     text = dict(enumerate(built.text.split("\n"), 1))
     first = next(n for n, line in text.items() if "mov.u32" in line)
-    # then ret, the brace and the final newline
+    # followed by ret, the brace and the final newline
     assert list(built.lines) == list(range(first, len(text) - 2))
     files = {tuple(file for file, _ in path) for path in built.lines.values()}
     own = "kernels/quantize_q8_1.py"

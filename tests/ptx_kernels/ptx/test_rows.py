@@ -1,6 +1,6 @@
-"""Every row of the instruction table: spelled as ptxas knows it, run as it means, and right.
+"""Every row of the instruction table: ptxas accepts its spelling, and its meaning is correct.
 
-The simulator runs it.
+The simulator runs each row.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_our_kernels_state_every_rounding() -> None:
 
 
 def row_values(opcode: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """(operands, what the table makes of them) on the values of the group that the row is in."""
+    """Returns (operands, the table's results) for the values of the row's group."""
     for group in GROUPS:
         for i, row in enumerate(group.rows):
             if row.opcode == opcode:
@@ -140,9 +140,9 @@ def test_integer_meanings(name: str) -> None:
 
 @pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
 def test_bit_field_extract(type_: str) -> None:
-    """Bit by bit as PTX ISA 9.7.1.19 writes it, then the sign bit of the field.
+    """Follows PTX ISA 9.7.1.19 bit by bit, then extends the sign bit of the field.
 
-    It is the operand's sign bit where the field goes past its end.
+    It is the operand's sign bit if the field exceeds the operand.
     """
     bits, signed = int(type_[1:]), type_[0] == "s"
     operands, got = row_values(f"bfe.{type_}")
@@ -169,7 +169,7 @@ def test_integer_conversions() -> None:
             )
 
 
-#: float type -> (bits of the significand, lowest exponent of a last place, largest finite value)
+#: float type -> (bits of the significand, exponent of the smallest ulp, largest finite value)
 FORMATS = {
     "f32": (24, -149, Fraction(2) ** 128 - Fraction(2) ** 104),
     "f16": (11, -24, Fraction(65504)),
@@ -184,9 +184,9 @@ ROUND = {
 
 
 def rounded(exact: Fraction, type_: str, mode: str) -> float:
-    """The nearest float in the mode's direction.
+    """Rounds to the nearest float in the mode's direction.
 
-    Overflow goes to infinity or the largest, as IEEE 754 says.
+    Overflow gives infinity or the largest float, as in IEEE 754.
     """
     precision, lowest, largest = FORMATS[type_]
     size = abs(exact)
@@ -227,7 +227,7 @@ FLOATS = {
 @pytest.mark.parametrize("type_", FORMATS)
 @pytest.mark.parametrize("name", FLOATS)
 def test_float_meanings(name: str, type_: str) -> None:
-    """Finite results, by exact fractions; zeros by their sign where the exact result is not 0."""
+    """Checks finite results with exact fractions, and signs of zeros whose exact value is not 0."""
     opcodes = [o for o in INSTRUCTIONS if re.fullmatch(rf"{name}\.(r[nzmp])\.{type_}", o)]
     assert opcodes or (name in ("div", "rcp") and type_ != "f32")
     for opcode in opcodes:
@@ -261,7 +261,7 @@ def test_zeros_have_the_signs_of_ieee_754() -> None:
 
 @pytest.mark.parametrize("type_", ["f32", "ftz.f32", "NaN.f32", "f16", "bf16"])
 def test_plus_zero_is_above_minus_zero(type_: str) -> None:
-    """Max and min put +0 above -0 in either order (PTX ISA 9.7.3.11 and 9.7.3.12)."""
+    """Max and min order +0 above -0 for either operand order (PTX ISA 9.7.3.11 and 9.7.3.12)."""
     a, b = np.array(
         [[0.0, -0.0], [-0.0, 0.0], [-0.0, -3.0], [3.0, -0.0], [-0.0, -0.0]], np.float32
     ).T

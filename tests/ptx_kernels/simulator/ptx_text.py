@@ -14,9 +14,9 @@ DECLARATIONS = """
 def module(
     body: str, params: str = "a, b, y", *, version: str = "7.0", target: int = 80, outside: str = ""
 ) -> str:
-    """A kernel `k` with pointer parameters, which are loaded into %rd0, %rd1, ...
+    """A kernel `k` that loads its pointer parameters into %rd0, %rd1, ...
 
-    The thread's number in the grid is in %r0.
+    %r0 is the thread's number in the grid.
     """
     names = [p.strip() for p in params.split(",")]
     loads = "\n".join(f"  ld.param.u64 %rd{i}, [{name}];" for i, name in enumerate(names))
@@ -34,7 +34,7 @@ def module(
 
 
 def store_u32(register: str, pointer: str = "%rd0") -> str:
-    """pointer[thread] = register."""
+    """Stores pointer[thread] = register."""
     return (
         f"mul.wide.u32 %rd14, %r0, 4; add.u64 %rd15, {pointer}, %rd14; "
         f"st.global.b32 [%rd15], {register};"
@@ -49,7 +49,7 @@ def per_thread(
     dtype: type = np.uint32,
     **options: object,
 ) -> np.ndarray:
-    """Each thread's 32-bit register `result` in the end, shape (blocks * threads,)."""
+    """Returns the final 32-bit register `result` of each thread, shape (blocks * threads,)."""
     y = np.zeros(blocks * threads, dtype)
     simulator.launch(
         module(f"{body}\n  {store_u32(result)}\n  ret;", "y"), [y], (blocks,), (threads,), **options
@@ -58,12 +58,12 @@ def per_thread(
 
 
 def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
-    """One instruction on arrays.
+    """Runs one instruction on arrays.
 
-    `classes`: register prefix of the result and of each operand, as "r r r rd".
+    classes: register prefix of the result and of each operand, as "r r r rd".
 
-    Every array and the result travel through memory with the register's own size (h 2, r and f 4,
-    rd 8 bytes).
+    Arrays and the result pass through memory with the size of their registers (h 2, r and f 4, rd 8
+    bytes).
     """
     memory = {
         "h": ("b16", np.uint16),

@@ -1,4 +1,4 @@
-"""Launches that the simulator refuses."""
+"""Launches that the simulator must refuse."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def launch(
 
 
 def refuses(error: type[simulator.SimulationError], *parts: str):
-    """The error, whose message holds every part in this order."""
+    """Expects the error, with a message that contains all parts in this order."""
     return pytest.raises(error, match="(?s)" + ".*".join(re.escape(p) for p in parts))

@@ -1,4 +1,4 @@
-"""cp.async: what arrives, and that nobody touches bytes that are under way."""
+"""cp.async: the copied bytes, and errors for access to bytes in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMIT = "cp.async.commit_group;"
 WAIT = "cp.async.wait_group 0;"
 BARRIER = "bar.sync 0;"
 LOAD = "ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r9];"
-#: as LOAD, but of what thread 63 - %r2 copied
+#: like LOAD, but loads the bytes that thread 63 - %r2 copied
 LOAD_OTHER = (
     "xor.b32 %r10, %r4, 1008; mov.u32 %r11, ring; add.u32 %r10, %r10, %r11; "
     "ld.shared.u32 %r5, [%r10];"
@@ -33,9 +33,9 @@ def launch(body: str, threads: int = 64, x: np.ndarray | None = None) -> None:
 @pytest.mark.parametrize("width", [4, 8, 16])
 @pytest.mark.parametrize("partial", [False, True])
 def test_bytes_arrive(width: int, partial: bool) -> None:
-    """Two stages, the second under way while the first is read.
+    """Two stages; the second is in flight while the first is read.
 
-    `partial`: byte counts of every size.
+    partial: copies use byte counts of every size.
     """
 
     def through(k: Builder) -> None:
@@ -76,7 +76,7 @@ def test_a_size_of_zero_reads_nothing() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        COPY + COMMIT + WAIT + LOAD,  # one's own bytes need no barrier
+        COPY + COMMIT + WAIT + LOAD,  # a thread's own bytes need no barrier
         COPY + "cp.async.wait_all;" + BARRIER + LOAD_OTHER,
         COPY
         + COMMIT
@@ -84,7 +84,7 @@ def test_a_size_of_zero_reads_nothing() -> None:
         + COMMIT
         + "cp.async.wait_group 1;"
         + LOAD,
-        COPY + COMMIT,  # under way at the end
+        COPY + COMMIT,  # in flight at the end
     ],
 )
 def test_right_orders(body: str) -> None:
@@ -158,7 +158,9 @@ def test_right_orders(body: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
+def test_bad_copies_are_refused(
+    error: type[simulator.SimulationError], body: str, message: str
+) -> None:
     with pytest.raises(error, match=f"(?s){message}.*line"):
         launch(body)
 

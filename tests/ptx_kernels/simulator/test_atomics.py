@@ -1,4 +1,4 @@
-"""atom and red: meanings, the order in which lanes are served, races with plain accesses."""
+"""atom and red: meanings, the order of lanes, races with plain accesses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXTREMES = [0, 5, 2**31, 2**32 - 1]
 
 
 def one(opcode: str, start: int, *operands: int) -> tuple[int, int]:
-    """(what one lane finds, what it leaves) for a 32-bit word."""
+    """Returns (old value, new value) of a 32-bit word updated by one lane."""
     y = np.array([start, 0], np.uint32)
     values = ", ".join(f"{v:#x}" for v in operands)
     body = (
@@ -89,7 +89,7 @@ def test_float_sums_flush_subnormals_in_global_memory_only() -> None:
 
 
 def test_lanes_that_meet_are_served_in_order() -> None:
-    """Each lane finds what the lower lanes of its place have left."""
+    """Each lane sees the updates of lower lanes at its address."""
     found = per_thread(
         ".shared .b32 t[2]; shl.b32 %r3, %r2, 2; setp.lt.u32 %p0, %r2, 2; mov.b32 %r6, 0; "
         "mov.u32 %r5, t;"
@@ -181,7 +181,7 @@ def test_inputs_and_unwritten_outputs_are_refused() -> None:
 
 @kernel
 def histogram(k: Builder, *, n: int) -> None:
-    """Counts of x's values 0 to 7, the sum of all and their maximum."""
+    """Counts x's values 0 to 7, and computes their sum and maximum."""
     x = k.input("x", u32, (n,))
     counts, total = k.inout("counts", u32, (8,)), k.inout("total", f32, (1,))
     highest, ticket = k.inout("highest", s32, (1,)), k.inout("ticket", u32, (1,))
@@ -219,7 +219,7 @@ def test_types_that_atomics_lack() -> None:
 
 @kernel
 def last_warp(k: Builder, *, ordered: bool) -> None:
-    """The sum of 128 lanes' numbers, by the warp that counts last."""
+    """Sums 128 lanes' numbers in the warp that counts last."""
     y = k.output("y", u32, (32,))
     numbers, count = k.shared("numbers", u32, (128,)), k.shared("count", u32, (1,))
     k.launch((1,), 128)

@@ -82,7 +82,7 @@ def test_shuffles_with_absent_lanes() -> None:
 
 
 def test_missing_broadcast_after_a_reduction_shows() -> None:
-    """shfl.down leaves the sum in lane 0 alone: the other lanes must differ, as on a GPU."""
+    """shfl.down leaves the sum only in lane 0; other lanes must differ, like on a GPU."""
     steps = "\n".join(
         f"shfl.sync.down.b32 %r4, %r3, {m}, 31, -1; add.u32 %r3, %r3, %r4;"
         for m in (16, 8, 4, 2, 1)

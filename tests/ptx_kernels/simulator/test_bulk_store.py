@@ -1,4 +1,4 @@
-"""Bulk copies from shared to global memory: stored bytes, and needs before and until when."""
+"""Bulk copies from shared to global memory: stored bytes, and requirements before and after."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_words_are_copied(body: str) -> None:
 
 
 def test_groups_arrive_in_order() -> None:
-    """The older one of two groups may be waited for alone."""
+    """A thread can wait for the older of two groups only."""
     half = (
         "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd5+{0}], [words+{0}], 128;\n" + COMMIT
     )
@@ -155,6 +155,6 @@ def test_groups_arrive_in_order() -> None:
         ("cp.async.bulk.wait_all;", simulator.UnknownInstruction, "no known instruction"),
     ],
 )
-def test_what_is_refused(body: str, error: type[SimulationError], message: str) -> None:
+def test_bad_copies_are_refused(body: str, error: type[SimulationError], message: str) -> None:
     with pytest.raises(error, match=f"(?s){message}.*line "):
         launch(body)

@@ -1,4 +1,4 @@
-"""Clusters: their special registers, barrier, and the shared memory of their blocks."""
+"""Clusters: special registers, barriers, and the shared memory of other blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_blocks_read_each_others_shared_memory(seed: int | None, batch_lanes: in
 
 
 def test_blocks_write_each_others_shared_memory() -> None:
-    """The barrier in front says that they have started; behind the second one the bytes are own."""
+    """Needs one barrier so that blocks have started, and a second one before the loads."""
     write = "st.shared::cluster.b32 [%r7], %r0;\n"
     got = launch(f"{TILE}{BARRIER}{write}{BARRIER}ld.shared.b32 %r8, [%r4];\n{KEEP}")
     np.testing.assert_array_equal(got, np.arange(256).reshape(2, 2, 64)[:, ::-1].ravel())
@@ -96,7 +96,7 @@ def test_a_missing_barrier_is_a_race() -> None:
 
 
 def test_the_barrier_orders_global_memory_of_its_cluster_alone() -> None:
-    """Each block writes a word, and reads that of another block behind the barrier."""
+    """Each block writes a word, and reads that of another block after the barrier."""
     body = (
         "mov.u32 %r3, %ctaid.x; xor.b32 %r4, %r3, {}; mul.wide.u32 %rd4, %r3, 4; "
         "mul.wide.u32 %rd6, %r4, 4; add.u64 %rd5, %rd0, %rd4; add.u64 %rd7, %rd0, %rd6;"
@@ -106,7 +106,7 @@ def test_the_barrier_orders_global_memory_of_its_cluster_alone() -> None:
     launch(body.format(1))
     with refuses(simulator.GlobalRace, "this block reads what block (2, 0, 0) wrote: blocks run"):
         launch(body.format(2))
-    # two blocks of the cluster read a word that one writes behind the barrier
+    # two blocks of the cluster read a word that one of them writes after the barrier
     again = "ld.global.b32 %r9, [%rd0+{}];\n" + BARRIER + "{} st.global.b32 [%rd0+{}], %r3;\n"
     first = "setp.eq.u32 %p0, %r0, 0; mov.u32 %r3, 5;\n"
     launch(first + again.format(0, "@%p0", 0), grid=2)
@@ -125,7 +125,7 @@ def test_a_block_that_may_have_exited() -> None:
     ):
         launch(f"{TILE}{STORE}{BARRIER}{LOAD}{KEEP}")
     own = TILE.replace("xor.b32 %r6, %r5, 1", "mov.u32 %r6, %r5")
-    launch(f"{own}{STORE}{BARRIER}{LOAD}{KEEP}")  # its own is there
+    launch(f"{own}{STORE}{BARRIER}{LOAD}{KEEP}")  # its own memory exists
 
 
 def test_the_barrier_waits_for_all_threads_of_the_cluster() -> None:
@@ -139,7 +139,7 @@ def test_the_barrier_waits_for_all_threads_of_the_cluster() -> None:
         launch(f"and.b32 %r3, %r2, 31; setp.lt.u32 %p0, %r3, 16;\n@%p0 bra A;\n{BARRIER}A:\n")
 
 
-def test_what_lies_between_arrival_and_wait_is_refused() -> None:
+def test_instructions_between_arrival_and_wait_are_refused() -> None:
     arrive, wait, _ = BARRIER.split("\n")
     for body in (f"{arrive} mov.u32 %r3, 1; {wait}", arrive, wait, f"{arrive}\nA:\n{wait}"):
         with refuses(simulator.ParseError, "arrive must come right before barrier.cluster.wait"):
@@ -161,7 +161,7 @@ def test_geometry() -> None:
         launch(f"{TILE}{STORE}{BARRIER}ld.shared::cluster.b32 %r8, [%r7+256];\n{BARRIER}")
     with refuses(simulator.UninitializedRead, "nobody wrote all of these 4 bytes"):
         launch(f"{TILE}{BARRIER}{LOAD}{BARRIER}")
-    with refuses(simulator.OutOfBounds, "shared offset"):  # as an address of the block's own
+    with refuses(simulator.OutOfBounds, "shared offset"):  # treated as an address in its own block
         launch(f"{TILE}{STORE}{BARRIER}ld.shared.b32 %r8, [%r7];\n")
 
 
@@ -170,7 +170,7 @@ def test_geometry() -> None:
 
 @kernel
 def rotated(k: Builder, *, cluster: int, blocks: int = 8) -> None:
-    """y[block, i] = the numbers of the next block of the cluster."""
+    """y[block, i] = numbers of the next block in the cluster."""
     y = k.output("y", u32, (blocks, 64))
     k.launch((blocks,), 32, cluster=(cluster, 1, 1))
     tile = k.shared("tile", u32, (2, 32))
@@ -198,7 +198,7 @@ def test_text() -> None:
         assert line in built.text.splitlines()
 
 
-def test_what_the_language_refuses() -> None:
+def test_the_language_refuses_bad_clusters() -> None:
     with pytest.raises(KernelError, match=r"cluster=\(16, 1, 1\) must have 1 to 8 blocks"):
         rotated(cluster=16, blocks=16)
     with pytest.raises(KernelError, match=r"grid=\(8, 1, 1\) must be a multiple of cluster"):

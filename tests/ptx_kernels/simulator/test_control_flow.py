@@ -1,4 +1,4 @@
-"""Branches, loops, exits, guards and special registers on hand-written PTX, against NumPy."""
+"""Branches, loops, exits, guards and special registers in handwritten PTX, against NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Global memory and moves on hand-written PTX, against NumPy."""
+"""Global memory and moves in handwritten PTX, against NumPy."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_an_array_given_twice_has_one_address() -> None:
 
 
 def test_offsets_beyond_32_bits_reach_their_bytes() -> None:
-    large = np.zeros((3 << 30) + (2 << 30), np.uint8)  # the system allocates the touched pages only
+    large = np.zeros((3 << 30) + (2 << 30), np.uint8)  # the system allocates only touched pages
     large[(4 << 30) + 5] = 77
     y = np.zeros(32, np.uint32)
     text = module(

@@ -1,4 +1,4 @@
-"""Instructions whose meaning is easy to get wrong, by PTX text, and independent definitions."""
+"""Instructions whose meaning is easily mistaken: PTX text against independent definitions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def integers(count: int = 1024) -> np.ndarray:
 
 
 def round_to_f32(exact: Fraction) -> float:
-    """Nearest float32, ties to even, from the definition."""
+    """Rounds to the nearest float32, ties to even, by the definition."""
     if exact == 0:
         return 0.0
     magnitude = abs(exact)
@@ -63,7 +63,7 @@ def round_to_f32(exact: Fraction) -> float:
 def fma_cases() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random values, near ties, results below the normal range, cancellation.
 
-    Near ties, rounding twice goes wrong.
+    Double rounding fails near ties.
     """
 
     def floats(low: int, high: int, count: int) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_fma_rounds_once() -> None:
 
 
 def test_fma_rounds_once_below_the_normal_range() -> None:
-    """The product lies 2^-196 below half a unit of the last place, which float64 loses beside c."""
+    """The product is 2^-196 below half an ulp, which float64 loses next to c."""
     a, b, c = (
         np.full(32, x, np.float32)
         for x in (2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23), 2.0**-127 + 2.0**-149)
@@ -142,7 +142,7 @@ def test_dp4a_signs(signs: str) -> None:
 
 
 def reference_bfe(value: int, position: int, length: int, signed: bool) -> int:
-    """The pseudo-code of PTX ISA 9.7.1.20."""
+    """The pseudocode of PTX ISA 9.7.1.20."""
     pos, count = position & 0xFF, length & 0xFF
     sign_at = min(pos + count - 1, 31)
     sign = (value >> sign_at) & 1 if signed and count else 0
@@ -179,7 +179,7 @@ def test_prmt() -> None:
 
 @pytest.mark.parametrize("selector", [0x3210, 0x7044, 0x4541, 0xFB73, 0x12349DC8])
 def test_prmt_by_one_selector(selector: int) -> None:
-    """The same as by one in a register of each lane, also where the words are one for all."""
+    """A scalar selector gives the results of a selector per lane, also with scalar words."""
     meaning, one = INSTRUCTIONS["prmt.b32"].meaning, np.array([selector], np.uint32)
     words, single = integers(), np.array([0x80FF017F], np.uint32)
     for a, b in ((words, rng.permutation(words)), (words, single), (single, words)):

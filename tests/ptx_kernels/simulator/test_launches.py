@@ -26,7 +26,7 @@ def test_batches_do_not_change_results(batch_lanes: int) -> None:
 
 
 def scale_kernel() -> Kernel:
-    """x *= s[0] in place; y = x before."""
+    """x *= s[0] in place; y = the old x."""
     text = module(
         """
   mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd2, %rd4; add.u64 %rd6, %rd3, %rd4;

@@ -1,4 +1,4 @@
-"""Every error names kernel, PTX line, the Python line that wrote it, block and thread."""
+"""Each error names the kernel, the PTX line, the Python line that wrote it, block and thread."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WRONG: list[
 
 
 def wrong(error: type[simulator.SimulationError], thread: str):
-    """Two blocks of two warps on x (128,) and y (128,); the body's last line is at fault.
+    """Registers a body that must fail in its last line, first in `thread`.
 
-    It is first at fault in `thread`.
+    It runs in two blocks of two warps with x (128,) and y (128,).
     """
     return lambda body: WRONG.append((error, thread, body)) or body
 

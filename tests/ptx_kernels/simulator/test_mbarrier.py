@@ -1,4 +1,4 @@
-"""mbarriers and the bulk copies they count: what orders what, and what is refused."""
+"""mbarriers and the bulk copies that they count: ordering and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_pipeline_of_two_warps() -> None:
 def test_a_pipeline_that_lacks_an_instruction(opcode: str, which: int, error, message: str) -> None:
     lines = pipeline().text.split("\n")
     at = [i for i, line in enumerate(lines) if line.strip().startswith(opcode)][which]
-    done = lines[at].split()[1]  # what a wait sets
+    done = lines[at].split()[1]  # the wait's result
     lines[at] = f"setp.eq.u32 {done} 0, 0;" if "wait" in opcode else ""
     x = np.zeros((2, STEPS, WORDS), np.uint32)
     with pytest.raises(error, match=f"(?s){message}"):
@@ -86,12 +86,12 @@ def launch(body: str, *, version: str = "8.0", target: int = 90) -> np.ndarray:
 
 
 def test_a_test_may_fail() -> None:
-    """Nobody arrives: a test_wait fails, and the thread goes on."""
+    """Nobody arrives: test_wait fails, and the thread continues."""
     assert not launch(INIT.format(1) + TEST + STORE).any()
 
 
 def test_states_name_phases() -> None:
-    """64 arrivals complete the phase whose state every thread holds."""
+    """64 arrivals complete the phase whose state each thread holds."""
     arrive = "mbarrier.arrive.shared.b64 %rd6, [object];\n"
     wait = "again: mbarrier.try_wait.shared.b64 %p2, [object], %rd6; @!%p2 bra again;\n"
     assert launch(INIT.format(64) + arrive + wait + STORE).all()
@@ -147,7 +147,7 @@ def test_an_object_is_made_anew() -> None:
             "no mbarrier.init made this",
         ),
         (
-            simulator.AsyncPending,  # the waiting thread may read, its neighbours may not
+            simulator.AsyncPending,  # the waiting thread may read, its neighbors may not
             INIT.format(1) + EXPECT.format(16) + COPY.format(16) + "@!%p1 bra over;\n"
             "again: mbarrier.try_wait.parity.shared.b64 %p2, [object], 0; @!%p2 bra again; "
             "ld.shared.u32 %r5, [ring];\n"
@@ -166,7 +166,9 @@ def test_an_object_is_made_anew() -> None:
         ),
     ],
 )
-def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
+def test_bad_operations_are_refused(
+    error: type[simulator.SimulationError], body: str, message: str
+) -> None:
     prefix = "" if "setp" in body else "setp.eq.u32 %p1, %r2, 0;\n"
     with pytest.raises(error, match=f"(?s){message}"):
         launch(prefix + body)

@@ -1,4 +1,4 @@
-"""Order of an mbarrier: accesses before an arrival on a phase, with those after a wait for it.
+"""An mbarrier orders accesses before an arrival on a phase with those after a wait for it.
 
 It orders no others.
 """
@@ -17,8 +17,8 @@ SHARED = "".join(
     f".shared .align 16 .b8 {name}[{size}];"
     for name, size in {"full": 8, "empty": 8, "words": 512, "more": 512}.items()
 )
-#: Thread in its block in %r2, warp in %r3, lane in %r4, addresses of the thread's word in %r5 and
-#: of its lane's in %r6.
+#: %r2 is the thread in its block, %r3 the warp, %r4 the lane. %r5 is the address of the thread's
+#: word, %r6 that of its lane's word.
 START = """
   shr.u32 %r3, %r2, 5; and.b32 %r4, %r2, 31; mov.u32 %r7, words; mad.lo.u32 %r5, %r2, 4, %r7;
   mad.lo.u32 %r6, %r4, 4, %r7; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r3, 0;
@@ -36,12 +36,12 @@ def wait(barrier: str, parity: int = 0) -> str:
 
 
 ARRIVE = "mbarrier.arrive.shared.b64 _, [{}];\n"
-STORE = "st.shared.u32 [%r5], %r2;\n"  # the thread's own word, which is its lane's for warp 0
-LOAD = "ld.shared.u32 %r10, [%r6];\n"  # the word of this lane of warp 0
+STORE = "st.shared.u32 [%r5], %r2;\n"  # the thread's own word, which for warp 0 is its lane's word
+LOAD = "ld.shared.u32 %r10, [%r6];\n"  # this lane's word in warp 0
 
 
 def launch(body: str, *, full: int = 32, empty: int = 32, warps: int = 2) -> None:
-    first, *labels = body.split("AGAIN")  # every wait has two
+    first, *labels = body.split("AGAIN")  # each wait has two labels
     body = first + "".join(f"AGAIN{i // 2}{part}" for i, part in enumerate(labels))
     x = np.arange(256, dtype=np.uint32)
     text = module(
@@ -55,7 +55,7 @@ def launch(body: str, *, full: int = 32, empty: int = 32, warps: int = 2) -> Non
 
 
 def roles(*bodies: str) -> str:
-    """One body a warp."""
+    """Makes a program in which warp i runs the i-th body."""
     branches = "".join(
         f"setp.eq.u32 %p6, %r3, {i}; @%p6 bra WARP{i};\n" for i in range(len(bodies))
     )
@@ -127,7 +127,7 @@ def test_a_fence_makes_a_relaxed_arrival_release() -> None:
 
 
 def test_a_third_warp_is_concurrent() -> None:
-    """Warp 2 stores, nobody arrives for it: not ordered by the phase that warp 0 completes."""
+    """Warp 2 stores without an arrival, so warp 0's phase does not order its store."""
     first = STORE + "bar.sync 0;"
     produce, late = STORE + ARRIVE.format("full"), wait("full") + "ld.shared.u32 %r10, [words+256];"
     told = r"words\+256: warp (1 reads what warp 2 wrote|2 writes what warp 1 read)"
@@ -136,7 +136,7 @@ def test_a_third_warp_is_concurrent() -> None:
 
 
 def test_a_wait_is_handed_on() -> None:
-    """A barrier of two warps hands it on, and another mbarrier; a relaxed arrival does not."""
+    """Passes through a barrier of two warps or another mbarrier, but not a relaxed arrival."""
     produce, met = STORE + ARRIVE.format("full"), "bar.sync 1, 64;"
     launch(roles(produce, wait("full") + met, met + LOAD), warps=3)
     launch(roles(produce, wait("full") + ARRIVE.format("empty"), wait("empty") + LOAD), warps=3)
@@ -171,12 +171,12 @@ def test_a_producer_overwrites_what_was_read() -> None:
 
 
 def test_phases_follow_one_another() -> None:
-    """Releases of an earlier phase are acquired with a later one, never the other way round."""
+    """A later phase also acquires the releases of preceding phases, but not vice versa."""
     later = "st.shared.u32 [%r5+256], %r2; setp.lt.u32 %p5, %r4, {}; @%p5 " + ARRIVE.format("full")
     produce, both = STORE + ARRIVE.format("full") + later, LOAD + "ld.shared.u32 %r10, [%r6+256];"
     launch(roles(produce.format(32), wait("full", 1) + both))
     told = r"words\+256: warp 1 reads what warp 0 wrote"
-    # the arrivals of a phase that goes on
+    # arrivals on a phase that is not complete
     races(roles(produce.format(31), wait("full") + both), told)
 
 
@@ -223,7 +223,7 @@ FENCE = "fence.proxy.async.shared::cta;\n"
     "access", [STORE, STORE + "bar.warp.sync -1;" + LOAD], ids=["stored", "read"]
 )
 def test_copies_over_what_threads_accessed_need_a_proxy_fence(access: str) -> None:
-    """The fence stands behind the access and before the copy, in either thread."""
+    """The fence must be after the access and before the copy, in either thread."""
     met, told = (
         "bar.warp.sync -1;",
         "words.0: this copy writes what thread {} (wrote|read), without a fence.proxy.async",
@@ -232,7 +232,7 @@ def test_copies_over_what_threads_accessed_need_a_proxy_fence(access: str) -> No
         launch(roles(access + between + COPY, wait("full") + LOAD), full=1)
     for before, after in (("", met), ("", met + "fence.acq_rel.gpu;"), (FENCE, met)):
         races(roles(before + access + after + COPY, ""), told.format(0), MissingProxyFence, full=1)
-    own = "@%p3 " + FENCE  # lane 0 fences its own accesses only
+    own = "@%p3 " + FENCE  # lane 0 fences only its own accesses
     races(roles(access + own + met + COPY, ""), told.format(1), MissingProxyFence, full=1)
     # the fence is no barrier
     races(roles(access + FENCE + COPY, ""), "lane 0 writes what lane 1 (wrote|read)", full=1)

@@ -1,4 +1,4 @@
-"""Rows of instructions that need the machine, and the meanings that the simulator has for them."""
+"""Rows of instructions that need the machine, and the simulator's meanings for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_no_opcode_has_two_rows() -> None:
 
 
 def test_the_core_does_without_hopper() -> None:
-    """An import of everything but the package's door leaves sm_90's instructions out."""
+    """Importing everything except the package's `__init__` does not load sm_90's instructions."""
     program = """
 import sys, types, pathlib, ptx_kernels
 package = types.ModuleType("ptx_kernels.simulator")

@@ -225,7 +225,7 @@ def test_missing_barrier_between_read_and_write() -> None:
             "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;",
             block=1024,
         )
-    # one after the other
+    # sequentially
     with refuses(simulator.SharedRace, "warp 1 writes what several warps read"):
         launch(
             f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; "

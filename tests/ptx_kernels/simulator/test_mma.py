@@ -1,6 +1,6 @@
-"""Fragments of mma and ldmatrix, element by element as the PTX ISA tabulates them.
+"""Fragments of mma and ldmatrix, compared element by element with the tables of the PTX ISA.
 
-The tests check what is refused, too.
+The tests also check errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .ptx_text import module
 
 
 def element(words: np.ndarray, lane: int, register: int, index: int, type_: str) -> float:
-    """Value `index` of a register, (registers, lanes) u32."""
+    """Value `index` of a register; `words` is (registers, lanes) u32."""
     bits = words[register, lane : lane + 1]
     if type_ == "bf16":
         return float(bf16_to_f32(bits.view(np.uint16))[index])
@@ -30,9 +30,9 @@ def element(words: np.ndarray, lane: int, register: int, index: int, type_: str)
 def matrices(
     a: np.ndarray, b: np.ndarray, a_type: str, b_type: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A (16, depth) and B (depth, 8) of one warp's fragments.
+    """Assembles A (16, depth) and B (depth, 8) from one warp's fragments.
 
-    Row and column of a_i and b_i follow the ISA's formulas.
+    Rows and columns of a_i and b_i follow the ISA's formulas.
     """
     size = 1 if a_type in ("s8", "u8") else 2
     per = 4 // size
@@ -40,14 +40,14 @@ def matrices(
     left, right = np.full((16, depth), np.nan), np.full((depth, 8), np.nan)
     for lane in range(32):
         group, thread = lane >> 2, lane % 4
-        for i in range(a.shape[0] * per):  # a_i lies in register i // per
+        for i in range(a.shape[0] * per):  # a_i is in register i // per
             row = group if (i // per) % 2 == 0 else group + 8
             column = thread * per + i % per + (4 * per if i >= 2 * per else 0)
             left[row, column] = element(a, lane, i // per, i % per, a_type)
         for i in range(b.shape[0] * per):
             row = thread * per + i % per + (4 * per if i >= per else 0)
             right[row, group] = element(b, lane, i // per, i % per, b_type)
-    assert np.isfinite(left).all() and np.isfinite(right).all()  # each element has its place
+    assert np.isfinite(left).all() and np.isfinite(right).all()  # each element has been set
     return left, right
 
 
@@ -194,7 +194,9 @@ def test_part_of_a_warp_is_refused(instruction: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
+def test_bad_instructions_are_refused(
+    error: type[simulator.SimulationError], body: str, message: str
+) -> None:
     refused(error, body, message)
 
 

@@ -1,7 +1,6 @@
-"""PTX that nvcc made of our own CUDA sources (tests/data/cuda), run in the simulator against NumPy.
+"""nvcc's PTX of our own CUDA sources (tests/data/cuda), run in the simulator against NumPy.
 
-The text is not ours, so what the simulator takes PTX to mean is checked by somebody who does not
-share our mistakes.
+Another program wrote the text, so it does not share our misunderstandings of PTX.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def out(shape: object, dtype: type = np.float32) -> DeviceBuffer:
 
 
 def read_only(x: np.ndarray) -> DeviceBuffer:
-    """A `const ... __restrict__` buffer: non-coherent loads are allowed."""
+    """A `const ... __restrict__` buffer, for which non-coherent loads are allowed."""
     return DeviceBuffer("x", x, "in")
 
 
@@ -94,7 +93,7 @@ def test_block_reduce() -> None:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_last_block(seed: int | None) -> None:
-    """Twice with one counter, which the last block resets."""
+    """Runs twice with one counter, which the last block resets."""
     x = rng.standard_normal(3000).astype(np.float32)
     partial, counter = out(7), np.zeros(1, np.uint32)
     for _ in range(2):
@@ -201,7 +200,7 @@ def _floats() -> np.ndarray:
 
 
 def _neighbours(x: np.ndarray, nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The f16 next below and above (or equal to) x."""
+    """The nearest f16 values below and above x, or x itself."""
     with np.errstate(all="ignore"):
         down = np.where(nearest > x, np.nextafter(nearest, np.float16(-np.inf)), nearest)
         up = np.where(nearest < x, np.nextafter(nearest, np.float16(np.inf)), nearest)
@@ -209,9 +208,9 @@ def _neighbours(x: np.ndarray, nearest: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _saturated(x: np.ndarray) -> np.ndarray:
-    """x clamped to s32 as float-to-integer conversions do.
+    """Clamps x to s32 like float-to-integer conversions.
 
-    The caller then rounds the sum of two to f32.
+    The caller then rounds the sum of two results to f32.
     """
     return np.clip(
         np.nan_to_num(x, nan=0.0, posinf=2.0**31 - 1, neginf=-(2.0**31)), -(2.0**31), 2.0**31 - 1
@@ -236,7 +235,7 @@ def test_bf16() -> None:
 
 
 def _rounded(x: np.ndarray) -> np.ndarray:
-    """bf16 bits by comparing with the two candidates, not by the table's arithmetic."""
+    """Rounds to bf16 bits by comparing two candidates, unlike the table's arithmetic."""
     bits = x.view(np.uint32)
     below = (bits >> 16).astype(np.uint16)
     rest = bits & 0xFFFF
@@ -442,7 +441,7 @@ def test_generic(which: int) -> None:
         np.testing.assert_allclose(y.array[t], want, rtol=1e-5, atol=1e-5)
 
 
-# --- what calls are refused ---
+# --- refused calls ---
 
 CALLER = """.version 7.0
 .target sm_80

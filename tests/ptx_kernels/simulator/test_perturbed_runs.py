@@ -1,4 +1,4 @@
-"""Each draw of a perturbed run, by a kernel whose results show it."""
+"""Each choice of a perturbed run, shown by a kernel whose results depend on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_order_of_atomics_warps_and_blocks() -> None:
     lanes = {tuple(under(seed, lambda: tickets(1, 32)).ravel()) for seed in SEEDS}
     assert len(lanes) == len(SEEDS)
     by_warp = [under(seed, lambda: tickets(1, 128)).reshape(4, 32).max(axis=1) for seed in SEEDS]
-    # each of four warps was done first, in some run
+    # each of four warps finished first in some run
     assert {int(np.argmin(last)) for last in by_warp} == {
         0,
         1,
@@ -47,7 +47,7 @@ def test_order_of_atomics_warps_and_blocks() -> None:
 
 
 def test_a_warp_may_run_ahead_of_others() -> None:
-    """Each thread takes a second ticket: one warp's may come before another's first."""
+    """Each thread takes a second ticket; one warp's may precede another's first."""
     body = "atom.shared.add.u32 {}, [t], 1;"
     start = (
         ".shared .b32 t; setp.eq.u32 %p0, %r2, 0; mov.b32 %r6, 0; "
@@ -125,7 +125,7 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
         np.testing.assert_array_equal(
             under(seed, lambda: apply(opcode, "f f", special)), apply(opcode, "f f", special)
         )
-    # one function on all lanes of a launch, and in all launches under a seed
+    # one function for all lanes of a launch, and for all launches with a seed
     alone = f"mov.b32 %f2, {int(x[7].view(np.uint32))}; {opcode} %f3, %f2; mov.b32 %r3, %f3;"
     assert (under(0, lambda: per_thread(alone, "%r3").view(np.float32)) == runs[0][7]).all()
 
@@ -139,28 +139,28 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
         ("mul.f32 %f4, %f2, %f3; setp.eq.u32 %p0, %r2, %r2; @%p0 add.f32 %f5, %f4, %f1;", True),
         ("mul.rn.f32 %f4, %f2, %f3; add.rn.f32 %f5, %f4, %f1;", False),
         ("mul.rn.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", False),
-        # the product is needed itself
+        # the product itself is used
         (
             "mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1; mov.f32 %f6, %f4;",
             False,
         ),
-        # a factor is gone
+        # a factor is overwritten
         (
             "mul.f32 %f4, %f2, %f3; mov.f32 %f3, %f1; add.f32 %f5, %f4, %f1;",
             False,
         ),
-        # so is the product
+        # the product is overwritten
         (
             "mul.f32 %f4, %f2, %f3; sub.f32 %f4, %f4, %f4; add.f32 %f5, %f4, 0f00000000;",
             False,
         ),
         ("mul.f32 %f4, %f2, %f3; mov.f32 %f4, 0f3F801000; add.f32 %f5, %f4, %f1;", False),
-        # for some lanes only
+        # only for some lanes
         (
             "setp.eq.u32 %p0, %r2, %r2; @%p0 mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;",
             False,
         ),
-        # it is both addends
+        # the product is both addends
         (
             "mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f4; sub.f32 %f5, %f5, %f5;",
             False,
@@ -173,7 +173,7 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
     ],
 )
 def test_contraction_of_what_states_no_rounding(body: str, contracts: bool) -> None:
-    """(1 + 2^-12)^2 - (1 + 2^-11): 2^-24 if fused, else 0."""
+    """(1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 if fused, else 0."""
     start = "mov.f32 %f2, 0f3F800800; mov.f32 %f3, 0f3F800800; mov.f32 %f1, 0fBF801000;"
 
     def run() -> np.ndarray:

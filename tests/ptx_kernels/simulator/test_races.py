@@ -1,4 +1,4 @@
-"""Concurrent accesses: of lanes of a warp, warps of a block, blocks of a launch."""
+"""Concurrent accesses by lanes of a warp, warps of a block, and blocks of a launch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ptx_kernels.simulator import GlobalRace, SharedRace
 from .ptx_text import module
 
 OWN = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4;"  # address of this thread's word
-# and of the word of this thread in its block
+# address of the word of this thread in its block
 SAME_IN_BLOCK = "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd6, %rd0, %rd4;"
-# and of its neighbour's
+# address of its neighbor's word
 NEXT = f"{OWN} xor.b32 %r5, %r0, 1; mul.wide.u32 %rd4, %r5, 4; add.u64 %rd6, %rd0, %rd4;"
 OTHER_WARP = NEXT.replace("%r0, 1", "%r0, 32")
 TILE = (
@@ -96,7 +96,7 @@ def test_a_block_overwrites_what_others_read() -> None:
 
 
 def test_bytes_of_one_word_are_apart() -> None:
-    """Four blocks write a byte each of the same words."""
+    """Four blocks write one byte each of the same words."""
     body = (
         "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd5, %rd0, %rd4; mov.u32 %r3, %ctaid.x; "
         "cvt.u64.u32 %rd4, %r3;"
@@ -110,7 +110,7 @@ def test_bytes_of_one_word_are_apart() -> None:
 
 
 def test_wide_accesses_before_narrow_ones() -> None:
-    """A block's 16-byte store is remembered byte by byte once a byte is touched."""
+    """A 16-byte store is tracked per byte once one of its bytes is accessed."""
     wide = (
         "setp.eq.u32 %p0, %r0, 64; @!%p0 bra END; "
         "st.global.v4.b32 [%rd0], {%r0, %r0, %r0, %r0}; END: ret;"
@@ -150,9 +150,9 @@ def test_warps_meet_in_global_memory() -> None:
 
 
 def test_a_barrier_of_some_warps_orders_those() -> None:
-    """Warps 0 and 1 meet at a barrier of their own.
+    """Warps 0 and 1 meet at their own barrier.
 
-    Warp 2 does not come, warp 3 meets warp 1 at the next.
+    Warp 2 does not join; warp 3 meets warp 1 at the next barrier.
     """
     body = (
         "setp.eq.u32 %p0, %r2, 0; @%p0 st.global.b32 [%rd0], %r2; shr.u32 %r3, %r2, 5; "
@@ -172,7 +172,7 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
     launch(body.format(1), grid=1, block=128)
     launch(body.format(3), grid=1, block=128)
     races(GlobalRace, body.format(2), "warp 2 reads what warp 0 wrote", grid=1, block=128)
-    for seed in range(8):  # also where warp 2 comes later
+    for seed in range(8):  # also if warp 2 comes later
         with simulator.perturbation(seed):
             launch(body.format(3), grid=1, block=128)
             races(GlobalRace, body.format(2), "without a barrier between", grid=1, block=128)
@@ -199,7 +199,7 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
     ],
     ids=["nothing", "shuffle", "vote", "bar.warp.sync", "bar.sync"],
 )
-def test_what_orders_the_lanes_of_a_warp(between: str, ordered: bool) -> None:
+def test_order_between_the_lanes_of_a_warp(between: str, ordered: bool) -> None:
     start = "setp.lt.u32 %p1, %r2, 5;"
     shared = f"{start} {TILE} st.shared.b32 [%r4], %r2; {between} ld.shared.b32 %r7, [%r5];"
     through_global = (
@@ -253,7 +253,7 @@ def test_a_lane_may_use_its_own_words() -> None:
 
 
 def test_one_lane_wins_where_a_warp_stores_to_one_word() -> None:
-    """PTX leaves open which; what the others then read back is not theirs."""
+    """PTX does not specify which; reading the word back is a race for the others."""
     only = "setp.lt.u32 %p0, %r2, 32; @!%p0 bra END; {} END: ret;"
     launch(f"{TILE} {only.format('st.shared.b32 [tile], %r2;')}")
     races(

@@ -1,9 +1,9 @@
-"""Random programs against happens-before as sets of events.
+"""Random programs, compared with happens-before as sets of events.
 
-The same access is the first race, or none is.
+Both find the same first racing access, or none.
 
-The simulator keeps vector clocks, merged records and a log of some accesses; this model keeps
-everything.
+The simulator uses vector clocks, merged records and a log of some accesses; this model stores all
+events.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ptx_kernels.simulator import GlobalRace, SharedRace
 from .ptx_text import module
 
 BLOCKS, THREADS = 3, 64
-#: (block, thread): two of one warp, one of another, in each block; one more of the last block's
-#: first warp.
+#: (block, thread): two of one warp and one of another in each block, and one more in the first warp
+#: of the last block.
 ACTORS = [(b, t) for b in range(BLOCKS) for t in (0, 5, 32)]
 GLOBAL, SHARED = ("data", "more", "flag"), ("tile", "mark")
 ATOMS = [
@@ -44,11 +44,11 @@ LIKELY = (5, 4, 1, 6, 3, 3, 5, 1.5, 1)
 
 @dataclass(frozen=True)
 class Operation:
-    """Act of one actor, or for barriers of its whole block or warp."""
+    """Operation of one actor, or for barriers of its block or warp."""
 
     kind: str
     actor: tuple[int, int]
-    place: str  # of accesses
+    place: str  # of the access
     order: str
     wide: bool
 
@@ -82,12 +82,12 @@ class Operation:
 
     @property
     def reads(self) -> bool:
-        """And does nothing else."""
+        """Whether the operation only reads."""
         return self.kind in ("load", "strong load")
 
     @property
     def memory(self) -> tuple:
-        """The place; each block has its own shared ones."""
+        """The accessed variable; each block has its own shared variables."""
         return (self.place,) if self.place in GLOBAL else (self.place, self.actor[0])
 
 
@@ -97,10 +97,10 @@ NONE: Events = frozenset()
 
 @dataclass
 class Actor:
-    """`known`: events before the actor's next.
+    """An actor's events.
 
-    `fenced`: those known at its last fence. `observed`: those that its next fence acquires. Both
-    are by whether the scope is wide.
+    known: events before the actor's next one. fenced: events known at its last fence, by whether
+    the scope is wide. observed: events that its next fence acquires, by the same.
     """
 
     known: Events = NONE
@@ -114,10 +114,10 @@ class Model:
         self.events: list[Operation] = []
         self.left: dict[
             tuple, dict[int | None, Events]
-        ] = {}  # by place: to everyone (None), and to blocks
+        ] = {}  # per place: for everyone (None), and for blocks
 
     def race(self, operation: Operation) -> bool:
-        """Executes it; whether it races with an earlier one."""
+        """Executes an operation; returns whether it races with a preceding one."""
         if "barrier" in operation.kind:
             block, thread = operation.actor
             met = [
@@ -154,15 +154,15 @@ class Model:
             return False
         if operation.reads and other.reads:
             return False
-        # a race only if the scope of one does not reach the other
+        # a race only if one scope does not include the other actor
         if operation.strong and other.strong:
             return operation.actor[0] != other.actor[0] and not (operation.wide and other.wide)
         return True
 
     def _was_found(self, actor: Actor, number: int) -> bool:
-        """True where an atomic that the actor knows of came after this update.
+        """Whether an atomic that the actor knows of came after this update.
 
-        It so found what the update left.
+        The atomic has then seen the update.
         """
         update = self.events[number]
         return (
@@ -223,7 +223,7 @@ def first_race(operations: list[Operation]) -> int | None:
 
 
 def simulated_race(operations: list[Operation]) -> int | None:
-    """One operation a line, so that the order of the text is the order of execution."""
+    """Writes one operation a line, so that the text's order is the execution order."""
     start = (
         "shr.u32 %r4, %r0, 5; setp.lt.u32 %p1, %r2, 2; shl.b32 %r6, %r2, 2; mov.u32 %r7, words; "
         "add.u32 %r6, %r6, %r7;"
@@ -245,7 +245,7 @@ def simulated_race(operations: list[Operation]) -> int | None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_first_race_is_found(seed: int) -> None:
-    """A racing access is left out, so that later ones are compared as well."""
+    """Removes each racing access, so that later ones are compared too."""
     rng = np.random.default_rng(seed)
     races, clean = 0, 0
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Releases and acquires: order of a launch's blocks, and of a block's warps, without a barrier."""
+"""Releases and acquires order blocks of a launch, and warps of a block, without a barrier."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from .ptx_text import module
 CUDA = DATA / "cuda"
 BLOCKS, THREADS = 5, 64
 
-#: Every thread leaves a word in y, thread 0 counts its block in z[0]; the block that comes last
-#: adds up what all left, each of its threads one thread's words of all blocks, into z[1 + thread].
+#: Every thread stores a word in y. Thread 0 counts its block in z[0]. The last block sums all
+#: words: each of its threads adds one thread's words of all blocks, and stores the sum in z[1 +
+#: thread].
 LAST_BLOCK = """
   mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4; st.global.u32 [%rd5], %r0;
   {gather}
@@ -58,7 +59,7 @@ FENCED = "fence.acq_rel.gpu;"
 
 
 def last_block(batch_lanes: int = 1 << 15, **changes: str) -> np.ndarray:
-    """z, after a launch of the kernel with some of its parts changed."""
+    """Returns z after a launch of the kernel with some parts replaced."""
     y, z = np.zeros(BLOCKS * THREADS, np.uint32), np.zeros(1 + THREADS, np.uint32)
     body = LAST_BLOCK.format(**PARTS | changes)
     text = module(body, "y, z", version="7.0", target=80, outside=".shared .b32 flag;")
@@ -126,7 +127,7 @@ def test_the_last_block_merges(batch_lanes: int, changes: dict[str, str]) -> Non
         "a fence of others than who counted",
     ],
 )
-def test_what_the_last_block_may_not_lack(batch_lanes: int, changes: dict[str, str]) -> None:
+def test_the_last_block_needs_every_part(batch_lanes: int, changes: dict[str, str]) -> None:
     with pytest.raises(
         GlobalRace,
         match="(?s)offset .* of y: this block .* block.*blocks run in any order.*ld.global",
@@ -153,7 +154,7 @@ def test_a_narrow_counter_is_a_race(batch_lanes: int, how: str) -> None:
 
 
 def test_a_barrier_after_the_count_is_needed() -> None:
-    """The flag goes through a shuffle, so that only the order of the partial results is missing."""
+    """The flag passes through a shuffle, so only the order of the partial results is missing."""
     body = """
       setp.eq.u32 %p0, %r2, 0; mov.b32 %r3, 0; mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4;
       st.global.u32 [%rd5], %r0; bar.warp.sync -1;
@@ -180,7 +181,7 @@ COUNT_96 = "atom.global.add.u32 %r3, [%rd0], 1;"
 
 
 def reset(count: str, who: str) -> int:
-    """Three warps count, one thread resets the counter."""
+    """Three warps count, then one thread resets the counter."""
     y = np.zeros(2, np.uint32)
     body = (
         f"{count} atom.global.add.u32 %r4, [%rd0+4], 1; setp.eq.u32 %p0, {who}; "
@@ -191,9 +192,9 @@ def reset(count: str, who: str) -> int:
 
 
 def test_a_counter_is_reset_by_who_counted_last() -> None:
-    """An atomic update comes after those whose result it found, also without a fence.
+    """An atomic update happens after those whose result it returned, even without a fence.
 
-    A `red` finds nothing.
+    A `red` returns nothing.
     """
     assert reset(COUNT_96, "%r3, 95") == 7
     with pytest.raises(
@@ -213,7 +214,7 @@ def test_a_counter_is_reset_by_who_counted_last() -> None:
 
 
 def test_sums_by_red_are_read_by_the_last_block() -> None:
-    """Several blocks update a word: each block's updates must happen before the last one's read."""
+    """Several blocks update a word; all updates must happen before the last block's read."""
     body = """
       red.global.add.u32 [%rd0], %r0; {} setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       {} atom.global.add.u32 %r3, [%rd0+4], 1; fence.acq_rel.gpu;
@@ -236,7 +237,7 @@ def test_sums_by_red_are_read_by_the_last_block() -> None:
             launch(gather, fence)
 
 
-def test_what_all_blocks_read_the_last_may_overwrite() -> None:
+def test_the_last_block_may_overwrite_a_word_that_all_blocks_read() -> None:
     body = """
       ld.global.u32 %r4, [%rd0]; bar.sync 0; setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       setp.eq.u32 %p2, %r0, {skipped}; @!%p2 fence.acq_rel.gpu;
@@ -267,7 +268,7 @@ PASS_ON = """
 
 
 def pass_on(first: str, second: str, look: str, between: str = "") -> int:
-    """Block 0 leaves a word, block 1 looks at the flag and sets another, at which block 2 looks."""
+    """Block 0 stores a word and a flag; block 1 reads it and sets another, which block 2 reads."""
     y = np.zeros(5, np.uint32)
     body = PASS_ON.format(first=first, second=second, look=look).replace(
         "ret;\n  setp", f"ret; {between}\n  setp"
@@ -277,7 +278,7 @@ def pass_on(first: str, second: str, look: str, between: str = "") -> int:
 
 
 def test_loads_and_stores_release_and_acquire() -> None:
-    """Blocks run one after the other here; that the second flag is set says that the first was."""
+    """Blocks run in sequence here; the second flag implies that the first was set."""
     release, acquire = "st.release.gpu.global.u32", "ld.acquire.gpu.global.u32"
     assert pass_on(release, release, acquire) == 5
     for parts in [
@@ -295,9 +296,9 @@ def test_loads_and_stores_release_and_acquire() -> None:
 
 
 def test_a_plain_store_leaves_nothing_to_acquire() -> None:
-    """Block 0 releases, then stores to the flag again by a weak store.
+    """Block 0 releases, then overwrites the flag with a weak store.
 
-    A block that reads that learns nothing.
+    A block that reads this store acquires nothing.
     """
     body = """
       setp.ne.u32 %p0, %r2, 0; @%p0 ret; setp.eq.u32 %p1, %r0, 0;
@@ -376,9 +377,9 @@ def test_a_block_that_came_too_early_is_concurrent() -> None:
 
 
 def test_nvcc_compiles_the_same_fences() -> None:
-    """Every fence of the compiled kernel is needed: each left out is a race.
+    """Every fence of the compiled kernel is needed: removing any of them is a race.
 
-    test_nvcc runs it as it is.
+    test_nvcc runs the kernel unchanged.
     """
     text = (CUDA / "last_block.ptx").read_text()
     x = np.ones(1000, np.float32)

@@ -1,4 +1,4 @@
-"""Shared memory and barriers on hand-written PTX, against NumPy."""
+"""Shared memory and barriers in handwritten PTX, against NumPy."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_dynamic_shared_memory_and_bytes() -> None:
 
 
 def test_shared_variables_are_aligned() -> None:
-    """Static ones align as they say, dynamic ones to 16 bytes.
+    """Static variables have their declared alignment, dynamic ones 16 bytes.
 
-    16-byte stores go into both, behind others of odd sizes.
+    Both are stored to in 16 bytes, after other variables of odd sizes.
     """
     text = module(
         f"""
@@ -65,9 +65,9 @@ def test_shared_variables_are_aligned() -> None:
 
 
 def test_warps_arrive_from_different_branches() -> None:
-    """The first warp writes while the others go straight to the barrier.
+    """The first warp writes while the others go directly to the barrier.
 
-    Then warp 0 reads what warp 1 wrote.
+    Then warp 0 reads the words of warp 1.
     """
     body = """
   .shared .align 16 .b8 tile[256];
@@ -91,7 +91,7 @@ AGAIN:
 
 
 def test_named_barriers_one_after_the_other() -> None:
-    """Warps 0 and 1 meet at barrier 1, where warp 2 waits at barrier 2 already.
+    """Warps 0 and 1 meet at barrier 1 while warp 2 already waits at barrier 2.
 
     Then warp 0 joins warp 2.
     """

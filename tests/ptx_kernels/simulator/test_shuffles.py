@@ -1,4 +1,4 @@
-"""Shuffles and votes on hand-written PTX, against NumPy."""
+"""Shuffles and votes in handwritten PTX, against NumPy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ WARPS = 2
 def counted(body: str, nbytes: int = 8192) -> simulator.Traffic:
     """Traffic of the only load, by two warps.
 
-    Every lane first fills its 128 bytes of shared memory.
+    Each lane first fills its 128 bytes of shared memory.
     """
     fill = "".join(f"st.shared.v4.u32 [%r3+{16 * i}], {{%r2, %r2, %r2, %r2}};" for i in range(8))
     start = (
@@ -38,7 +38,7 @@ def counted(body: str, nbytes: int = 8192) -> simulator.Traffic:
         (1, "u8 %r6", 1, 1),
         (8, "u32 %r6", 2, 1),
         (128, "u32 %r6", 32, 1),
-        (12, "u32 %r6", 1, 1),  # odd strides meet every bank
+        (12, "u32 %r6", 1, 1),  # odd strides use every bank
         (8, "v2.u32 {%r6, %r7}", 2, 2),
         (16, "v4.u32 {%r6, %r7, %r8, %r9}", 4, 4),
         (32, "v4.u32 {%r6, %r7, %r8, %r9}", 8, 4),
@@ -85,7 +85,7 @@ def test_some_lanes_of_a_warp() -> None:
 
 
 def test_a_copy_is_written_once() -> None:
-    """`cp.async` writes when it starts and when it arrives; hardware does so once."""
+    """The simulated `cp.async` writes at its start and at its completion; hardware writes once."""
     found = counted(
         "mad.lo.u32 %r5, %r2, 16, %r4; mul.wide.u32 %rd4, %r2, 16; add.u64 %rd5, %rd0, %rd4;\n"
         "cp.async.cg.shared.global [%r5], [%rd5], 16; cp.async.wait_all; bar.sync 0;"

@@ -1,6 +1,6 @@
 """Instructions that the lanes of a warp execute together.
 
-The tests check who may execute them, and that those who exited do not count.
+The tests check which lanes may execute them, and that exited lanes do not count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ptx_kernels.simulator import ShuffleError, TypeMismatch
 
 from .ptx_text import per_thread
 
-#: Lane in %r2, membermask in %r3; the result, if there is one, in %r4. %p1: lane < 8.
+#: %r2 is the lane, %r3 the membermask, %r4 the result, if any; %p1 is lane < 8
 TOGETHER = {
     "shfl": "shfl.sync.bfly.b32 %r4, %r2, 1, 31, %r3;",
     "vote.any": "vote.sync.any.pred %p2, %p1, %r3; selp.b32 %r4, 1, 0, %p2;",
@@ -39,7 +39,7 @@ each = pytest.mark.parametrize("opcode", TOGETHER)
 
 
 def run(opcode: str, body: str, mask: int = 0xFFFFFFFF) -> np.ndarray:
-    """`body` with the instruction in its place, by one warp; what each lane has in %r4."""
+    """Runs `body` with the instruction inserted, in one warp; returns each lane's %r4."""
     return per_thread(
         START.format(f"{mask:#x}") + body.replace("@", TOGETHER[opcode]).replace("?", "@"), "%r4"
     )
@@ -47,7 +47,7 @@ def run(opcode: str, body: str, mask: int = 0xFFFFFFFF) -> np.ndarray:
 
 @each
 def test_lanes_that_are_elsewhere_must_not_be_named(opcode: str) -> None:
-    """Half of the warp branches around it, or does not execute it as its guard is false."""
+    """Half of the warp branches around it, or has a false guard."""
     with pytest.raises(
         ShuffleError,
         match="names lanes 0xffffff00, which are elsewhere.*\n.*sync.*\n.*thread .0, 0, 0",
@@ -68,9 +68,9 @@ def test_who_executes_it_must_be_named(opcode: str) -> None:
 
 @each
 def test_members_must_agree(opcode: str) -> None:
-    """Two halves with masks of their own are fine.
+    """Two halves with their own masks are valid.
 
-    One half that names all, while the other names itself, is not.
+    A half that names all lanes, while the other names itself, is an error.
     """
     run(opcode, "selp.b32 %r3, 0xff, 0xffffff00, %p1; @")
     with pytest.raises(
@@ -79,7 +79,7 @@ def test_members_must_agree(opcode: str) -> None:
         run(opcode, "selp.b32 %r3, 0xffffffff, 0xffffff00, %p1; @")
 
 
-#: what 8 lanes give where the others have exited
+#: results of 8 lanes after the others have exited
 ODD = np.arange(8) % 2
 ALONE = {
     "shfl": np.arange(8) ^ 1,
@@ -104,8 +104,8 @@ ALONE = {
 
 
 @each
-def test_those_who_exited_do_not_count(opcode: str) -> None:
-    """A full membermask names them still."""
+def test_exited_lanes_do_not_count(opcode: str) -> None:
+    """A full membermask still names them."""
     store = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4; st.global.u32 [%rd5], %r4;"
     got = run(opcode, f"{store} ?!%p1 ret; @")
     np.testing.assert_array_equal(got[:8], np.broadcast_to(ALONE[opcode], 8))
@@ -114,7 +114,7 @@ def test_those_who_exited_do_not_count(opcode: str) -> None:
 
 @pytest.mark.parametrize("instruction", ["{} %f1, %r2, -1;", "{} %r4, %f1, -1;"])
 def test_bits_are_reduced_in_integer_registers(instruction: str) -> None:
-    """ptxas finds such operands mismatched, too, though the opcode says .b32."""
+    """ptxas rejects such operands too, although the opcode says .b32."""
     with pytest.raises(TypeMismatch, match="in a .b32 register, but %f1 is .f32"):
         per_thread(f"mov.f32 %f1, 1.0; {instruction.format('redux.sync.or.b32')}", "%r2")
 
@@ -125,7 +125,7 @@ def test_a_shuffle_reads_no_lane_that_exited() -> None:
 
 
 def test_the_active_mask_holds_who_is_here() -> None:
-    """Not those who went elsewhere, and not those who exited."""
+    """It excludes lanes in other branches, and lanes that have exited."""
     np.testing.assert_array_equal(
         per_thread(START.format(-1) + "activemask.b32 %r4;", "%r4"), [0xFFFFFFFF] * 32
     )

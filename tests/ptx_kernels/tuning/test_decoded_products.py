@@ -1,4 +1,4 @@
-"""The length from which weights are decoded for XLA's product, and who may say otherwise."""
+"""Lengths from which weights are decoded for XLA's product, and overrides by tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptx_kernels.limits import MAX_F16_ROW
 from ptx_kernels.tuning import VARIABLE, choose, decide, on_device, tables
 from ptx_kernels.tuning.tables import TuningTableError
 
-#: formats, rows, columns of the layers of an 8B, and the length by which they are decoded.
+#: formats, rows, columns of the layers of an 8B model, and the length at which they are decoded
 SHAPES = [
     (("Q4_K", "Q4_K", "Q4_K"), (4096, 1024, 1024), 4096, 1024),
     (("Q4_K",), (4096,), 4096, 384),
@@ -35,13 +35,13 @@ def test_from_a_length_on(formats, rows, columns, length):
 
 
 def test_formats_without_halves():
-    """Kernels multiply them by int8 activations, with scales of every 32 columns: not measured."""
+    """Kernels multiply them by int8 activations with scales per 32 columns. Not measured."""
     assert decoded(("Q8_0",), (4096,), 4096, 512) and not decoded(("Q8_0",), (4096,), 4096, 576)
     assert all(decoded(("Q8_0",), (4096,), 4096, m) for m in (640, 1024, 4096))
 
 
 @pytest.mark.parametrize("name", [*DEVICES, "Unheard Of"])
-def test_where_the_rate_of_products_is_known(name):
+def test_devices_with_a_known_rate_of_products(name):
     known = DEVICES.get(name) is not None and DEVICES[name].dot_float_ops is not None
     assert known == (name in ("H100", "H200"))
     with on_device(target(f"NVIDIA {name}")):
@@ -52,17 +52,17 @@ def test_where_the_rate_of_products_is_known(name):
     ("rows", "columns"),
     [
         ((4096,), 2 * MAX_F16_ROW),  # no block holds a row
-        ((2 * MAX_F16_ROW,), 4096),  # nor one of what gates it
-        ((4092,), 4096),  # rows of results begin anywhere
+        ((2 * MAX_F16_ROW,), 4096),  # no block holds a row of the gated result
+        ((4092,), 4096),  # rows of results may start anywhere
     ],
 )
-def test_what_has_no_kernels_is_not_decoded(rows, columns):
+def test_shapes_without_kernels_are_not_decoded(rows, columns):
     assert not decoded(("Q4_K",), rows, columns, 8192)
 
 
 @pytest.mark.parametrize("formats", [("IQ2_XXS",), ("IQ2_XXS", "Q4_K")], ids=str)
-def test_what_tensor_cores_do_not_take_is_decoded_early(formats):
-    """It would be decoded to float32."""
+def test_formats_without_tensor_cores_are_decoded_early(formats):
+    """Otherwise it would be decoded to float32."""
     assert not decoded(formats, (4096,), 4096, 64)
     assert all(decoded(formats, (4096,), 4096, m) for m in (256, 512, 4096))
 
@@ -78,7 +78,7 @@ def _table(tmp_path, monkeypatch, **changes):
 
 @pytest.mark.parametrize("says", [True, False])
 def test_a_table_overrules_the_model(says, tmp_path, monkeypatch):
-    """Within an octave of its row."""
+    """A row decides within an octave of its length."""
     _table(tmp_path, monkeypatch, config={"decoded": says}, m=160 if says else 4096)
     shape = ("Q4_K",), (4096,), 4096
     for m in (100, 160, 300) if says else (2100, 4096, 8000):
@@ -88,7 +88,7 @@ def test_a_table_overrules_the_model(says, tmp_path, monkeypatch):
 
 
 def test_a_table_that_changes_is_read_again(tmp_path, monkeypatch):
-    """In one process, under one name: what was read before must not answer."""
+    """The process rereads a changed file with the same name."""
     for says in (True, False, True):
         _table(tmp_path, monkeypatch, config={"decoded": says})
         os.utime(tmp_path / "table.json", ns=(0, 1000 + says))
@@ -103,7 +103,7 @@ def test_a_table_cannot_ask_for_what_there_is_not(tmp_path, monkeypatch):
 
 
 def test_seconds_of_a_product():
-    """The rate for whole rounds of tiles; a last round that is half empty takes as long."""
+    """Full rounds of tiles run at the rate; a last round that is half empty takes as long."""
     whole = dot_seconds(REFERENCE, 128 * 12, 4096, 128 * 11)
     assert whole == pytest.approx(2 * 128 * 12 * 128 * 11 * 4096 / 700e12)
     assert dot_seconds(REFERENCE, 128 * 12, 4096, 128 * 11 + 1) == pytest.approx(2 * whole)

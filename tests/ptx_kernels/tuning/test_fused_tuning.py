@@ -1,4 +1,4 @@
-"""Configs of fused mat-vecs build at any model's shapes, fit the device, and never spill."""
+"""Configs of fused mat-vecs build for any model's shapes, fit the device, and never spill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ptx_kernels.tuning import choose
 def product(
     formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool, output: str
 ) -> Kernel:
-    """One matrix: with a residual. Two of as many rows: gated. Otherwise: joined."""
+    """One matrix gets a residual, two with equal rows are gated, others are one launch."""
     config = choose(
         fused_matvec_rule,
         formats,
@@ -89,7 +89,7 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
     config: MatvecConfig = choose(
         fused_matvec_rule, ("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1"
     )
-    # 448 groups of 32 rows: four rounds on 132 processors
+    # 448 groups of 32 rows: four rounds on 132 multiprocessors
     assert config.block_rows == 32 and config.persistent == 224
     # 256 blocks: one wave
     assert choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 1, True).persistent == 0
@@ -99,9 +99,9 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
     "rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 2048, 2048), (12800, 16, 16)]
 )
 def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -> None:
-    """No matrix keeps a block busy for longer than if all rows were those of one matrix.
+    """No matrix keeps a block busy for longer than if all rows belonged to one matrix.
 
-    All blocks fit.
+    All blocks are resident.
     """
     config: MatvecConfig = choose(fused_matvec_rule, ("Q4_K",) * 3, rows, 4096, 1, True)
     groups = [-(-n // config.block_rows) for n in rows]
@@ -113,7 +113,7 @@ def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
 def test_weights_of_long_rows_are_under_way_where_no_table_decides(format: str) -> None:
-    """48 KB of a multiprocessor at least; a load's first use is half of a trip away or more."""
+    """A multiprocessor has at least 48 KB in flight; a load's first use is half a loop later."""
     device = DEVICES["H100"]
     config = fused_matvec_rule(target(device.name), (format,), (4096,), 14336, 1)
     kernel = matvec(format=format, n=4096, columns=14336, m=1, residual=True, config=config)
@@ -158,7 +158,7 @@ def test_fusing_costs_no_instructions_in_the_loop(
 ) -> None:
     """Budgets of the plain mat-vec hold, per byte of quants.
 
-    They hold with the activations in shared memory too.
+    They also hold with the activations in shared memory.
     """
     kernel = product(formats, rows, 4096, 1, norm, output)
     found = figures(kernel, "sm_90", predict_time=False)

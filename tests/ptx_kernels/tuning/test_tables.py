@@ -1,4 +1,4 @@
-"""Tuning tables: what a file may hold, which row serves a shape, and who decides."""
+"""Tuning tables: valid files, the row that serves a shape, and precedence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def row(n: int = 4096, columns: int = 4096, m: int = 1, warps: int = 2, **change
 
 
 def fused(**changes) -> dict:
-    """Gate and up, each block making q8_1 of its activations."""
+    """Gate and up, where each block quantizes its activations to q8_1."""
     values = dict(
         kernel="fused_matvec",
         formats=["Q4_K", "Q6_K"],
@@ -149,9 +149,9 @@ def test_the_nearest_row_serves(n, columns, m, warps):
 
 
 def test_keys_of_joined_matrices():
-    """Formats, their number, and the types of activations and results must agree.
+    """Formats, their number, and the dtypes of activations and results must match.
 
-    The sizes lie within an octave together.
+    The total rows must be within an octave.
     """
     t = table(
         fused(),
@@ -179,8 +179,8 @@ def test_keys_of_joined_matrices():
 
 
 @pytest.mark.parametrize("config", [{"activations": "inline_q8"}, {"persistent": 3}, {}], ids=str)
-def test_what_shares_its_rows_evenly_is_for_no_others(config):
-    """Columns and m may differ all the same."""
+def test_configs_that_divide_rows_evenly_serve_no_other_rows(config):
+    """Serves no other row counts if its Config divides rows evenly; columns and m may differ."""
     (found,) = table(fused(config=config)).rows
     known = tables.OVERRULED["fused_matvec"]
     for rows, columns, served in (
@@ -193,7 +193,7 @@ def test_what_shares_its_rows_evenly_is_for_no_others(config):
 
 
 def test_keys_of_prompts():
-    """The tile of at least as many rows of activations, up to twice as many."""
+    """Serves up to twice as many rows of activations, with a tile that holds them."""
     gemm = dict(kernel="gemm", config={})
     t = table(
         row(m=16, seconds=1e-5, **gemm),
@@ -223,7 +223,7 @@ def _of_16_warps(format: str, n: int, columns: int, m: int) -> MatvecConfig:
     return MatvecConfig(warps=16)
 
 
-#: A rule that the rows of mat-vecs overrule.
+#: A rule that rows of mat-vecs override.
 RULE = Rule("matvec", _of_16_warps, matvec_rule.rows)
 
 
@@ -282,7 +282,7 @@ def test_packaged_tables_are_sound():
 
 
 def test_rules_of_no_family_may_have_rows(monkeypatch):
-    """Tables hold none for them."""
+    """Tables have no rows for them."""
     monkeypatch.setattr(tables, "packaged", lambda: (table(row()),))
     mine = Rule("mine", _of_16_warps, matvec_rule.rows)
     assert decide(mine, "Q4_K", 4096, 4096, 1).config == MatvecConfig(warps=16)
@@ -301,7 +301,7 @@ def test_choices_are_recorded():
     splits = Rule("splits", lambda columns, most=8: min(columns // 2, most))
     with tuning.recorded() as made:
         assert choose(splits, 6) == 3
-        assert decide(splits, 100).config == 8  # only asked
+        assert decide(splits, 100).config == 8  # not recorded
     assert made == [Choice("splits", (6, 8), 3, "rule splits")]
     assert str(made[0]) == "splits(6, 8) -> 3: rule splits"
     assert choose(splits, 6) == 3 and len(made) == 1

@@ -1,6 +1,6 @@
-"""Rules know the device: as many blocks as its multiprocessors take.
+"""Rules depend on the device: they launch as many blocks as its multiprocessors take.
 
-They say whose number that is.
+They report where the number comes from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_r
 from ptx_kernels.kernels.rms_norm import rms_norm_rule
 from ptx_kernels.tuning import choose, current_device, decide, on_device, tables, target
 
-#: (as the driver reports it, multiprocessors that it reports or None, how many they are)
+#: (name from the driver, multiprocessors from the driver or None, the actual number)
 DEVICES = [
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 16),
     ("NVIDIA L4", 58, 58),
@@ -57,7 +57,7 @@ def test_the_device_is_known(multiprocessors):
 @pytest.mark.parametrize("context", [4096, 131072])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batch):
-    """Or into clusters of eight, with as many warps where their blocks are half as many."""
+    """The alternative is clusters of eight, with twice the warps if half as many blocks run."""
     config = choose(paged_attention_rule, batch, 32, 8, 128, context, "bf16")
     splits, blocks = config.splits, config.splits * batch * 8
     assert blocks <= max(2 * multiprocessors, batch * 8)
@@ -74,11 +74,11 @@ def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batc
     + [(name, True) for name in ("NVIDIA H200", "NVIDIA B200", "NVIDIA GeForce RTX 5090")],
 )
 def test_splits_are_clusters_where_the_device_has_them(name, clusters):
-    """Nobody knows whether an unknown device has."""
+    """An unknown device is assumed to have none."""
     for batch in (1, 4):
         config = paged_attention_rule(target(name), batch, 32, 8, 128, 512, "bf16")
         assert (config.cluster, config.splits > 1) == (clusters, True)
-    # of one KV head few blocks would have all of a long context
+    # with one KV head, few blocks would have all of a long context
     config = paged_attention_rule(target(name), 1, 8, 1, 128, 32768, "bf16")
     assert not config.cluster and config.splits > 8
 
@@ -102,7 +102,7 @@ def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m
     kernel = gemm_kernel(format="Q4_K", n=4096, columns=4096, m=m, config=config)
     enough = 1.5 * multiprocessors
     assert kernel.grid[0] * kernel.grid[1] >= enough or config.rows * config.m_tile == 256
-    if (config.row_warps, config.tiles) != (4, 2):  # twice the rows would be too few blocks
+    if (config.row_warps, config.tiles) != (4, 2):  # twice the rows would give too few blocks
         assert -(-m // config.m_tile) * -(-4096 // (2 * config.rows)) < enough
 
 
@@ -172,7 +172,7 @@ def test_a_device_of_one_multiprocessor_has_a_choice_for_everything():
 
 
 def test_a_vocabulary_is_searched_in_one_wave(multiprocessors):
-    # 1024 values each or more
+    # at least 1024 values each
     assert min(multiprocessors, 126) - 1 <= choose(argmax_splits_rule, 128256) <= multiprocessors
 
 
@@ -190,7 +190,7 @@ def test_who_says_how_many():
     assert why(target("NVIDIA L4")).startswith(
         "rule gemm for 132 multiprocessors of an H200, NVIDIA L4 being unknown, no table"
     )
-    assert decide(rms_norm_rule, 4096).why == "rule rms_norm"  # whatever the device
+    assert decide(rms_norm_rule, 4096).why == "rule rms_norm"  # for any device
     assert current_device() == target("H200")
 
 

@@ -1,4 +1,4 @@
-"""Small kernels of every family with operands and the results they must give.
+"""Small kernels of every family with operands and expected results.
 
 Tests and tools perturb and mutate them.
 
@@ -190,7 +190,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
             dtype,
             PagedAttentionConfig(warps=2, queries=3, tensor_cores=True),
             tolerance=5e-12,
-            context=context,  # whose last token is another one of a lane's four
+            context=context,  # the last token is at another position of a lane's four
         )
         for dtype, head_dim, context in (
             ("bf16", 64, 43),
@@ -265,7 +265,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         CausalAttentionConfig(warps=1, tokens=16),
         head_dim=48,
         time=61,
-        window=46,  # stages are filled again in each of the three loops
+        window=46,  # each of the three loops refills its stages
         soft_cap=2.0,
         sinks=True,
     ),

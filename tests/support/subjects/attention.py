@@ -1,4 +1,4 @@
-"""Subjects of attention."""
+"""Subjects for attention."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
 
 
 def read_q8_1(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values of q8_1 groups, and the errors of their sums of values: 0."""
+    """Dequantizes q8_1 groups; also returns the errors of their sums, which must be 0."""
     scale, total = scale_sum[..., 0], scale_sum[..., 1]
     sums = np.rint(np.divide(total, scale, out=total.copy(), where=scale != 0))
     return dequantized(values, scale_sum), sums - values.reshape(*scale.shape, 32).sum(
@@ -61,12 +61,12 @@ def attention_subject(
 ) -> Subject:
     """Two KV heads of three query heads each; contexts of `context`, 0, 1 and 48 tokens.
 
-    With a `value_dim` the pages are latent.
+    A `value_dim` makes the pages latent.
 
     The last context fills its pages.
 
-    What no context holds is NaN, tables name pages beyond the last there, and so do two entries
-    within contexts.
+    Slots outside of all contexts are NaN. Their table entries are out of range, and so are two
+    entries within contexts.
     """
     rng = rng_of(1, head_dim)
     lengths = np.array([context, 0, 1, 48], np.int32)
@@ -128,7 +128,7 @@ def attention_subject(
 
 
 def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
-    """Attention from its splits together, float64: (batch, heads, head_dim)."""
+    """Merges the splits of attention in float64: (batch, heads, head_dim)."""
     highest, total = marks[..., 0].astype(np.float64), marks[..., 1]
     factors = np.exp2(highest - highest.max(-1, keepdims=True))
     together, weight = (factors[..., None] * parts).sum(2), (factors * total).sum(-1)[..., None]
@@ -136,9 +136,9 @@ def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
 
 
 def merge_subject(config: MergeConfig) -> Subject:
-    """Eleven splits, the third and the last empty.
+    """Eleven splits, of which the third and the last are empty.
 
-    One head's are all empty, and one's scores lie far apart.
+    All splits of one head are empty. The scores of another head are far apart.
     """
     rng = rng_of(10)
     parts, marks = (
@@ -164,9 +164,9 @@ def causal_subject(
     tolerance: float = 3e-11,
     **options: Any,
 ) -> Subject:
-    """Prompts of all, 0 and 5 of their tokens; two KV heads of three query heads each.
+    """Prompts with all, 0 and 5 valid tokens; two KV heads of three query heads each.
 
-    What padding holds is not a number, and its results are not compared.
+    Padding holds NaN, and its results are not compared.
     """
     rng = rng_of(4, head_dim)
     lengths = np.array([time, 0, 5], np.int32)
@@ -206,7 +206,7 @@ def causal_subject(
     return Subject(kernel, operands, real(want), tolerance, real)
 
 
-#: Of each sequence of `piece_subject`: tokens before the piece, and of the piece; None: all.
+#: (cached tokens, tokens of the chunk) of each sequence of `piece_subject`; None: all tokens.
 PIECES = ((23, None), (0, 5), (40, 0), (46, 3))
 
 
@@ -226,11 +226,12 @@ def piece_subject(
     tolerance: float = 3e-11,
     **options: Any,
 ) -> Subject:
-    """Pieces of `PIECES` over pages; two KV heads. The last one goes past what its pages hold.
+    """Chunks of `PIECES` over pages; two KV heads.
 
-    Of f32 pages the kernel gets `key_parts` of bf16, in the order of the tables. What no token sees
-    is NaN, tables name pages beyond the last there, and so does an entry within the last context,
-    and one of the first if `missing`. Results of padding are zeros.
+    The last chunk exceeds the capacity of its pages. For f32 pages the kernel gets `key_parts` bf16
+    parts, in the order of the tables. Slots that no token sees are NaN. Their table entries are out
+    of range, and so are an entry within the last context and, if `missing`, one of the first.
+    Results of padding are zeros.
     """
     rng, width = rng_of(16, head_dim), -(-48 // page_size)
     lengths = np.array([time if n is None else n for _, n in PIECES], np.int32)
@@ -238,7 +239,7 @@ def piece_subject(
     num_pages, heads, batch = 4 * width, 2 * group, len(PIECES)
     q = rng.standard_normal((batch, time, heads, head_dim), np.float32) * np.float32(q_size)
     rows = q.reshape(-1, head_dim)
-    if dtype == "f16":  # one is large: where a scale leaves it out, it overflows
+    if dtype == "f16":  # one large element, which overflows if a scale ignores it
         each = np.arange(len(rows))
         rows[each, each % head_dim] = 8 * q_size
     tables = rng.permutation(num_pages).reshape(batch, width).astype(np.int32)

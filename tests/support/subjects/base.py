@@ -1,4 +1,4 @@
-"""Subject: a kernel with operands and what it must give."""
+"""Subject: a kernel with operands and expected results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _OPEN = re.compile(r"\.approx\.|\bmma\.[^;]*\.f32|\b(?:atom|red)\.[^;]*add\.f32"
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel with operands, its exact results and how far it may miss them.
+    """A kernel with operands, its exact results, and their tolerance.
 
     Attributes:
-      wants: one per result; a bf16 result as floats. None: no one answer (not compared).
-      finish: makes of the results what `wants` holds, where they are partial ones.
-      tolerance: largest NMSE of a result of floats; 0 asks for the very bits. Integers are compared
-        exactly, and so are zeros: nothing rounds to them.
+      wants: one per result; a bf16 result as floats. None: not compared, as several answers are
+        right.
+      finish: converts partial results to those in `wants`.
+      tolerance: maximum NMSE of a float result; 0 requires equal bits. Integers and zeros are
+        compared exactly, since nothing rounds to them.
     """
 
     kernel: Kernel
@@ -38,20 +39,20 @@ class Subject:
 
     @property
     def exact(self) -> bool:
-        """True if hardware has no freedom in the results: perturbed runs give the same bits."""
+        """Whether hardware has no freedom in the results: perturbed runs give the same bits."""
         return _OPEN.search(self.kernel.text) is None
 
     def run(self, text: str | None = None, **options: Any) -> tuple[np.ndarray, ...]:
-        """Results of the kernel, or of another text in its place, with `simulator.run`'s options.
+        """Runs the kernel, or another text in its place, with `simulator.run`'s options.
 
         Raises:
-          SimulationError: as the simulator raises it.
+          SimulationError: like the simulator.
         """
         kernel = self.kernel if text is None else replace(self.kernel, text=text, lines={})
         return simulator.run(kernel, *self.operands, **options)
 
     def holds(self, results: tuple[np.ndarray, ...]) -> bool:
-        """True if results are right."""
+        """Whether the results are right."""
         if self.finish is not None:
             finished = zip(self.finish(*results), self.wants, strict=True)
             return all(self._near(got, want) for got, want in finished if want is not None)

@@ -1,4 +1,4 @@
-"""Subjects of a gated delta net."""
+"""Subjects for a gated delta net."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .base import Subject, rng_of
 def delta_rule_subject(config: GatedDeltaRuleConfig, tiled: bool, time: int = 11) -> Subject:
     """Two sequences, two k heads of 80, four v heads of 32; two tokens of a head are padding.
 
-    In the other sequence a token is padding for all heads. What padding holds is not a number.
+    In the other sequence a token is padding for all heads. Padding holds NaN.
     """
     rng = rng_of(21)
     q, k = (rng.standard_normal((2, time, 2, 80), np.float32) for _ in "qk")
@@ -29,7 +29,7 @@ def delta_rule_subject(config: GatedDeltaRuleConfig, tiled: bool, time: int = 11
     beta = rng.uniform(0, 1, (2, time, 4)).astype(np.float32)
     state = rng.standard_normal((2, 4, 80, 32), np.float32)
     g[1, 3:5, 2] = beta[1, 3:5, 2] = g[0, 7] = beta[0, 7] = 0
-    beta[0, 2, 0] = g[1, 6, 3] = 0  # alone these are no padding
+    beta[0, 2, 0] = g[1, 6, 3] = 0  # neither alone makes a token padding
     sizes = dict(batch=2, time=time, num_k_heads=2, num_v_heads=4, key_dim=80, value_dim=32)
     kernel = gated_delta_rule(**sizes, scale=0.3, tiled=tiled, config=config)
     want = rule_oracle(q, k, v, g, beta, state, scale=0.3, tiled=tiled)
@@ -41,7 +41,7 @@ def delta_rule_subject(config: GatedDeltaRuleConfig, tiled: bool, time: int = 11
 def delta_step_subject(
     config: GatedDeltaStepConfig, tiled: bool, *, width: int = 4, num_v_heads: int = 6
 ) -> Subject:
-    """Seven sequences: one starts, from what is not a number; one has no token; one is long."""
+    """Seven sequences: one starts with NaN as its state, one has no token, one is long."""
     rng = rng_of(22)
     positions = np.array([0, 1, -1, 2, 3, 4, 1001], np.int32)
     values, channels = num_v_heads * 32, 2 * 2 * 80 + num_v_heads * 32
@@ -72,5 +72,5 @@ def delta_step_subject(
 
 
 def _with_zeros(*results: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Results with zeros for what is not a number: columns that nobody writes."""
+    """Replaces NaN with zeros, in columns that nobody writes."""
     return tuple(map(np.nan_to_num, results))

@@ -1,4 +1,4 @@
-"""Subjects of products by experts that ids choose, some of which name none."""
+"""Subjects for products with selected experts; some ids select none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from support.oracles import (
 from .base import Subject, rng_of
 
 EXPERTS = 4
-#: Of two tokens: negative, and just beyond the last, among them.
+#: Ids of two tokens; they include a negative one and one just beyond the last expert.
 IDS = np.array([[3, -1, 0], [EXPERTS, 2, 2]], np.int32)
 
 
 def stack(
     format: str, n: int, columns: int, *seed: int, experts: int = EXPERTS
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Planes (experts, n, ...) and the weights that they mean, float64 (experts, n, columns)."""
+    """Planes (experts, n, ...) and their decoded weights, float64 (experts, n, columns)."""
     blocks = columns // formats.get(format).block_size
     each = [random_planes(rng_of(n, *seed, e), format, n, blocks) for e in range(experts)]
     planes = tuple(np.stack(parts) for parts in zip(*each, strict=True))
@@ -38,14 +38,14 @@ def stack(
 
 
 def named() -> np.ndarray:
-    """Whether each id names an expert, (2, 3)."""
+    """Mask (2, 3) of ids that select an expert."""
     return (IDS >= 0) & (IDS < EXPERTS)
 
 
 def expert_products(x: np.ndarray, w: np.ndarray, ids: np.ndarray = IDS) -> np.ndarray:
-    """w[id] @ x of each choice (2, 3, n), of x (2, columns) or (2, 3, columns); zeros of no expert.
+    """Computes w[id] @ x per choice (2, 3, n); zeros where an id selects no expert.
 
-    In the precision of x and w.
+    x is (2, columns) or (2, 3, columns). The precision is that of x and w.
     """
     x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
     y = np.einsum("tjnk,tjk->tjn", w[ids % EXPERTS], x)
@@ -66,7 +66,7 @@ def expert_matvec_subject(config: MatvecConfig, format: str = "Q4_K") -> Subject
 def expert_gated_subject(
     config: MatvecConfig, activation: str, output: str = "f32", *, n: int = 64
 ) -> Subject:
-    """Two formats and biases; q8_1 output is that of the f32 output, but for ulps of the gate."""
+    """Two formats and biases; q8_1 output is that of f32 output, except for ulps of the gate."""
     columns, pair = 768, ("Q4_K", "Q6_K")
     stacks = [stack(format, n, columns, i) for i, format in enumerate(pair)]
     rng = rng_of(13)
@@ -93,7 +93,7 @@ def expert_gated_subject(
 def routed_gated_subject(
     config: MatvecConfig, gating: str, output: str = "f32", *, n: int = 64
 ) -> Subject:
-    """Blocks that choose their experts; the first ones store all choices and weights."""
+    """Blocks that select their experts; the first blocks store all choices and weights."""
     columns, pair = 768, ("Q4_K", "Q6_K")
     stacks = [stack(format, n, columns, 4, i) for i, format in enumerate(pair)]
     operands, x = activation_operands(
@@ -146,14 +146,15 @@ def mixture_subject(
     return Subject(kernel, given, (want,), 1e-11)
 
 
-#: Rows of each expert that `expert_gemm_subject` has, the last ones of none. One has none, one more
-#: than a tile of 16; ends lie at even and odd rows of both halves of such a tile.
+#: Rows of each expert in `expert_gemm_subject`; the last entry counts rows of no expert. One expert
+#: has none, one has one more than a tile of 16. Ends are at even and odd rows of both halves of a
+#: tile.
 GROUPS = (5, 0, 6, 28, 9, 3)
 GEMM_EXPERTS = len(GROUPS) - 1
 
 
 def expert_tiles(m_tile: int) -> np.ndarray:
-    """(expert, first row, end) of every tile of GROUPS; those left over have no rows."""
+    """(expert, first row, end) of every tile of GROUPS; surplus tiles have no rows."""
     tiles, first = [], 0
     for expert, rows in enumerate(GROUPS):
         end = first + rows
@@ -180,10 +181,10 @@ def expert_gemm_subject(
 def routes(
     gating: str, *, rows: int, experts: int, top: int, normalize: bool
 ) -> tuple[Routing, tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
-    """A routing, its logits and bias, the ids and the weights in float64.
+    """Returns a routing, its logits and bias, the ids, and the weights in float64.
 
-    There are ties of the best; with a sigmoid also a bias. The last row's sigmoids are all 0 then:
-    its best are neighbouring floats below 0, the smaller first.
+    The best experts tie. The sigmoid also has a bias; the last row's sigmoids are all 0, so that
+    its best scores are neighboring floats below 0, the smaller first.
     """
     rng = rng_of(experts, top)
     logits = rng.standard_normal((rows, experts), np.float32) * np.float32(2)
@@ -216,7 +217,7 @@ def route_subject(
 
 
 def router_subject(m: int, columns: int, *, norm: bool = True, bias: bool = False) -> Subject:
-    """Two warps a row of weights."""
+    """Two warps per row of weights."""
     n, rng = 5, rng_of(17, columns)
     w, x = rng.standard_normal((n, columns), np.float32), rng.standard_normal((m, columns))
     x = (x * 3 + 1).astype(np.float32)

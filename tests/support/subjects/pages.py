@@ -1,4 +1,4 @@
-"""Subjects of a paged cache."""
+"""Subjects for a paged cache."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .base import Subject, rng_of
 
 
 def append_subject(dtype: str, *, latent: bool = False) -> Subject:
-    """Seven tokens, the second and third of which have no slot; latent ones have no values.
+    """Seven tokens, of which the second and third have no slot; latent tokens have no values.
 
-    One's is negative, the other's is the first behind the pages. Many values lie halfway between
-    two of a narrower type.
+    One of these slots is negative, the other is the first beyond the pages. Many values are halfway
+    between two of a narrower type.
     """
     rng, kinds = rng_of(6), "k" if latent else "kv"
     pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in kinds]
@@ -41,17 +41,17 @@ def append_subject(dtype: str, *, latent: bool = False) -> Subject:
 
 
 def cached(x: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:
-    """Float vectors as pages hold them: (rows,), or (rows, scales) for int8."""
+    """Encodes float vectors like pages: (rows,), or (rows, scales) for int8."""
     return int8_vectors(x) if dtype == "int8" else (stored(x, dtype),)
 
 
 def page_operands(pages: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """(k rows, v rows, k scales, v scales), or of keys alone: the order of a kernel's operands."""
+    """Orders operands like the kernel: (k rows, v rows, k scales, v scales), or keys only."""
     return tuple(part for parts in zip(*pages, strict=True) for part in parts)
 
 
 def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subject:
-    """Four tokens of 96 dimensions, 40 of them rotated; the second and the third have no slot."""
+    """Four tokens of 96 dimensions, 40 of them rotated; the second and third have no slot."""
     rng = rng_of(9)
     exact = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
     q, k, v = (rng.standard_normal((4, heads, 96), np.float32) for heads in (4, 2, 2))
@@ -87,7 +87,7 @@ def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subjec
         eps=1e-2,
     )
     operands = (*page_operands(pages), q, k, v, slots, *angles, *norms)
-    if dtype == "int8":  # a value near the middle of two steps may round to either
+    if dtype == "int8":  # a value near the middle of two steps may round either way
         return Subject(
             kernel,
             operands,
@@ -101,7 +101,7 @@ def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subjec
 def dequantized_pages(
     k: np.ndarray, v: np.ndarray, k_scales: np.ndarray, v_scales: np.ndarray, *others: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """int8 pages as floats."""
+    """Converts int8 pages to floats."""
     return (
         k * k_scales[..., None].astype(np.float64),
         v * v_scales[..., None].astype(np.float64),

@@ -1,4 +1,4 @@
-"""Subjects of mat-vecs and gemm."""
+"""Subjects for mat-vecs and gemm."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def matvec_subject(
 
 
 def preset_subject(config: MatvecConfig) -> Subject:
-    """Columns for more than one round of the loop, or more than one chunk."""
+    """Enough columns for more than one loop iteration, or more than one chunk."""
     more = config.stage == "chunks" or config.streams("Q4_K") * config.unroll > 4
     return matvec_subject("Q4_K", config, columns=4352 if more else 2304)
 
@@ -61,7 +61,8 @@ def normed_operands(
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Operands x and norm_weight (of about `size`) of a mat-vec with `norm` and eps = 0.5.
 
-    With them come the numbers that its products see: below 1, as nothing may start from there.
+    Also returns the values that its products use. They are below 1, which reveals a maximum that
+    starts at 1.
     """
     rng = rng_of(m, columns, 2)
     x, weight = (
@@ -73,9 +74,9 @@ def normed_operands(
 
 
 def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
-    """Normalized rows in, bias and residual added, int8 out where asked for."""
+    """Rows are normalized, bias and residual added; q8_1 output on request."""
     rng, n, columns, m = rng_of(9), 64 if output == "q8_1" else 13, 1280, 2
-    size = np.float32(2**-8)  # results are below 1, too
+    size = np.float32(2**-8)  # keeps results below 1
     planes = random_planes(rng, "Q4_K", n, 5)
     operands, x = normed_operands(config, m, columns, size)
     bias, residual = (size * rng.standard_normal(s, np.float32) for s in ((n,), (m, n)))
@@ -117,7 +118,7 @@ def gated_subject(
 
 
 def qkv_subject(config: MatvecConfig) -> Subject:
-    types, rows, columns, m = ("Q4_K", "Q6_K"), (16, 5), 1280, 2  # the first fills its block
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (16, 5), 1280, 2  # the first matrix fills its block
     matrices = [
         random_planes(rng_of(11, n), format, n, 5) for format, n in zip(types, rows, strict=True)
     ]
@@ -145,7 +146,10 @@ def qkv_subject(config: MatvecConfig) -> Subject:
 
 
 def append_heads_subject(interleaved: bool) -> Subject:
-    """Two tokens; heads of 32. Neighbours rotate in part, and the second token has no slot then."""
+    """Two tokens; heads of 32.
+
+    The interleaved variant rotates only part of a head, and its second token has no slot.
+    """
     types, heads, columns, m = ("Q4_K", "Q4_K", "Q6_K"), (2, 1, 1), 512, 2
     rope_dim, config = 24 if interleaved else 32, replace(PRESETS["tiled"], warps=2)
     rng = rng_of(14)
@@ -200,7 +204,7 @@ def gemm_subject(
     kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
     if config.products == "f16":
         operands, exact = half_operands(x)
-        tolerance = 1e-7 if format == "Q6_K" else 1e-10  # how tensor cores round in between is open
+        tolerance = 1e-7 if format == "Q6_K" else 1e-10  # tensor cores' rounding is unspecified
     else:
         operands, tolerance = quantized(x), 1e-12
         exact = dequantized(*operands)
@@ -208,7 +212,7 @@ def gemm_subject(
 
 
 def gemm_epilogue_subject(config: GemmConfig) -> Subject:
-    n, columns, m = 21, 1536, 7  # three steps, the last in the ring's first stage
+    n, columns, m = 21, 1536, 7  # three steps; the last reuses the ring's first stage
     planes = random_planes(rng_of(13), "Q4_K", n, 6)
     operands = quantized(rng_of(14).standard_normal((m, columns), np.float32))
     bias = rng_of(15).standard_normal(n, np.float32)
@@ -219,7 +223,7 @@ def gemm_epilogue_subject(config: GemmConfig) -> Subject:
 
 
 def gated_gemm_subject(config: GemmConfig) -> Subject:
-    """Two formats, int8 out of a last block that overlaps its neighbour."""
+    """Two formats with int8 output; the last block overlaps its neighbor."""
     pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 1536, 7  # three steps of two stages
     planes = [random_planes(rng_of(17, i), format, n, 6) for i, format in enumerate(pair)]
     operands = quantized(rng_of(18).standard_normal((m, columns), np.float32) * np.float32(0.1))
@@ -230,7 +234,7 @@ def gated_gemm_subject(config: GemmConfig) -> Subject:
     def floats(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, ...]:
         return dequantized(values, scale_sum), scale_sum
 
-    # the gate is approximate, and a value near the middle of two steps may round to either
+    # the gate is approximate, and a value near the middle of two steps may round either way
     return Subject(build(output="q8_1"), operands, floats(*quantized(y)), 2e-6, floats)
 
 

@@ -1,4 +1,4 @@
-"""Subjects of quantization, norms and decoding."""
+"""Subjects for quantization, norms and decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .base import Subject, rng_of
 def quantize_subject(dtype: str) -> Subject:
     """Three rows of three groups.
 
-    One is all 0, one has 1 as its largest, and one a negative number.
+    One is all 0, one has 1 as its maximum, and one has a negative number as its maximum.
     """
     exact = rng_of(2).standard_normal((3, 96), np.float32)
     exact[0, 32:64], exact[1, :32], exact[2, 72] = 0, np.linspace(-0.9, 1, 32), -9
@@ -50,21 +50,21 @@ def rms_norm_subject(output: str) -> Subject:
 
 
 def quantize_f16_subject(dtype: str) -> Subject:
-    """Six super-blocks in two blocks of warps, two of them a row.
+    """Six super-blocks, two per row, in two blocks of warps.
 
-    One is all 0, one has 1 as its largest, and one a negative number.
+    One is all 0, one has 1 as its maximum, and one has a negative number as its maximum.
     """
     x = rng_of(2).standard_normal((6, 256), np.float32)
     x[0], x[1], x[2, 72] = 0, np.linspace(-0.9, 1, 256), -9
-    x = np.round(x.reshape(3, 512) * 2**16) / 2**16  # sums are exact, and too long for one f16
+    x = np.round(x.reshape(3, 512) * 2**16) / 2**16  # sums are exact, but too long for one f16
     x = stored(x, dtype)
     operands, _ = half_operands(loaded(x, dtype))
     return Subject(quantize_f16(rows=3, columns=512, dtype=dtype), (x,), operands, 0)
 
 
 def f16_rows_subject(source: str) -> Subject:
-    """Three rows, one of them all 0; with a norm, or a gate, by what values over scales mean."""
-    rng, rows, columns = rng_of(6), 3, 432  # a thread of two warps has one or two runs, or none
+    """Three rows, one all 0; with a norm or a gate, values times scales are compared."""
+    rng, rows, columns = rng_of(6), 3, 432  # threads of two warps get 0 to 2 runs
     build = functools.partial(f16_rows, rows=rows, columns=columns, config=F16RowsConfig(2))
     x = rng.standard_normal((rows, columns), np.float32)
     if source == "f32":

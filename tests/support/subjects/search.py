@@ -1,4 +1,4 @@
-"""Subjects of argmax and top-k."""
+"""Subjects for argmax and top-k."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .base import Subject, rng_of
 def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
     """Rows to search, (5 + len(places), columns).
 
-    Neighbouring floats as the two largest, the smaller first; few values, so many ties; the same
-    below 0; NaN; zeros of both signs. Then rows whose largest value stands in each of `places`.
+    Neighboring floats as the two largest, the smaller first; few distinct values, so many ties; the
+    same below 0; NaN; zeros of both signs. Then rows whose maximum is at each of `places`.
     """
     rng = rng_of(7)
     shape = (1 + len(places), columns)
@@ -35,9 +35,9 @@ def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
 
 
 def _ordered(x: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` largest of each row, (rows, count).
+    """Positions of the `count` largest of each row, (rows, count).
 
-    NaN comes first, then they go by value, then by place.
+    NaN comes first, then the order is by value, then by position.
     """
     key = np.where(np.isnan(x), -np.inf, -np.clip(x.astype(np.float64), -1e99, 1e99))
     return np.argsort(key, axis=1, kind="stable")[:, :count].astype(np.int32)
@@ -66,9 +66,9 @@ def argmax_of_candidates_subject() -> Subject:
 
 
 def top_k_subject() -> Subject:
-    """Two parts of 71 and 70 values, of each of which the 71 largest are wanted.
+    """Two parts of 71 and 70 values; the 71 largest of each are wanted.
 
-    These are all, in order, and one more.
+    The result is all of them, in order, and one padding entry.
     """
     x = _searched(141)
     places = [_ordered(x[:, :71], 71), 71 + _ordered(x[:, 71:], 70), np.full((5, 1), 141, np.int32)]

@@ -1,1 +1,1 @@
-"""Every operation under every transform: `operations` times `transforms` are `cells`."""
+"""Every operation under every transform; `cells` combines `operations` and `transforms`."""

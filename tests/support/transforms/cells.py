@@ -1,4 +1,4 @@
-"""The table: what each operation gives under each transform, and how it is found out."""
+"""The table of each operation's expected behavior under each transform, and how to check it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import jax_q4k as jq
 from .operations import CASES, Case, Refusal
 from .transforms import TRANSFORMS, finite_difference, split
 
-#: Largest NMSE of results, which are rounded to the dtype in every step.
+#: Maximum NMSE of results, which are rounded to the dtype after each step.
 TOLERANCES = {"float32": 1e-10, "bfloat16": 1e-4, "float16": 2e-6}
-#: Those of the quick tier.
+#: Transforms of the quick tier.
 _FIRST = ("jit", "vmap x", "vmap w", "grad", "shard_map")
-#: (implementation, dtype, part of its transforms) -> transforms that are run so, on a CPU.
+#: (implementation, dtype, part of the transforms) -> transforms that run with them on a CPU.
 RUNS = {
     ("native", "float32", "first"): _FIRST,
     ("native", "float32", "others"): tuple(name for name in TRANSFORMS if name not in _FIRST),
@@ -26,15 +26,15 @@ RUNS = {
     ("native", "float16", "some"): ("jit", "grad"),
     ("xla", "float32", "some"): ("jit", "grad", "transpose"),
     ("sim", "float32", "some"): ("jit", "vmap x"),
-    # in the full tier alone, which asks for all of "some"
+    # only the full tier runs these, since it runs all transforms of "some"
     **{(name, dtype, "some"): () for name in ("xla", "sim") for dtype in ("bfloat16", "float16")},
 }
-#: Those that are lowered for CUDA.
+#: Transforms that are lowered for CUDA.
 LOWERED = tuple(TRANSFORMS)[: tuple(TRANSFORMS).index("export")]
 
 
 def status(case: Case, transform: str) -> bool | Refusal:
-    """True: what it gives is right. False: there is no such thing. Otherwise: how it is refused."""
+    """True if the results must be right, False if the combination does not exist, or a Refusal."""
     asked = TRANSFORMS[transform]
     if not asked.applies(case) or (asked.derivative and not case.moving):
         return False
@@ -46,7 +46,10 @@ def status(case: Case, transform: str) -> bool | Refusal:
 
 
 def results(case: Case, transforms: list[str], implementation: str, dtype: str) -> dict[str, Any]:
-    """Transform -> leaves, of transforms that are right; those on one device in one program."""
+    """Runs transforms that must be right; those on one device share a program.
+
+    Returns a dict from transform to leaves.
+    """
     functions = {name: TRANSFORMS[name].of(case, case.call) for name in transforms}
     operands, found = case.given(dtype), {}
     with jq.implementation(implementation, activations="f32"):  # type: ignore[arg-type]
@@ -67,14 +70,14 @@ def run(functions: dict[str, Any], operands: Any) -> dict[str, Any]:
 
 
 def joined(functions: dict[str, Any]) -> Any:
-    """One function of the operands: name -> leaves of its results."""
+    """Combines functions of the operands into one that returns a dict: name -> result leaves."""
     return lambda *operands: {
         name: jax.tree.leaves(function(*operands)) for name, function in functions.items()
     }
 
 
 def lowered(case: Case, transforms: list[str]) -> str:
-    """The StableHLO of these transforms, for CUDA, by PTX kernels."""
+    """Lowers these transforms to StableHLO for CUDA, with PTX kernels."""
     program = jax.jit(joined({name: TRANSFORMS[name].of(case, case.call) for name in transforms}))
     with jq.implementation("ptx"):
         traced = program.trace(*case.given("float32"))
@@ -83,7 +86,7 @@ def lowered(case: Case, transforms: list[str]) -> str:
 
 @functools.cache
 def oracle(name: str, dtype: str) -> dict[str, Any]:
-    """Transform -> leaves of the case's oracle in float64; and "finite difference"."""
+    """Computes the oracle of a case in float64: transform -> leaves, and "finite difference"."""
     operands = [in_float64(a) for a in CASES[name].given(dtype)]
     with jax.enable_x64(True):
         found = jax.device_get(_oracle(name)(*operands))
@@ -91,7 +94,7 @@ def oracle(name: str, dtype: str) -> dict[str, Any]:
 
 
 def _plain(transform: str) -> str:
-    """What the oracle computes once for all transforms that must give it."""
+    """Key of the oracle's result that this transform must reproduce."""
     plain = TRANSFORMS[transform].plain
     return plain.__name__ if plain else transform
 

@@ -1,6 +1,6 @@
-"""Calls of every public operation, with what each means in plain JAX on decoded weights.
+"""Calls of every public operation, each with a reference in plain JAX on decoded weights.
 
-An oracle is run in float64. Shapes are small, and such that two devices can split them.
+References run in float64. Shapes are small and can be split over two devices.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jax.sharding import PartitionSpec as P
 import jax_q4k as jq
 from ptx_kernels.kernels.operands import random_blocks
 
-#: Of activations; the other operands stay as they are.
+#: Dtypes of activations; other operands keep theirs.
 DTYPES = ("float32", "bfloat16", "float16")
 EPS = 1e-5
 WHOLE, ROWS, HEADS = P(), P("x"), P(None, "x")
 
 
 class Refusal(NamedTuple):
-    """An error, and a part of its message."""
+    """An error type and part of its message."""
 
     error: type[Exception]
     message: str
@@ -38,16 +38,17 @@ class Case(NamedTuple):
 
     Attributes:
       operation: its name in `jax_q4k`.
-      call, oracle: functions of the operands; the oracle's are float64, packed ones decoded.
+      call, oracle: functions of the operands; the oracle's operands are float64, packed ones
+        decoded.
       operands: float32 arrays, integers, QuantizedArrays.
-      specs, results: how operands and results are split over an axis "x" of two devices.
-      variant: what tells it from other calls of the operation.
-      examples, weights: operands that `vmap` maps: what differs from call to call; parameters.
+      specs, results: partition specs of operands and results over an axis "x" of two devices.
+      variant: distinguishes it from other calls of the operation.
+      examples, weights: operands that `vmap` maps: those that differ between calls, and parameters.
       activations: operands that have one of DTYPES.
-      moving: operands that derivatives are taken in; () where there is no float among them.
+      moving: operands to differentiate with respect to; () if none is a float.
       linear: the operand that the operation is linear in.
-      refuses: transform -> how it is refused; "derivative": all those that need one; "traced": all
-        that trace.
+      refuses: transform -> its Refusal; "derivative" stands for all that need a derivative,
+        "traced" for all that trace.
     """
 
     operation: str
@@ -73,7 +74,7 @@ class Case(NamedTuple):
         return f"{self.operation} {self.variant}".strip()
 
     def given(self, dtype: str) -> tuple[Any, ...]:
-        """The operands, activations of that dtype."""
+        """Operands with activations cast to `dtype`."""
         return tuple(
             a.astype(dtype) if i in self.activations else a for i, a in enumerate(self.operands)
         )
@@ -84,7 +85,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def packed(n: int, k: int, format: str = "Q4_K") -> jq.QuantizedArray:
-    """Random blocks, scaled so that products of normal activations are about 1/2."""
+    """Random blocks, scaled so that products with normal activations are about 1/2."""
     block = jq.formats.get(format)
     raw = random_blocks(format, (n, k // block.block_size), np.random.default_rng((n, k)))
     size = 2 * np.sqrt(k * np.mean(block.decode(block.split(raw)) ** 2))
@@ -228,7 +229,7 @@ def products() -> list[Case]:
 
 
 def experts() -> list[Case]:
-    """Of four experts; tokens have two, and one of them only one."""
+    """Cases with four experts; tokens choose two, and one token only one."""
     x, residual, norm, logits = normal(4, 256), normal(4, 8), normal(256), normal(4, 6)
     ids, weights = np.array([[3, 0], [1, 2], [2, -1], [3, 1]]), abs(normal(4, 2))
     w, floats = stack(4, 8, 256), normal(4, 8, 256) / 16
@@ -305,7 +306,7 @@ def experts() -> list[Case]:
 
 
 def _around_experts(norm: Any, bias: Any, scale: Any, residual: Any) -> dict[str, Any]:
-    """What `expert_mlp` and `routed_mlp` take beside the matrices."""
+    """Arguments of `expert_mlp` and `routed_mlp` other than the matrices."""
     return {
         "activation": "swiglu_oai",
         "biases": (bias, bias, None),
@@ -324,7 +325,7 @@ def _route(logits: Any, bias: Any) -> Any:
 
 
 def _two_best(ranks: Any, scores: Any) -> Any:
-    """Ids, and weights that are 1.5 together."""
+    """Returns ids, and weights whose sum is 1.5."""
     _, ids = jax.lax.top_k(ranks, 2)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     return ids.astype(jnp.int32), 1.5 * weights / jnp.sum(weights, axis=-1, keepdims=True)
@@ -464,7 +465,10 @@ def _causal(q: Any, k: Any, v: Any, lengths: Any) -> Any:
 
 
 def _attention(q: Any, k: Any, v: Any, lengths: Any) -> Any:
-    """Of q (batch, heads, head_dim) over the beginnings of k, v (batch, kv heads, time, ...)."""
+    """Attention of q (batch, heads, head_dim) to the first `lengths` tokens.
+
+    k, v are (batch, kv heads, time, ...).
+    """
     k, v = (jnp.repeat(a, GROUPS, axis=1) for a in (k, v))
     scores = jnp.einsum("bhd,bhtd->bht", q, k) / HEAD_DIM**0.5
     seen = jnp.arange(k.shape[2]) < lengths[:, None, None]
@@ -481,7 +485,7 @@ def _paged(q: Any, k_pages: Any, v_pages: Any, table: Any, lengths: Any) -> Any:
 
 
 def _pieces(q: Any, k: Any, v: Any, table: Any, lengths: Any, new: Any) -> Any:
-    """Of q (batch, time, heads, head_dim); padding gets zeros."""
+    """Attention of chunks q (batch, time, heads, head_dim); padding gets zeros."""
     steps = jnp.arange(q.shape[1])
     seen = jnp.where(steps < new[:, None], (lengths - new)[:, None] + steps + 1, 1)
     out = jax.vmap(lambda q, n: _paged(q, k, v, table, n), 1, 1)(q, seen)
@@ -489,7 +493,7 @@ def _pieces(q: Any, k: Any, v: Any, table: Any, lengths: Any, new: Any) -> Any:
 
 
 def _latent(q: Any, pages: Any, table: Any, lengths: Any) -> Any:
-    """Of rows whose first 32 elements are the values."""
+    """Attention to latent rows, whose first 32 elements are the values."""
     rows = jnp.repeat(pages[table].reshape(q.shape[0], 1, -1, q.shape[2]), q.shape[1], axis=1)
     scores = jnp.einsum("bhd,bhtd->bht", q, rows) / q.shape[2] ** 0.5
     seen = jnp.arange(rows.shape[2]) < lengths[:, None, None]
@@ -506,7 +510,7 @@ def _append(k_pages: Any, v_pages: Any, k: Any, v: Any, slots: Any) -> Any:
 
 
 def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Any:
-    """Token by token; v head h uses k head h % num_k_heads."""
+    """Runs token by token; v head h uses k head h % num_k_heads."""
     q, k = (jnp.tile(x, (1, 1, v.shape[2] // x.shape[2], 1)) for x in (q, k))
 
     def token(state: Any, of_token: Any) -> Any:
@@ -524,11 +528,11 @@ def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Any:
 def _delta_step(
     qkv: Any, z: Any, alpha: Any, beta: Any, columns: Any, state: Any, at: Any, *weights: Any
 ) -> Any:
-    """Of sequences that are longer than the ring."""
+    """One step of sequences that are longer than the ring."""
     convolution, bias, decay, norm = weights
     (batch, heads, keys, values), width = state.shape, columns.shape[1]
     columns = columns.at[jnp.arange(batch), at % width].set(qkv)
-    past = (at[:, None] + 1 + jnp.arange(width)) % width  # slots, the oldest first
+    past = (at[:, None] + 1 + jnp.arange(width)) % width  # slots, oldest first
     u = jax.nn.silu(
         jnp.einsum("bwc,cw->bc", columns[jnp.arange(batch)[:, None], past], convolution)
     )
@@ -549,7 +553,7 @@ def _rotate(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def _rotate_pairs(x: Any, cos: Any, sin: Any) -> Any:
-    """Neighbours are a pair."""
+    """Rotates pairs of neighbors."""
     cos, sin = cos[:, None], sin[:, None]
     pairs, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
     a, b = pairs[..., 0::2], pairs[..., 1::2]
@@ -717,7 +721,7 @@ def attentions() -> list[Case]:
 
 
 def deltas() -> list[Case]:
-    """Of gated delta nets: two k heads of 8, four v heads of 16."""
+    """Cases of gated delta nets: two k heads of 8, four v heads of 16."""
     q, k, v = normal(2, 18, 2, 8) / 3, normal(2, 18, 2, 8)[::-1] / 3, normal(2, 18, 4, 16)
     g, beta, state = -abs(normal(2, 18, 4)), 1 / (1 + abs(normal(2, 18, 4))), normal(2, 4, 8, 16)
     rule = functools.partial(jq.gated_delta_rule, tiled=True)

@@ -1,4 +1,4 @@
-"""JAX's transforms, each as what it makes of a function of a case's operands."""
+"""JAX's transforms, each as a function that transforms a function of a case's operands."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Transform(NamedTuple):
     """A transform.
 
     Attributes:
-      of: (case, function of its operands) -> another function of them.
-      note: what it is.
-      plain: what it must give, made of the oracle; None: the same transform of it.
-      derivative: it needs one.
-      applies: whether there is such a thing for a case.
-      mesh: the operands are split over two devices first.
-      traced: `jax.jit` traces it; else it is called as it is.
+      of: (case, function of its operands) -> transformed function.
+      note: description for the docs.
+      plain: how the oracle computes the expected result; None: with the same transform.
+      derivative: whether it needs one.
+      applies: whether it exists for a case.
+      mesh: axis type of a mesh of two devices that the operands are split over first.
+      traced: whether `jax.jit` traces it; otherwise it is called directly.
     """
 
     of: Callable[[Case, Function], Function]
@@ -45,22 +45,22 @@ class Transform(NamedTuple):
 
 
 def flipped(x: Any, axis: int = 0) -> Any:
-    """Another example of the same values: rows of arrays and packed weights in reverse."""
+    """Makes another example of the same values: reverses rows of arrays and packed weights."""
     return jax.tree.map(lambda leaf: jnp.flip(leaf, axis), x)
 
 
-# --- what derivatives are of ---
+# --- losses and derivatives ---
 
 
 def loss(ys: Any) -> Any:
-    """A float of the results; integers are no part of it."""
+    """Scalar loss of the float results; integers are ignored."""
     floats = [y for y in jax.tree.leaves(ys) if jnp.issubdtype(y.dtype, jnp.floating)]
     wide = [y.astype(jnp.promote_types(y.dtype, jnp.float32)) for y in floats]
     return sum((jnp.sum(jnp.sin(y)) for y in wide), start=jnp.zeros(()))
 
 
 def of_moving(case: Case, function: Function, operands: Any) -> tuple[Function, list[Any]]:
-    """A function of the operands that derivatives are taken in, and these."""
+    """Returns a function of only the operands to differentiate, and these operands."""
 
     def of(*moving: Any) -> Any:
         given = list(operands)
@@ -80,7 +80,7 @@ def gradient(case: Case, function: Function) -> Function:
 
 
 def value_and_gradient(case: Case, function: Function) -> Function:
-    """The results, and where there are derivatives the gradients."""
+    """Returns the results, and the gradients if the case has any."""
     if not case.differentiable:
         return function
 
@@ -111,7 +111,7 @@ def tangent(case: Case, function: Function) -> Function:
 
 
 def finite_difference(case: Case, function: Function, step: float = 1e-5) -> Function:
-    """The change of the loss along the tangents, by itself and as the gradient says it."""
+    """Slope of the loss along the tangents: by finite differences, and from the gradient."""
 
     def run(*operands: Any) -> Any:
         of, moving = of_moving(case, function, operands)
@@ -153,7 +153,7 @@ def transpose(case: Case, function: Function) -> Function:
 
 
 def carried(case: Case, function: Function) -> Function:
-    """The results as a scan's carry; each turn has other activations."""
+    """Runs a scan with the results as its carry; each iteration scales the activations."""
 
     def run(*operands: Any) -> Any:
         shapes = jax.eval_shape(function, *operands)
@@ -215,7 +215,7 @@ def in_shard_map(case: Case, function: Function, check: bool) -> Function:
 
 
 def split(case: Case, operands: Any, kind: AxisType) -> Any:
-    """Operands over two devices."""
+    """Puts the operands on two devices."""
     on = mesh(kind)
     return tuple(
         jax.device_put(a, NamedSharding(on, spec))
@@ -223,7 +223,7 @@ def split(case: Case, operands: Any, kind: AxisType) -> Any:
     )
 
 
-# --- programs that are kept ---
+# --- exported programs ---
 
 
 def exported(case: Case, function: Function) -> Function:
@@ -249,7 +249,7 @@ def without_jit(case: Case, function: Function) -> Function:
 
 
 def among_nans(case: Case, function: Function) -> Function:
-    """The results; the same with a NaN among the activations raises, if a result is of floats."""
+    """Returns the results; checks that a NaN activation raises if a result is a float."""
 
     def run(*operands: Any) -> Any:
         spoiled = list(operands)
@@ -274,7 +274,7 @@ def with_examples(case: Case) -> bool:
     return bool(case.examples)
 
 
-#: By the headings of their columns.
+#: Keyed by the headings of the table's columns.
 TRANSFORMS = {
     "jit": Transform(unchanged, "`jax.jit`", plain=unchanged),
     "vmap x": Transform(

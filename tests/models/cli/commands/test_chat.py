@@ -1,4 +1,4 @@
-"""`jax-q4k chat`: from a pipe, and on a terminal of its own."""
+"""`jax-q4k chat`, from a pipe and on a terminal."""
 
 import io
 import json
@@ -24,7 +24,10 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """(exit code, standard output, standard error) of a chat that reads `lines`, text or a file."""
+    """Returns a function that runs a chat on `lines`, a string or a file.
+
+    It returns (exit code, standard output, standard error).
+    """
 
     def run(lines, *arguments):
         capsys.readouterr()
@@ -46,7 +49,7 @@ def templated(tmp_path_factory):
 
 
 def test_a_chat_in_a_pipe(run, templated, tmp_path):
-    """Two turns; the second prompt holds the first, and what the library gives is what is said."""
+    """Two turns; the second prompt contains the first turn, and the output equals the library's."""
     saved = tmp_path / "saved.json"
     code, out, err = run(
         f"Hello\\\nthere\n/save {saved}\nMore\n/save {saved}\n/quit\nnever\n",
@@ -145,7 +148,7 @@ def test_a_model_without_tokenizer(run):
 
 
 def test_lines_of_a_terminal(monkeypatch, capsys):
-    """Python's own reader, which edits them, reads them where both ends are one."""
+    """Python's own line reader, which edits lines, is used if input and output are a terminal."""
     for is_terminal in (True, False):
         stdin = io.StringIO("one\ntwo")
         monkeypatch.setattr(stdin, "isatty", lambda: True, raising=False)
@@ -190,7 +193,7 @@ def test_messages_of_several_lines(lines, messages):
     assert found == messages
 
 
-#: What appears when an answer has begun: the line before it is gone, the cursor back.
+#: Output when an answer has begun: the progress line is gone and the cursor is back.
 BEGUN = r"(?s)Reading the prompt.*\x1b\[\?25h.*?[a-z]{2,} [a-z]+"
 
 SLOW = """
@@ -227,7 +230,7 @@ class Terminal:
         self.text = ""
 
     def until(self, pattern, seconds=60):
-        """What appears up to a match of `pattern`, which is taken off."""
+        """Removes and returns the output up to a match of `pattern`."""
         end = time.monotonic() + seconds
         os.set_blocking(self.screen, False)
         while not (found := re.search(pattern, self.text)):
@@ -260,7 +263,7 @@ def terminal():
 
 @pytest.mark.slow("starts the command several times")
 def test_a_chat_on_a_terminal(terminal, tmp_path):
-    """Ctrl-C stops an answer; arrows bring lines back; lines go on; Ctrl-C at the prompt ends."""
+    """Ctrl-C stops an answer; arrows recall lines; lines continue; Ctrl-C at the prompt quits."""
     saved = tmp_path / "saved.json"
     terminal.until(">>> ")
     terminal.send("Hello\n")

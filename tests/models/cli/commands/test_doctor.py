@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 @pytest.fixture
 def run(capsys):
-    """(exit code, name -> value, standard error) of a run."""
+    """Returns a function that runs the command: (exit code, name -> value, standard error)."""
 
     def run():
         capsys.readouterr()
@@ -65,7 +65,7 @@ def test_kernels_run_where_the_processor_has_what_they_need(name):
     assert runs == (set(doctor.NEEDS[name]) <= doctor.instruction_sets())
 
 
-def test_what_the_processor_lacks(run, monkeypatch):
+def test_instructions_that_the_processor_lacks(run, monkeypatch):
     monkeypatch.setattr(doctor, "instruction_sets", lambda: frozenset({"avx2", "fma"}))
     monkeypatch.setattr(build, "kernels", lambda: dict.fromkeys(("avx2", "portable"), []))
     monkeypatch.setattr(native, "kernels", lambda: "portable")
@@ -142,7 +142,7 @@ def test_no_compiler(run, monkeypatch, tmp_path):
 
 @pytest.fixture
 def cuda(monkeypatch, tmp_path):
-    """A machine with a GPU, and a home of its own."""
+    """A machine with a GPU and a private home folder."""
     monkeypatch.setattr(environment, "cuda_devices", lambda: 1)
     for name in ("CUDA_CACHE_PATH", "CUDA_CACHE_DISABLE"):
         monkeypatch.delenv(name, raising=False)
@@ -191,7 +191,7 @@ def test_a_home_that_cannot_be_written(run, cuda, monkeypatch):
 
 @pytest.mark.parametrize("plugin", [None, "0.10.2"])
 def test_the_cache_is_a_matter_of_gpus(run, cuda, monkeypatch, plugin):
-    """Without a device, of those who have JAX's plugin."""
+    """Without a device, the cache matters only if JAX's plugin is installed."""
     monkeypatch.setattr(environment, "cuda_devices", lambda: 0)
     monkeypatch.setattr(doctor, "_installed", lambda package: plugin)
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")

@@ -1,4 +1,4 @@
-"""`jax-q4k generate`: where prompts come from, what is written, and how it samples unless told."""
+"""`jax-q4k generate`: sources of prompts, output formats, and default sampling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GREEDY = ("--temperature", "0", "-n", "6")
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Any:
-    """(exit code, standard output, standard error) of a command line."""
+    """Returns a function that runs a command line: (exit code, standard output, standard error)."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_prompts_of_files_and_standard_input(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line break at the end of a file is none of the prompt."""
+    """A line break at the end of a file is not part of the prompt."""
     want = run("generate", TEXT_MODEL, "-p", "The sea\nand", *GREEDY)[1]
     file = tmp_path / "prompt.txt"
     file.write_text("The sea\nand\n")
@@ -58,7 +58,7 @@ def test_prompts_of_files_and_standard_input(
 
 
 def test_files_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt's file, and standard input, have a greatest size."""
+    """A prompt's file and standard input have a maximum size."""
     monkeypatch.setattr(prompts, "MAX_FILE", 5)
     file = tmp_path / "prompt.txt"
     for given, name in ((str(file), file), ("-", "standard input")):
@@ -75,7 +75,7 @@ def test_files_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow("starts the command three times")
 def test_several_prompts(run: Any) -> None:
-    """Each gets what it gets alone; the seed of a row is one more than that of the row before."""
+    """Each prompt gets the output that it gets alone; seeds increase by one from row to row."""
     texts = ["The sea", "My dear", "And"]
     alone = [run("generate", TEXT_MODEL, "-p", text, *GREEDY)[1] for text in texts]
     given = [part for text in texts for part in ("-p", text)]
@@ -150,7 +150,7 @@ def test_a_seed_by_chance_is_printed(run: Any) -> None:
 
 
 def _sampling(run: Any, monkeypatch: pytest.MonkeyPatch, file: str, *arguments: str) -> Any:
-    """The Sampling of a command line, and what it says beside errors."""
+    """Returns the Sampling of a command line, and its standard error without the error message."""
     seen = []
 
     def record(model: Any, prompt: Any, sampling: Any, **_: Any) -> None:
@@ -164,7 +164,9 @@ def _sampling(run: Any, monkeypatch: pytest.MonkeyPatch, file: str, *arguments: 
 
 
 @pytest.mark.slow("starts the command several times")
-def test_what_a_file_suggests(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_sampling_of_a_file(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     plain, _ = _sampling(run, monkeypatch, TEXT_MODEL)
     assert (plain.temperature, plain.min_p, plain.top_p, plain.top_k) == (0.7, 0.05, 1, 0)
     file = tmp_path / "suggests.gguf"
@@ -197,7 +199,7 @@ def test_suggestions_that_are_not_applied() -> None:
 
 @pytest.mark.slow("starts the command for each value", quick=["range"])
 @pytest.mark.parametrize("entry", ["text", "range"])
-def test_what_a_file_cannot_suggest(
+def test_bad_default_sampling_of_a_file(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str
 ) -> None:
     key, file = "general.sampling.top_p", tmp_path / "suggests.gguf"
@@ -226,7 +228,7 @@ def test_every_key_is_a_field() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
 def test_completion(run: Any, shell: str) -> None:
-    """Every command and its options; bash takes the script, and completes files of a model."""
+    """Completes commands and their options; bash accepts the script and completes model files."""
     code, out, _ = run("completion", shell)
     assert code == 0
     for word in (*cli.COMMANDS, "--context-shift", "--logprobs", "--imatrix"):

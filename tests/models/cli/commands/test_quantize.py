@@ -14,7 +14,7 @@ from ...golden_files import model, path
 
 @pytest.fixture
 def run(capsys):
-    """(exit code, standard output, standard error) of a command line."""
+    """Returns a function that runs a command line: (exit code, standard output, standard error)."""
 
     def run(*arguments):
         capsys.readouterr()
@@ -88,7 +88,7 @@ def test_importance_matrix(run, tmp_path):
 
 @pytest.mark.slow("quantizes a model")
 def test_importance_of_experts_and_heads(run, tmp_path):
-    """As llama-imatrix counts: of each expert its own rows, of all heads those of the whole."""
+    """Follows llama-imatrix: counts are per expert, but shared by all heads."""
     rng, experts, heads = np.random.default_rng(0), "blk.1.ffn_down_exps.weight", (4, 64)
     sums, counts = (
         rng.uniform(0.01, 10, (8, 64)),
@@ -98,7 +98,7 @@ def test_importance_of_experts_and_heads(run, tmp_path):
     entries = {
         experts: (sums, counts),
         "blk.0.attn_k_b.weight": (of_heads.reshape(-1), [4]),
-        "blk.2.ffn_gate_exps.weight": (rng.uniform(0.01, 10, 256), [4]),  # of all experts
+        "blk.2.ffn_gate_exps.weight": (rng.uniform(0.01, 10, 256), [4]),  # for all experts
     }
     imatrix = write_imatrix(tmp_path / "i.gguf", entries)
     read = models.read_imatrix(imatrix)
@@ -127,7 +127,7 @@ def test_importance_of_experts_and_heads(run, tmp_path):
 
 @pytest.mark.slow("quantizes a model")
 def test_importance_of_what_is_fused(tmp_path):
-    """Gate and up in one tensor, as a file has them: the weights are those of both."""
+    """Gate and up are one tensor in the imatrix file; its weights apply to both."""
     weights = np.random.default_rng(0).uniform(0.01, 10, (6, 256)).astype(np.float32)
     names = [f"blk.0.ffn_{part}_exps.weight" for part in ("gate", "up")]
     got, want = (
@@ -231,7 +231,7 @@ def test_errors_are_one_line(run, tmp_path, source, target, message):
 
 
 def test_a_model_in_several_files(run, tmp_path):
-    """Quantized to parts, inspected and read by every command as one; parts are quantized, too."""
+    """Writes parts, which every command reads as one model and `quantize` accepts as input."""
     target, source = tmp_path / "out.gguf", path("llama-gqa")
     command = ("quantize", source, target, "--type", "Q8_0", "--split-max-size", "1M")
     code, out, err = run(*command)

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: golden logits and tokens, transformers' own, malformed folders."""
+"""Hugging Face checkpoints: golden logits and tokens, transformers' results, malformed folders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def loaded(name: str) -> models.Model:
 
 @pytest.fixture
 def copy(tmp_path):
-    """A checkpoint in a folder that a test may damage."""
+    """Returns a function that copies a checkpoint to a folder that a test may damage."""
 
     def make(name: str) -> Path:
         return Path(shutil.copytree(FOLDERS / name, tmp_path / name))
@@ -52,7 +52,7 @@ def copy(tmp_path):
 
 
 def change(path: Path, *keys, **values) -> None:
-    """Sets keys of a JSON file's object, or of the one that `keys` lead to; None removes."""
+    """Sets keys of a JSON object, or of the nested object at `keys`; None removes a key."""
     content = json.loads(path.read_text())
     inner = functools.reduce(lambda value, key: value[key], keys, content)
     inner.update(values)
@@ -119,7 +119,7 @@ def test_generated_text():
     )
 
 
-def test_what_the_tokenizers_are():
+def test_tokenizers_of_checkpoints():
     llama, qwen = loaded("llama").tokenizer, loaded("qwen2").tokenizer
     assert (llama.bos_token_id, llama.eos_token_ids) == (1, (2,))
     assert [qwen.token(i) for i in qwen.eos_token_ids] == ["<|im_end|>", "<|endoftext|>"]
@@ -199,7 +199,7 @@ def test_saved_and_loaded_again(tmp_path):
 
 
 def test_early_files(copy):
-    """Early files: rope_scaling with `type`, `rope_theta` beside it, buffers of inv_freq."""
+    """rope_scaling with `type`, a separate `rope_theta`, and inv_freq buffers."""
     mistral = copy("mistral")
     change(
         mistral / "config.json",
@@ -227,7 +227,7 @@ def test_a_sliding_window_bounds_the_context(copy):
 
 
 def test_keys_that_a_class_does_not_know_are_ignored(copy):
-    """As transformers' classes do: Qwen 2 has the biases that it has, and Llama no window."""
+    """Like transformers: Qwen 2's biases are fixed, and Llama has no window."""
     qwen, llama = copy("qwen2"), copy("llama")
     change(qwen / "config.json", attention_bias=True, mlp_bias=True)
     change(llama / "config.json", use_sliding_window=True, sliding_window=4)
@@ -246,7 +246,7 @@ def test_values_of_keys_that_are_missing(copy):
 
 
 def describe(name: str, **changes) -> config_json.Description:
-    """A golden model's config.json, changed; None removes."""
+    """Describes a golden model's config.json with changes; None removes a key."""
     config = models.Config.from_metadata(jq.gguf.read_header(path(name)).metadata)
     values = checkpoints.config_json(config) | changes
     values = {key: value for key, value in values.items() if value is not None}
@@ -262,7 +262,7 @@ def test_gemmas_are_tied_unless_they_say_otherwise():
 
 
 def test_rope_parameters_of_each_type_of_layer():
-    """As transformers 5 writes them."""
+    """transformers 5 writes one set of rope parameters per layer type."""
     whole = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     rope = {"full_attention": whole, "sliding_attention": {"rope_theta": 1e4}}
     early = {"rope_theta": None, "rope_scaling": None, "rope_local_base_freq": None}
@@ -274,7 +274,7 @@ def test_rope_parameters_of_each_type_of_layer():
         describe("gemma3", rope_parameters=rope, **early)
 
 
-def test_what_early_gemmas_say_of_their_activation():
+def test_the_activation_of_early_gemmas():
     early = {"hidden_act": "gelu", "hidden_activation": None}
     assert describe("gemma", **early).config == model("gemma").config
     with pytest.raises(jq.CheckpointError, match="hidden_act: is 'gelu', which is not supported"):
@@ -301,7 +301,7 @@ def test_gemmas_that_are_refused(name, changes, message):
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
-    """As transformers 4 and 5 write it, with keys left out that its text_config has by default."""
+    """Follows transformers 4 and 5, without keys that equal text_config's defaults."""
     tensors, config, _ = checkpoints.weights("gemma3")
     inner = checkpoints.config_json(config)
     for key in ("architectures", "hidden_act", "layer_types"):
@@ -330,8 +330,8 @@ def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
     refused(checkpoints.write(folder, described, stored), "text_config.hidden_size: is missing")
 
 
-def test_what_a_text_config_leaves_out():
-    """gemma-3-4b-it's; 8 heads of 256 and so on are the class's defaults."""
+def test_defaults_of_a_text_config():
+    """gemma-3-4b-it omits 8 heads of 256 and others, which are the class's defaults."""
     inner = {
         "hidden_size": 2560,
         "intermediate_size": 10240,
@@ -368,7 +368,7 @@ def test_llama3_divisors():
 def test_ids_of_the_other_files(copy):
     """BOS and EOS of generation_config.json and config.json.
 
-    They count where tokenizer_config.json names none.
+    They apply if tokenizer_config.json names none.
     """
     folder = copy("qwen2")
     change(folder / "tokenizer_config.json", eos_token=None)
@@ -399,7 +399,7 @@ def test_ids_of_the_other_files(copy):
 
 
 def test_how_a_checkpoint_is_sampled(copy):
-    """generation_config.json's numbers become GGUF's, where it draws tokens."""
+    """Sampling parameters of generation_config.json become GGUF's, if it samples."""
     folder = copy("qwen2")
     file = folder / "generation_config.json"
     assert not [key for key in models.from_pretrained(folder).metadata if "sampling" in key]
@@ -435,7 +435,7 @@ def test_settings_of_generation_that_are_not_applied(copy):
     with warnings.catch_warnings(action="error"):
         change(file, do_sample=True, max_length=20, **neutral)
         models.CheckpointSource(folder)
-        change(file, do_sample=False, typical_p=0.9)  # of draws
+        change(file, do_sample=False, typical_p=0.9)  # only for sampling
         models.CheckpointSource(folder)
     change(file, do_sample=True, num_beams=4, suppress_tokens=[3], min_new_tokens=2)
     with pytest.warns(UserWarning) as caught:
@@ -653,7 +653,7 @@ def test_safetensors_files_that_end_early(copy):
 
 @pytest.mark.slow("reads hundreds of damaged files")
 def test_damaged_safetensors_files(copy):
-    """Each of 400 damaged headers is refused, or describes tensors that can be read."""
+    """Each of 400 damaged headers is refused, or describes readable tensors."""
     folder, rng = copy("qwen2"), np.random.default_rng(3)
     file = folder / "model.safetensors"
     data = file.read_bytes()
@@ -679,7 +679,7 @@ def test_damaged_safetensors_files(copy):
     "file", ["config.json", "tokenizer_config.json", "generation_config.json", INDEX]
 )
 def test_damaged_json(file, copy):
-    """Each of 150 is refused with the file's name, or describes a checkpoint that fits together."""
+    """Each of 150 files is refused by name, or describes a consistent checkpoint."""
     folder, rng = copy("qwen3" if file == INDEX else "llama"), np.random.default_rng(2)
     original, wrong = (folder / file).read_text(), 0
     for _ in range(150):
@@ -846,7 +846,7 @@ def test_folders_that_hold_no_checkpoint(copy, tmp_path):
 
 
 def test_heads_by_default(copy):
-    """num_key_value_heads and head_dim, which early Llama files leave out."""
+    """Defaults of num_key_value_heads and head_dim, which early Llama files omit."""
     folder = copy("mistral")
     change(
         folder / "config.json",

@@ -1,4 +1,4 @@
-"""Keys of config.json: published ones load, unknown ones and contradictions are refused by name."""
+"""Keys of config.json: published ones load; unknown and contradictory ones are refused by name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe(config: dict) -> config_json.Description:
 
 
 def changed(name: str, outer: dict | None = None, **changes) -> dict:
-    """A case's config.json, its decoder changed, and config.json itself by `outer`; null stays."""
+    """A case's config.json with `changes` of its decoder and `outer` changes; null stays."""
     described = json.loads(json.dumps(CASES[name]))
     described.get("text_config", described).update(changes)
     return described | (outer or {})
@@ -49,7 +49,7 @@ def refused(config: dict, message: str) -> None:
         describe(config)
 
 
-#: What published config.json files of supported classes say beside what their network is.
+#: Keys of published config.json files of supported classes that do not describe the network.
 PUBLISHED = {
     "phi3-long": {
         "_name_or_path": "Phi-3-mini-128k-instruct",
@@ -144,15 +144,15 @@ def test_architectures_may_be_missing(name):
 
 
 def test_model_types():
-    """Each class has one type, and no type names a class that there is not."""
+    """Each class has one model type, and every type names an existing class."""
     named = [name for names in config_keys.CLASSES_OF_TYPES.values() for name in names]
     assert sorted(named) == sorted(checkpoint.name for checkpoint in CLASSES)
-    unlike = {**LLAMA, "model_type": "kimi"}  # which is no supported class's
+    unlike = {**LLAMA, "model_type": "kimi"}  # no supported class has it
     assert describe(unlike).checkpoint.name == "LlamaForCausalLM"
 
 
 def test_keys_that_are_read_are_known(monkeypatch):
-    """Keys that describing each case asks for, collected."""
+    """Collects the keys that are read while describing each case."""
     asked, value = set(), json_fields.JSONFields.value
 
     def collecting(self, key, *default):
@@ -190,14 +190,14 @@ def test_keys_that_are_read_are_known(monkeypatch):
         ),
     ],
 )
-def test_what_is_refused(name, changes, message):
+def test_bad_keys_are_refused(name, changes, message):
     refused(changed(name, **changes), message)
 
 
 def test_top_level_keys_of_a_nested_config_are_checked():
     refused(changed("qwen3vl", {"new_gate": 1}), r"config.json: new_gate: is not a known key")
     config = changed("qwen3vl", {"vocab_size": 5, "rope_theta": 7.0, "num_hidden_layers": 9})
-    assert describe(config).config == describe(CASES["qwen3vl"]).config  # as in transformers
+    assert describe(config).config == describe(CASES["qwen3vl"]).config  # like transformers
     config = changed("qwen3vl", quantization_config={"quant_method": "fp8"})
     refused(config, "text_config.quantization_config: is 'fp8', which is not supported")
 
@@ -230,7 +230,7 @@ def test_top_level_keys_of_a_nested_config_are_checked():
     ],
 )
 def test_both_keys_of_rotary_positions(early, new, outer, message):
-    """transformers 5 takes rope_scaling, and theta from config.json itself."""
+    """transformers 5 prefers rope_scaling, and theta at the top of config.json."""
     config = {**LLAMA, **outer, "rope_scaling": early, "rope_parameters": new}
     if message:
         refused(config, re.escape("rope_scaling: differs from rope_parameters " + message))

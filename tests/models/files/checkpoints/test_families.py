@@ -1,7 +1,7 @@
-"""Checkpoints of further architectures: what transformers writes, with the golden files' weights.
+"""Checkpoints of further architectures, as transformers writes them, with golden weights.
 
-tests/data/checkpoints/transformers.json has config.json and the names and shapes of tensors as
-transformers wrote them; with the weights of these folders it computes the golden logits, too.
+tests/data/checkpoints/transformers.json has config.json and the tensors' names and shapes from
+transformers. With the weights of these folders transformers computes the golden logits, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...golden_files import model, reference
 pytestmark = needs_native
 
 CASES = json.loads((GOLDEN.parent / "checkpoints" / "transformers.json").read_text())
-#: What golden files say, and the models do not use.
+#: Config fields in golden files that the models ignore.
 UNUSED = {"gpt-oss": ["intermediate_size"], "phi3-long": ["window"], "phi3-short": ["window"]}
 VISION = "ignore:1 tensors are skipped, which generating text does not use. images"
 
@@ -40,7 +40,7 @@ def describe(config: dict) -> config_json.Description:
 
 @functools.cache
 def weights(name: str) -> dict[str, np.ndarray]:
-    """A golden model's weights, as a decoder's class has them."""
+    """A golden model's weights, with the names of the decoder's class."""
     described = describe(CASES[name]["config"])
     tensors = models.named_tensors(model(name))
     arrays = {key: checkpoints.decoded(tensor) for key, tensor in tensors.items()}
@@ -48,7 +48,7 @@ def weights(name: str) -> dict[str, np.ndarray]:
 
 
 def in_the_checkpoint(name: str) -> dict[str, np.ndarray]:
-    """These, under the names that transformers 5 gives them, and its parts for images as zeros."""
+    """The weights with the names that transformers 5 gives them; image parts are zero."""
     shapes = CASES[name]["tensors"]
     inner = "language_model." if any("language_model" in key for key in shapes) else ""
     tensors = {}
@@ -71,7 +71,7 @@ def exact():
 @pytest.mark.filterwarnings(VISION)
 @pytest.mark.parametrize("name", CASES)
 def test_the_golden_logits(name, tmp_path):
-    """Of the checkpoint, and of the file that it is saved in; and its tensors' names and shapes."""
+    """Checks logits of the checkpoint and of its saved file, and the tensors' names and shapes."""
     tensors = in_the_checkpoint(name)
     assert {key: list(array.shape) for key, array in tensors.items()} == CASES[name]["tensors"]
     assert not any(np.isnan(array).any() for array in tensors.values())
@@ -100,7 +100,7 @@ def refused(folder, message: str) -> None:
 
 
 def test_experts_that_are_packed(tmp_path):
-    """MXFP4 as gpt-oss is released: blocks and scales, each row of gate before one of up."""
+    """MXFP4 as gpt-oss is released: blocks and scales, with rows of gate and up interleaved."""
     tensors, config = in_the_checkpoint("gpt-oss"), dict(CASES["gpt-oss"]["config"])
     rng, decoded = np.random.default_rng(0), {}
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6] * 2) * np.repeat([1, -1], 8)
@@ -173,15 +173,15 @@ def test_experts_that_do_not_fit(tmp_path):
 
 
 def changed(name: str, changes: dict, rope: dict | None = None) -> dict:
-    """A case's config.json, changed, and its rope_parameters; None removes."""
+    """A case's config.json with changes to it and to its rope_parameters; None removes a key."""
     config = CASES[name]["config"] | changes
     if rope is not None:
         config["rope_parameters"] = CASES[name]["config"]["rope_parameters"] | rope
     return {key: value for key, value in config.items() if value is not None}
 
 
-def test_what_classes_imply():
-    """Magnitudes and windows as transformers computes them; keys that early files leave out."""
+def test_values_that_classes_imply():
+    """Magnitudes and windows follow transformers, with keys that early files omit."""
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert describe(changed("granite", {}, scaling)).config.yarn == (32.0, 1.0, 0.0)
     assert describe(changed("granite", {}, scaling)).config.rope_magnitude == 1.0
@@ -227,7 +227,7 @@ def test_sections_that_do_not_add_up():
     with pytest.raises(jq.CheckpointError, match="mrope_section: must be 3 counts of pairs, 32"):
         describe(config)
     config["text_config"]["rope_parameters"]["mrope_section"] = [8, 12, 12]
-    flat = config.pop("text_config")  # as early files of Qwen 2 VL are
+    flat = config.pop("text_config")  # early Qwen 2 VL files are flat
     flat["rope_scaling"] = {"type": "mrope", "mrope_section": [10, 11, 11]}
     flat["rope_theta"] = flat.pop("rope_parameters")["rope_theta"]
     sections = describe(flat | config).metadata["qwen2vl.rope.dimension_sections"]

@@ -1,7 +1,7 @@
-"""Checkpoints of hybrids, of Gemma 4 and of latent attention, with the golden files' weights.
+"""Checkpoints of hybrids, Gemma 4 and latent attention, with golden weights.
 
-tests/data/checkpoints/transformers_hybrids.json has config.json and the names and shapes of tensors
-as transformers wrote them; with the weights of these folders it computes the golden logits, too.
+tests/data/checkpoints/transformers_hybrids.json has config.json and the tensors' names and shapes
+from transformers. With the weights of these folders transformers computes the golden logits, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = needs_native
 
 DATA = GOLDEN.parent / "checkpoints" / "transformers_hybrids.json"
 CASES = json.loads(DATA.read_text())
-#: What files of golden models say, and no layer is.
+#: Config fields in golden files that no layer uses.
 UNUSED = ("intermediate_size",)
 SKIPPED = "ignore:.* tensors are skipped, which generating text does not use"
 
@@ -42,7 +42,7 @@ def exact():
 
 @functools.cache
 def in_the_checkpoint(name: str) -> dict[str, np.ndarray]:
-    """The tensors of a case; what is not the decoder's is zero."""
+    """The tensors of a case; those outside of the decoder are zero."""
     shapes = CASES[name]["tensors"]
     inner = "language_model." if any("language_model" in key for key in shapes) else ""
     weights = hybrid_checkpoints.tensors(CASES[name]["golden"])
@@ -56,7 +56,7 @@ def in_the_checkpoint(name: str) -> dict[str, np.ndarray]:
 
 
 def folder(tmp_path, name, changes=None, tensors=None):
-    """A checkpoint's folder; `changes` of config.json's decoder, of which None removes."""
+    """A checkpoint's folder; `changes` apply to the decoder's config, and None removes a key."""
     described = changed(name, changes or {})
     return checkpoints.write(tmp_path / "model", described, tensors or in_the_checkpoint(name))
 
@@ -92,7 +92,7 @@ def vars_of(config: Config) -> dict:
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", CASES)
 def test_the_golden_logits(name, tmp_path):
-    """Of the checkpoint, and of the file that it is saved in; and its tensors' names and shapes."""
+    """Checks logits of the checkpoint and of its saved file, and the tensors' names and shapes."""
     tensors, golden = in_the_checkpoint(name), CASES[name]["golden"]
     shapes = {key: list(array.shape) for key, array in tensors.items()}
     assert shapes == CASES[name]["tensors"]
@@ -125,7 +125,7 @@ def refused(folder, message: str) -> None:
 
 
 def test_keys_that_may_be_left_out():
-    """As transformers fills them in: intervals, pairs, heads that all layers have."""
+    """Defaults of transformers: layer intervals, rope sections, head counts of all layers."""
     names = ("layer_types", "rope_parameters.mrope_section", "linear_num_key_heads")
     names += ("linear_num_value_heads",)
     config = changed(
@@ -149,7 +149,7 @@ def test_keys_that_may_be_left_out():
 
 def test_sizes_before_they_are_adjusted():
     adjusted = {"block_auto_adjust_ff_dim": True, "block_ff_dim": 1000, "block_multiple_of": 32}
-    sizes = {None: 672, 1.5: 1024}  # of 666 and 999
+    sizes = {None: 672, 1.5: 1024}  # for 666 and 999
     for multiplier, size in sizes.items():
         changes = adjusted | {"block_ffn_dim_multiplier": multiplier}
         assert describe(changed("lfm2", changes)).config.intermediate_size == size
@@ -164,7 +164,7 @@ def test_the_output_layer_that_is_the_embedding():
 
 
 def test_heads_of_gemma_4_as_its_first_files_say_them():
-    """Two keys in the place of per_layer_config, of which one counts with shared projections."""
+    """Two keys replace per_layer_config; with shared projections only one of them applies."""
     earlier = {"per_layer_config": None, "global_head_dim": 128, "num_global_key_value_heads": 1}
     for name in ("gemma4", "gemma4-moe"):
         assert describe(changed(name, earlier)).config == describe(changed(name, {})).config
@@ -174,7 +174,7 @@ def test_heads_of_gemma_4_as_its_first_files_say_them():
     assert (without.head_dim, without.local_head_dim) == (512, 64)
 
 
-def test_what_gemma_4_leaves_out_is_off():
+def test_features_that_gemma_4_leaves_out_are_off():
     config = describe(changed("gemma4-e", {"final_logit_softcapping": None})).config
     assert config.final_soft_cap is None
     config = describe(changed("gemma4", {"use_bidirectional_attention": "vision"})).config
@@ -206,7 +206,7 @@ def yarn_of(**changes):
 
 
 def test_yarn_of_latent_attention():
-    """As in transformers: scores grow with mscale_all_dim, magnitudes with the ratio of both."""
+    """Follows transformers: scores scale with mscale_all_dim, magnitudes with the ratio of both."""
     growth = 0.1 * np.log(8)
     base = 96**-0.5
     assert yarn_of().attention_scale == pytest.approx(base * (1 + 0.707 * growth) ** 2)
@@ -219,7 +219,7 @@ def test_yarn_of_latent_attention():
     assert alone.attention_scale == yarn_of().attention_scale
     neither = yarn_of(mscale=None, mscale_all_dim=None)
     assert neither.attention_scale == pytest.approx(base)
-    assert neither.rope_magnitude == 1.0  # and YaRN's own growth
+    assert neither.rope_magnitude == 1.0  # with YaRN's default growth
 
 
 def test_dense_layers_of_glm():
@@ -367,7 +367,7 @@ def test_layers_and_tensors_that_predict_further_tokens(tmp_path):
 
 
 def test_keys_of_layers_that_take_those_of_others(tmp_path):
-    """Released checkpoints of Gemma 4 hold them; nothing reads them."""
+    """Released Gemma 4 checkpoints contain them; nothing reads them."""
     tensors = dict(in_the_checkpoint("gemma4-e"))
     for part in ("k_proj", "v_proj", "k_norm"):
         tensors[f"model.layers.5.self_attn.{part}.weight"] = np.zeros((2, 2), np.float32)
@@ -379,7 +379,7 @@ def test_keys_of_layers_that_take_those_of_others(tmp_path):
 
 
 def stacked(tensors: dict, layers: int, experts: int) -> dict:
-    """Experts' matrices in two stacks a layer, as Qwen 3.5 is released."""
+    """Stacks the experts' matrices in two tensors per layer, as Qwen 3.5 is released."""
     found = dict(tensors)
     for layer in range(layers):
         prefix = f"model.layers.{layer}.mlp.experts."
@@ -459,7 +459,10 @@ def test_decays_that_are_not_finite(value, message, tmp_path):
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", ["qwen35", "qwen3next", "gemma4-moe", "deepseek2", "lfm2moe"])
 def test_a_folder_is_quantized_like_its_file(name, tmp_path):
-    """The bytes of the golden file quantized again: what is read is what was decoded."""
+    """Quantizing the folder or the golden file gives the same bytes.
+
+    Both hold the same decoded weights.
+    """
     models.quantize_file(folder(tmp_path, name), tmp_path / "folder.gguf", "Q8_0")
     models.quantize_file(path(CASES[name]["golden"]), tmp_path / "file.gguf", "Q8_0")
     got, want = (jq.gguf.read(tmp_path / f"{which}.gguf").tensors for which in ("folder", "file"))
@@ -474,7 +477,7 @@ def test_a_folder_is_quantized_like_its_file(name, tmp_path):
 @pytest.mark.filterwarnings(SKIPPED)
 @pytest.mark.parametrize("name", ["qwen35", "qwen3next", "deepseek2-noyarn"])
 def test_half_precision(name, tmp_path):
-    """Weights keep their type; norms, decays and convolutions are float32."""
+    """Weights keep their dtype; norms, decays and convolutions become float32."""
     import jax.numpy as jnp
 
     half = {k: np.asarray(jnp.asarray(a, jnp.bfloat16)) for k, a in in_the_checkpoint(name).items()}

@@ -1,4 +1,4 @@
-"""YaRN of checkpoints: frequencies are transformers', also where GGUF's keys cannot say them.
+"""YaRN in checkpoints: frequencies equal transformers', even if GGUF's keys cannot express them.
 
 The oracle here follows `_compute_yarn_parameters` of transformers 5.24 step by step, in float32.
 transformers' logits of llama with `truncate: false` and with other betas, and of gpt-oss, were
@@ -43,7 +43,7 @@ def family(name: str, outer=None, **parameters) -> dict:
 
 
 def frequencies(config: dict, dim: int) -> np.ndarray:
-    """Radians per token, float32 (dim / 2,)."""
+    """Frequencies in radians per token, float32 (dim / 2,)."""
     outer = config["rope_parameters"]
     given = outer.get("full_attention", outer)
     base, factor = given["rope_theta"], given["factor"]
@@ -63,7 +63,7 @@ def frequencies(config: dict, dim: int) -> np.ndarray:
     return (1 / (factor * powers) * ramp + 1 / powers * (1 - ramp)).astype(np.float32)
 
 
-#: config.json -> whether divisors have to say what keys cannot.
+#: (config.json, whether divisors are needed because keys cannot express the frequencies).
 CASES = {
     "llama": (llama(), False),
     "between-pairs": (llama(truncate=False), True),
@@ -78,7 +78,7 @@ CASES = {
     "gpt-oss-whole-pairs": (family("gpt-oss"), False),
     "mistral3": (family("mistral3"), False),
     "mistral3-between-pairs": (family("mistral3", truncate=False), True),
-    "olmo3": (family("olmo3", truncate=False), False),  # transformers reads it outside
+    "olmo3": (family("olmo3", truncate=False), False),  # transformers reads the outer key
     "olmo3-between-pairs": (family("olmo3", {"truncate": False}), True),
 }
 
@@ -91,14 +91,14 @@ def test_frequencies(case):
     first, *_ = rope.tables(described.config.ropes, described.rope_divisors)
     want = frequencies(config, described.config.rope_dim)
     np.testing.assert_allclose(first, want, rtol=1e-6)
-    if needs_divisors:  # which are not nearly 1
+    if needs_divisors:  # so not nearly 1
         by_keys = rope.frequencies(described.config.ropes[0])
         assert np.abs(by_keys / want - 1).max() > 1e-3
 
 
 @needs_native
 def test_logits_of_a_folder_and_of_its_file(tmp_path):
-    """The divisors count, and a saved file has them."""
+    """The divisors are applied, and a saved file has them."""
     tokens = np.arange(5, 45)[None]
     folder = shutil.copytree(CHECKPOINTS / "llama", tmp_path / "model")
     logits = {}

@@ -1,4 +1,4 @@
-"""Adapters beside packed weights: W x + scale * B (A x), as if W + scale * B A had been read."""
+"""Adapters on packed weights: W x + scale * B (A x) equals (W + scale * B A) x."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def exact():
 
 
 def merged(given, pairs, scale):
-    """The model with W + scale * B A in the place of W, in float32."""
+    """The model with W replaced by W + scale * B A, in float32."""
     tensors = {
         name: jnp.asarray(t.dequantize() if isinstance(t, jq.QuantizedArray) else t)
         for name, t in models.named_tensors(given).items()
@@ -45,7 +45,10 @@ def merged(given, pairs, scale):
 @pytest.mark.slow("converts and compiles models", quick=["qwen3-qknorm"])
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3-qknorm", "gemma3", "smollm3"])
 def test_logits_are_those_of_the_merged_weights(name, tmp_path):
-    """Of a GGUF file and a folder of PEFT: attention, networks, and the output if it is there."""
+    """Reads a GGUF file and a PEFT folder.
+
+    They adapt attention, feed-forward networks, and the output matrix if there is one.
+    """
     given = model(name)
     pairs = random_pairs(given)
     assert any(".ffn_down." in n for n in pairs) and any(".attn_q." in n for n in pairs)
@@ -60,7 +63,7 @@ def test_logits_are_those_of_the_merged_weights(name, tmp_path):
     ):
         adapted = models.with_lora(given, file, scale=0.5)
         assert nmse(adapted.logits(TOKENS), want) <= 1e-10
-    np.testing.assert_array_equal(given.logits(TOKENS), plain)  # the model itself stays
+    np.testing.assert_array_equal(given.logits(TOKENS), plain)  # the base model is unchanged
 
 
 @pytest.mark.slow("converts and compiles models", quick=["phi3"])
@@ -68,7 +71,7 @@ def test_logits_are_those_of_the_merged_weights(name, tmp_path):
     "name", ["phi3", "mixtral", "deepseek2-lite", "qwen35", "lfm2", "qwen2moe", "command-r"]
 )
 def test_other_architectures(name, tmp_path):
-    """Of whatever matrices they have, but experts'."""
+    """Adapts every matrix of the model except the experts."""
     given = model(name)
     pairs = random_pairs(given)
     want = merged(given, pairs, ALPHA / RANK).logits(TOKENS)
@@ -77,10 +80,10 @@ def test_other_architectures(name, tmp_path):
 
 
 def test_modules_that_hold_several_matrices(tmp_path):
-    """Phi 3's qkv_proj and gate_up_proj; in GGUF files attn_qkv, and ffn_up of both."""
+    """Phi 3's qkv_proj and gate_up_proj; GGUF files call them attn_qkv and ffn_up."""
     given, parts = model("phi3"), ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
     pairs = random_pairs(given, parts)
-    for names in (parts[:3], parts[3:]):  # one a of a module
+    for names in (parts[:3], parts[3:]):  # one a per module
         for layer in range(given.config.num_layers):
             first, *others = (f"blk.{layer}.{name}.weight" for name in names)
             pairs |= {name: (pairs[first][0], pairs[name][1]) for name in others}
@@ -141,7 +144,7 @@ def test_several_adapters_and_load(tmp_path):
 @pytest.mark.slow("converts and compiles models")
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "lfm2"])
 def test_generation_in_batches(name, tmp_path):
-    """By paged decoding, alone and in a batch, the tokens of the merged model."""
+    """Paged decoding, alone and in a batch, gives the tokens of the merged model."""
     given = model(name)
     pairs = random_pairs(given)
     adapted = models.with_lora(given, write_gguf(tmp_path / "a.gguf", given, pairs))
@@ -154,8 +157,8 @@ def test_generation_in_batches(name, tmp_path):
 
 
 @pytest.mark.slow("converts and compiles models")
-def test_kept_programs_tell_adapters_apart(tmp_path):
-    """Programs are named by what is adapted; other numbers of the same matrices use the same."""
+def test_cached_programs_tell_adapters_apart(tmp_path):
+    """Cached programs are keyed by the adapted matrices, not by the adapter's values."""
     from jax_q4k.cache.program_cache import ProgramCache
 
     given = models.load(path("llama-gqa"))
@@ -168,7 +171,7 @@ def test_kept_programs_tell_adapters_apart(tmp_path):
     kept = ProgramCache(tmp_path / "kept", 1 << 27)
     for one, pair in zip(adapted, [{}, *pairs], strict=True):
         want = models.generate(merged(given, pair, ALPHA / RANK), [5, 6, 7], max_new_tokens=8)
-        for _ in range(2):  # compiled, then from the folder
+        for _ in range(2):  # compiled, then cached
             again = models.Model(one.parts(), one.tokenizer, one.metadata)
             again.kept = kept
             assert models.generate(again, [5, 6, 7], max_new_tokens=8).tokens == want.tokens
@@ -203,8 +206,8 @@ def test_gradients_and_saving(tmp_path):
     assert weights and np.isfinite(gradient).all() and np.abs(gradient).max() > 0
 
 
-def test_those_of_the_example(tmp_path):
-    """Named by their places in the decoder, transposed, in the order of the decoder's rows."""
+def test_adapters_of_the_example(tmp_path):
+    """Named by paths in the decoder, transposed, with rows in the decoder's order."""
     given = model("llama-gqa")
     places = adapters.named_linears(given.config)
     pairs = random_pairs(given, ("attn_q", "attn_k", "attn_v", "attn_output"))
@@ -235,7 +238,7 @@ def test_those_of_the_example(tmp_path):
         ({"use_rslora": True}, ALPHA / RANK**0.5),
         ({"lora_alpha": 1, "alpha_pattern": {"q_proj": ALPHA, "x.q_proj": 9}}, ALPHA / RANK),
         ({"lora_alpha": 1, "alpha_pattern": {"roj": ALPHA}}, 1 / RANK),
-        ({"r": 99, "rank_pattern": {"q_proj": RANK}}, ALPHA / RANK),  # the rank is the tensor's
+        ({"r": 99, "rank_pattern": {"q_proj": RANK}}, ALPHA / RANK),  # the tensor sets the rank
     ],
 )
 def test_scales_of_peft(settings, scale, tmp_path):
@@ -247,7 +250,7 @@ def test_scales_of_peft(settings, scale, tmp_path):
 
 
 def test_an_alpha_of_0_in_a_gguf_file_is_none(tmp_path):
-    """As llama.cpp has it."""
+    """llama.cpp treats 0 as missing."""
     given = model("llama-gqa")
     pairs = random_pairs(given, ("attn_q",))
     want = merged(given, pairs, 1.0).logits(TOKENS)
@@ -256,8 +259,11 @@ def test_an_alpha_of_0_in_a_gguf_file_is_none(tmp_path):
         assert nmse(models.with_lora(given, file).logits(TOKENS), want) <= 1e-10
 
 
-def test_those_of_mlx_lm(tmp_path):
-    """By the checkpoint's modules, transposed, with one scale; of llama, whose rows rope orders."""
+def test_adapters_of_mlx_lm(tmp_path):
+    """Named by the checkpoint's modules, transposed, with one scale.
+
+    The model is a llama, whose rows are permuted for rope.
+    """
     given = model("llama-gqa")
     pairs = random_pairs(given)
     places = tensor_places.places(given.config, given.config.kind.checkpoints[0])

@@ -1,4 +1,4 @@
-"""Files of adapters: settings that count, and what is refused by name."""
+"""Adapter files: settings that apply, and errors that name what is refused."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_settings_of_peft_that_are_refused(settings, message, tmp_path):
     assert caught.value.file == str(file / "adapter_config.json")
 
 
-#: LoraConfig of PEFT 0.21 as `save_pretrained` writes it, whose defaults change nothing.
+#: LoraConfig of PEFT 0.21 as `save_pretrained` writes it; its defaults change nothing.
 DEFAULTS = """{"alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,
 "auto_mapping": null, "base_model_name_or_path": "a/b", "bias": "none", "corda_config": null,
 "ensure_weight_tying": false, "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false,
@@ -120,7 +120,7 @@ def test_settings_of_peft_that_change_nothing(settings, tmp_path):
 
 
 def test_an_untrained_olora_adapter_is_not_added(tmp_path):
-    """PEFT subtracts its product from the base weights, so that logits would be the model's."""
+    """PEFT subtracts its product from the base weights, so logits would stay the model's."""
     given, name = model("llama-gqa"), "blk.0.attn_output.weight"
     q, r = np.linalg.qr(np.asarray(models.named_tensors(given)[name].dequantize()))
     pairs = {name: (r[:RANK], q[:, :RANK])}
@@ -135,7 +135,7 @@ def test_an_untrained_olora_adapter_is_not_added(tmp_path):
 
 
 def test_names_of_modules_in_patterns_are_those_of_the_tensors(tmp_path):
-    """Names with language_model count, and a dot stands for any character, as in PEFT."""
+    """Names with language_model match, and a dot matches any character, as in PEFT."""
     given = model("gemma3")
     pairs = random_pairs(given, ("attn_q",))
     layers = {"model.layers": "model.language_model.layers"}
@@ -150,7 +150,7 @@ def test_names_of_modules_in_patterns_are_those_of_the_tensors(tmp_path):
 
 
 def rename(file, parts, keep=False):
-    """Replaces parts of tensors' names; keep: beside those of the old names."""
+    """Replaces parts of tensor names; `keep` keeps the old names too."""
     tensors = load_file(file)
     for old, new in parts.items():
         renamed = {name.replace(old, new): tensor for name, tensor in tensors.items()}
@@ -174,7 +174,7 @@ def test_a_module_of_two_spellings(reverse, tmp_path):
 
 
 def test_a_matrix_of_two_names(tmp_path):
-    """A fused one of a GGUF file beside its part; layer 0 and 00 of the example's."""
+    """A fused GGUF tensor and one of its parts; layers 0 and 00 in the example's names."""
     given = model("phi3")
     pairs = random_pairs(given, ("attn_q", "attn_k", "attn_v"))
     b = np.concatenate([pairs[f"blk.0.attn_{x}.weight"][1] for x in "qkv"])
@@ -402,7 +402,7 @@ def test_rows_that_files_have_in_another_order_are_refused(name, module, parts, 
 
 
 def test_a_damaged_file(tmp_path):
-    """Any change gives a typed error or an adapter."""
+    """Each change gives a typed error or an adapter."""
     from support.gguf_bytes import damage
 
     given, rng = model("llama-gqa"), np.random.default_rng(0)

@@ -1,6 +1,6 @@
-"""Choice of the output layer: flags of config.json and what the files hold.
+"""Choice of the output layer, from flags of config.json and the tensors in the files.
 
-tests/data/checkpoints/tied.json and tied.npz are transformers 5.24's decisions and logits.
+tests/data/checkpoints/tied.json and tied.npz hold the decisions and logits of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def exact():
 
 
 def flags(top: str, text: str) -> dict:
-    """The two flags as config.json has them; None is left out."""
+    """The two flags as config.json has them; None omits a flag."""
     inner = {} if text == "None" else {"tie_word_embeddings": FLAGS[text]}
     outer = {} if top == "None" else {"tie_word_embeddings": FLAGS[top]}
     return {**outer, "text_config": inner}
@@ -49,7 +49,7 @@ def flags(top: str, text: str) -> dict:
 
 @pytest.mark.parametrize("name", CASES["classes"])
 def test_transformers_decisions(name):
-    """Where config.json has no flag, a true one of text_config counts, as in transformers 4."""
+    """Falls back to a true flag in text_config, like transformers 4, if config.json has no flag."""
     for case, tied in CASES["classes"][name].items():
         top, text = case.split("/")
         fields = json_fields.JSONFields(flags(top, text), "config.json")
@@ -59,8 +59,10 @@ def test_transformers_decisions(name):
 
 
 def test_every_class_has_a_decision():
-    """Classes that are missing share a config class with one that is there, but for Qwen's and
-    Gemma's, whose defaults were read in transformers' sources."""
+    """Missing classes share a config class with a listed one.
+
+    The exceptions are Qwen's and Gemma's, whose defaults were read in transformers' sources.
+    """
     missing = {name: CLASSES[name].tied for name in CLASSES.keys() - CASES["classes"].keys()}
     assert missing == {
         "Gemma2ForCausalLM": True,
@@ -97,7 +99,7 @@ def error(path, name: str, expected: str) -> float:
 
 
 def full_name(name: str, end: str) -> str:
-    """The checkpoint's name of a tensor: classes of images put prefixes before it."""
+    """The checkpoint's full name of a tensor; classes for images add prefixes."""
     return next(key for key in CASES["folders"][name]["tensors"] if key.endswith(end))
 
 
@@ -116,7 +118,7 @@ def test_a_head_that_differs_counts(name, top, text, tmp_path):
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_missing(name, tmp_path):
+def test_missing_tensors(name, tmp_path):
     held = tensors(name)
     head, embedding = (full_name(name, end) for end in ("lm_head.weight", "embed_tokens.weight"))
     values = held.pop(head)
@@ -151,7 +153,7 @@ def test_scales_of_fp8_caches_are_skipped(tmp_path):
         assert error(folder(tmp_path, name, held, "False"), name, "head") <= 1e-11
 
 
-def test_what_is_said_of_a_head(tmp_path):
+def test_warnings_about_a_head(tmp_path):
     held = tensors("LlamaForCausalLM")
     path = folder(tmp_path, "LlamaForCausalLM", held, "True")
     with pytest.warns(UserWarning, match="'lm_head.weight' differs from 'model.embed_tokens"):

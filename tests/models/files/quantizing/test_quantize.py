@@ -26,7 +26,7 @@ from ...golden_files import model, path, reference
 
 
 def floats(name, dtype=jnp.float32):
-    """A golden model whose matrices are floats."""
+    """A golden model with float matrices."""
     tensors = {
         key: value.dequantize(dtype) if isinstance(value, jq.QuantizedArray) else value
         for key, value in models.named_tensors(model(name)).items()
@@ -35,7 +35,7 @@ def floats(name, dtype=jnp.float32):
 
 
 def fresh():
-    """A model with weights that lie on no format's grid."""
+    """A model whose weights are on no format's grid."""
     config, rng = model("llama-gqa").config, np.random.default_rng(0)
     tensors = {
         key: jnp.asarray(
@@ -186,7 +186,7 @@ def test_bad_importance_is_named(importance, message):
             r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is nan; Q4_K takes finite",
         ),
         (-jnp.inf, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is -inf"),
-        # no f16 scale reaches it
+        # no f16 scale is large enough
         (
             1e30,
             r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is 1.*e\+30",
@@ -289,7 +289,7 @@ def test_damaged_files_leave_nothing(damage, message, tmp_path):
 
 
 def write_zeros(file, config):
-    """A float16 model of zeros, as a sparse file; its tensor data in bytes."""
+    """Writes a float16 model of zeros as a sparse file; returns its tensor bytes."""
     tensors, size = [], 0
     for name, (shape, required, *_) in expected_tensors(config).items():
         if required:
@@ -317,12 +317,12 @@ def write_zeros(file, config):
 
 @pytest.mark.slow("converts a model of 340 MB")
 def test_memory_is_one_tensors_not_the_models(tmp_path, record_property):
-    """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB.
+    """Peak memory stays below 12 bytes per weight of the largest tensor plus 300 MB.
 
-    This includes the interpreter and XLA.
+    The 300 MB cover the interpreter and XLA.
 
-    Pages of the libraries' files (some 170 to 220 MB, mostly XLA's code) are not counted: they can
-    be dropped any time.
+    Pages of library files (about 170 to 220 MB, mostly XLA's code) are not counted, since the
+    system can drop them any time.
     """
     config = models.Config("llama", 16384, 512, 1024, 16384, 3, 16, 4, 64, 1e-5)
     size = write_zeros(tmp_path / "in.gguf", config)
@@ -340,7 +340,7 @@ print(code, *(int(status[key].split()[0]) for key in ("VmHWM", "RssFile")))
     total, mapped = (f"{kilobytes * 1024 / 1e6:.0f} MB" for kilobytes in (peak, libraries))
     figures = f"{total}, of it {mapped} libraries, limit {limit / 1e6:.0f} MB"
     record_property("figure", f"quantize to Q4_K_M: peak memory {figures}")
-    assert code == 0 and size > 340e6  # loading it all would show
+    assert code == 0 and size > 340e6  # loading all of it would be visible
     assert (peak - libraries) * 1024 <= limit
     written = jq.gguf.read_header(tmp_path / "out.gguf").tensors
     assert written["blk.2.ffn_up.weight"].type is Tensor.Q4_K
@@ -349,7 +349,7 @@ print(code, *(int(status[key].split()[0]) for key in ("VmHWM", "RssFile")))
 @pytest.mark.slow("converts and compiles models", quick=["Q4_K_M"])
 @pytest.mark.parametrize("type", ["Q4_K_M", "MXFP4_MOE"])
 def test_experts_are_quantized_one_after_another(type, monkeypatch):
-    """In pieces of an expert, the model is the same; and near what it was."""
+    """Quantizing one expert at a time gives the same model, close to the original."""
     whole = models.quantize(model("granitemoe"), type)
     monkeypatch.setattr("jax_q4k.models.files.quantizing.quantize._PIECE", 1)
     pieces = models.quantize(model("granitemoe"), type)
@@ -363,8 +363,8 @@ def test_experts_are_quantized_one_after_another(type, monkeypatch):
     assert nmse(whole.logits(prompt), model("granitemoe").logits(prompt)) <= 0.2
 
 
-def test_what_is_said_of_other_types(tmp_path):
-    """Rows that no block divides, and tensors that are quantized already; nothing of floats."""
+def test_warnings_about_other_types(tmp_path):
+    """Warns about rows that no block divides and about quantized tensors, but not about floats."""
     odd = path("qwen2-odd")
     with pytest.warns(UserWarning) as caught:
         models.quantize_file(odd, tmp_path / "odd.gguf", "Q6_K")

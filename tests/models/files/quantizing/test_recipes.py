@@ -1,11 +1,11 @@
-"""Types of tensors against what llama.cpp itself chose, for golden files and for synthetic shapes.
+"""Tensor types compared with llama.cpp's choices, for golden files and synthetic shapes.
 
 tests/data/recipes.json: `llama_model_quantize` of llama-cpp-python 0.3.36 on random weights of
-these shapes; a part's types run over the layers, "4xQ6_K 2xQ4_K" being four layers of Q6_K, then
+these shapes. The types of a part are listed by layer: "4xQ6_K 2xQ4_K" is four layers of Q6_K, then
 two of Q4_K.
 
-tests/data/recipes_of_architectures.json: the matrices of files that llama-quantize made of small
-random models of many architectures, and of its mixtures: shape and type of each, by layers.
+tests/data/recipes_of_architectures.json: matrices of files that llama-quantize made from small
+random models of many architectures, in its recipes: shape and type of each, by layers.
 """
 
 import json
@@ -62,13 +62,13 @@ def test_types_are_llama_cpps(case, type):
     [
         ("llama", 80, 1, "Q5_K"),
         ("qwen2", 80, 4, "Q5_K"),
-        ("llama", 80, 4, "Q4_K"),  # 65B: no groups
+        ("llama", 80, 4, "Q4_K"),  # 65B: no grouped queries
         ("qwen3", 80, 1, "Q4_K"),
         ("llama", 96, 1, "Q4_K"),
     ],
 )
 def test_values_of_70b_models_alone_are_better(architecture, layers, kv_heads, kind):
-    """llama.cpp tells 70B models by architecture, 80 layers and, of Llama's, grouped queries."""
+    """llama.cpp detects 70B models by architecture, 80 layers and, for Llama, grouped queries."""
     config = Config(architecture, 96, 256, 256, 512, layers, 4, kv_heads, 64, 1e-5)
     shapes = {f"blk.{layer}.attn_v.weight": (64 * kv_heads, 256) for layer in range(layers)}
     types = recipes.tensor_types(recipes.get("Q4_K_M"), config, shapes)
@@ -85,7 +85,7 @@ def test_golden_files_are_q4_k_m(name):
 
 
 def layers_of(runs: str) -> list[int]:
-    """ "0-2 5" -> [0, 1, 2, 5]."""
+    """Parses "0-2 5" to [0, 1, 2, 5]."""
     found = []
     for run in runs.split():
         first, _, last = run.partition("-")
@@ -95,7 +95,7 @@ def layers_of(runs: str) -> list[int]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_types_of_every_architecture(name):
-    """Of experts, of fused and shared matrices, of what is never quantized."""
+    """Types of experts, of fused and shared matrices, and of tensors that are never quantized."""
     case = ARCHITECTURES[name]
     shapes, want = {}, {}
     for tensor, kinds in case["tensors"].items():
@@ -124,7 +124,7 @@ def test_types_of_every_architecture(name):
     ],
 )
 def test_mixtures_of_three_bits_and_less(type, attn_v, ffn_down, attn_output, kv_heads, importance):
-    """Read off llama.cpp's rules: 16 layers of 8 heads, grouped by four or by two."""
+    """From llama.cpp's rules: 16 layers of 8 heads, in groups of four or two."""
     model = dimensions(num_layers=16, num_heads=8, num_kv_heads=kv_heads)
     parts = {"attn_v": attn_v, "ffn_down": ffn_down, "attn_output": attn_output}
     shapes = {f"blk.{i}.{part}.weight": (256, 256) for i in range(16) for part in parts}
@@ -176,7 +176,7 @@ def test_unknown_names_list_the_known(name):
     [((2, 8), "Q2_K", "Q4_K"), ((8, 2), "Q2_K", "Q3_K"), ((0, 2), "IQ4_XS", "IQ4_XS")],
 )
 def test_groups_are_those_of_the_first_layer(kv_heads, type, attn_v):
-    """Whatever the others', and none where it has a convolution in the place of attention."""
+    """The first layer decides for all; a convolution instead of attention means no groups."""
     model = dimensions(num_layers=2, num_heads=8, num_kv_heads=8, kv_heads=kv_heads)
     shapes = {"blk.1.attn_v.weight": (256, 256), "output.weight": (96, 256)}
     got = recipes.tensor_types(recipes.get(type), model, shapes)
