@@ -61,8 +61,8 @@ class QuantizedArray:
     def from_gguf_bytes(cls, raw: Any, format: str, shape: Sequence[int]) -> QuantizedArray:
         """Builds an array of shape (..., n, k) from a GGUF tensor's bytes (any buffer).
 
-        Raises ValueError for an unknown format, a k that is no multiple of its block size, or a
-        byte count that does not match the shape; TypeError for an array that is not uint8.
+        Raises ValueError for an unknown format, a k that is not a multiple of its block size, or
+        a byte count that does not match the shape; TypeError for an array that is not uint8.
         """
         block = formats.get(format)
         shape = _checked_shape(shape, block)
@@ -256,7 +256,7 @@ def is_quantized(x: Any) -> bool:
 
 
 def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
-    # Unchecked, because JAX unflattens with leaves that are no arrays (specs, None, object()).
+    # Unchecked, because JAX unflattens with leaves that are not arrays (specs, None, object()).
     array = object.__new__(QuantizedArray)
     array.format, array.planes = format, planes
     return array
