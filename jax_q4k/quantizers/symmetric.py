@@ -35,7 +35,7 @@ class Grid(NamedTuple):
 
 
 def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
-    """Grid of the integers from -top to top - 1; levels go down to `least`, with fractions at `top`.
+    """Grid of the integers from -top to top - 1; levels down to `least`, and fractions near `top`.
 
     A negative level lets the largest value reach -top. The opposite level is tried only if it would
     round to `top` and be clipped; smaller ones give the same quants with the other sign.
