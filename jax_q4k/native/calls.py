@@ -245,7 +245,7 @@ def rope_append(
     eps: float = 0.0,
     keys: bool = False,
 ) -> list[Any]:
-    """Writes k and v to slots of the pages, in place; returns the pages and, with `rope`, rotated q.
+    """Writes k and v to slots of the pages, in place; with `rope`, also returns the rotated q.
 
     `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; otherwise k, v,
     slot_mapping; `latent`: without v and its pages. `keys`: also returns the rotated k, last.

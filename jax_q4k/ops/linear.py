@@ -542,9 +542,9 @@ def _row_names(count: int) -> list[str]:
 def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
-    """With k sharded, sums norm and products over devices, then adds bias and residual.
+    """Sums norm and products over devices if k is sharded, then adds bias and residual.
 
-    With only rows sharded: one call, or one per matrix if their rows are split differently.
+    If only rows are sharded: one call, or one per matrix if their rows are split differently.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if not parts.split("k"):
