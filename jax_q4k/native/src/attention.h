@@ -13,23 +13,23 @@ namespace jax_q4k {
 namespace {
 
 // Makes a query's l and o relative to a new running maximum m, which is not below the old one.
-inline void rescale(Query& query, float highest, int64_t dims) {
-  if (query.highest == highest) return;
-  const float factor = query.total == 0 ? 0 : __builtin_expf(query.highest - highest);
-  query.highest = highest;
-  query.total *= factor;
-  for (int64_t d = 0; d < dims; d += kLanes) (Floats::load(query.values + d) * Floats::all(factor)).store(query.values + d);
+inline void rescale(Query& query, float m, int64_t dims) {
+  if (query.m == m) return;
+  const float factor = query.l == 0 ? 0 : __builtin_expf(query.m - m);
+  query.m = m;
+  query.l *= factor;
+  for (int64_t d = 0; d < dims; d += kLanes) (Floats::load(query.o + d) * Floats::all(factor)).store(query.o + d);
 }
 
 inline void merge_query(const Query& part, int64_t dims, Query* to) {
   to->seen |= part.seen;
-  if (part.total == 0) return;
-  const float highest = part.highest > to->highest ? part.highest : to->highest;
-  rescale(*to, highest, dims);
-  const float factor = __builtin_expf(part.highest - highest);
-  to->total += part.total * factor;
+  if (part.l == 0) return;
+  const float m = part.m > to->m ? part.m : to->m;
+  rescale(*to, m, dims);
+  const float factor = __builtin_expf(part.m - m);
+  to->l += part.l * factor;
   for (int64_t d = 0; d < dims; d += kLanes)
-    fma(Floats::load(part.values + d), Floats::all(factor), Floats::load(to->values + d)).store(to->values + d);
+    fma(Floats::load(part.o + d), Floats::all(factor), Floats::load(to->o + d)).store(to->o + d);
 }
 
 template <class T>
@@ -77,10 +77,10 @@ void weigh(const Floats (&dots)[Q], int from, int to, int64_t dims, Query* queri
     }
     if (to - from < kTokens) scores = only(scores, from, to);
     const float top = highest(scores);
-    rescale(query, top > query.highest ? top : query.highest, dims);
+    rescale(query, top > query.m ? top : query.m, dims);
     // If all scores so far are -inf, every weight is 0, and not e^NaN.
-    weights[i] = exp_of(scores - Floats::all(query.highest == -INFINITY ? 0 : query.highest));
-    query.total += sum(weights[i]);
+    weights[i] = exp_of(scores - Floats::all(query.m == -INFINITY ? 0 : query.m));
+    query.l += sum(weights[i]);
   }
 }
 
@@ -103,7 +103,7 @@ void add_values(const T* const* values, const T* const* next, int from, int to, 
 #pragma GCC unroll 8
     for (int d = 0; d < D; ++d)
 #pragma GCC unroll 8
-      for (int i = 0; i < Q; ++i) sums[d][i] = Floats::load(queries[i].values + start + d * kLanes);
+      for (int i = 0; i < Q; ++i) sums[d][i] = Floats::load(queries[i].o + start + d * kLanes);
     for (int t = from; t < to; ++t)
 #pragma GCC unroll 8
       for (int d = 0; d < D; ++d) {
@@ -115,7 +115,7 @@ void add_values(const T* const* values, const T* const* next, int from, int to, 
 #pragma GCC unroll 8
     for (int d = 0; d < D; ++d)
 #pragma GCC unroll 8
-      for (int i = 0; i < Q; ++i) sums[d][i].store(queries[i].values + start + d * kLanes);
+      for (int i = 0; i < Q; ++i) sums[d][i].store(queries[i].o + start + d * kLanes);
   };
   constexpr int kVectors = at_once(8, Q);  // as many sums as additions in flight
   int64_t start = 0;

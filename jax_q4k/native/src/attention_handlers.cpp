@@ -46,18 +46,18 @@ Pages take_pages(OperandReader<Buffers>& from, bool latent, bool contiguous = fa
 
 void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t value_dim) {
   query.q = q, query.first = first, query.last = last;
-  query.highest = -std::numeric_limits<float>::infinity(), query.total = 0, query.seen = false;
-  std::fill_n(query.values, value_dim, 0.0f);
+  query.m = -std::numeric_limits<float>::infinity(), query.l = 0, query.seen = false;
+  std::fill_n(query.o, value_dim, 0.0f);
 }
 
 void finish_query(const Query& query, const float* sink, int64_t value_dim, float* out) {
-  float total = query.total, factor = 1;
+  float l = query.l, factor = 1;
   if (sink && query.seen) {  // a logit in the denominator, without a value
-    const float highest = std::max(query.highest, *sink);
-    factor = std::exp(query.highest - highest);
-    total = total * factor + std::exp(*sink - highest);
+    const float m = std::max(query.m, *sink);
+    factor = std::exp(query.m - m);
+    l = l * factor + std::exp(*sink - m);
   }
-  for (int64_t d = 0; d < value_dim; ++d) out[d] = query.seen ? query.values[d] * factor / total : 0.0f;
+  for (int64_t d = 0; d < value_dim; ++d) out[d] = query.seen ? query.o[d] * factor / l : 0.0f;
 }
 
 constexpr int64_t kPart = 256;  // maximum tokens of a context per task; sums must not depend on the number of threads

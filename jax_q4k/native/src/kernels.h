@@ -90,9 +90,9 @@ struct Tokens {
 struct Query {
   const float* q;
   int64_t first, last;
-  float highest, total;
+  float m, l;
   bool seen;  // whether it saw any token: if so, sums of infinities are NaN, and not those of an empty sequence
-  float values[kMaxHeadDim];
+  float o[kMaxHeadDim];
 };
 
 // Activation that gates one product by another (`jax_q4k.ACTIVATION_FUNCTIONS`).
