@@ -19,7 +19,7 @@ def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
     """Yields a temporary path next to `path`; its file replaces `path` unless the block raises.
 
     A killed process leaves its temporary file, named `.HEX` + suffix + `.partial`. A process that
-    exits inside the block without an exception calls `remove_partials` first.
+    exits inside the block without an exception must call `remove_partials` first.
     """
     target = Path(os.path.realpath(os.fsdecode(path)))  # a symlink stays a symlink
     partial = target.parent / f".{secrets.token_hex(8)}{suffix}.partial"

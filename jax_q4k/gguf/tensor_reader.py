@@ -23,7 +23,8 @@ from ..arrays import QuantizedArray
 from .source import Source
 from .tensors import PLAIN, TensorInfo
 
-#: Bytes read, checked and split at a time. They fit in a cache; no other buffer is needed.
+#: Bytes read, checked and split at a time. They fit in a cache, and are the only memory that is
+#: needed besides the tensors.
 CHUNK = 1 << 20
 #: Bytes from which arrays are memory-mapped, and from which they use huge pages, as NumPy's do.
 MAPPED, HUGE = 1 << 16, 1 << 22

@@ -22,7 +22,7 @@ MAX_CHOICES = 65535  # blocks along a grid's second axis
 
 
 def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
-    """Returns whether mat-vecs multiply so many tokens' choices by these stacks (experts, n, k).
+    """Returns whether mat-vecs multiply this many tokens' choices by these stacks (experts, n, k).
 
     They read a matrix once per choice. Beyond eight tokens this is minimal as long as most experts
     are chosen at most once.

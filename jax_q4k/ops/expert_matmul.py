@@ -88,7 +88,7 @@ def check_columns(x: jax.Array, name: str, w: Any) -> None:
 
 
 def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
-    """Returns whether kernels may quantize so many tokens' activations to q8_1 for these stacks.
+    """Returns whether kernels may quantize this many tokens' activations to q8_1 for these stacks.
 
     The native kernels then always do.
     """

@@ -40,7 +40,7 @@ def takes_q8_1(format: str, rows: int, columns: int) -> bool:
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
-    """Returns whether kernels may quantize so many activations to q8_1 for these packed weights.
+    """Returns whether kernels may quantize this many activations to q8_1 for these weights.
 
     The native kernels then always do. CUDA kernels choose q8_1 or floats if `activations` is None.
     """

@@ -153,7 +153,7 @@ def ptx(
 
 
 def a_warp_routes(experts: int, *, top: int, groups: int, **_: Any) -> bool:
-    """Returns whether a kernel's warp can select among so many experts."""
+    """Returns whether a kernel's warp can select among this many experts."""
     return groups == 1 and experts <= MAX_ROUTED_EXPERTS and top <= MAX_ROUTED
 
 
