@@ -105,7 +105,7 @@ class ProgramCache:
 
     def _keep(self, path: Path, header: compiled_files.Header, body: bytes) -> None:
         try:
-            path.unlink(missing_ok=True)  # `write` would follow a link and refuse a folder
+            path.unlink(missing_ok=True)  # `write` would follow a link and refuse a pipe
             compiled_files.write(path, header, body)
             found = [(file.lstat(), file) for file in self.folder.glob(f"*{_SUFFIX}")]
             size = 0

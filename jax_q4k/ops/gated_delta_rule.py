@@ -40,8 +40,9 @@ def gated_delta_rule(
         S *= exp(g);  S += k (beta (v - S^T k))^T;  o = scale * S^T q
 
     This is the rule of Gated Delta Networks (https://arxiv.org/abs/2412.06464). The caller
-    normalizes q and k. Kernels take a key_dim that is a multiple of 8 up to 128 or of 16 up to 256,
-    and a value_dim that is a multiple of 16 up to 256; other heads run in plain JAX.
+    normalizes q and k. PTX kernels take a key_dim that is a multiple of 8 up to 128 or of 16 up to
+    256, and a value_dim that is a multiple of 16 up to 256; native kernels take multiples of 16 up
+    to 576. Other heads run in plain JAX.
 
     A token with beta = 0 and g = 0 is padding: the state stays the same bit for bit, whatever k and
     v hold, even NaN, and derivatives in its k, v and beta are zero. Its o is what its q reads.
