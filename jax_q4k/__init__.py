@@ -1,6 +1,6 @@
 """GGUF models inside JAX programs.
 
-It has packed weights, jit-compatible primitives, and PTX kernels on a GPU.
+Packed weights, jit-compatible primitives, and PTX kernels for GPUs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ with collecting.seldom_collecting():  # JAX comes with them
 if TYPE_CHECKING:
     from . import cache, gguf, quantizers
 else:
-    #: Names of earlier versions -> where the module is now.
+    #: Module names of earlier versions -> where the module is now.
     _RENAMED = {
         "compiled": "cache.compiled_files",
         "kept": "cache.program_cache",
@@ -77,7 +77,7 @@ else:
     }
 
     def __getattr__(name: str) -> Any:
-        """Imports packages that few programs need when they are first used."""
+        """Imports rarely needed packages on first use."""
         if name in ("cache", "gguf", "quantizers"):
             return importlib.import_module(f".{name}", __name__)
         if name in _RENAMED:

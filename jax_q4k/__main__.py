@@ -1,9 +1,9 @@
-"""`python -m jax_q4k`, and what the script `jax-q4k` runs: the command line of the models."""
+"""Command line of the models: `python -m jax_q4k`, which the script `jax-q4k` also runs."""
 
 import gc
 import sys
 
-gc.disable()  # what imports make stays: looking at it again and again takes a tenth of a second
+gc.disable()  # imported objects stay; scanning them again and again takes a tenth of a second
 from .models.cli import main  # noqa: E402
 
 gc.freeze()

@@ -1,4 +1,4 @@
-"""Policies of `jax.checkpoint` that know this package's products."""
+"""Policies for `jax.checkpoint` that recognize this package's matrix products."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PRODUCTS = frozenset(op.primitive for op in (packed_matmul.op, float_matmul.op,
 
 
 def products_saveable(primitive: Any, *_: Any, **__: Any) -> bool:
-    """True of matrix products of this package: their results are kept, the rest is recomputed.
+    """Returns True for this package's matrix products: saves them and recomputes the rest.
 
-    As `jax.checkpoint_policies.dots_saveable` is for JAX's own; `save_from_both_policies` of it
-    takes both: `jax.checkpoint(f, policy=jax.checkpoint_policies.save_from_both_policies(
+    Corresponds to `jax.checkpoint_policies.dots_saveable`, which recognizes JAX's own products.
+    To save both kinds: `jax.checkpoint(f, policy=jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_saveable, jq.checkpoint_policies.products_saveable))`.
     """
     return primitive in _PRODUCTS

@@ -1,4 +1,4 @@
-"""Python's garbage collector, held back where many objects are made that stay."""
+"""Raises the garbage collector's thresholds while importing and tracing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .process_wide import ProcessWide
 
 __all__ = ["seldom_collecting"]
 
-#: Objects made before the youngest are looked at, and how often they are before older ones are.
+#: Thresholds of the three generations, as for `gc.set_threshold`.
 _SELDOM = 50_000, 20, 100
 
 
@@ -25,10 +25,10 @@ _held_back = ProcessWide(_hold_back, lambda before: gc.set_threshold(*before))
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """The collector comes a tenth as often inside the block, in all threads.
+    """Runs the garbage collector less often inside the block, in all threads.
 
-    Imports and tracing make objects that stay; looking at all of them again and again takes a tenth
-    of the time to the first token. The thresholds from before come back with the last block's end.
+    Imports and tracing create objects that stay alive; scanning them again and again takes a tenth
+    of the time to the first token. The old thresholds return when the last block ends.
     """
     with _held_back.block():
         yield

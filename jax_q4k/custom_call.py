@@ -1,7 +1,4 @@
-"""A built kernel as an operation inside a JAX program.
-
-It is an XLA custom call, or a run of the simulator.
-"""
+"""Runs a built kernel inside a JAX program, as an XLA custom call or in the simulator."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
 #: XLA:GPU's typed-FFI target that loads PTX text and launches it as a native kernel.
 TARGET = "__gpu$xla.gpu.ptx"
 
-#: Give this to `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`: exporting refuses targets
-#: it does not know.
+#: Pass this as `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`: by default, export refuses
+#: custom calls to targets that it does not know.
 EXPORT_CHECKS: Sequence[Any] = tuple(
     map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, *native.TARGETS))
 )
@@ -34,7 +31,7 @@ KernelCall = Callable[..., list[jax.Array]]
 
 
 def ptx_name(dtype: Any) -> str:
-    """The kernels' name of float32, float16, bfloat16, int8 or float8_e4m3fn."""
+    """Returns the kernels' name of float32, float16, bfloat16, int8 or float8_e4m3fn."""
     return float_types.of_dtype(dtype).kernel
 
 
@@ -57,7 +54,7 @@ def _check_operands(kernel: Kernel, operands: Sequence[Any]) -> None:
 def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
     """Launches `kernel` on the GPU through XLA's PTX custom call.
 
-    Buffers that are `inout` are updated in place.
+    The kernel updates `inout` buffers in place.
     """
     _check_operands(kernel, operands)
     call = jax.ffi.ffi_call(TARGET, _result_avals(kernel), input_output_aliases=kernel.aliases)
@@ -85,9 +82,8 @@ def launch_simulated(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
     return simulate_p.bind(*operands, kernel=kernel)
 
 
-# A primitive rather than jax.pure_callback: the callback then gets NumPy arrays, where
-# pure_callback would put them on the device first, which can deadlock XLA's CPU thread pool while
-# it waits for this very callback.
+# A primitive, because its callback receives NumPy arrays. jax.pure_callback would first put them on
+# the device, which can deadlock XLA's CPU thread pool while it waits for this very callback.
 simulate_p = jax.extend.core.Primitive("simulate_ptx")
 simulate_p.multiple_results = True
 
@@ -99,10 +95,10 @@ def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.Sha
 
 @functools.cache
 def _simulator_thread() -> ThreadPoolExecutor:
-    """A thread for simulated launches.
+    """Returns the thread that runs simulated launches.
 
-    It has the floating-point environment of the thread that first lowers one. XLA's own threads
-    flush subnormals to zero, and NumPy in a callback on them would too.
+    It has the floating-point environment of the thread that first lowers a launch. XLA's own
+    threads flush subnormals to zero, and so would NumPy in a callback on them.
     """
     pool = ThreadPoolExecutor(1, "simulator")
     pool.submit(lambda: None).result()  # the thread starts here, not in the callback
@@ -112,7 +108,7 @@ def _simulator_thread() -> ThreadPoolExecutor:
 def _simulate_lowering(
     ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel
 ) -> Sequence[Any]:
-    from ptx_kernels import simulator  # only where it is used
+    from ptx_kernels import simulator  # imported on first use
 
     thread = _simulator_thread()
 

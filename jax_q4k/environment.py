@@ -1,6 +1,6 @@
-"""The CUDA driver, its cache and ptxas of this machine, as `jax-q4k doctor` reports them.
+"""Reports this machine's CUDA driver, its JIT cache and ptxas, for `jax-q4k doctor`.
 
-Their modules are imported where they are asked for: programs need neither.
+Functions import the modules that they need: running a program needs none of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class JitCache:
-    """Where the CUDA driver keeps the machine code that it makes of PTX.
+    """Cache in which the CUDA driver stores the machine code that it compiles from PTX.
 
     Attributes:
-      folder: that it writes to.
-      problem: why it keeps nothing there; None: it does.
+      folder: folder that the driver writes to.
+      problem: why the driver stores nothing, or None if it does.
     """
 
     folder: Path
@@ -24,10 +24,10 @@ class JitCache:
 
 
 def jit_cache() -> JitCache:
-    """The CUDA driver's cache, by the environment and the file system; no driver is asked.
+    """Finds the CUDA driver's cache from the environment and file system, without the driver.
 
-    $CUDA_CACHE_DISABLE and $CUDA_CACHE_PATH are those of CUDA's programming guide; without the
-    latter the folder is ~/.nv/ComputeCache.
+    CUDA's programming guide documents $CUDA_CACHE_DISABLE and $CUDA_CACHE_PATH; the default folder
+    is ~/.nv/ComputeCache.
     """
     named = os.environ.get("CUDA_CACHE_PATH")
     folder = Path(named or os.path.expanduser("~/.nv/ComputeCache"))
@@ -43,7 +43,7 @@ def jit_cache() -> JitCache:
 
 
 def cuda_devices() -> int:
-    """The number of devices that the CUDA driver has; 0 where it cannot be asked."""
+    """Returns the number of CUDA devices, or 0 if the driver cannot be queried."""
     from ptx_kernels import driver
 
     try:
@@ -53,7 +53,7 @@ def cuda_devices() -> int:
 
 
 def cuda_driver() -> str:
-    """The number of devices that the CUDA driver has, or why it cannot be asked."""
+    """Returns the number of CUDA devices as text, or why the driver cannot be queried."""
     from ptx_kernels import driver
 
     try:
@@ -63,7 +63,7 @@ def cuda_driver() -> str:
 
 
 def ptxas() -> str:
-    """The version of ptxas and where it is, or why it cannot be used."""
+    """Returns the version and path of ptxas, or why it cannot be used."""
     from ptx_kernels.machine_code.ptxas import ToolNotFoundError, find_tool, tool_version
 
     try:

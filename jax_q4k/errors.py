@@ -1,15 +1,15 @@
-"""The errors that callers may want to tell apart."""
+"""Exceptions that callers may want to tell apart."""
 
 from __future__ import annotations
 
-_LONGEST = 1000  # characters of a field or problem in a message; values of a file may have millions
+_LONGEST = 1000  # characters of a field or problem in a message; values in a file may have millions
 
 
 class _FileError(ValueError):
-    """`file` and `field` say where, `problem` what was found and what was expected."""
+    """A problem in a file: `file` and `field` locate it, `problem` says what was expected."""
 
     def __init__(self, file: str, field: str, problem: str) -> None:
-        # the arguments as they are: the error can be pickled
+        # all arguments, so that the error can be pickled
         super().__init__(file, field, problem)
         self.file = file
         self.field = field
@@ -26,33 +26,33 @@ class _FileError(ValueError):
 
 
 class GGUFError(_FileError):
-    """A GGUF file that is malformed, or that holds what this package does not run.
+    """A GGUF file that is malformed, or that needs features this package lacks.
 
-    `file` and `field` say where, `problem` what was found and what was expected.
+    `file` and `field` locate the problem; `problem` says what was found and what was expected.
     """
 
 
 class CheckpointError(_FileError):
     """A Hugging Face checkpoint (config, tokenizer, weights) that is malformed or not supported.
 
-    `file` and `field` say where, `problem` what was found and what was expected.
+    `file` and `field` locate the problem; `problem` says what was found and what was expected.
     """
 
 
 class CompiledFileError(_FileError):
-    """A file of a compiled program that is malformed, or that is for something else.
+    """A compiled-program file that is malformed, or made for another program, model or device.
 
-    `file` and `field` say where, `problem` what was found and what was expected.
+    `file` and `field` locate the problem; `problem` says what was found and what was expected.
     """
 
 
 class UnavailableError(RuntimeError):
-    """An implementation that was asked for by name and cannot run on this platform."""
+    """An implementation that was selected by name but cannot run on this platform."""
 
 
 class NativeUnavailableWarning(UserWarning):
-    """Operations on a CPU run in plain JAX because their C++ kernels are not there.
+    """CPU operations run in plain JAX because their C++ kernels are not available.
 
-    The message says why. It is given once in a process, when the first such operation is lowered.
-    `jax-q4k doctor` says more.
+    The message gives the reason. It is shown once per process, when the first such operation is
+    lowered. `jax-q4k doctor` reports details.
     """

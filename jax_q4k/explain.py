@@ -1,4 +1,4 @@
-"""Kernels of a program, their Configs and the reasons for them, without running or compiling it."""
+"""Explains which kernels a program runs, with which Configs and why, without running it."""
 
 from __future__ import annotations
 
@@ -46,19 +46,18 @@ class Call:
     """One operation at one set of shapes.
 
     Attributes:
-      name: of the primitive.
-      count: how often the program has it, a scan's iterations multiplied; of a `while` loop, one.
-      operands, results: as `f32[1,4096]`; packed ones as `Q4_K[4096,4096]`.
-      params: the primitive's parameters.
-      implementation: what runs; `why` says who chose it.
-      runnable: whether the platform has it; if not, lowering raises UnavailableError.
-      kernels: the launches of `ptx` and `sim`, in order; empty for the others.
-      handlers: the calls of `native`, in order; empty for the others.
-      figures: of each kernel, from its machine code, with the predicted time; empty unless asked
-        for.
-      chosen: the Configs of these kernels, and why.
-      xla: the other operations around them (or, for `xla`, all), with their counts.
-      otherwise: the other implementations, and what they need.
+      name: name of the primitive.
+      count: executions in the program. A scan counts each iteration, a `while` loop one.
+      operands, results: types such as `f32[1,4096]`, or `Q4_K[4096,4096]` for packed arrays.
+      params: parameters of the primitive.
+      implementation: implementation that runs; `why` says who selected it.
+      runnable: whether the platform supports it; if not, lowering raises UnavailableError.
+      kernels: launches of `ptx` and `sim`, in order; empty for other implementations.
+      handlers: FFI calls of `native`, in order; empty for other implementations.
+      figures: machine-code figures and predicted time of each kernel; empty unless requested.
+      chosen: Configs of these kernels, and the reasons.
+      xla: counts of the other operations around them (for `xla`, of all operations).
+      otherwise: the other implementations and their requirements.
     """
 
     name: str
@@ -95,11 +94,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every distinct call of a program's packed operations, in order; `str` is a report.
+    """All distinct calls of packed operations in a program, in order; `str` is a report.
 
     Attributes:
-      target: the device whose tuning counted.
-      gathers: operands whose parts are brought together from several devices, and how often.
+      target: device whose tuning applies.
+      gathers: operands that are gathered from several devices, with counts.
     """
 
     platform: str
@@ -109,14 +108,14 @@ class Explanation:
 
     @property
     def device(self) -> str:
-        """As the driver calls it."""
+        """Name of the device, as the CUDA driver reports it."""
         return self.target.name
 
     @property
     def launches(self) -> int:
-        """Kernels of ours that the program asks for, a `while` loop's turn counted once.
+        """Number of launches of PTX kernels in the program; a `while` loop counts one iteration.
 
-        XLA merges equal ones.
+        XLA merges equal launches.
         """
         return sum(call.count * len(call.kernels) for call in self.calls)
 
@@ -144,29 +143,29 @@ def explain(
     predict: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """Explains `function(*args, **kwargs)` on a platform: which kernels it runs, and why.
+    """Explains which kernels `function(*args, **kwargs)` runs on a platform, and why.
 
-    Nothing runs, and no GPU is needed. Traces the function and finds jax_q4k's operations in it,
-    also inside `jit`, `scan`, `while` and `cond`. Where an argument is split over automatic axes of
-    a mesh, compiles the function for that mesh, too: what is gathered is XLA's partitioner's
-    decision.
+    Traces the function and finds the operations of jax_q4k in it, also inside `jit`, `scan`,
+    `while` and `cond`. Nothing runs, and no GPU is needed. If an argument is split over automatic
+    axes of a mesh, also compiles the function for that mesh, because XLA's partitioner decides what
+    is gathered.
 
         print(jq.explain(jq.matmul, x, w, platform="cuda"))
 
     Args:
-      args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array. Keywords
-        that are no arrays are passed on as they are.
-      platform: `cuda` or `cpu`; None: the one that programs run on here.
-      device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or
-        else an H200. Of a name that is not known the report says whose number of multiprocessors
-        was assumed.
+      args, kwargs: arguments of the function; a `jax.ShapeDtypeStruct` can replace an array.
+        Keyword arguments that are not arrays are passed on unchanged.
+      platform: `cuda` or `cpu`; None: the default platform here.
+      device: device whose tuning applies, by the driver's name (`NVIDIA H200`); None: the local
+        GPU, or an H200 if there is none. For an unknown name the report says which device's number
+        of multiprocessors was assumed.
       predict: whether the cost model (`ptx_kernels.machine_code.model`) predicts each launch's
         time, from ptxas's machine code.
 
     Raises:
-      ValueError: an unknown platform, or a device that the model does not know. TypeError: a device
-        that is no text. ToolNotFoundError: `predict` without ptxas and nvdisasm. TuningTableError:
-        the user's tuning table is malformed.
+      ValueError: an unknown platform, or a device that the cost model does not know. TypeError: a
+        device that is not a string. ToolNotFoundError: `predict` without ptxas and nvdisasm.
+        TuningTableError: the user's tuning table is malformed.
     """
     from ptx_kernels import tuning
 
@@ -202,7 +201,7 @@ def explain(
 
 
 def _automatic(leaf: Any) -> bool:
-    """True for an array that is split over automatic axes of a mesh."""
+    """Returns True for an array that is split over automatic axes of a mesh."""
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return False
@@ -260,14 +259,14 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
 
 
 def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
-    # here, as few ask for what reads machine code
+    # imported here, because few callers need machine code
     from ptx_kernels.machine_code.report import figures
 
     return tuple(figures(kernel, model.arch, device=model) for kernel in kernels)
 
 
 def _operands(operands: Any) -> Iterator[str]:
-    """Arrays as `f32[1,4096]`, packed ones as `Q4_K[4096,4096]`."""
+    """Yields the operands' types, such as `f32[1,4096]`, or `Q4_K[4096,4096]` for packed ones."""
     for operand in jax.tree.leaves(operands, is_leaf=_is_packed):
         if _is_packed(operand):
             yield f"{operand.format}[{','.join(map(str, operand.shape))}]"
@@ -306,12 +305,12 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Every equation and how often it runs, those inside others' parameters included."""
+    """Yields every equation, including those nested in parameters, and how often it runs."""
     for equation in jaxpr.eqns:
         yield equation, times
         runs = equation.params["length"] if equation.primitive.name == "scan" else 1
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
-                inner = getattr(inner, "jaxpr", inner)  # a closed one holds it
+                inner = getattr(inner, "jaxpr", inner)  # the jaxpr of a closed one
                 if hasattr(inner, "eqns"):
                     yield from _equations(inner, times * runs)

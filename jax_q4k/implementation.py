@@ -1,7 +1,4 @@
-"""The selected implementation of operations.
-
-It is one of PTX kernels, plain JAX, the CPU's own kernels, and PTX simulated.
-"""
+"""Selects the implementation of operations: PTX, C++ (CPU), plain JAX, or simulated PTX."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ Activations = Literal["f32", "q8_1"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
-#: Operations that can be fewer kernels than their steps; `matmul`: with its bias and residual.
+#: Operations that can be fused into fewer kernels; for `matmul`, with its bias and residual.
 FUSIONS: tuple[str, ...] = (
     "matmul",
     "rms_norm_matmul",
@@ -34,7 +31,7 @@ FUSIONS: tuple[str, ...] = (
 
 
 class Selection(NamedTuple):
-    """The arguments of an `implementation(...)`; None leaves it to the platform's default."""
+    """Arguments of `implementation(...)`; None means the platform's default."""
 
     implementation: Implementation | None = None
     activations: Activations | None = None
@@ -42,11 +39,11 @@ class Selection(NamedTuple):
     prefetch: bool = True
 
     def fuses(self, name: str) -> bool:
-        """True if the operation `name` of FUSIONS may be one kernel."""
+        """Returns whether the operation `name` of FUSIONS may be fused."""
         return self.fused is None or name in self.fused
 
 
-# A user context is part of jit's cache key: a function traced under one choice is traced again
+# A user context is part of jit's cache key: a function traced under one selection is traced again
 # under another.
 _selection = jax.make_user_context(Selection())
 
@@ -57,7 +54,7 @@ def check_selection(
     fused: Collection[str] | Literal[False] | None = None,
     prefetch: bool = True,
 ) -> Selection:
-    """Validates names; raises ValueError naming the argument and what it may be."""
+    """Checks the arguments; raises ValueError with the argument's name and its valid values."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
             f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, "
@@ -103,25 +100,25 @@ def implementation(
 ) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
-    A block inside another starts from the defaults: it inherits nothing. As a decorator it selects
-    for a function: `jq.implementation("sim")(jq.matmul)(x, w)`.
+    A nested block starts from the defaults and inherits nothing. As a decorator, applies to one
+    function: `jq.implementation("sim")(jq.matmul)(x, w)`.
 
     Args:
       name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any
-        platform), `sim` (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA;
-        on a CPU `native`, or where the library of these kernels is not there, `xla` with a
-        NativeUnavailableWarning; `xla` elsewhere.
-      activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the
-        CUDA path has a kernel that takes them so; `f32`: never quantized; None: `f32` for xla,
-        `q8_1` for native, what is fastest for ptx and sim: `q8_1`, or float16 for many rows on some
-        GPUs, of long prompts together with decoded weights (`jq.explain` says which).
-      fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their
-        steps; the others are chains of simpler ones. False: none. None: all, each wherever it pays.
-      prefetch: whether launches ask for weights of later ones, those that operations are told by
-        their `prefetch`, where the GPU can.
+        platform), `sim` (the PTX kernels in the simulator; CPU only), or None. None selects `ptx`
+        on CUDA; `native` on a CPU, or `xla` with a NativeUnavailableWarning if the native library
+        is not available; `xla` elsewhere.
+      activations: type of matmul's activations in the dot products. `q8_1`: int8 in groups of 32,
+        wherever the CUDA path has a kernel for them; `f32`: never quantized; None: `f32` for xla,
+        `q8_1` for native, and the fastest for ptx and sim. The fastest is `q8_1`, or on some GPUs
+        float16 with decoded weights for the many rows of long prompts (`jq.explain` says which).
+      fused: names from `jax_q4k.FUSIONS` of operations that may be fused into fewer kernels; the
+        others run as chains of simpler ones. False: none. None: all, each where it is faster.
+      prefetch: whether kernels prefetch the weights of later ones, which operations receive as
+        `prefetch`, on GPUs that support it.
 
     Raises:
-      ValueError: an unknown name. A choice that cannot run on the platform raises when it is
+      ValueError: an unknown name. A selection that cannot run on the platform raises when it is
         lowered.
     """
     with selected(check_selection(name, activations, fused, prefetch)):
@@ -129,12 +126,12 @@ def implementation(
 
 
 def selected(selection: Selection) -> AbstractContextManager[None]:
-    """A block that traces under `selection`: one that `current_selection` gave elsewhere."""
+    """Returns a context manager that traces under `selection`, a value of `current_selection`."""
     return _selection(selection)
 
 
 def activations_of(asked: str | None) -> str | None:
-    """A call's `activations`: those that it asks for, or else the selected ones.
+    """Returns a call's own `activations`, or else the selected ones.
 
     Raises ValueError for an unknown name.
     """
@@ -142,5 +139,5 @@ def activations_of(asked: str | None) -> str | None:
 
 
 def current_selection() -> Selection:
-    """The selection of the innermost `implementation(...)`, for `selected`, or the defaults."""
+    """Returns the selection of the innermost `implementation(...)`, or the defaults."""
     return _selection.value

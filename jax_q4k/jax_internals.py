@@ -1,6 +1,6 @@
-"""Names of JAX that are not public, all of them here: JAX may rename them in any release.
+"""All private names of JAX that this package uses; JAX may rename them in any release.
 
-`tests/jax_q4k/test_jax_internals.py` says which one is missing.
+`tests/jax_q4k/test_jax_internals.py` reports a missing one.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from jax._src.lib import _jax, xla_client
 from jax.experimental import topologies
 from jax.interpreters import mlir
 
-#: Raised where the types of operands say that they lie on devices in ways that do not go together.
+#: Raised when the operands' types have incompatible shardings.
 ShardingTypeError: type[Exception] = core.ShardingTypeError
 
 
 class Primitive(jax.extend.core.Primitive):
-    """A primitive whose operands agree, inside `jax.shard_map`, on the axes that they vary over.
+    """A primitive that casts its operands to vary over the same axes inside `jax.shard_map`.
 
-    JAX's own operations insert such casts in front of their primitives; types of results follow
-    by `varying_as`.
+    JAX inserts such casts in front of its own primitives. `varying_as` gives the results' types.
     """
 
     def bind(self, *args: Any, **params: Any) -> Any:
@@ -34,7 +33,7 @@ class Primitive(jax.extend.core.Primitive):
 def varying_as(
     operands: Sequence[Any], results: Sequence[jax.core.ShapedArray]
 ) -> list[jax.core.ShapedArray]:
-    """Types of results that differ between the devices of a `jax.shard_map` as the operands do."""
+    """Returns result types that vary over the same `jax.shard_map` axes as the operands."""
     varying = frozenset[str]().union(*(aval.manual_axis_type.varying for aval in operands))
     if not varying:
         return list(results)
@@ -51,22 +50,22 @@ def varying_as(
 
 
 def run_eagerly(primitive: jax.extend.core.Primitive, *leaves: Any, **params: Any) -> Any:
-    """The primitive's results outside any trace: compiled as a program of its own, and kept.
+    """Runs a primitive outside any trace, as a compiled and cached program.
 
-    It respects `jax.disable_jit` and `jax.debug_nans`, as JAX's own primitives do.
+    Respects `jax.disable_jit` and `jax.debug_nans`, as JAX's own primitives do.
     """
     return dispatch.apply_primitive(primitive, *leaves, **params)
 
 
 class Report:
-    """The errors that checkify has found so far in a program that it traces."""
+    """Errors that checkify has collected so far in the program it traces."""
 
     def __init__(self, context: Sequence[Any], error: checkify.Error, enabled: Any) -> None:
-        self._context = context  # JAX 0.12 has one
+        self._context = context  # one argument in JAX 0.12
         self.error, self._enabled = error, enabled
 
     def nan(self, primitive: jax.extend.core.Primitive, results: Sequence[Any]) -> None:
-        """Adds NaN in one of the results."""
+        """Adds an error if a result has NaN."""
         if results:
             check_nans = cast("Any", checkify.check_nans)
             self.error = check_nans(primitive, *self._context, self.error, self._enabled, results)
@@ -74,7 +73,7 @@ class Report:
     def outside(
         self, primitive: jax.extend.core.Primitive, indices: jax.Array, shape: tuple[int, ...]
     ) -> None:
-        """Adds one of `indices` (count,) that is no row of an array of that shape."""
+        """Adds an error if one of `indices` (count,) is out of range for rows of that shape."""
         if checkify.OOBError not in self._enabled:
             return
         wrong = (indices < 0) | (indices >= shape[0])
@@ -85,7 +84,7 @@ class Report:
 
 
 def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequence[Any]]) -> None:
-    """Has checkify run `rule(report, *leaves, **params)`, which gives the primitive's results."""
+    """Registers `rule(report, *leaves, **params)`, which returns the results under checkify."""
 
     def checked(*arguments: Any, **params: Any) -> Any:
         at = next(i for i, x in enumerate(arguments) if isinstance(x, checkify.Error))
@@ -97,15 +96,15 @@ def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequen
 
 
 def lower_with_devices(primitive: jax.extend.core.Primitive) -> None:
-    """Has JAX tell lowering how many devices the program is for; `partitioned_devices` says it."""
+    """Makes JAX pass lowering the number of devices, which `partitioned_devices` reads."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:
-    """Devices among which XLA's partitioner splits what is lowered.
+    """Returns the number of devices over which XLA's partitioner splits the lowered operation.
 
-    It is 1 inside `jax.shard_map`, and where types say that operands lie whole on every device: on
-    a mesh all of whose axes are explicit.
+    It is 1 inside `jax.shard_map`, and on a mesh whose axes are all explicit: the types then say
+    that the operands are replicated.
     """
     context = ctx.module_context.axis_context
     if not isinstance(context, sharding_impls.ShardingContext):
@@ -119,41 +118,41 @@ def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:
 
 
 def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.PartitionSpec | None:
-    """The PartitionSpec of a sharding that XLA's partitioner gives.
+    """Returns the PartitionSpec of a sharding that XLA's partitioner has chosen.
 
-    None where the sharding splits an axis over a part of a mesh axis: Shardy may do so where four
-    devices meet two heads.
+    Returns None if the sharding splits an axis over part of a mesh axis, as Shardy may do with two
+    heads on four devices.
     """
     tiled = sharding._to_xla_hlo_sharding(ndim)
     try:
         spec: jax.sharding.PartitionSpec = sharding_impls.parse_flatten_op_sharding(tiled, mesh)[0]
-    except Exception:  # one of several that JAX does not document
+    except Exception:  # JAX does not document which
         return None
     return spec
 
 
 def trace_context() -> tuple[Any, ...]:
-    """All of JAX's settings that tracing and compiling depend on, hashable: JAX's own keys have it.
+    """Returns all JAX settings that tracing and compiling depend on, hashable.
 
-    They are the global ones, those of the thread, and user contexts such as
-    `jax_q4k.implementation`.
+    They are the global settings, the thread's, and user contexts such as
+    `jax_q4k.implementation`. JAX's own cache keys contain them.
     """
     context: tuple[Any, ...] = config.trace_context()
     return context
 
 
 def topology_fingerprint(device: jax.Device) -> int:
-    """A number that tells apart what XLA compiles for: a CPU's instruction sets, for instance.
+    """Returns a number that identifies what XLA compiles for, such as a CPU's instruction sets.
 
-    JAX keys its compilation cache by it.
+    It is part of the keys of JAX's compilation cache.
     """
     return int(xla_client.get_topology_for_devices([device]).fingerprint()) % (1 << 64)
 
 
 def compile_only_devices(target_config: str, count: int = 1) -> list[Any]:
-    """GPUs of one host that XLA knows by their description alone, a GpuTargetConfigProto as text.
+    """Returns GPUs of one host that XLA knows only from a GpuTargetConfigProto in text form.
 
-    Raises RuntimeError or ValueError where JAX's CUDA plugin is not installed.
+    Raises RuntimeError or ValueError if JAX's CUDA plugin is not installed.
     """
     shape = f"1x1x{count}"
     topology = topologies.get_topology_desc(
@@ -163,24 +162,24 @@ def compile_only_devices(target_config: str, count: int = 1) -> list[Any]:
 
 
 def serialized_program(compiled: jax.stages.Compiled) -> bytes:
-    """The executable as XLA serializes it: protocol buffers and machine code, no pickle."""
+    """Serializes an executable as XLA does: protocol buffers and machine code, no pickle."""
     executable: Any = compiled.runtime_executable()
     return bytes(executable.serialize())
 
 
 class LoadedProgram:
-    """An executable of one device, as its machine code alone: flat arrays in, flat arrays out."""
+    """A loaded executable of one device that maps flat lists of arrays to flat lists of arrays."""
 
     def __init__(self, executable: Any, device: jax.Device) -> None:
         self._executable, self.device = executable, device
 
     def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
-        """Results for arrays on the device, of the shapes and dtypes that it was compiled for."""
+        """Runs on arrays of the device that have the compiled shapes and dtypes."""
         outputs = self._executable.execute_sharded(list(arguments))
         return [arrays[0] for arrays in outputs.disassemble_into_single_device_arrays()]
 
 
 def load_program(data: bytes, device: jax.Device) -> LoadedProgram:
-    """What `serialized_program` gave, loaded; JaxRuntimeError where XLA cannot."""
+    """Loads the bytes of `serialized_program`; raises JaxRuntimeError if XLA cannot."""
     devices = _jax.DeviceList((device,))
     return LoadedProgram(device.client.deserialize_executable(data, devices, None), device)

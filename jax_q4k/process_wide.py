@@ -1,4 +1,4 @@
-"""Settings of the whole process that blocks change, in whatever threads they are."""
+"""Process-wide settings that are changed while any thread is inside a block."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ T = TypeVar("T")
 
 
 class ProcessWide(Generic[T]):
-    """A setting that is changed while any thread is inside a block."""
+    """A setting that stays changed while any thread is inside a block."""
 
     def __init__(self, change: Callable[[], T], restore: Callable[[T], object]) -> None:
-        """change: changes the setting and returns what it was, which `restore` gets."""
+        """Takes `change`, which changes the setting and returns the old value for `restore`."""
         self._change, self._restore = change, restore
         self._lock = threading.Lock()
-        self._inside = 0  # blocks that have begun and not ended, of all threads
+        self._inside = 0  # blocks in progress, in all threads
         self._before: list[T] = []
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """Changes the setting inside; what was set before comes back with the last block's end."""
+        """Changes the setting inside the block; the last block to end restores the old value."""
         with self._lock:
             if not self._inside:
                 self._before = [self._change()]

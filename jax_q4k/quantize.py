@@ -1,4 +1,4 @@
-"""Floats to packed weights."""
+"""Quantizes floats to packed weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .arrays import QuantizedArray
 def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
     """Quantizes w (..., k) to a QuantizedArray of that shape, on the default device.
 
-    This is `jax_q4k.quantizers.quantize` as an array. Takes and raises what
-    `jax_q4k.quantizers.quantize` does.
+    Like `jax_q4k.quantizers.quantize`, with the same arguments and errors, but returns an array.
     """
     from . import quantizers
 

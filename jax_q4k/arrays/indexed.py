@@ -1,4 +1,4 @@
-"""One matrix of a stack of packed ones, as products take it: where it lies."""
+"""One matrix of a packed stack, read in place by its index."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .quantized_array import QuantizedArray
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class IndexedArray:
-    """Matrix `index` (n, k) of a packed `stack` (layers, n, k).
+    """Matrix `index`, of shape (n, k), in a packed `stack` (layers, n, k).
 
-    Kernels get the whole stack and the index, and read the matrix in place: a loop over layers that
-    hands on slices would copy each of them.
+    Kernels receive the stack and the index and read the matrix in place. A loop over layers that
+    passed slices instead would copy each of them.
 
     Attributes:
-      index: int32 (). Below 0 it counts from the end, and beyond either end it is the nearest: as
-        `jax.lax.dynamic_index_in_dim` has it.
+      index: int32 (). Negative values count from the end; values out of range are clamped, as by
+        `jax.lax.dynamic_index_in_dim`.
     """
 
     stack: QuantizedArray
@@ -37,22 +37,22 @@ class IndexedArray:
 
     @property
     def planes(self) -> tuple[jax.Array, ...]:
-        """The matrix's own planes, a copy: for what reads no stacks."""
+        """A copy of the matrix's planes, for code that cannot read stacks."""
         return tuple(
             jax.lax.dynamic_index_in_dim(plane, self.index, keepdims=False)
             for plane in self.stack.planes
         )
 
 
-#: A packed matrix: its leaves are its planes, and an index where these are a stack's.
+#: A packed matrix, alone or in a stack. The leaves are the planes, then the index into a stack.
 Packed = QuantizedArray | IndexedArray
 
 
 def layers(w: Packed) -> int:
-    """The number of matrices in the stack that a matrix is one of; 0: it lies by itself."""
+    """Returns the number of matrices in the matrix's stack, or 0 if it is not in a stack."""
     return w.stack.shape[0] if isinstance(w, IndexedArray) else 0
 
 
 def axes(w: Any, names: str) -> str:
-    """A Layout's names of the leaves of a matrix, whose own axes have `names`."""
+    """Returns the leaves' axes for a `Layout`; `names` are the axes of the matrix."""
     return f"_ {names}" if isinstance(w, IndexedArray) else names

@@ -1,4 +1,4 @@
-"""Indices of an array whose last axis is packed: NumPy's, of every axis but that one."""
+"""NumPy indexing of arrays whose last axis is packed, for all axes but the last."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 
 
 def leading(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """`index` of an array of this shape, checked, as one of the axes before the last.
+    """Checks `index` for an array of this shape; returns it as an index of the leading axes.
 
-    Integers, slices, integer arrays, None (a new axis) and one Ellipsis; of the last axis only `:`.
-    Raises IndexError for too many and for what is out of range, TypeError for others.
+    Accepts integers, slices, integer arrays, None (a new axis) and one Ellipsis; the last axis
+    accepts only `:`. Raises IndexError for too many indices and for an index out of range,
+    TypeError for other types.
     """
     parts = index if isinstance(index, tuple) else (index,)
     checked: list[Any] = []
@@ -30,7 +31,7 @@ def leading(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def _without_ellipsis(parts: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """The parts with whole axes in the Ellipsis's place."""
+    """Replaces the Ellipsis by full slices."""
     where = [i for i, part in enumerate(parts) if part is Ellipsis]
     indexed = sum(part is not None and part is not Ellipsis for part in parts)
     if len(where) > 1:

@@ -1,4 +1,4 @@
-"""Packed weights from their planes by name, as checkpoints without a target give them."""
+"""Builds packed arrays from planes by name, as checkpoints restored without a target hold them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from .quantized_array import QuantizedArray
 
 
 def from_planes(tree: Any) -> Any:
-    """The same tree with a QuantizedArray for each mapping of planes by name, such as {"block": b}.
+    """Replaces each mapping of planes by name, such as {"block": b}, by a QuantizedArray.
 
-    Names and widths of uint8 planes (..., n, k / block, bytes) tell the format. A checkpoint that
-    is restored without a target holds packed weights as such mappings; other mappings, and what is
-    no mapping, stay. Planes may be anything with a shape and a dtype, such as ShapeDtypeStructs.
+    A checkpoint restored without a target holds packed weights as such mappings. The names and
+    widths of the uint8 planes (..., n, k / block, bytes) determine the format. Other mappings and
+    leaves stay as they are. Planes may be anything with a shape and a dtype, such as
+    ShapeDtypeStructs.
     """
     return jax.tree.map(_packed, tree, is_leaf=lambda node: _format(node) is not None)
 
 
 @functools.cache
 def _formats() -> dict[frozenset[tuple[str, int]], str]:
-    """(name, bytes per block) of all planes -> format: no two formats have the same."""
+    """Maps the (name, bytes per block) of all planes to the format; no two formats share a key."""
     return {
         frozenset((plane.name, plane.bytes_per_block) for plane in formats.get(name).planes): name
         for name in formats.names()
@@ -34,7 +35,7 @@ def _formats() -> dict[frozenset[tuple[str, int]], str]:
 
 
 def _format(node: Any) -> str | None:
-    """The format that a mapping holds the planes of; None: it is something else."""
+    """Returns the format whose planes a mapping holds, or None for any other node."""
     if not isinstance(node, Mapping) or not node:
         return None
     leading = set()

@@ -25,16 +25,16 @@ class QuantizedArray:
     """A packed array of logical shape (..., n, k), quantized along k in ggml's blocks.
 
     `planes` holds one uint8 array (..., n, k / block_size, bytes) per plane of the format, in the
-    order of `ptx_kernels.formats.get(format).planes`. They are the leaves of the pytree; the format
-    is static. `shape` follows from the planes, so that `vmap`, `scan` and `shard_map`, which hand
-    on parts of the leaves, hand on arrays whose shape is right.
+    order of `ptx_kernels.formats.get(format).planes`. The planes are the leaves of the pytree; the
+    format is static. `shape` is computed from the planes, so it stays right when `vmap`, `scan` and
+    `shard_map` slice the leaves.
 
-    A plane is also an attribute by its name, such as `w.block` of Q4_K. `==` and `hash` are those
-    of the object, as of any Python object.
+    A plane is also an attribute under its name, such as `w.block` for Q4_K. `==` and `hash` compare
+    identity.
     """
 
     __slots__ = ("format", "planes")
-    __array_ufunc__ = None  # or NumPy's operators would take it apart, row by row
+    __array_ufunc__ = None  # keeps NumPy's operators from iterating over the rows
     format: str
     planes: tuple[Any, ...]
 
@@ -59,10 +59,10 @@ class QuantizedArray:
 
     @classmethod
     def from_gguf_bytes(cls, raw: Any, format: str, shape: Sequence[int]) -> QuantizedArray:
-        """Bytes as a GGUF file holds them (any buffer) -> an array of shape (..., n, k).
+        """Builds an array of shape (..., n, k) from a GGUF tensor's bytes (any buffer).
 
-        Raises ValueError for an unknown format, a k that is no multiple of its block, or a byte
-        count that is not the shape's.
+        Raises ValueError for an unknown format, a k that is not a multiple of its block size, or
+        a byte count that does not match the shape; TypeError for an array that is not uint8.
         """
         block = formats.get(format)
         shape = _checked_shape(shape, block)
@@ -81,19 +81,19 @@ class QuantizedArray:
         )
 
     def to_gguf_bytes(self) -> bytes:
-        """The bytes of a GGUF tensor: the exact inverse of `from_gguf_bytes`.
+        """Returns the bytes of a GGUF tensor: the exact inverse of `from_gguf_bytes`.
 
-        Raises TypeError if a plane is not uint8, or a part of one.
+        Raises TypeError if a plane has a wrong dtype or shape.
         """
         block = formats.get(self.format)
         self._check_planes()
         return block.join([np.asarray(plane) for plane in self.planes]).tobytes()
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-        """Weights as an array of this shape and a floating dtype.
+        """Returns the weights as an array of this shape and a floating dtype.
 
-        In float32 they are exactly ggml's values, subnormal ones, too. Raises TypeError for another
-        dtype, and if a plane is not uint8, or a part of one.
+        In float32 they equal ggml's values exactly, including subnormals. Raises TypeError for a
+        dtype that is not floating, and if a plane has a wrong dtype or shape.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")
@@ -122,12 +122,12 @@ class QuantizedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """Float32, which the weights are, whatever they are stored in: `dequantize`'s default."""
+        """float32, the type of the weights in every format and the default of `dequantize`."""
         return np.dtype(np.float32)
 
     @property
     def T(self) -> TransposedArray:
-        """The weights (n, k) seen as (k, n), nothing copied: `x @ w.T` is `jq.matmul(x, w)`.
+        """View (k, n) of weights (n, k), without a copy: `x @ w.T` is `jq.matmul(x, w)`.
 
         Raises ValueError unless there are two axes.
         """
@@ -137,19 +137,19 @@ class QuantizedArray:
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
-        """The sharding of the first plane; its specification serves the others, too."""
+        """Sharding of the first plane. Its PartitionSpec also fits the other planes."""
         return self.planes[0].sharding
 
     def devices(self) -> set[jax.Device]:
-        """Devices that hold planes."""
+        """Returns the devices that hold planes."""
         return set().union(*(plane.devices() for plane in self.planes))
 
     def block_until_ready(self) -> QuantizedArray:
-        """This array, when all its planes are computed."""
+        """Waits until all planes are computed and returns this array."""
         return jax.block_until_ready(self)
 
     def plane_problem(self) -> str | None:
-        """A sentence about the first plane of another dtype or shape than it must have, or None."""
+        """Describes the first plane with a wrong dtype or shape; None if all are right."""
         for plane, data in zip(formats.get(self.format).planes, self.planes, strict=True):
             dtype = getattr(data, "dtype", None)
             if dtype != np.uint8:
@@ -171,12 +171,12 @@ class QuantizedArray:
             raise TypeError(problem)
 
     def __getattr__(self, name: str) -> Any:
-        # Slots come here only of an object that is being made, by copy or pickle.
+        # Copy and pickle look slots up here before they are set.
         if name not in self.__slots__ and not name.startswith("__"):
             for plane, data in zip(formats.get(self.format).planes, self.planes, strict=True):
                 if plane.name == name:
                     return data
-        if hasattr(type(self), name):  # a property that asked the planes for theirs
+        if hasattr(type(self), name):  # a property failed because the planes lack the attribute
             raise AttributeError(f"{self!r} has no {name}: its planes have none", name=name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
 
@@ -192,7 +192,7 @@ class QuantizedArray:
     def __rmatmul__(self, x: Any) -> NoReturn:
         self.__jax_array__()
 
-    __radd__ = __rmatmul__  # or NumPy would speak of concatenation
+    __radd__ = __rmatmul__  # NumPy's own error would be about concatenation
 
     def __len__(self) -> int:
         if self.ndim < 2:
@@ -205,11 +205,11 @@ class QuantizedArray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> QuantizedArray:
-        """Index leading axes (all but k) as NumPy does.
+        """Indexes the leading axes (all but k) as NumPy does.
 
         An index is an integer, a slice, an integer array, None for a new axis, or `...`. Raises
-        IndexError for too many and for what is out of range (of a traced array: the nearest row),
-        TypeError for others.
+        IndexError for too many indices and for an index out of range, TypeError for other types. A
+        traced index out of range is clamped.
         """
         checked = indexing.leading(index, self.shape)
         return _make(self.format, tuple(plane[checked] for plane in self.planes))
@@ -247,16 +247,16 @@ jax.export.register_pytree_node_serialization(
 
 
 def is_quantized(x: Any) -> bool:
-    """True if `x` is a QuantizedArray.
+    """Returns True if `x` is a QuantizedArray.
 
-    `jax.tree.map(f, params, is_leaf=jq.is_quantized)` hands packed weights to `f` whole, where
-    without `is_leaf` it would hand it their byte planes.
+    `jax.tree.map(f, params, is_leaf=jq.is_quantized)` calls `f` with each packed array; without
+    `is_leaf` it would call `f` with the byte planes.
     """
     return isinstance(x, QuantizedArray)
 
 
 def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
-    # Unchecked: JAX unflattens with leaves that are no arrays (specs, None, object()).
+    # Unchecked, because JAX unflattens with leaves that are not arrays (specs, None, object()).
     array = object.__new__(QuantizedArray)
     array.format, array.planes = format, planes
     return array

@@ -1,4 +1,4 @@
-"""The transposed view of packed weights, which is for `x @ w.T`."""
+"""Transposed view of packed weights, for `x @ w.T`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 @jax.tree_util.register_pytree_with_keys_class
 class TransposedArray:
-    """`w.T` of a packed `w` (n, k): the same planes, seen as (k, n).
+    """`w.T` of packed weights `w` (n, k): the same planes with the logical shape (k, n).
 
     `x @ w.T` is `jq.matmul(x, w)`: (..., k) floats -> (..., n), differentiable in x.
     """
 
     __slots__ = ("T",)
     __array_ufunc__ = None
-    #: `jq.matmul`, which stands above this module and puts itself here.
+    #: `jq.matmul`. Its module imports this one and sets this attribute.
     matmul: ClassVar[Callable[[Any, Any], jax.Array]]
     T: Any  # the QuantizedArray (n, k)
 
@@ -39,11 +39,11 @@ class TransposedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """As `QuantizedArray.dtype`."""
+        """float32, like `QuantizedArray.dtype`."""
         return np.dtype(self.T.dtype)
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-        """Weights as an array (k, n) of a floating dtype."""
+        """Returns the weights as an array (k, n) of a floating dtype."""
         weights: jax.Array = self.T.dequantize(dtype)
         return weights.swapaxes(-1, -2)
 

@@ -1,3 +1,3 @@
-"""Compiled programs on disk, and files that are written whole or not at all."""
+"""On-disk cache of compiled programs, and atomic file replacement."""
 
 __all__ = ["atomic_files", "compiled_files", "program_cache"]

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Atomic file replacement: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 __all__ = ["remove_partials", "replacing"]
 
-_partials: set[Path] = set()  # of this process
+_partials: set[Path] = set()  # temporary files of this process
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
-    """A path beside `path` for a new file, which replaces it unless the block raises.
+    """Yields a temporary path next to `path`; its file replaces `path` unless the block raises.
 
-    A process that is killed leaves the part it wrote there, `.HEX` + suffix + `.partial`; one that
-    ends of its own accord, inside the block and without an exception, calls `remove_partials`.
+    A killed process leaves its temporary file, named `.HEX` + suffix + `.partial`. A process that
+    exits inside the block without an exception must call `remove_partials` first.
     """
-    target = Path(os.path.realpath(os.fsdecode(path)))  # a link stays one
+    target = Path(os.path.realpath(os.fsdecode(path)))  # a symlink stays a symlink
     partial = target.parent / f".{secrets.token_hex(8)}{suffix}.partial"
     _partials.add(partial)
     try:
@@ -32,7 +32,7 @@ def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
         yield partial
         os.replace(partial, target)
     except OSError as error:
-        if error.filename not in (None, str(partial)):  # of what the pieces are made from
+        if error.filename not in (None, str(partial)):  # an error of another file, such as a source
             raise
         raise OSError(error.errno, error.strerror or str(error), os.fsdecode(path)) from error
     finally:
@@ -41,7 +41,7 @@ def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
 
 
 def remove_partials() -> None:
-    """Removes what this process has written in part, for a signal's handler that ends it."""
+    """Removes this process's temporary files; for signal handlers that end the process."""
     for partial in list(_partials):
         with contextlib.suppress(OSError):
             partial.unlink()

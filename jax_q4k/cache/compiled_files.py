@@ -1,9 +1,9 @@
-"""Compiled programs in files: XLA's executable behind a header that is checked before it is used.
+"""Files of compiled programs: a header that is checked before use, and XLA's executable.
 
-A file is, in this order: `MAGIC`; the header's length, four bytes, the lowest first; the SHA-256
-of the header; the header, JSON in UTF-8; the body, the executable as XLA serializes it. There is no
-pickle in it. The checks find a file that is damaged, or that is for something else; an executable
-is machine code all the same, so use files of those alone whose programs you would run.
+A file holds, in this order: `MAGIC`; the header's length, four bytes, little-endian; the SHA-256
+of the header; the header, JSON in UTF-8; the body, the executable as XLA serializes it. It contains
+no pickle. The checks reject damaged files and files for another program, model or device. An
+executable is still machine code, so load only files whose programs you would run.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ _DIGEST = 32  # bytes of a SHA-256
 _LONGEST_HEADER = 1 << 20
 _LARGEST_FILE = 1 << 31
 
-#: Name -> the file beside the demo model that describes the device, XLA's GpuTargetConfigProto, and
-#: its name in `ptx_kernels.devices`; None: this machine's CPU.
+#: Target -> (file in `assets` with XLA's GpuTargetConfigProto of the device, device name in
+#: `ptx_kernels.devices`); None is this machine's CPU.
 TARGETS: dict[str, tuple[str, str] | None] = {"cpu": None, "h200": ("h200.txtpb", "H200")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a file says of its program.
+    """Description of a compiled program, stored in its file.
 
     Attributes:
-      program: its name and version of its arguments: another one's file is refused.
-      model: a fingerprint of all of the model that the program depends on.
-      shapes: of its arguments and whatever else its user has to know; JSON.
-      target: the name in `TARGETS`, or the platform of a device that was there.
-      device: whose code it is: `cpu` and a fingerprint of the processor, or a GPU's name.
-      versions: of jax, jaxlib and jax_q4k, and of the CPU's kernels.
+      program: name of the program and version of its arguments; other programs' files are refused.
+      model: fingerprint of everything in the model that the program depends on.
+      shapes: shapes of the arguments and whatever else the caller needs; JSON.
+      target: name in `TARGETS`, or the platform of a local device.
+      device: device of the code: `cpu` and a fingerprint of the processor, or a GPU's name.
+      versions: versions of jax, jaxlib, jax_q4k and the CPU kernels.
     """
 
     program: str
@@ -108,17 +108,17 @@ def compile_for(
     shapes: dict[str, Any],
     cuda_options: dict[str, Any] | None = None,
 ) -> tuple[Header, bytes]:
-    """A jitted function, compiled for a device that need not be here: a file's header and body.
+    """Compiles a jitted function for a device that need not be present; returns header and body.
 
     Args:
       target: one of `TARGETS`.
-      program: jitted with `keep_unused`.
+      program: function jitted with `keep_unused`.
       arguments: arrays or ShapeDtypeStructs, in pytrees.
-      name, model, shapes: of the header.
-      cuda_options: XLA's, for a GPU.
+      name, model, shapes: fields of the header.
+      cuda_options: XLA compiler options for a GPU.
 
     Raises:
-      ValueError: an unknown target. UnavailableError: JAX's plugin for it is not installed.
+      ValueError: an unknown target. UnavailableError: JAX's CUDA plugin is not installed.
     """
     if target not in TARGETS:
         raise ValueError(f"target={target!r} must be one of {', '.join(TARGETS)}")
@@ -144,7 +144,7 @@ def compile_for(
 
 
 def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) -> Header:
-    """What a file says of a program for a device that is here."""
+    """Returns the header of a program for a local device."""
     platform = device.platform
     return Header(name, model, shapes, platform, _device(device), _versions(platform))
 
@@ -152,15 +152,15 @@ def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) ->
 def compile_here(
     program: Any, arguments: Sequence[Any], results: Any, device: jax.Device
 ) -> tuple[LoadedProgram, bytes]:
-    """A jitted function, compiled for a device that is here: ready to run, and a file's body.
+    """Compiles a jitted function for a local device; returns the loaded program and a file's body.
 
     Args:
-      program: jitted with `keep_unused`.
+      program: function jitted with `keep_unused`.
       arguments: arrays, in pytrees.
-      results: shapes and dtypes that it must give, in pytrees.
+      results: expected shapes and dtypes of the results, in pytrees.
 
     Raises:
-      AssertionError: it gives others.
+      AssertionError: the results have other shapes or dtypes.
     """
     lowered = program.lower(*arguments)
     given, wanted = (
@@ -176,10 +176,10 @@ def compile_here(
 def _compiled(
     lowered: jax.stages.Lowered, options: dict[str, Any] | None = None
 ) -> tuple[jax.stages.Compiled, bytes]:
-    """A program and its body, compiled without JAX's compilation cache.
+    """Compiles a program without JAX's compilation cache; returns it with its serialized body.
 
-    What that cache gives cannot be serialized once more: a CPU's executable loses functions. Nor
-    need it hold a copy of what goes to a file.
+    An executable from that cache cannot be serialized again: on a CPU it loses functions. The cache
+    also need not hold a second copy of a program that goes to a file.
     """
     with _without_cache.block():
         executable = lowered.compile(compiler_options=options)
@@ -194,15 +194,15 @@ def _switch_off() -> bool:
 
 def _switch(on: bool) -> None:
     jax.config.update("jax_enable_compilation_cache", on)
-    reset_cache()  # JAX looks when it next compiles
+    reset_cache()  # JAX reads the option at the next compilation
 
 
-#: JAX's compilation cache is off inside a block: its switch is one of the process.
+#: Disables JAX's compilation cache inside a block; the option is process-wide.
 _without_cache = ProcessWide(_switch_off, _switch)
 
 
 def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     said = dataclasses.asdict(header) | {
         "body_bytes": len(body),
         "body_sha256": hashlib.sha256(body).hexdigest(),
@@ -222,16 +222,17 @@ def read(
     shapes: Callable[[dict[str, Any]], dict[str, Any]],
     private: bool = False,
 ) -> tuple[Header, LoadedProgram]:
-    """The program of a file, ready to run on `device`; everything is checked before it is loaded.
+    """Reads a program and loads it on `device` after all checks have passed.
 
     Args:
-      shapes: gives what a header must say of them, from what it says.
-      private: refuse links, and files that belong to others or that others may write.
+      shapes: maps the header's shapes to the shapes that are expected.
+      private: refuses links, and files that another user owns or may write.
 
     Raises:
-      CompiledFileError: no such file, as its `field` says: `file` (no regular one, too large, or
-        not private), `magic`, `header`, `body` (truncated or damaged), `program`, `device`,
-        `versions`, `model` or `shapes` (for others than these). OSError: it cannot be read.
+      CompiledFileError: the file cannot be used, for the reason in `field`: `file` (not a regular
+        file, too large, or not private), `magic`, `header`, `body` (truncated or damaged), or a
+        mismatch of `program`, `device`, `versions`, `model` or `shapes`. OSError: it cannot be
+        read.
     """
     file = os.fsdecode(path)
     header, body = _parsed(file, _bytes_of(file, private))
@@ -257,7 +258,7 @@ def read(
 
 
 def _bytes_of(file: str, private: bool) -> bytes:
-    """A file's bytes; whatever it is, nothing waits for it or takes more memory than it says."""
+    """Reads a file without blocking; allocates no more than its size, up to `_LARGEST_FILE`."""
     with _opened(file, follow=not private) as opened:
         found = os.fstat(opened.fileno())
         if found.st_size > _LARGEST_FILE:
@@ -274,9 +275,9 @@ def _bytes_of(file: str, private: bool) -> bytes:
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], *, follow: bool) -> Iterator[BinaryIO]:
-    """A regular file; raises CompiledFileError for others, and OSError for links without `follow`.
+    """Opens a regular file; raises CompiledFileError for others, OSError for links if not `follow`.
 
-    `O_NONBLOCK`: opening a pipe would wait for a writer.
+    `O_NONBLOCK` keeps the open of a pipe from waiting for a writer.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     number = os.open(path, flags)
@@ -290,7 +291,7 @@ def _opened(path: str | os.PathLike[str], *, follow: bool) -> Iterator[BinaryIO]
 
 
 def is_of_this_format(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as `write` has it: others are of older versions, or no programs."""
+    """Returns whether a file begins with `MAGIC`; others are of older versions or no programs."""
     try:
         with _opened(path, follow=False) as opened:
             return opened.read(len(MAGIC)) == MAGIC
@@ -305,7 +306,7 @@ def _text(value: Any) -> str:
 
 
 def _parsed(file: str, data: bytes) -> tuple[Header, bytes]:
-    """The header and body of a file that is whole."""
+    """Parses and verifies the bytes of a file; returns its header and body."""
     if not data.startswith(MAGIC):
         problem = f"begins with {data[:16]!r}: this is no compiled program of jax-q4k"
         raise CompiledFileError(file, "magic", problem)
@@ -317,7 +318,7 @@ def _parsed(file: str, data: bytes) -> tuple[Header, bytes]:
     body = data[at + 4 + _DIGEST + length :]
     try:
         parsed = json.loads(text)
-    except (ValueError, RecursionError) as error:  # no UTF-8 is a ValueError, too
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError
         raise CompiledFileError(file, "header", f"is no JSON: {error}") from error
     said = _checked(file, parsed)
     size, checksum = said.pop("body_bytes"), said.pop("body_sha256")
@@ -348,7 +349,7 @@ def _checked(file: str, said: Any) -> dict[str, Any]:
 
 
 def check_arguments(arguments: Sequence[Any], shapes: Sequence[Any]) -> None:
-    """Raises TypeError unless arrays have these [shape, dtype]: XLA itself would not check."""
+    """Raises TypeError unless arrays have these [shape, dtype]; XLA does not check."""
     for i, (array, (shape, dtype)) in enumerate(zip(arguments, shapes, strict=True)):
         if list(array.shape) != list(shape) or str(array.dtype) != dtype:
             raise TypeError(

@@ -1,7 +1,7 @@
-"""Compiled programs in a folder: a later process that needs the same neither traces nor compiles.
+"""On-disk cache of compiled programs, shared by processes: a hit skips tracing and compiling.
 
-A file's name is a digest of all that its program depends on, which is known before tracing. Its
-header says the same, and the file is checked as `compiled` does.
+The file name is a digest of everything that the program depends on, which is known before tracing.
+The header repeats these dependencies, and `compiled_files.read` checks them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from . import compiled_files
 __all__ = ["ProgramCache", "Types", "settings", "trace_context"]
 
 _SUFFIX = ".program"
-#: Beginnings of the names of environment variables that change what is compiled, or what runs.
+#: Prefixes of environment variables in the cache key: they change what is compiled or what runs.
 _VARIABLES = ("XLA_", "TF_XLA_", "JAX_Q4K_", "NPROC", "PJRT_NPROC", "CUDA_", "NVIDIA_")
-#: Packages by which programs are traced, beside those that `compiled.Header` names.
+#: Packages that take part in tracing, besides those in `compiled_files.Header`.
 _PACKAGES = ("flax", "numpy")
-#: Files of the packages that no program depends on, or that the CPU kernels' fingerprint tells.
+#: Suffixes of package files that are not hashed: unused, or in the CPU kernels' fingerprint.
 _NO_SOURCES = (".gguf", ".md", ".pyc", ".so", ".cpp", ".h")
 
 _IMPORTED = time.time_ns()
@@ -46,11 +46,11 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCache:
-    """A folder of programs for one device.
+    """On-disk program cache for one device.
 
     Attributes:
-      folder: one that nobody else may write: what lies there runs.
-      max_bytes: of all files; those used least recently make room.
+      folder: must be writable by this user only, because the programs in it are run.
+      max_bytes: limit on the size of all files; the least recently used are deleted.
     """
 
     folder: Path
@@ -67,16 +67,16 @@ class ProgramCache:
         model: str,
         about: dict[str, Any],
     ) -> compiled_files.LoadedProgram:
-        """The executable of a jitted function: the folder's, or compiled and left there.
+        """Returns the executable of a jitted function: from the folder, or compiled and stored.
 
-        What is in the folder and cannot be used is compiled again; JAX's option
-        `jax_explain_cache_misses` says why.
+        A file that cannot be used is compiled again; JAX's option `jax_explain_cache_misses` logs
+        the reason.
 
         Args:
-          program: jitted with `keep_unused`.
-          arguments: of it, arrays in pytrees.
-          results: shapes and dtypes that it gives, in pytrees; a file for others is not used.
-          model, about: what it depends on besides its arguments' types; `about` is JSON.
+          program: function jitted with `keep_unused`.
+          arguments: its arguments, arrays in pytrees.
+          results: expected shapes and dtypes of its results, in pytrees; part of the key.
+          model, about: dependencies besides the arguments' types; `about` is JSON.
         """
         said = {
             "about": about,
@@ -84,7 +84,7 @@ class ProgramCache:
             "results": _listed(results),
             "settings": settings(device),
         }
-        shapes = json.loads(json.dumps(said))  # tuples as lists, as a file gives them back
+        shapes = json.loads(json.dumps(said))  # tuples become lists, as in a file
         header = compiled_files.header(name, model, shapes, device)
         path = self.folder / f"{name}-{_digest(dataclasses.asdict(header))[:32]}{_SUFFIX}"
         try:
@@ -94,7 +94,7 @@ class ProgramCache:
         except (CompiledFileError, OSError) as error:
             _say(f"{name} is compiled: {error}")
             loaded, body = compiled_files.compile_here(program, arguments, results, device)
-            if _sources_have_changed():  # what was imported need not be what a file is named after
+            if _sources_have_changed():  # the files hashed for the key may not be those imported
                 _say(f"{name} is not kept: the package's files have changed since the import")
             else:
                 self._keep(path, header, body)
@@ -105,9 +105,7 @@ class ProgramCache:
 
     def _keep(self, path: Path, header: compiled_files.Header, body: bytes) -> None:
         try:
-            path.unlink(
-                missing_ok=True
-            )  # what cannot be used, which `write` would follow or refuse
+            path.unlink(missing_ok=True)  # `write` would follow a link and refuse a pipe
             compiled_files.write(path, header, body)
             found = [(file.lstat(), file) for file in self.folder.glob(f"*{_SUFFIX}")]
             size = 0
@@ -120,9 +118,9 @@ class ProgramCache:
 
 
 class Types:
-    """Structure, shapes and dtypes of arrays in pytrees, as programs depend on them: part of a key.
+    """Hashable structure, shapes and dtypes of arrays in pytrees, for a cache key.
 
-    Its hash is computed once: those of a model's weights are part of every call's key.
+    The hash is computed once, because the types of a model's weights are in every call's key.
     """
 
     __slots__ = ("_hash", "_items")
@@ -151,11 +149,11 @@ def _say(what: str) -> None:
 
 
 def settings(device: jax.Device) -> dict[str, Any]:
-    """Settings outside a program that change its tracing or compiling; JSON."""
+    """Returns the settings outside a program that change its tracing or compiling, as JSON."""
     selection = current_selection()._asdict()
     config = {name: repr(v) for name, v in jax.config.values.items() if "cache" not in name}
     variables = {
-        name: [value, file_stamp(value)]  # the value may name a file, as of a tuning table
+        name: [value, file_stamp(value)]  # the value may name a file, such as a tuning table
         for name, value in os.environ.items()
         if name.startswith(_VARIABLES)
     }
@@ -191,7 +189,7 @@ def _source_files() -> list[str]:
 
 @functools.cache
 def _sources() -> str:
-    """A digest of the packages' files: those of a checkout change while its version stays."""
+    """Returns a digest of the packages' files, since a checkout changes while its version stays."""
     digest = hashlib.sha256()
     for path in sorted(_source_files()):
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -201,8 +199,8 @@ def _sources() -> str:
 
 
 def _sources_have_changed() -> bool:
-    """Whether a file of the packages is newer than their import in this process."""
-    with contextlib.suppress(FileNotFoundError):  # one that goes meanwhile: it has changed
+    """Returns whether a file of the packages is newer than their import in this process."""
+    with contextlib.suppress(FileNotFoundError):  # a file deleted meanwhile counts as changed
         return any(os.stat(path).st_mtime_ns > _IMPORTED for path in _source_files())
     return True
 

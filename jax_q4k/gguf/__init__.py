@@ -1,7 +1,7 @@
-"""GGUF files: a reader that trusts nothing, tensors loaded packed, and a writer.
+"""GGUF files: a reader that validates everything, packed tensors, and a writer.
 
-Layout: the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes are those of the
-`gguf` package.
+The layout follows the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes come
+from the `gguf` package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checked access to the values of a file: GGUF metadata, and by a subclass JSON objects."""
+"""Checked access to a file's values: GGUF metadata, or JSON objects in a subclass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import CheckpointError, GGUFError
 
-REQUIRED: Any = object()  # the default of a key that must be there
+REQUIRED: Any = object()  # the default of a key that must be present
 
 _NAMES = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
 
@@ -21,22 +21,22 @@ D = TypeVar("D")
 class Fields:
     """A mapping whose values are checked when they are read.
 
-    Every method raises `error`, which names the file and the key, where a value has another type,
-    is out of range, or is missing without a default. None counts as missing; NumPy's scalars count
-    as Python's.
+    Every method raises `error`, with the file and the key, if a value has another type, is out of
+    range, or is missing without a default. None counts as missing; NumPy scalars count as Python
+    scalars.
     """
 
     error: ClassVar[type[GGUFError] | type[CheckpointError]] = GGUFError
     names: ClassVar[dict[type, str]] = _NAMES
 
     def __init__(self, values: Mapping[str, Any], file: str, prefix: str = "") -> None:
-        """values: what the file holds. file: its name in errors. prefix: before keys in errors."""
+        """Takes the file's `values`, its name in errors, and a prefix of keys in errors."""
         self.values = values
         self.file = file
         self.prefix = prefix
 
     def under(self, prefix: str) -> Self:
-        """The keys that begin with `prefix`, without it."""
+        """Returns the keys that begin with `prefix`, without the prefix."""
         size = len(prefix)
         values = {key[size:]: value for key, value in self.values.items() if key.startswith(prefix)}
         return type(self)(values, self.file, self.prefix + prefix)
@@ -45,22 +45,22 @@ class Fields:
         return key in self.values
 
     def fail(self, key: str, problem: str) -> NoReturn:
-        """Raises the error of a key."""
+        """Raises `error` for a key."""
         raise self.error(self.file, self.prefix + key, problem)
 
     def value(self, key: str, default: D = REQUIRED) -> Any | D:
-        """A value of any type."""
+        """Returns a value of any type."""
         value = self.values.get(key)
         if value is None:
             return self.fail(key, "is missing") if default is REQUIRED else default
         return value.item() if isinstance(value, np.generic) else value
 
     def string(self, key: str, default: D = REQUIRED) -> str | D:
-        """A string."""
+        """Returns a string."""
         return self._typed(key, str, default)
 
     def boolean(self, key: str, default: D = REQUIRED) -> bool | D:
-        """A boolean."""
+        """Returns a boolean."""
         return self._typed(key, bool, default)
 
     def integer(
@@ -72,9 +72,9 @@ class Fields:
         most: int | None = None,
         repeated: bool = False,
     ) -> int | D:
-        """An integer, from `least` to `most` where they are given, as a default must be then, too.
+        """Returns an integer from `least` to `most`, if they are set; checks the default, too.
 
-        repeated: an array counts as one integer where all of its elements are equal.
+        repeated: accepts an array of equal elements as one integer.
         """
         if least is most is None and not repeated:
             return self._typed(key, int, default)
@@ -98,12 +98,12 @@ class Fields:
         above: float | None = None,
         most: float | None = None,
     ) -> float | D:
-        """A finite float, above `above` and up to `most` where they are given; integers count."""
+        """Returns a finite float above `above` and up to `most`, if set; accepts integers."""
         if above is most is None:
             value = self._typed(key, float, default)
             if value is default:
                 return default
-            if not abs(value) <= sys.float_info.max:  # an integer may be beyond float64
+            if not abs(value) <= sys.float_info.max:  # an integer may exceed float64
                 self.fail(key, "must be a finite number")
             return float(value)
         value = self._present(key, float, default)
@@ -118,14 +118,14 @@ class Fields:
         return float(value)
 
     def strings(self, key: str) -> list[str]:
-        """An array of strings."""
+        """Returns an array of strings."""
         values = self.value(key)
         if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
             self.fail(key, "is not an array of strings")
         return list(values)
 
     def numbers(self, key: str, dtype: type[np.generic], default: D = REQUIRED) -> np.ndarray | D:
-        """An array of integers, or of any numbers where `dtype` is a float: (n,) of `dtype`."""
+        """Returns an array (n,) of `dtype`, from integers, or any numbers for a float dtype."""
         values = self.value(key, default)
         if values is default:
             return default
@@ -151,7 +151,7 @@ class Fields:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """True if a value has a type; no boolean is a number, every integer counts as a float."""
+    """Returns whether a value has a type. No boolean is a number; every integer is a float."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: counts, metadata and tensor descriptions, all checked."""
+"""Header of a GGUF file: counts, metadata and tensor descriptions, all checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .tensors import TensorInfo
 
 VERSIONS = (2, GGUF_VERSION)
 MAX_ALIGNMENT = 1 << 20
-#: Metadata entries, and tensors: each costs hundreds of bytes of Python objects.
+#: Limit on metadata entries and on tensors; each costs hundreds of bytes of Python objects.
 MAX_ENTRIES = 1 << 16
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -26,30 +26,30 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """A checked header: every tensor's bytes lie inside the file, and no two overlap.
+    """A checked header: every tensor's bytes lie inside the file, and no two tensors overlap.
 
-    Of a model in several files it is that of all: `parts` has their names, `file_size` is their
-    sum, and offsets count from the first byte of the first.
+    For a model in several files, it describes all of them: `parts` has their names, `file_size` is
+    their sum, and offsets count from the first byte of the first file.
     """
 
     version: int
     alignment: int  # bytes
     metadata: values.Metadata
     tensors: dict[str, TensorInfo]
-    data_start: int  # byte of the file that tensor offsets count from
+    data_start: int  # position in the file that tensor offsets count from
     file_size: int
-    parts: tuple[str, ...] = ()  # none: one file
+    parts: tuple[str, ...] = ()  # empty for a single file
 
 
 def open_source(path: str | os.PathLike[str]) -> io.FileIO:
-    """Opens a regular file for unbuffered reading; a pipe or a device could block for ever."""
+    """Opens a regular file for unbuffered reading; a pipe or a device could block forever."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise GGUFError(os.fsdecode(path), "path", "must be a regular file")
     return open(path, "rb", buffering=0)
 
 
 def parse_source(source: Source) -> Header:
-    """The header of a source that is already open: of one file, which may be a part of a model."""
+    """Reads the header of an open source: one file, which may be a part of a split model."""
     cursor = Cursor(source)
     version, tensor_count, entry_count = _preamble(cursor)
     metadata = values.Metadata()
@@ -76,7 +76,7 @@ def parse_source(source: Source) -> Header:
 
 
 def _preamble(cursor: Cursor) -> tuple[int, int, int]:
-    """Version, number of tensors, number of metadata entries."""
+    """Reads the version, the number of tensors and the number of metadata entries."""
     magic = cursor.unpack(_U32, "magic")
     if magic != GGUF_MAGIC:
         cursor.fail("magic", f"expected b'GGUF', got {_U32.pack(magic)!r}")

@@ -1,4 +1,4 @@
-"""Tensors from a checked file, packed as they are: one at a time, or all as JAX arrays."""
+"""Loads tensors from a checked file, still packed: one at a time, or all as JAX arrays."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .source import Source
 from .tensor_reader import TensorReader
 from .tensors import PLAIN, TensorInfo, supported_types
 
-THREADS = min(len(os.sched_getaffinity(0)), 8)  # that read tensors
-QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION, of the block layouts here
+THREADS = min(len(os.sched_getaffinity(0)), 8)  # number of threads that read tensors
+QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION for the supported block layouts
 
-#: Header -> the tensors that are read: those of the header, or parts of them.
+#: Header -> the tensors to read: those of the header, or parts of them.
 Select = Callable[[Header], Mapping[str, TensorInfo]]
-#: Tensor -> where it goes; None: to the default device. A packed one has axes (..., n, blocks).
+#: Tensor -> its sharding; None: the default device. A packed tensor has axes (..., n, blocks).
 Place = Callable[[TensorInfo], jax.sharding.Sharding | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class GGUFFile:
-    """A loaded file: `metadata` as in the header, `tensors` in the order of the file."""
+    """A loaded file: `metadata` of its header, and `tensors` in file order."""
 
     header: Header
     tensors: dict[str, QuantizedArray | jax.Array]
@@ -43,10 +43,10 @@ class GGUFFile:
 
 
 class TensorFile:
-    """An open file whose tensors are read one at a time, into host memory; its header is checked.
+    """An open file with a checked header, whose tensors are read into host memory one at a time.
 
-    A context manager; the file, or all parts of a split one, stay open until it is left, so that
-    the checked file is the one that is read.
+    Is a context manager. The file, or every part of a split model, stays open until exit, so that
+    the bytes read are those of the checked file.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TensorFile:
         select: Select | None = None,
         check_scales: bool = True,
     ) -> None:
-        """Raises GGUFError for a malformed file and for tensor types that are not supported."""
+        """Raises GGUFError for a malformed file and for unsupported tensor types."""
         with contextlib.ExitStack() as stack:
             first = Source(stack.enter_context(open_source(path)), os.fsdecode(path))
             self._source, header = stack.enter_context(opened(first))
@@ -71,7 +71,7 @@ class TensorFile:
         self._files.close()
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
-        """A tensor as NumPy's arrays (planes of a packed one); checked as `gguf.read` does."""
+        """Reads a tensor as NumPy arrays (planes if it is packed), with `gguf.read`'s checks."""
         reader = TensorReader(self._source, self.header.data_start, self._check_scales)
         return reader.tensor(self.header.tensors[name])
 
@@ -85,25 +85,26 @@ def read(
     progress: Callable[[int, int], object] | None = None,
     place: Place | None = None,
 ) -> GGUFFile:
-    """Loads a GGUF file: packed tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
+    """Loads a GGUF file: packed tensors as QuantizedArray; F32, F16 and BF16 as jax.Array.
 
-    Of a model in several files, NAME-00001-of-00003.gguf, the first is given; the others are found
-    beside it.
+    For a model in several files, NAME-00001-of-00003.gguf, ..., `path` is the first; the others
+    must be in the same folder.
 
-    Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked
+    Shapes are row-major: a matrix is (n, k), and y = x @ w.T. Everything in the file is checked
     before it is used.
 
     Args:
-      select: called with the header: the tensors that are read, by their names; others are left
-        out. `TensorInfo.part` makes tensors of some rows of one.
+      select: called with the header; returns the tensors to read, by name. `TensorInfo.part` makes
+        a tensor from some rows of another.
       check: called with the header before any tensor is read; may raise.
-      check_scales: refuse a NaN or infinite block scale, or element of a tensor that is not packed.
-      progress: called after every tensor with (bytes of tensor data loaded, bytes in all).
-      place: called with each tensor's `TensorInfo`: the sharding that it is read into, part by
-        part, or None. A process reads the parts of its own devices alone.
+      check_scales: rejects NaN or infinite block scales, and NaN or infinite elements of tensors
+        that are not packed.
+      progress: called after every tensor with (bytes of tensor data loaded, total bytes).
+      place: called with each tensor's `TensorInfo`; returns the sharding to read it into, shard by
+        shard, or None. A process reads only the shards of its own devices.
 
     Raises:
-      GGUFError: the first thing that is wrong. OSError: the file cannot be read.
+      GGUFError: the first problem in the file. OSError: the file cannot be read.
     """
     with open_source(path) as file:
         return load(
@@ -125,7 +126,7 @@ def load(
     progress: Callable[[int, int], object] | None = None,
     place: Place | None = None,
 ) -> GGUFFile:
-    """`read` from a source that is already open."""
+    """Like `read`, but loads from an open source."""
     with opened(source) as (whole, header):
         header = _loadable(whole, header, select)
         if check is not None:
@@ -172,7 +173,7 @@ def _loadable(source: Source, header: Header, select: Select | None) -> Header:
 
 
 def _check_loadable(source: Source, header: Header) -> None:
-    """Refuses unsupported tensor types and unknown block layouts."""
+    """Rejects unsupported tensor types and unknown block layouts."""
     for info in header.tensors.values():
         if not info.supported:
             problem = (

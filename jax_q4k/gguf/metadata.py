@@ -1,7 +1,7 @@
-"""Metadata values, and the rules that a tokenizer's lists satisfy together.
+"""Reads metadata values, and checks a tokenizer's lists for consistency.
 
-Scalars become Python's int, float, bool and str; arrays of strings lists of str; arrays of numbers
-and booleans one-dimensional NumPy arrays of the file's type.
+Scalars become Python's int, float, bool and str; arrays of strings become lists of str; arrays of
+numbers and booleans become one-dimensional NumPy arrays of the file's type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_KEY = (1 << 16) - 1  # bytes, from the GGUF specification
 MIN_ENTRY = 8 + 1 + 4 + 1  # bytes of the shortest entry: key length, key, type, value
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_NUMBERS = {  # codes that mean the same to struct and NumPy
+_NUMBERS = {  # format codes that struct and NumPy share
     GGUFValueType.UINT8: "<B",
     GGUFValueType.INT8: "<b",
     GGUFValueType.UINT16: "<H",
@@ -39,11 +39,11 @@ DTYPES = {kind: np.dtype(code) for kind, code in _NUMBERS.items()}
 
 
 class Metadata(dict[str, Any]):
-    """GGUF metadata: a dict, and in `types` the value types that a file gave to its scalars.
+    """GGUF metadata: a dict, with the value types of a file's scalars in `types`.
 
-    Python's int and float do not say whether a file held UINT16 or UINT32, FLOAT32 or FLOAT64
-    (arrays of numbers carry their type as NumPy's), and a file that is loaded and saved keeps what
-    it had.
+    Python's int and float do not distinguish UINT16 from UINT32, or FLOAT32 from FLOAT64. With
+    `types`, a file that is loaded and saved keeps its types. Arrays of numbers have theirs in
+    NumPy's dtype.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
@@ -52,7 +52,7 @@ class Metadata(dict[str, Any]):
 
 
 def read_key(cursor: Cursor, field: str) -> str:
-    """A metadata key: 1 to 65535 bytes."""
+    """Reads a metadata key of 1 to 65535 bytes."""
     key = cursor.string(f"{field}: key", MAX_KEY)
     if not key:
         cursor.fail(f"{field}: key", "must not be empty")
@@ -60,7 +60,7 @@ def read_key(cursor: Cursor, field: str) -> str:
 
 
 def read_value(cursor: Cursor, field: str) -> tuple[GGUFValueType, Any]:
-    """The type and the value that follow a key."""
+    """Reads the type and the value that follow a key."""
     kind = _value_type(cursor, f"{field}: value type")
     if kind is GGUFValueType.STRING:
         return kind, cursor.string(field)
@@ -87,7 +87,7 @@ def _array(cursor: Cursor, field: str) -> Any:
     if kind is GGUFValueType.ARRAY:
         cursor.fail(f"{field}: element type", "arrays in arrays are not supported")
     count = cursor.unpack(_U64, f"{field}: length")
-    # A string takes at least its length's 8 bytes.
+    # A string takes at least the 8 bytes of its length.
     size = 8 if kind is GGUFValueType.STRING else DTYPES[kind].itemsize
     if count > cursor.remaining // size:
         left = f"more than the {cursor.remaining} bytes left"
@@ -104,9 +104,9 @@ def _array(cursor: Cursor, field: str) -> Any:
 
 
 def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
-    """Refuses a tokenizer's lists of wrong types or lengths, and a BOS or EOS that is no token.
+    """Rejects tokenizer lists of wrong types or lengths, and BOS or EOS ids out of range.
 
-    Other special ids are the tokenizer's to check: real files name a padding token that is none.
+    The tokenizer checks other special ids: real files name padding tokens that do not exist.
     """
     prefix = "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")

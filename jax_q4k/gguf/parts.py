@@ -1,7 +1,7 @@
-"""Models whose file is split in several, `NAME-00001-of-00003.gguf`, as `llama-gguf-split` does.
+"""Split models, `NAME-00001-of-00003.gguf`, ..., as `llama-gguf-split` writes them.
 
-The first part has the metadata; every part has `split.no`, `split.count` and
-`split.tensors.count`, and tensors of its own.
+The first part has the metadata. Every part has `split.no`, `split.count` and
+`split.tensors.count`, and its own tensors.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .source import Source
 from .tensors import TensorInfo
 
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
-#: Of a model; all are open at a time, and systems allow 1024 files.
+#: Limit on the parts of a model: all are open at a time, and systems allow 1024 files.
 MAX_PARTS = 512
 
-_ALIGNMENT = "general.alignment"  # a part's own
+_ALIGNMENT = "general.alignment"  # may differ between parts
 _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def part_names(path: str | os.PathLike[str]) -> list[Path]:
-    """The files of a model by the name of its first: of all parts, or the file alone.
+    """Returns the paths of all parts, given the first part's name; otherwise the path alone.
 
-    Nothing is opened, and the parts need not be there.
+    Opens nothing, and the parts need not exist.
     """
     match = _NAME.fullmatch(os.fsdecode(path))
     if match is None or int(match[2]) != 1 or not 1 < int(match[3]) <= MAX_PARTS:
@@ -44,7 +44,7 @@ def part_names(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def names_for(path: str | os.PathLike[str], count: int) -> list[Path]:
-    """Where a model of `count` parts goes that is to be written at `path`: NAME.gguf or NAME."""
+    """Returns the paths to write a model of `count` parts to; `path` is NAME.gguf or NAME."""
     if count == 1:
         return [Path(os.fsdecode(path))]
     name = os.fsdecode(path).removesuffix(".gguf")
@@ -56,7 +56,7 @@ def _part(name: str, number: int, count: int) -> Path:
 
 
 class JoinedSource(Source):
-    """Several sources, one behind the other, as one of the first's name."""
+    """Concatenates several sources into one with the name of the first."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
@@ -65,11 +65,11 @@ class JoinedSource(Source):
         self.size = self.starts.pop()
 
     def file_at(self, offset: int) -> Source:
-        """The part that has the byte at `offset`."""
+        """Returns the part that contains the byte at `offset`."""
         return self.sources[self._index(offset)]
 
     def _fill(self, offset: int, target: memoryview, field: str) -> None:
-        # A tensor lies in one part, and so does what is read of it.
+        # A tensor lies in one part, and a read never spans tensors.
         at = self._index(offset)
         self.sources[at].read_into(offset - self.starts[at], target, field)
 
@@ -79,13 +79,13 @@ class JoinedSource(Source):
 
 @contextlib.contextmanager
 def opened(source: Source) -> Iterator[tuple[Source, Header]]:
-    """The whole of the model that begins in `source`, and its header; all parts are open.
+    """Opens all parts of the model that begins in `source`; yields the joined source and header.
 
-    Offsets of a split model's tensors count from the first byte of the first part.
+    Tensor offsets of a split model count from the first byte of the first part.
 
     Raises:
-      GGUFError: a part is missing or malformed, is another one than its name says, or belongs to
-        another model; or this is not the first, which is named then.
+      GGUFError: a part is missing or malformed, does not match its name, or belongs to another
+        model; or `source` is not the first part, which the message then names.
     """
     header = parse_source(source)
     with contextlib.ExitStack() as stack:
@@ -104,17 +104,17 @@ def opened(source: Source) -> Iterator[tuple[Source, Header]]:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """The header of a file, without its tensors; GGUFError if it is malformed.
+    """Reads the header of a file, without its tensors; raises GGUFError if it is malformed.
 
-    Tensor types that this package does not run are listed like any other (`TensorInfo.supported`).
-    Of a split model, the first part is given and the others are found beside it.
+    Lists unsupported tensor types like any other (`TensorInfo.supported`). For a split model,
+    `path` is the first part; the others must be in the same folder.
     """
     with open_source(path) as file, opened(Source(file, os.fsdecode(path))) as (_, header):
         return header
 
 
 def _count(source: Source, metadata: Metadata) -> int:
-    """How many parts there are, of the first part's metadata; 0: merged by llama-gguf-split."""
+    """Reads the number of parts from the first part's metadata; llama-gguf-split merges leave 0."""
     fields = Fields(metadata, source.name)
     count = fields.integer(COUNT, 1, least=0, most=MAX_PARTS)
     if count > 1:
@@ -127,7 +127,7 @@ def _count(source: Source, metadata: Metadata) -> int:
 
 
 def _others(source: Source, count: int) -> list[Path]:
-    """The parts beside the first."""
+    """Returns the paths of the other parts, in the folder of the first."""
     match = _NAME.fullmatch(source.name)
     if match is None or (int(match[2]), int(match[3])) != (1, count):
         expected = f"NAME-00001-of-{count:05d}.gguf"
@@ -145,7 +145,7 @@ def _others(source: Source, count: int) -> list[Path]:
 def _check_part(
     part: Source, metadata: Metadata, number: int, first: str, firsts: Mapping[str, Any]
 ) -> None:
-    """Refuses a part that is another than its place says, or of another model than the first."""
+    """Rejects a part whose number does not match its name, or whose model is not the first's."""
     fields = Fields(metadata, part.name)
     if fields.integer(NUMBER) != number:
         found = metadata[NUMBER]
@@ -153,14 +153,14 @@ def _check_part(
     for key in dict.fromkeys((COUNT, TENSORS, *metadata)):
         if key in (NUMBER, _ALIGNMENT):
             continue
-        fields.value(key)  # or it is missing
+        fields.value(key)  # raises if it is missing
         if key not in firsts or not np.array_equal(metadata[key], firsts[key]):
             what = f"is not that of {os.path.basename(first)!r}"
             part.fail(key, f"{what}: these are parts of different models")
 
 
 def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
-    """One header of all parts, without what is said of parts."""
+    """Joins the headers of all parts into one, without the metadata about parts."""
     first = headers[0]
     tensors: dict[str, TensorInfo] = {}
     for source, header, start in zip(whole.sources, headers, whole.starts, strict=True):
@@ -185,7 +185,7 @@ def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
 
 
 def without_parts(metadata: Mapping[str, Any]) -> Metadata:
-    """Metadata of a model that is not split."""
+    """Returns the metadata of the same model in one file."""
     whole = Metadata(metadata)
     for key in (NUMBER, COUNT, TENSORS):
         whole.pop(key, None)
@@ -196,7 +196,7 @@ def without_parts(metadata: Mapping[str, Any]) -> Metadata:
 def metadata_of_part(
     metadata: Mapping[str, Any], number: int, count: int, tensors: int
 ) -> Metadata:
-    """The metadata of one part of a model of `count` parts, of so many tensors in all."""
+    """Returns the metadata of part `number` of `count`; `tensors` is the model's total."""
     part = Metadata() if number else without_parts(metadata)
     if number and _ALIGNMENT in metadata:
         part[_ALIGNMENT] = metadata[_ALIGNMENT]
@@ -206,9 +206,9 @@ def metadata_of_part(
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: int | None) -> list[list[str]]:
-    """Tensors' names by part: as many in a row as `max_bytes` takes, at least one.
+    """Groups tensor names into parts: consecutive tensors up to `max_bytes`, at least one.
 
-    sizes: name -> bytes in the file. Raises ValueError: so many parts that they cannot be read.
+    sizes: name -> bytes in the file. Raises ValueError for more parts than can be read.
     """
     groups: list[list[str]] = [[]]
     filled = 0

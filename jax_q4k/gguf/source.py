@@ -1,8 +1,8 @@
-"""Bytes of an untrusted file, read by offset with every bound checked.
+"""Reads an untrusted file by offset, with every bound checked.
 
-The file is read, not mapped: a mapped file that shrinks kills the process with SIGBUS, and its
-pages count as resident memory beside the copies of the tensors; a short read is an error like any
-other.
+The file is read, not memory-mapped. A mapped file that shrinks kills the process with SIGBUS, and
+its pages count as resident memory in addition to the copies of the tensors. A short read is an
+ordinary error.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 
 from ..errors import GGUFError
 
-WINDOW = 1 << 18  # bytes read ahead while parsing
-MAX_STRING = 1 << 24  # bytes; chat templates, the longest of real files, have less than 2^20
+WINDOW = 1 << 18  # bytes buffered while parsing
+MAX_STRING = 1 << 24  # bytes; the longest real strings, chat templates, have less than 2^20
 MAX_STRINGS = 1 << 22  # per array; the largest vocabularies and merge lists have less than 2^20
 
 _U64 = struct.Struct("<Q")
 
 
 class Source:
-    """A seekable binary file of fixed size, which several threads may read at a time."""
+    """A seekable binary file of fixed size, safe to read from several threads."""
 
     def __init__(self, file: io.FileIO | io.BytesIO, name: str) -> None:
         self._file = file
@@ -37,15 +37,15 @@ class Source:
         raise GGUFError(self.name, field, problem)
 
     def file_at(self, offset: int) -> Source:
-        """What has the byte at `offset`, for errors: this file."""
+        """Returns the file with the byte at `offset`, for errors: this one."""
         return self
 
     def read_into(self, offset: int, target: memoryview, field: str) -> None:
-        """Fills `target` with the bytes from `offset`, which the caller has checked."""
+        """Fills `target` with the bytes from `offset`; the caller has checked the range."""
         self._fill(offset, target, field)
 
     def read(self, offset: int, size: int, field: str) -> bytes:
-        """`size` bytes from `offset`, checked by the caller."""
+        """Returns `size` bytes from `offset`; the caller has checked the range."""
         data = bytearray(size)
         self._fill(offset, memoryview(data), field)
         return bytes(data)
@@ -60,9 +60,9 @@ class Source:
             done += count
 
     def _read_at(self, offset: int, target: memoryview) -> int:
-        """Bytes that one system call reads, at most `target`'s."""
+        """Reads up to `target`'s size by one system call; returns the number of bytes."""
         if isinstance(self._file, io.FileIO) and hasattr(os, "preadv"):
-            # It takes the offset, so that threads share no position.
+            # preadv takes the offset, so threads share no position.
             return os.preadv(self._file.fileno(), [target], offset)
         with self._lock:
             self._file.seek(offset)
@@ -70,7 +70,7 @@ class Source:
 
 
 class Cursor:
-    """Reads a header front to back, and allocates nothing that the bytes left cannot hold."""
+    """Reads a header front to back; allocates no more than the rest of the file can fill."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -90,12 +90,12 @@ class Cursor:
         self.source.fail(field, problem)
 
     def unpack(self, layout: struct.Struct, field: str) -> Any:
-        """One little-endian scalar."""
+        """Reads one little-endian scalar."""
         start = self._take(layout.size, field)
         return layout.unpack_from(self._window, start)[0]
 
     def string(self, field: str, limit: int = MAX_STRING) -> str:
-        """A length of 8 bytes, then as many bytes of UTF-8."""
+        """Reads a string: its length in 8 bytes, then that many bytes of UTF-8."""
         size = self.unpack(_U64, f"{field}: length")
         if size > self.remaining:
             self.fail(
@@ -111,7 +111,7 @@ class Cursor:
                 self.fail(field, f"expected UTF-8, got {error.reason} at byte {error.start}")
 
     def strings(self, count: int, field: str) -> list[str]:
-        """`count` strings; the fast path takes those that lie in the window whole."""
+        """Reads `count` strings; a fast path takes those that lie completely in the window."""
         if count > MAX_STRINGS:
             self.fail(field, f"{count} strings: an array may hold at most {MAX_STRINGS}")
         values: list[str] = []
@@ -134,7 +134,7 @@ class Cursor:
         return values
 
     def array(self, dtype: np.dtype, count: int, field: str) -> np.ndarray:
-        """`count` numbers as a new array; the caller has checked them against `remaining`."""
+        """Reads `count` numbers into a new array; the caller has checked them with `remaining`."""
         values = np.empty(count, dtype)
         if count:
             self.source.read_into(self.position, values.data.cast("B"), field)
@@ -142,7 +142,7 @@ class Cursor:
         return values
 
     def _take(self, size: int, field: str) -> int:
-        """Advances by `size` bytes; returns their position in the window, which holds them."""
+        """Advances by `size` bytes, and returns their position in the window, which holds them."""
         if size > self.remaining:
             have = f"{self.remaining} are left of {self.source.size}"
             self.fail(field, f"truncated: expected {size} bytes at byte {self.position}, {have}")

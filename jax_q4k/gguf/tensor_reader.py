@@ -1,7 +1,7 @@
-"""Tensors of a checked file, or boxes of them, in pieces of bounded size.
+"""Reads tensors of a checked file, or boxes of them, in pieces of bounded size.
 
-A tensor is an array of blocks, of a packed format or of one float each, with axes (..., n, blocks).
-A box is a range along each of these axes: a whole tensor, or what a device holds of it.
+A tensor is an array of blocks with axes (..., n, blocks); if it is not packed, each block is one
+float. A box is a range along each of these axes: the complete tensor, or a device's shard.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ..arrays import QuantizedArray
 from .source import Source
 from .tensors import PLAIN, TensorInfo
 
-#: Bytes read, checked and split at a time, while in a cache: all memory beside the tensors.
+#: Bytes read, checked and split at a time. They fit in a cache, and are the only memory that is
+#: needed besides the tensors.
 CHUNK = 1 << 20
-#: Bytes of arrays that are mapped, and of those that ask for huge pages, as NumPy's do.
+#: Bytes from which arrays are memory-mapped, and from which they use huge pages, as NumPy's do.
 MAPPED, HUGE = 1 << 16, 1 << 22
-BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
+BUFFER_ALIGNMENT = 64  # bytes; JAX adopts a CPU buffer with this alignment without a copy
 
 #: (first, end) along each axis.
 Box = tuple[tuple[int, int], ...]
@@ -35,14 +36,14 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclasses.dataclass(frozen=True)
 class TensorReader:
-    """Reads tensors of a checked header; several threads may at a time."""
+    """Reads tensors of a checked header; safe to use from several threads."""
 
     source: Source
     data_start: int
     check_scales: bool
 
     def tensor(self, info: TensorInfo) -> QuantizedArray | np.ndarray:
-        """The tensor in host memory."""
+        """Reads a tensor into host memory."""
         blocks = Blocks.of(info)
         (planes,) = self.boxes(blocks, [tuple((0, size) for size in blocks.axes)])
         return blocks.joined(planes)
@@ -50,7 +51,7 @@ class TensorReader:
     def placed(
         self, info: TensorInfo, sharding: jax.sharding.Sharding
     ) -> QuantizedArray | jax.Array:
-        """The tensor over devices; what several devices of this process hold is read once."""
+        """Reads a tensor into a sharding; reads a shard once if several local devices hold it."""
         blocks = Blocks.of(info)
         held: dict[Box, list[jax.Device]] = {}
         for device, index in sharding.addressable_devices_indices_map(blocks.axes).items():
@@ -66,16 +67,16 @@ class TensorReader:
         return blocks.joined(planes)
 
     def boxes(self, blocks: Blocks, boxes: Sequence[Box]) -> list[list[np.ndarray]]:
-        """For each of some boxes, which share nothing, its planes, or its one array of floats."""
+        """Reads disjoint boxes; returns the planes of each, or its one array of floats."""
         planes = [
             [_aligned((*_extents(box), size)) for size in blocks.plane_bytes] for box in boxes
         ]
-        # Boxes that fill a larger one are read as that: its runs of bytes are longer.
+        # Boxes that fill a larger one are read as that one, in longer contiguous runs.
         ends = [(min(side)[0], max(side)[1]) for side in zip(*boxes, strict=True)]
         filled = sum(map(_volume, boxes)) == _volume(ends)
         for box in [tuple(ends)] if filled else boxes:
             own = planes[boxes.index(box)] if box in boxes else []
-            in_place = len(own) == 1  # a single plane is the blocks as they lie
+            in_place = len(own) == 1  # a single plane has the blocks' bytes in file order
             most = min(_volume(box), max(1, CHUNK // blocks.nbytes))
             buffer = np.empty((0 if in_place else most, blocks.nbytes), np.uint8)
             for piece in _pieces(box, most):
@@ -94,10 +95,10 @@ class TensorReader:
         return [[floats.view(blocks.dtype)[..., 0] for floats in one] for one in planes]
 
     def _read(self, blocks: Blocks, box: Box, raw: np.ndarray) -> None:
-        """Fills `raw`, (*extents, bytes), with a box's blocks: a call for each run of the file."""
+        """Reads a box's blocks into `raw`, (*extents, bytes), with one read per contiguous run."""
         axes, box = blocks.in_file(box)
         cut = [at for at, side in enumerate(box) if side != (0, axes[at])]
-        at = cut[-1] if cut else 0  # what lies behind this axis is whole: in one run with it
+        at = cut[-1] if cut else 0  # later axes are complete, so that they lie in one run
         firsts = [range(*side) for side in box[:at]] + [range(*side)[:1] for side in box[at:]]
         size = _volume(box[at:]) * blocks.nbytes
         start, target = self.data_start + blocks.info.offset, raw.data.cast("B")
@@ -119,15 +120,15 @@ class TensorReader:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """What a tensor is an array of.
+    """A tensor as an array of blocks.
 
     Attributes:
-      axes: blocks along each.
-      plane_bytes: of a block in each plane.
-      split: uint8 (..., bytes) as they lie -> planes, uint8 (..., bytes of each).
-      finite: planes -> bool (...).
-      finite_name: what the test is of, for messages.
-      dtype: of floats; None: they are packed.
+      axes: number of blocks along each axis.
+      plane_bytes: bytes of a block in each plane.
+      split: blocks as stored, uint8 (..., bytes) -> planes, uint8 (..., bytes of each).
+      finite: planes -> bool (...), whether each block is finite.
+      finite_name: what `finite` checks, for messages.
+      dtype: dtype of floats; None: the blocks are packed.
     """
 
     info: TensorInfo
@@ -155,16 +156,19 @@ class Blocks:
 
     @property
     def nbytes(self) -> int:
-        """Of a block."""
+        """Bytes of a block."""
         return sum(self.plane_bytes)
 
     @property
     def field(self) -> str:
-        """The tensor in messages."""
+        """Name of the tensor in messages."""
         return f"tensor {(self.info.file_name or self.info.name)!r}"
 
     def in_file(self, box: Box) -> tuple[tuple[int, ...], Box]:
-        """The axes of the file's tensor, of whose rows these may be some, and a box within them."""
+        """Returns the axes of the file's tensor and a box in its coordinates.
+
+        This tensor may be only some rows of the file's.
+        """
         at, first, rows = self.info.row_axis, self.info.first_row, self.info.file_rows
         if rows is None or not self.axes:
             return self.axes, box
@@ -175,7 +179,7 @@ class Blocks:
         return axes, (*box[:at], (start + first, end + first), *box[at + 1 :])
 
     def numbers(self, along: Sequence[Sequence[int]]) -> list[int]:
-        """Of the blocks at these indices along each axis of the file's tensor, from its first."""
+        """Returns the numbers, in the file's tensor, of the blocks at these indices per axis."""
         found = np.zeros(1, np.int64)
         axes, _ = self.in_file(tuple((0, size) for size in self.axes))
         for indices, size in zip(along, axes, strict=True):
@@ -183,7 +187,7 @@ class Blocks:
         return found.tolist()
 
     def joined(self, planes: Sequence[Any]) -> Any:
-        """The tensor of its planes, or of its floats."""
+        """Builds the tensor from its planes, or from its floats."""
         kind, shape = self.info.type.name, self.info.shape
         if self.dtype is not None:
             return planes[0]
@@ -194,7 +198,7 @@ class Blocks:
 def _scatter(
     piece: Box, split: Sequence[np.ndarray], boxes: Sequence[Box], planes: list[list[np.ndarray]]
 ) -> None:
-    """Copies a piece's planes to where they belong in the boxes'."""
+    """Copies a piece's planes into the boxes that it overlaps."""
     for box, targets in zip(boxes, planes, strict=True):
         sides = zip(piece, box, strict=True)
         common = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in sides)
@@ -204,7 +208,7 @@ def _scatter(
 
 
 def _pieces(box: Box, most: int) -> Iterator[Box]:
-    """The box, cut into boxes of at most `most` blocks, in the file's order."""
+    """Cuts a box into boxes of at most `most` blocks, in file order."""
     if _volume(box) <= most:
         yield box
         return
@@ -224,23 +228,24 @@ def _volume(box: Sequence[tuple[int, int]]) -> int:
 
 
 def _within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Where a box lies in an array of a larger one."""
+    """Returns the slices of a box in an array of a larger box."""
     sides = zip(inner, outer, strict=True)
     return tuple(slice(a - first, b - first) for (a, b), (first, _) in sides)
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """An empty array of bytes that begins at a multiple of BUFFER_ALIGNMENT.
+    """Returns an uninitialized byte array that begins at a multiple of BUFFER_ALIGNMENT.
 
-    A large one is mapped, so that the system has its memory back once it is dropped: glibc would
-    keep what several threads have asked it for, several times a model's size after some loads.
+    A large one is memory-mapped, so that its memory returns to the system when it is freed. glibc
+    would keep the memory that several threads allocate: several times a model's size after some
+    loads.
     """
     nbytes = math.prod(shape)
     if nbytes >= MAPPED:
         mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                mapped.madvise(mmap.MADV_HUGEPAGE)  # fewer misses where addresses are looked up
+            with contextlib.suppress(OSError):  # the system may lack huge pages
+                mapped.madvise(mmap.MADV_HUGEPAGE)  # fewer TLB misses
         return np.frombuffer(mapped, np.uint8).reshape(shape)
     buffer = np.empty(nbytes + BUFFER_ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % BUFFER_ALIGNMENT

@@ -1,4 +1,4 @@
-"""Tensor descriptions: name, shape, type and place, checked with Python's integers."""
+"""Tensor descriptions: name, shape, type and offset, checked with Python integers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .. import float_types
 from .source import Cursor, Source
 
 MAX_DIMS = 4
-MAX_NAME = 63  # bytes: ggml's GGML_MAX_NAME of 64 with its terminator
-MIN_ENTRY = 8 + 1 + 4 + 4 + 8  # bytes of the shortest description: a scalar of a one-byte name
-#: ggml's name -> type, of tensors that are not packed.
+MAX_NAME = 63  # bytes; ggml's GGML_MAX_NAME of 64 includes the terminator
+MIN_ENTRY = 8 + 1 + 4 + 4 + 8  # bytes of the shortest description: a scalar with a one-byte name
+#: ggml's name -> type, for tensors that are not packed.
 PLAIN = float_types.GGML
 
 _REMOVED = {
@@ -33,11 +33,10 @@ _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's description; `shape` is row-major, (..., n, k): the file's order reversed.
+    """Description of a tensor; `shape` is row-major, (..., n, k): the file's order reversed.
 
-    Where the file's tensor holds the rows of several, as `part` gives them, `first_row`,
-    `file_rows`, `file_name` and `row_axis` say which of how many rows of which tensor these are,
-    and along which axis.
+    `part` makes a tensor from rows of the file's tensor `file_name`: they begin at `first_row` of
+    its `file_rows` rows along `row_axis`.
     """
 
     name: str
@@ -46,14 +45,14 @@ class TensorInfo:
     offset: int  # bytes from the start of the tensor data
     nbytes: int
     first_row: int = 0
-    file_rows: int | None = None  # None: as many as `shape` says
+    file_rows: int | None = None  # None: all rows, as in `shape`
     file_name: str | None = None  # None: `name`
     row_axis: int = 0
 
     def part(self, name: str, first: int, rows: int, axis: int) -> TensorInfo:
-        """Some rows as a tensor of their own, where `axis` of `shape` counts rows.
+        """Returns some rows as a tensor; `axis` of `shape` counts rows.
 
-        On the last axis `first` and `rows` are multiples of the type's block.
+        On the last axis, `first` and `rows` must be multiples of the type's block size.
         """
         shape = (*self.shape[:axis], rows, *self.shape[axis + 1 :])
         nbytes = self.nbytes * rows // self.shape[axis]
@@ -67,17 +66,17 @@ class TensorInfo:
 
     @property
     def supported(self) -> bool:
-        """True if `read` loads this type."""
+        """Whether `read` can load this type."""
         return self.type.name in supported_types()
 
 
 def supported_types() -> tuple[str, ...]:
-    """ggml's names of the tensor types that `read` loads."""
+    """Returns ggml's names of the tensor types that `read` can load."""
     return (*PLAIN, *formats.names())
 
 
 def read_info(cursor: Cursor, index: int) -> TensorInfo:
-    """The next description; `check_places` compares it with the file and the others."""
+    """Reads the next description; `check_places` compares it with the file and other tensors."""
     name = cursor.string(f"tensor {index}: name", MAX_NAME)
     if not name:
         cursor.fail(f"tensor {index}: name", "must not be empty")
@@ -124,7 +123,7 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
 def check_places(
     source: Source, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> None:
-    """Refuses tensors that are not aligned, leave the file or overlap."""
+    """Rejects tensors that are not aligned, not inside the file, or overlap."""
     available = max(source.size - data_start, 0)
     for info in tensors:
         field = f"tensor {info.name!r}: offset"

@@ -1,4 +1,4 @@
-"""GGUF's value types of metadata values that are written."""
+"""GGUF value types of the metadata that is written."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gguf.constants import GGUFValueType
 
 from .metadata import DTYPES, MAX_KEY
 
-# A Python value becomes the first type that holds it. llama.cpp reads integers as UINT32, but token
+# A Python value gets the first type that can hold it. llama.cpp reads integers as UINT32, but token
 # types as INT32.
 _SCALARS = ("BOOL", "STRING", "UINT32", "INT32", "UINT64", "INT64", "FLOAT32", "FLOAT64")
 _ELEMENTS = ("STRING", "BOOL", "INT32", "UINT32", "INT64", "UINT64", "FLOAT32", "FLOAT64")
-_EXACT = 1 << 53  # integers up to here are exact as floats
+_EXACT = 1 << 53  # integers up to this magnitude are exact as floats
 
 
 def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFValueType | None, Any]:
-    """The value type of a key, an array's element type, the value as Python's own.
+    """Returns a key's value type, an array's element type, and the value as Python objects.
 
-    A scalar keeps the type that its file gave it (`Metadata.types`) if the value still fits;
-    NumPy's scalars and arrays keep theirs. Else an integer becomes the first of UINT32, INT32,
-    UINT64 and INT64 that holds it (in a list INT32 before UINT32), and a float FLOAT32.
+    A scalar keeps its type in the file that it came from (`Metadata.types`) if the value still
+    fits; NumPy scalars and arrays keep theirs. Otherwise an integer gets the first of UINT32,
+    INT32, UINT64 and INT64 that holds it (in a list, INT32 before UINT32), and a float FLOAT32.
 
     Raises:
-      TypeError, ValueError: GGUF does not hold the value; the key is named.
+      TypeError, ValueError: GGUF cannot hold the value; the message names the key.
     """
     if not _is_text(key) or not 0 < len(key.encode()) <= MAX_KEY:
         raise ValueError(f"metadata key {key!r} must be text of 1 to {MAX_KEY} bytes")

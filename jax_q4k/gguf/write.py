@@ -1,4 +1,4 @@
-"""GGUF files written whole or not at all; `gguf.GGUFWriter` knows the format."""
+"""Writes GGUF files atomically; `gguf.GGUFWriter` encodes the format."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .value_types import typed
 
 @dataclasses.dataclass(frozen=True)
 class TensorPieces:
-    """A tensor that is made while it is written: `pieces()` is called once, when its turn comes."""
+    """A tensor that is produced while it is written; `write` calls `pieces()` once."""
 
     type: str  # ggml's name
     shape: tuple[int, ...]  # row-major
-    pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes: the tensor's, in order
+    pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes, in order
 
     @classmethod
     def of(cls, name: str, tensor: Any) -> TensorPieces:
-        """The pieces of a QuantizedArray, of an array or of TensorPieces.
+        """Makes a TensorPieces from a QuantizedArray, an array or TensorPieces.
 
-        Raises TypeError or ValueError naming the tensor.
+        Raises TypeError or ValueError with the tensor's name.
         """
         if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_NAME:
             raise ValueError(f"tensor name {name!r} must be text of 1 to {MAX_NAME} bytes")
@@ -77,27 +77,28 @@ def write(
     max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
-    """Writes a GGUF file of version 3, which then replaces the file at `path`.
+    """Writes a GGUF file of version 3, then atomically replaces the file at `path`.
 
-    A failure or an interruption leaves `path` as it was, and nothing beside it; a process that is
-    killed leaves the part it wrote there, `.HEX.gguf.partial`.
+    After a failure or an interruption, `path` is unchanged and no other file is left. A process
+    that is killed leaves its temporary file, `.HEX.gguf.partial`.
 
     Args:
-      metadata: must hold `general.architecture`. Values are bool, int, float, str, NumPy's scalars,
-        arrays with one axis, or lists of one of these kinds; `value_types.typed` says which type
-        each has in the file. Tensors are aligned to `general.alignment` bytes, 32 without it.
+      metadata: must contain `general.architecture`. Values are bool, int, float, str, NumPy
+        scalars, arrays with one axis, or lists of one of these kinds; `value_types.typed` gives
+        their types in the file. Tensors are aligned to `general.alignment` bytes, by default 32.
       tensors: name -> QuantizedArray, float32, float16 or bfloat16 array, or `TensorPieces`.
-      max_bytes: tensor data of a file; more goes into several, NAME-00001-of-00003.gguf, ... for a
-        `path` of NAME.gguf, as llama-gguf-split makes them. A larger tensor has one to itself.
-      progress: called with (bytes of tensor data written, bytes in all).
+      max_bytes: limit on the tensor data of a file. A larger model is split into files
+        NAME-00001-of-00003.gguf, ... for a `path` of NAME.gguf, as by llama-gguf-split. A tensor
+        above the limit has a file of its own.
+      progress: called with (bytes of tensor data written, total bytes).
 
     Returns:
       The files that were written.
 
     Raises:
-      TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it;
-        `max_bytes` is no positive integer, or makes more files than can be read. OSError: a file
-        cannot be written, naming it.
+      TypeError, ValueError: a key, value, name, type or shape that GGUF cannot hold, which the
+        message names; a `max_bytes` that is not a positive integer, or that makes more files than
+        can be read. OSError: a file cannot be written; the message names it.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -113,7 +114,7 @@ def write(
     paths = parts.names_for(path, len(groups))
     report = _Report(progress, sum(tensor.nbytes for tensor in described.values()))
     with contextlib.ExitStack() as stack:
-        # They are replaced in the opposite order, so that the first part is there when all are.
+        # The files are replaced in reverse order: once the first part exists, all parts do.
         partials = [stack.enter_context(replacing(file, ".gguf")) for file in paths]
         for number, (partial, names) in enumerate(zip(partials, groups, strict=True)):
             if len(groups) > 1:
@@ -133,14 +134,14 @@ def _check_max_bytes(max_bytes: Any) -> None:
 
 
 class _Report:
-    """What `progress` is told over all files: bytes of those before, and of the one at work."""
+    """Calls `progress` with the bytes of finished tensors plus those of the current one."""
 
     def __init__(self, progress: Callable[[int, int], object] | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0
         self(0)
 
     def __call__(self, written: int) -> None:
-        """written: bytes of the tensor at work."""
+        """Reports `written` bytes of the current tensor."""
         if self.progress is not None:
             self.progress(self.done + written, self.total)
 
@@ -153,13 +154,13 @@ def _write_file(
     tensors: Mapping[str, TensorPieces],
     report: _Report,
 ) -> None:
-    """One file, which `path` does not name for long."""
+    """Writes one file to a temporary path."""
     with contextlib.closing(_Writer(path, architecture)) as writer:
         writer.data_alignment = alignment
-        if "general.architecture" not in entries:  # as in parts behind the first
+        if "general.architecture" not in entries:  # as in all parts but the first
             writer.kv_data[0].clear()
         for key, (kind, element, value) in entries.items():
-            if key not in writer.kv_data[0]:  # as the architecture is, unless it is empty
+            if key not in writer.kv_data[0]:  # the writer has the architecture, unless it is empty
                 writer.add_key_value(key, value, kind, element)
         for name, tensor in tensors.items():
             writer.add_tensor_info(
@@ -176,7 +177,7 @@ def _write_file(
 
 
 class _Writer(gguf.GGUFWriter):
-    """Writes empty arrays too, which real files have."""
+    """Also writes empty arrays, which real files have."""
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
@@ -187,7 +188,7 @@ class _Writer(gguf.GGUFWriter):
 
 
 def _alignment(entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, Any]]) -> int:
-    """Bytes that tensors are aligned to."""
+    """Returns the alignment of tensors in bytes."""
     if "general.alignment" not in entries:
         return gguf.GGUF_DEFAULT_ALIGNMENT
     kind, _, value = entries["general.alignment"]

@@ -1,4 +1,4 @@
-"""The CPU's kernels: XLA FFI handlers in a shared library.
+"""Native CPU kernels: XLA FFI handlers in a shared library.
 
 The library is built when the package is installed.
 """
@@ -21,7 +21,7 @@ from ptx_kernels.formats.unpack import codebooks
 from ..errors import NativeUnavailableWarning
 from . import build, elf
 
-#: Name of each handler, without the prefix of its symbol and XLA target.
+#: Names of the handlers, without the prefix of symbols and XLA targets.
 HANDLERS = (
     "linear",
     "mlp",
@@ -38,13 +38,13 @@ HANDLERS = (
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)
 
-#: Environment variable that names the kernels to use, instead of the processor's best.
+#: Environment variable that names the kernel set to use, instead of the processor's best.
 VARIABLE = "JAX_Q4K_KERNELS"
 
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, its handlers registered, and "", or None and why there is none."""
+    """Loads the library and registers its handlers; returns it and "", or None and the reason."""
     path = library_path()
     if not path.exists():
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
@@ -54,7 +54,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()
-        # an editable installation is not built again when its sources change
+        # an editable installation is not rebuilt when its sources change
         if now and built != now:
             return (
                 None,
@@ -79,9 +79,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def prepare(format: str) -> None:
-    """Hands over ggml's code books before weights of a format that numbers their entries are used.
+    """Passes ggml's codebooks to the library, if the format's weights are codebook entries.
 
-    The package that they come from is imported then.
+    Imports the package that has the codebooks.
     """
     if format.startswith(("IQ1_", "IQ2_", "IQ3_")):
         _hand_over_code_books()
@@ -89,7 +89,7 @@ def prepare(format: str) -> None:
 
 @functools.cache
 def _hand_over_code_books() -> None:
-    """In the order of `CodeBooks` in kernels.h."""
+    """Copies the codebooks, in the order of `CodeBooks` in kernels.h."""
     library, _ = _load()
     if library is None:
         return
@@ -115,28 +115,28 @@ def _refusal(name: str, in_library: list[str]) -> str:
 
 
 def named() -> str | None:
-    """The kernels that $JAX_Q4K_KERNELS names, and so asks for; None: none."""
+    """Returns the kernel set that $JAX_Q4K_KERNELS names, or None."""
     return os.environ.get(VARIABLE) or None
 
 
 def library_path() -> Path:
-    """The path at which the library is built."""
+    """Returns the path of the library."""
     return Path(__file__).with_name(build.LIBRARY)
 
 
 def available() -> bool:
-    """True if the library is there and its handlers are registered."""
+    """Returns whether the library is loaded and its handlers are registered."""
     return _load()[0] is not None
 
 
 def problem() -> str:
-    """The reason that the library is not available, and a remedy; empty if it is."""
+    """Returns why the library is not available, with a remedy; empty if it is available."""
     return _load()[1]
 
 
 @functools.cache
 def warn_if_unavailable() -> None:
-    """Warns, once in a process, that plain JAX takes the place of the CPU's kernels.
+    """Warns once per process that plain JAX replaces the native kernels.
 
     The message says what is missing.
     """
@@ -146,25 +146,26 @@ def warn_if_unavailable() -> None:
 
 
 def kernels() -> str | None:
-    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None: no library.
+    """Returns the kernel set in use, or None without a library.
 
-    They are the processor's best, or those that $JAX_Q4K_KERNELS names.
+    It is `avx512`, `avxvnni`, `avx2`, `neon` or `portable`: the processor's best, or the one that
+    $JAX_Q4K_KERNELS names.
     """
     library, _ = _load()
     return None if library is None else library.jax_q4k_kernels().decode()
 
 
 def compiled() -> list[str]:
-    """The kernels that the library has; an old compiler may have left some out."""
+    """Returns the kernel sets in the library; an old compiler may have left some out."""
     library, _ = _load()
     return [] if library is None else library.jax_q4k_compiled().decode().split()
 
 
 def select(name: str) -> None:
-    """Uses the kernels of that name from now on, in the whole process: for tests and measurements.
+    """Switches the process to the kernel set of that name, for tests and measurements.
 
-    No program may be running: kernels do not read what others prepared. Raises ValueError if there
-    are none, or the processor cannot run them.
+    No program may be running: kernel sets do not read each other's prepared data. Raises ValueError
+    if there is no such set, or if the processor cannot run it.
     """
     library, why = _load()
     if library is None or not library.jax_q4k_select(name.encode()):
@@ -178,9 +179,9 @@ def call(
     aliases: Mapping[int, int] | None = None,
     **attributes: Any,
 ) -> list[jax.Array]:
-    """One call of a handler; `aliases`: operand -> the result that takes its place.
+    """Calls a handler; `aliases` maps an operand to the result that it becomes, in place.
 
-    Operands that do not fit are a JaxRuntimeError when the program runs.
+    Operands that do not fit raise a JaxRuntimeError when the program runs.
     """
     typed = {
         key: np.float32(value) if isinstance(value, float) else value
@@ -196,5 +197,5 @@ def call(
     return list(ffi_call(*operands, **typed))
 
 
-# At import: a program that was exported elsewhere may call the handlers before anything is lowered.
+# At import, since a program exported elsewhere may call the handlers before anything is lowered.
 _load()

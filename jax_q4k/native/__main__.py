@@ -1,4 +1,4 @@
-"""`python -m jax_q4k.native`: compiles the library of the CPU's kernels, later or again."""
+"""Compiles the library of native CPU kernels: `python -m jax_q4k.native`."""
 
 import argparse
 import sys

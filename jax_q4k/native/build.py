@@ -1,6 +1,6 @@
-"""Compiles the CPU's kernels, for `python -m jax_q4k.native` and for `pip install`.
+"""Compiles the native CPU kernels, for `python -m jax_q4k.native` and for `pip install`.
 
-`pip install` has JAX's headers alone.
+It needs JAX's headers alone, because `pip install` provides nothing else.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _FLAGS = [
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-ffp-contract=fast",  # GCC's default: also where an operator is a function
+    "-ffp-contract=fast",  # GCC's default; fuses across inlined operators, too
     "-Wall",
     "-Wextra",
 ]
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
-#: Machine -> its kernels: name and the flags that they need; `library.cpp` asks the processor for
-#: the very same.
+#: Machine -> kernel sets: name and required flags. `library.cpp` checks that the processor has the
+#: same features.
 _KERNELS = {
     "x86_64": {
         "avx512": [
@@ -50,20 +50,17 @@ _KERNELS = {
 
 
 def kernels() -> dict[str, list[str]]:
-    """This machine's kernels, the best first."""
+    """Returns this machine's kernel sets, the best first."""
     return _KERNELS.get(platform.machine(), {"portable": []})
 
 
 def compiler() -> list[str]:
-    """The C++ compiler's command."""
+    """Returns the C++ compiler's command."""
     return shlex.split(os.environ.get("CXX") or "c++")
 
 
 def fingerprint() -> str | None:
-    """A hash of the sources and of the flags that they are compiled with.
-
-    It is None where there are no sources.
-    """
+    """Returns a hash of the sources and of their compiler flags, or None without sources."""
     sources = sorted(path for path in _SOURCES.glob("*") if path.suffix in (".h", ".cpp"))
     digest = hashlib.sha256(repr((_FLAGS, kernels())).encode())
     for path in sources:
@@ -72,7 +69,7 @@ def fingerprint() -> str | None:
 
 
 def is_current(library: Path) -> bool:
-    """True of a library that was compiled from these sources with these flags."""
+    """Returns whether a library was compiled from these sources with these flags."""
     hash_now = fingerprint()
     return hash_now is not None and library.exists() and hash_now.encode() in library.read_bytes()
 
@@ -82,12 +79,12 @@ class BuildError(Exception):
 
 
 def headers() -> str:
-    """The folder of XLA's FFI headers, from the jaxlib that is installed.
+    """Returns the folder of XLA's FFI headers in the installed jaxlib.
 
-    Raises BuildError where there is no jaxlib.
+    Raises BuildError if there is no jaxlib.
     """
     try:
-        import jaxlib  # all that an installation has; jax.ffi.include_dir() looks at it, too
+        import jaxlib  # all that an installation has; jax.ffi.include_dir() uses it, too
     except ImportError as error:
         raise BuildError(f"no jaxlib, whose headers are needed: {error}") from error
     return str(Path(jaxlib.__file__).with_name("include"))
@@ -97,7 +94,7 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
     """Compiles the library to `target`.
 
     `flags` are added to the compiler's and the linker's, such as a sanitizer's. Returns the names
-    of the kernels that the compiler is too old for. Raises BuildError.
+    of the kernel sets that the compiler is too old for. Raises BuildError.
     """
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
@@ -145,16 +142,16 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
 
 
 def _knows(machine: Sequence[str], folder: Path) -> bool:
-    """True if the compiler takes these flags.
+    """Returns whether the compiler accepts these flags.
 
-    An old one may not, and makes a library without such kernels.
+    An old one may not; the library then lacks the kernel set.
     """
     empty = folder / "empty.cpp"
     empty.touch()
     try:
         _run([*compiler(), *machine, "-c", str(empty), "-o", str(folder / "empty.o")])
     except BuildError:
-        return not machine  # no compiler at all: what is always compiled says so
+        return not machine  # without any compiler, compiling the portable set reports the error
     return True
 
 

@@ -1,7 +1,7 @@
 """The handlers as functions of arrays.
 
-Operands have the order, and attributes the names, that the C++ handlers take. Callers have checked
-shapes and dtypes; what does not fit all the same is a JaxRuntimeError when the program runs.
+Operands have the order, and attributes the names, that the C++ handlers expect. Callers have
+checked shapes and dtypes; a mismatch raises a JaxRuntimeError when the program runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..arrays import QuantizedArray
 from ..arrays.indexed import Packed
 from . import call, prepare
 
-MAX_HEAD_DIM = 576  # of attention and of a delta net, keys and values; multiples of 16
+MAX_HEAD_DIM = 576  # of keys and values, in attention and delta nets; multiples of 16
 
 
 def linear(
@@ -33,11 +33,11 @@ def linear(
 ) -> list[jax.Array]:
     """Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] for each w.
 
-    With `activation`, the result is activation(first product) * second product.
+    With `activation`, the first product gates the second.
 
-    x float32 (m, k); weights (n_i, k) packed, each by itself or in a stack, or float; biases
-    (n_i,) float32; residual (m, n) float32.
-    `quantized`: x becomes q8_1, for packed weights alone.
+    x float32 (m, k); weights (n_i, k) packed, alone or in stacks, or float; biases (n_i,) float32;
+    residual (m, n) float32.
+    `quantized`: whether x is quantized to q8_1, only for packed weights.
     """
     given = [None] * len(weights) if biases is None else list(biases)
     m = x.shape[0]
@@ -72,13 +72,13 @@ def mlp(
     eps: float = 0.0,
     residual: jax.Array | None = None,
 ) -> jax.Array:
-    """Product with `down` of what `linear` gives for gate and up, [residual +] in front.
+    """[residual +] the product of `down` and `linear`'s gated result for gate and up.
 
-    Some rows of x go through all of it, then the next.
+    Some rows of x go through both products before the next rows.
 
     x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result
     float32 (m, n).
-    quantized: whether x becomes q8_1, and whether what goes into `down` does.
+    quantized: whether x, and whether the input of `down`, is quantized to q8_1.
     """
     m, n = x.shape[0], down.shape[0]
     return call(
@@ -120,7 +120,7 @@ def expert_mlp(
     x float32 (m, k); ids int32 and weights float32 (m, top); gate and up (experts, inner, k), down
     (experts, n, inner), packed or float; biases of gate, up and down float32 (experts, rows),
     down_scale (experts,); residual and the result float32 (m, n).
-    quantized: as `mlp` takes it, for packed weights alone.
+    quantized: see `mlp`; only for packed weights.
     """
     m, n = x.shape[0], down.shape[1]
     return call(
@@ -149,7 +149,7 @@ def expert_mlp(
 def expert_matmul(
     x: jax.Array, ids: jax.Array, w: QuantizedArray | jax.Array, *, quantized: bool
 ) -> jax.Array:
-    """Products with the matrices of each token's experts, float32 (m, top, n).
+    """Multiplies by the matrices of each token's experts: float32 (m, top, n).
 
     x float32 (m, k) or (m * top, k); ids int32 (m, top); w (experts, n, k), packed or float.
     """
@@ -170,9 +170,9 @@ def _format(w: Packed | jax.Array) -> str:
 
 
 def embedding(ids: jax.Array, w: Packed | jax.Array) -> jax.Array:
-    """Rows `ids`, int32 (count,), of w (n, k), packed or floats, as float32 (count, k).
+    """Looks up rows `ids`, int32 (count,), of w (n, k), packed or float: float32 (count, k).
 
-    An id outside w gives a row of NaN.
+    An id out of range gives a row of NaN.
     """
     struct = jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), jnp.float32)
     return call("embedding", [struct], ids, *jax.tree.leaves(w), format=_format(w))[0]
@@ -190,7 +190,8 @@ def paged_attention(
 ) -> jax.Array:
     """Attention of q, the first of `arrays`, over pages.
 
-    The arrays are the operands of the primitive `paged_attention`; value_dim: of latent pages.
+    The arrays are the operands of the primitive `paged_attention`. value_dim: width of the values
+    in latent pages, or None.
     """
     q = arrays[0]
     return call(
@@ -217,7 +218,7 @@ def causal_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> jax.Array:
-    """Attention of every token over its own past.
+    """Attention of every token over itself and those before it.
 
     q and k are float32 (batch, time, heads, head_dim), v and the result (batch, time, heads,
     value_dim), lengths int32 (batch,), sinks float32 (heads,).
@@ -244,10 +245,10 @@ def rope_append(
     eps: float = 0.0,
     keys: bool = False,
 ) -> list[Any]:
-    """The pages with k and v at their slots, in place of the old ones, then with `rope` q, rotated.
+    """Writes k and v to slots of the pages, in place; with `rope`, also returns the rotated q.
 
-    `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; without k, v,
-    slot_mapping; `latent`, without v and its pages. `keys`: the rotated k comes last.
+    `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; otherwise k, v,
+    slot_mapping; `latent`: without v and its pages. `keys`: also returns the rotated k, last.
     """
     results = [jax.ShapeDtypeStruct(page.shape, page.dtype) for page in pages]
     if rope:
@@ -279,12 +280,12 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -
 
 
 def has_heads(*dims: int) -> bool:
-    """True if there are kernels for heads of these sizes."""
+    """Returns whether there are kernels for heads of these sizes."""
     return all(dim % 16 == 0 and dim <= MAX_HEAD_DIM for dim in dims)
 
 
 def gated_delta_rule(*operands: jax.Array, scale: float, tiled: bool) -> list[jax.Array]:
-    """o and the state after the last token, in place of the old one.
+    """Returns o and the state after the last token, which is updated in place.
 
     The operands are those of the primitive `gated_delta_rule`.
     """
@@ -300,7 +301,7 @@ def gated_delta_rule(*operands: jax.Array, scale: float, tiled: bool) -> list[ja
 
 
 def gated_delta_step(*operands: jax.Array, eps: float, tiled: bool) -> list[jax.Array]:
-    """y, and columns and state in place of the old ones.
+    """Returns y, and columns and state, which are updated in place.
 
     The operands are those of the primitive `gated_delta_step`.
     """

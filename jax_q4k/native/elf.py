@@ -1,6 +1,6 @@
-"""The length of a shared library, as ELF's tables tell it.
+"""Length of a shared library according to its ELF tables.
 
-dlopen maps a file that was cut, by a full disk say, and the process dies of SIGBUS.
+dlopen maps a truncated file, for instance after a full disk, and the process then dies of SIGBUS.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-_IDENT = b"\x7fELF\x02\x01"  # of 64 bits, little-endian: that of every processor with kernels
-#: From byte 32: where the tables of segments and sections begin; bytes and number of entries.
+_IDENT = b"\x7fELF\x02\x01"  # 64 bits, little-endian, like every processor with kernels
+#: From byte 32: offsets of the tables of segments and sections; size and number of their entries.
 _TABLES = struct.Struct("<QQ I H HH HH H")
-#: Of a segment, from its byte 8: offset, two addresses, bytes in the file.
+#: A segment, from its byte 8: offset, two addresses, bytes in the file.
 _SEGMENT = struct.Struct("<QQQQ")
 
 
 def bytes_missing(path: Path) -> int:
-    """Bytes that a library lacks at its end, of those that its tables and segments claim.
+    """Returns how many bytes a library lacks at its end, according to its tables and segments.
 
-    0 where the file is complete, and of one that is no such library. Raises OSError.
+    Returns 0 for a complete file, and for one that is not such a library. Raises OSError.
     """
     with open(path, "rb") as file:
         header = file.read(64)

@@ -1,4 +1,4 @@
-"""New keys and values written into a cache's pages."""
+"""Writes new keys and values into the pages of a KV cache."""
 
 from __future__ import annotations
 
@@ -27,37 +27,36 @@ def append_kv(
     k_scales: Any = None,
     v_scales: Any = None,
 ) -> tuple[jax.Array, ...]:
-    """Writes k[t] and v[t] at slot slot_mapping[t] of the pages, rounded to the pages' dtype.
+    """Writes k[t] and v[t] to slot slot_mapping[t] of the pages, rounded to the pages' dtype.
 
-    Latent pages are a single array, of rows that hold keys and values; v_pages and v are None then.
+    A slot is page * page_size + offset. Slots below 0 (padding) and beyond the last page are
+    skipped. If two tokens have the same slot, it is not specified which one is kept. Donated pages
+    are updated in place.
 
-    A slot is page * page_size + offset. A slot below 0 is skipped (padding), and so is one beyond
-    the last page. Two tokens of one slot: which of them is kept is not specified. The updated pages
-    take the place of the old ones where those are donated.
+    Latent pages are a single array whose rows hold keys and values; v_pages and v are then None.
 
-    Tokens may come in groups, each with its part of the pages: slots (groups, tokens / groups)
-    count from the first slot of the group's part. Groups, and their pages, may be split over
-    devices.
+    Tokens may come in groups, each with its own part of the pages: slots (groups, tokens / groups)
+    count from the first slot of the group's part. Groups and their pages may be split over devices.
 
     Args:
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
-        int8 or float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a
-        multiple of 16, head_dim one of 32, 48, ..., 512. v_pages None: k_pages are latent, head_dim
+        int8 or float8_e4m3fn (saturating at its largest value, 448); page_size a multiple of 16,
+        head_dim one of 32, 48, ..., 512. If v_pages is None, k_pages are latent, and head_dim is
         one of 32, 64, ..., 576.
       k, v: (tokens, num_kv_heads, head_dim) float32, bfloat16 or float16.
       slot_mapping: (tokens,) integers, or (groups, tokens / groups).
-      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's
-        scale is its largest magnitude / 127, its int8 the values over that, rounded. Latent ones
-        have k_scales alone.
+      k_scales, v_scales: scales of int8 pages, (num_pages, num_kv_heads, page_size) float32. A
+        vector's scale is its largest magnitude / 127; its int8 values are value / scale, rounded.
+        Latent pages have only k_scales.
 
     Returns:
-      The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales); of
-      latent ones (k_pages,) or (k_pages, k_scales).
+      The updated (k_pages, v_pages), or (k_pages, v_pages, k_scales, v_scales) of int8; for latent
+      pages (k_pages,) or (k_pages, k_scales).
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
         beyond the last page.
-      NotImplementedError: a derivative is asked for; there is none.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     latent = v_pages is None
     if latent and v is not None:
@@ -79,12 +78,12 @@ def append_kv(
 
 
 def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
-    """Raises ValueError for a slot beyond the last page, where the slots can be looked at."""
+    """Raises ValueError for a slot beyond the last page, unless the slots are traced."""
     groups = slot_mapping.shape[0] if slot_mapping.ndim == 2 else 1
     slots = pages.shape[0] // groups * pages.shape[2]
     if not checks.is_concrete(slot_mapping):
         return
-    # by NumPy: what a traced program closes over is concrete too
+    # in NumPy, because arrays that a traced program closes over are concrete too
     highest = int(np.asarray(slot_mapping).max())
     if highest >= slots:
         raise ValueError(
@@ -92,7 +91,7 @@ def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
         )
 
 
-#: k_pages and v_pages or, latent, k_pages alone; then, of int8 ones, the scales of each.
+#: k_pages and v_pages, or latent k_pages alone; then, for int8, the scales of each.
 Pages = tuple[jax.Array, ...]
 #: New keys and values, or latent keys alone.
 Rows = tuple[jax.Array, ...]
@@ -103,7 +102,7 @@ def reference(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> Pages:
     num_pages, _, page_size, _ = pages[0].shape
     slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
     valid = (slot_mapping >= 0) & (slot_mapping < num_pages * page_size)
-    page = jnp.where(valid, slot_mapping // page_size, num_pages)  # a page beyond the last: dropped
+    page = jnp.where(valid, slot_mapping // page_size, num_pages)  # num_pages: dropped below
     offset = slot_mapping % page_size
     return tuple(
         old.at[page, :, offset].set(new, mode="drop")
@@ -112,9 +111,9 @@ def reference(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> Pages:
 
 
 def as_stored(rows: Rows, dtype: Any) -> list[jax.Array]:
-    """Rows of float32 as pages of that dtype hold them, rounded.
+    """Rounds float32 rows to the pages' dtype.
 
-    For int8 also the scales are returned, without head_dim.
+    For int8, also returns the scales, without head_dim.
     """
     if dtype == jnp.float8_e4m3fn:
         largest = float(jnp.finfo(dtype).max)  # beyond it, the conversion would give NaN
@@ -144,13 +143,13 @@ def ptx(launch: KernelCall, pages: Pages, rows: Rows, slot_mapping: jax.Array) -
 
 
 def native(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> list[jax.Array]:
-    """`append_kv` by the CPU's kernels, in place."""
+    """`append_kv` by the native kernels, in place."""
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     return calls.rope_append(pages, (*rows, slot_mapping), rope=False, latent=len(rows) == 1)
 
 
 def layout_names(slot_mapping: jax.Array) -> tuple[str, str, str]:
-    """Names of the axes of pages, new rows and slots; groups may be split with their pages."""
+    """Returns the axes of pages, new rows and slots; groups may be split with their pages."""
     return ("t h", "t h _", "t") if slot_mapping.ndim == 2 else ("_ h", "_ h _", "_")
 
 

@@ -1,6 +1,6 @@
-"""Attention of one query token per sequence, or of a piece of several.
+"""Attention of one query token per sequence, or of a chunk of tokens per sequence.
 
-It is the primitive behind `paged_attention` and `attention`.
+This is the primitive of `paged_attention` and `attention`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .op import KernelCall, Op
 class Operands(NamedTuple):
     """The primitive's operands.
 
-    `q`: (batch, num_heads, head_dim), or with `lengths`, of pieces, (batch, time, num_heads,
-    head_dim). `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables
-    (batch, num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes. `v`
-    None: the rows of `k` are latent, and begin with the values.
+    `q`: (batch, num_heads, head_dim), or with `lengths` chunks (batch, time, num_heads, head_dim).
+    `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
+    num_kv_heads, capacity, head_dim); int8 ones have scales with the first three axes. If `v` is
+    None, the rows of `k` are latent and begin with the values.
     """
 
     q: jax.Array
@@ -39,13 +39,13 @@ class Operands(NamedTuple):
     sinks: jax.Array | None
 
     def without_groups(self) -> Operands:
-        """The same with block tables (batch, pages_per_sequence)."""
+        """Returns the operands with block tables (batch, pages_per_sequence)."""
         if self.block_tables is None:
             return self
         return self._replace(block_tables=ungrouped(self.block_tables, 2, self.k.shape[0]))
 
     def seen_by_token(self) -> jax.Array:
-        """Of pieces: tokens up to each one, itself included, (batch, time); of padding none."""
+        """Returns how many tokens each token of a chunk sees, (batch, time); padding sees none."""
         assert self.lengths is not None
         lengths = jnp.clip(self.lengths, 0, self.q.shape[1])[:, None]
         steps = jax.lax.broadcasted_iota(jnp.int32, self.q.shape[:2], 1)
@@ -53,7 +53,7 @@ class Operands(NamedTuple):
         return jnp.where(steps < lengths, before + steps + 1, 0)
 
     def by_token(self) -> Operands:
-        """Every token of pieces as a sequence by itself."""
+        """Returns the operands with each token of a chunk as a sequence of its own."""
         if self.lengths is None or self.block_tables is None:
             return self
         return self._replace(
@@ -68,11 +68,11 @@ class Operands(NamedTuple):
         return self.block_tables is None
 
     def computed_in_float32(self) -> Operands:
-        """With q in float32, as the primitive takes it."""
+        """Returns the operands with q in float32, as the primitive takes it."""
         return self._replace(q=self.q.astype(jnp.float32))
 
     def given(self) -> list[jax.Array]:
-        """The arrays in the order in which kernels and handlers take them."""
+        """Returns the arrays in the order of the kernels' and handlers' arguments."""
         return [array for array in self if array is not None]
 
 
@@ -84,9 +84,9 @@ def checked(
     soft_cap: float | None,
     value_dim: int | None = None,
 ) -> tuple[Operands, dict[str, Any]]:
-    """The primitive's operands and parameters, checked beyond what arrays and windows alone say.
+    """Checks what remains after arrays and window; returns the primitive's operands and parameters.
 
-    `value_dim`: of latent rows, else None.
+    `value_dim`: width of the values in latent rows, or None.
     """
     num_kv_heads = operands.k.shape[1]
     *_, num_heads, head_dim = operands.q.shape
@@ -101,7 +101,7 @@ def checked(
 
 
 def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
-    """The attention of what `checked` gives; q's dtype and shape, as wide as values."""
+    """Runs attention on `checked`'s results; returns q's dtype and shape, as wide as the values."""
     if 0 in operands.q.shape[:-2]:
         return operands.q[..., : params["value_dim"]]
     out: jax.Array = op.bind(*operands.computed_in_float32(), **params)
@@ -120,7 +120,7 @@ def reference(
     keys, values, known = _tokens(given, value_dim)
 
     def attended(q: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Of q (batch, num_heads, head_dim), over so many tokens."""
+        """Attends with q (batch, num_heads, head_dim) to the first `lengths` tokens."""
         batch, num_kv_heads, capacity, _ = keys.shape
         lengths = jnp.clip(lengths, 0, capacity)[:, None]
         visible = (jnp.arange(capacity) < lengths) & known
@@ -137,8 +137,8 @@ def reference(
         if given.sinks is not None:
             logits = given.sinks.reshape(1, num_kv_heads, -1, 1)
             top = jnp.maximum(top, logits)
-        # Scores masked to -inf stay out of `exp`: -inf minus the -inf top of an empty sequence
-        # would be NaN.
+        # Scores masked to -inf stay out of `exp`: in an empty sequence top is -inf too, and their
+        # difference would be NaN.
         weights = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0)
         # 0 * NaN would be NaN
         seen_values = jnp.where(visible[:, None, :, None], values, 0.0)
@@ -156,9 +156,9 @@ def reference(
 
 
 def _tokens(given: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys and values, float32 (batch, num_kv_heads, capacity, width), and `known`.
+    """Returns keys and values, float32 (batch, num_kv_heads, capacity, width), and `known`.
 
-    `known` is bool (batch, capacity): which tokens lie in real pages.
+    `known`, bool (batch, capacity), marks tokens in valid pages.
     """
     rows = [given.k] if given.v is None else [given.k, given.v]
     floats = [r.astype(jnp.float32) for r in rows]
@@ -192,13 +192,13 @@ def launches(
     value_dim: int | None,
     output: str = "f32",
 ) -> list[jax.Array]:
-    """The primitive by one kernel, or two where splits of the contexts are no cluster.
+    """Launches one kernel, or two if the context is split without a cluster.
 
-    The tokens of pieces are rows: (batch * time, num_heads, width of values).
+    For chunks, the result has a row per token: (batch * time, num_heads, width of values).
 
-    output: of (rows, num_heads * head_dim), where head_dim is a multiple of 32: `q8_1`, what
-    `quantize_q8_1` makes of it, or `f16`, what `quantize_f16` does, where a block of the last
-    kernel has whole super-blocks; elsewhere that is q8_1, too.
+    output: f32, or a quantized (rows, num_heads * head_dim) if head_dim is a multiple of 32. `q8_1`
+    gives the results of `quantize_q8_1`. `f16` gives those of `quantize_f16` if a block of the last
+    kernel has complete super-blocks, otherwise q8_1.
     """
     from ptx_kernels.kernels.attention import (
         leaves_f16,
@@ -251,7 +251,7 @@ def launches(
 
 
 def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list[jax.Array]:
-    """The splits of rows, (rows, num_heads, splits, width of values), put together."""
+    """Merges the splits of rows, (rows, num_heads, splits, width of values)."""
     from ptx_kernels.kernels.attention import leaves_f16, merge_attention, merge_attention_rule
     from ptx_kernels.tuning import choose
 
@@ -266,9 +266,9 @@ def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list
 def _of_pieces(
     launch: KernelCall, given: Operands, capacity: int, options: dict[str, Any], output: str
 ) -> list[jax.Array]:
-    """Pieces' tokens by the kernel of prompts, which reads pages once for a tile of queries.
+    """Attends chunks by the prefill kernel, which reads pages once per tile of queries.
 
-    capacity: tokens that a window or a sequence's pages have room for.
+    capacity: capacity of the window, or of a sequence's pages, in tokens.
     """
     from ptx_kernels.kernels.attention import causal_attention, causal_attention_rule, split_keys
     from ptx_kernels.limits import PIECE_KEY_PARTS, PIECE_PARTS
@@ -322,7 +322,7 @@ def _of_pieces(
 
 
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
-    """The primitive by the CPU's kernels, to which every token is a sequence by itself."""
+    """The primitive by the native kernels, which take each token as a sequence of its own."""
     asked = Operands(*operands)  # type: ignore[arg-type]
     given = asked.without_groups().by_token()
     options = {"contiguous": given.contiguous, "sinks": given.sinks is not None}
@@ -331,14 +331,14 @@ def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
 
 
 def shapes(q: Any, *_: Any, value_dim: int | None, **__: Any) -> Any:
-    """The result: as q, or as wide as latent rows' values."""
+    """Shape of the result: q's, with the values' width for latent rows."""
     return jax.ShapeDtypeStruct((*q.shape[:-1], value_dim or q.shape[-1]), q.dtype)
 
 
 def layout(*operands: Any, **_: Any) -> Layout:
-    """Batch and heads; pages, which serve any sequence of their group, by groups and heads.
+    """Layout: batch and heads are split; pages serve any sequence of their group and split with it.
 
-    A single KV head lies whole on every device that has some of its query heads.
+    A single KV head is replicated on every device that has some of its query heads.
     """
     given = Operands(*operands)
     tables, heads = given.block_tables, "h" if given.k.shape[1] > 1 else "_"

@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over a contiguous cache."""
+"""Attention of one new token per sequence over a contiguous KV cache."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ def attention(
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first lengths[b] tokens of every sequence, in float32.
 
-    As `paged_attention`, with every sequence's keys and values in one run: what lies behind a
-    sequence's length, NaN included, does not matter.
+    Like `paged_attention`, but a sequence's keys and values are contiguous. Data beyond a
+    sequence's length has no effect, even NaN.
 
     Args:
       q: (batch, num_heads, head_dim) float32, bfloat16 or float16.
-      k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as `paged_attention` has
-        them.
+      k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as in `paged_attention`.
       lengths: (batch,) integers; a length beyond the capacity counts as the capacity.
       scale, window, soft_cap, sinks: see `paged_attention`.
-      k_scales, v_scales: of int8 k and v, (batch, num_kv_heads, capacity) float32.
+      k_scales, v_scales: scales of int8 k and v, (batch, num_kv_heads, capacity) float32.
 
     Returns:
       (batch, num_heads, head_dim) of q's dtype.
@@ -43,7 +42,7 @@ def attention(
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths
         out of range.
-      NotImplementedError: a derivative is asked for; there is none.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     k, v, k_scales, v_scales = checks.contiguous(k, v, k_scales, v_scales)
     batch, _, capacity, head_dim = k.shape

@@ -1,6 +1,6 @@
-"""Implementations of operations as data: which one runs where.
+"""Table of the implementations of operations, and the choice of one per platform.
 
-Lowering and `explain` both ask `decide`.
+Lowering and `explain` both call `decide`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import UnavailableError
 
 
 class Operation(Protocol):
-    """An operation's primitive and functions, as `Op` holds them; None: there is none."""
+    """An operation's primitive and functions, as in `Op`; None for a function that it lacks."""
 
     name: str
     primitive: jax.extend.core.Primitive
@@ -30,12 +30,12 @@ class Backend(NamedTuple):
     """An implementation: one row of `BACKENDS`.
 
     Attributes:
-      composition: the function of an Op that it runs; the reference where the Op has none.
-      platforms: where it runs: `cuda`, `cpu`, or `other`.
-      elsewhere: the end of the error on another platform.
-      launch: one kernel's launch, the first argument of the `ptx` composition.
-      by_callbacks: it runs in callbacks of Python. A program's are numbered, but not those in what
-        XLA's partitioner lowers: operands that automatic axes split are given to it whole.
+      composition: function of an Op that it runs; the reference if the Op lacks it.
+      platforms: platforms that it runs on: `cuda`, `cpu`, or `other`.
+      elsewhere: end of the error message on another platform.
+      launch: launches one kernel; first argument of the `ptx` composition.
+      by_callbacks: whether it runs in Python callbacks. A program numbers its callbacks, but not
+        those in what XLA's partitioner lowers, so operands split over automatic axes are gathered.
     """
 
     composition: Literal["reference", "native", "ptx"]
@@ -64,7 +64,7 @@ BACKENDS: dict[str, Backend] = {
     ),
 }
 
-#: Platform -> what runs where nobody asked: the first that is available.
+#: Platform -> its default implementations, in order of preference; the first available one runs.
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "cuda": ("ptx",),
     "cpu": ("native", "xla"),
@@ -73,12 +73,11 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
 
 
 class Decision(NamedTuple):
-    """The implementation of an operation on a platform, and who chose it.
+    """The implementation of an operation on a platform, and who selected it.
 
     Attributes:
-      error, problem: what keeps it from running, as lowering raises it and as a report says it;
-        None: it runs.
-      passed_over: the platform's first choice, which is not available; None: this is it.
+      error, problem: why it cannot run, as text of lowering's error and of a report; None: it can.
+      passed_over: the platform's preferred implementation if it is not available, else None.
     """
 
     implementation: str
@@ -89,12 +88,12 @@ class Decision(NamedTuple):
 
 
 def default_implementation(platform: str) -> str:
-    """The implementation that runs on `cuda`, `cpu` or `other` where nobody asked for one."""
+    """Returns the implementation that runs on `cuda`, `cpu` or `other` by default."""
     return next(name for name in DEFAULTS[platform] if not _is_passed_over(name))
 
 
 def decide(op: Operation, asked: str | None, platform: str) -> Decision:
-    """The implementation of `op` on a platform, where `asked` was selected, or None: nothing."""
+    """Decides which implementation of `op` runs; `asked` is the selected one, or None."""
     name = asked or default_implementation(platform)
     why = "asked for by name" if asked else f"the default on {platform}"
     backend, missing = BACKENDS[name], _missing(name)
@@ -110,9 +109,9 @@ def decide(op: Operation, asked: str | None, platform: str) -> Decision:
 
 
 def check_shapes(op: Operation, implementation: str, operands: Sequence[Any]) -> None:
-    """Raises UnavailableError for symbolic shapes, of `jax.export`: a kernel is built for one."""
+    """Raises UnavailableError for symbolic shapes of `jax.export`, since kernels are per shape."""
     if getattr(op, BACKENDS[implementation].composition) is None:
-        return  # XLA's
+        return  # XLA accepts symbolic shapes
     symbols = {str(n): None for aval in operands for n in aval.shape if not isinstance(n, int)}
     if symbols:
         raise UnavailableError(
@@ -123,9 +122,9 @@ def check_shapes(op: Operation, implementation: str, operands: Sequence[Any]) ->
 
 
 def composition(op: Operation, implementation: str, launch: KernelCall | None = None) -> Any:
-    """Function (*operands, **params) -> results of `op` by an implementation.
+    """Returns the function (*operands, **params) -> results of `op` in an implementation.
 
-    `launch` takes the place of the implementation's own.
+    `launch` replaces the implementation's own.
     """
     backend = BACKENDS[implementation]
     function = getattr(op, backend.composition)
@@ -140,10 +139,10 @@ def composition(op: Operation, implementation: str, launch: KernelCall | None = 
 def of_leaves(
     function: Callable[..., Any], tree: Any, params: dict[str, Any]
 ) -> Callable[..., list[Any]]:
-    """A function of operands as one of their leaves, to its results' leaves."""
+    """Turns a function of operands into one from operand leaves to result leaves."""
 
     def whole(*leaves: Any) -> list[Any]:
-        # A caller who wants no ranks promoted means the caller's own code.
+        # Callers who forbid rank promotion mean their own code.
         with jax.numpy_rank_promotion("allow"):
             return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves), **params))
 
@@ -151,10 +150,10 @@ def of_leaves(
 
 
 def _is_passed_over(implementation: str) -> bool:
-    """True if something else is the default: not where $JAX_Q4K_KERNELS names the CPU's kernels."""
+    """Returns whether a default is skipped: it is not available, nor named by $JAX_Q4K_KERNELS."""
     return _missing(implementation) is not None and not native.named()
 
 
 def _missing(implementation: str) -> str | None:
-    """The part that an implementation lacks here, such as the library of the CPU's kernels."""
+    """Returns what an implementation lacks here, such as the native library, or None."""
     return native.problem() if implementation == "native" and not native.available() else None

@@ -1,4 +1,4 @@
-"""Attention of a prompt: every token over itself and those before it."""
+"""Attention of a prompt: every token attends to itself and to those before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows
 
-#: Queries scored at a time in plain JAX: the scores take batch * num_heads * QUERY_BLOCK * time
+#: Queries scored at a time in plain JAX; their scores take batch * num_heads * QUERY_BLOCK * time
 #: floats.
 QUERY_BLOCK = 256
 
@@ -33,26 +33,25 @@ def causal_attention(
     soft_cap: float | None = None,
     sinks: Any = None,
 ) -> jax.Array:
-    """softmax(scale * q . K) V over each token's own past, in float32.
+    """softmax(scale * q . K) V of each token over itself and those before it, in float32.
 
-    Tokens at or beyond lengths[b] are padding: whatever they hold, the others' results are the
-    same. `ptx` and `sim` multiply floats as sums of bf16: of two, which leaves a relative error of
-    about 5e-6, or of three, as exact as float32, with `activations="f32"` (see `implementation`).
-    Heads and values that are no multiple of 16 wide, or wider than 256 (with `f32` than 192), are
-    left to plain JAX, as in `xla`.
+    Tokens at or beyond lengths[b] are padding and do not affect other tokens' results. `ptx` and
+    `sim` multiply floats as sums of bf16 terms: two, with a relative error of about 5e-6, or with
+    `activations="f32"` (see `implementation`) three, which is as exact as float32. Head and value
+    widths that are not a multiple of 16, or above 256 (192 for `f32`), run in plain JAX, as in
+    `xla`.
 
     Args:
       q: (batch, time, num_heads, head_dim) float32, bfloat16 or float16.
-      k, v: (batch, time, num_kv_heads, head_dim) of these dtypes; query head h uses head h //
+      k, v: (batch, time, num_kv_heads, head_dim) of these dtypes; query head h uses KV head h //
         (num_heads / num_kv_heads). v may have another last axis, value_dim.
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
-      window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
+      window: sliding window: a token sees the last `window` tokens, itself included; None: all.
       soft_cap, sinks: see `paged_attention`.
 
     Returns:
-      (batch, time, num_heads, value_dim) of q's dtype; what padding gets means nothing.
-      Differentiable.
+      (batch, time, num_heads, value_dim) of q's dtype; unspecified for padding. Differentiable.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
@@ -103,7 +102,7 @@ def reference(
     soft_cap: float | None,
     activations: str | None = None,
 ) -> jax.Array:
-    """`causal_attention` in plain JAX, whatever the activations."""
+    """`causal_attention` in plain JAX; `activations` has no effect."""
     batch, time, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     positions = jnp.arange(time)
@@ -120,7 +119,7 @@ def reference(
         if window is not None:
             seen &= positions > at[:, None] - window
         scores = jnp.where(seen, scores, -jnp.inf)
-        if sinks is not None:  # a key without a value
+        if sinks is not None:  # a sink is a key without a value
             logits = jnp.broadcast_to(
                 sinks.reshape(*scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1)
             )
@@ -151,7 +150,7 @@ def ptx(
     soft_cap: float | None,
     activations: str | None,
 ) -> jax.Array:
-    """`causal_attention` by two PTX kernels, or in plain JAX if there is none for the widths."""
+    """`causal_attention` by two PTX kernels, or in plain JAX for widths without a kernel."""
     from ptx_kernels.kernels.attention import causal_attention as causal_kernel
     from ptx_kernels.kernels.attention import causal_attention_rule, split_keys
     from ptx_kernels.tuning import choose
@@ -192,9 +191,9 @@ def native(
     activations: str | None = None,
     **params: Any,
 ) -> jax.Array:
-    """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for the widths.
+    """`causal_attention` by the native kernels, or in plain JAX for widths without a kernel.
 
-    All is float32, whatever the activations.
+    Computes in float32, whatever the activations.
     """
     if not calls.has_heads(q.shape[-1], v.shape[-1]):
         return reference(q, k, v, *others, **params)
@@ -207,7 +206,7 @@ _op = Op(
     shapes=lambda q, _, v, *__, **___: jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype),
     ptx=ptx,
     native=native,
-    vmap=functools.partial(by_rows, operands=4),  # examples are a larger batch
+    vmap=functools.partial(by_rows, operands=4),  # examples enlarge the batch
     derivative="reference",
     layout=lambda *_, **__: Layout((*["b _ h _"] * 3, "b", "h"), "b _ h _"),
 )

@@ -1,6 +1,6 @@
 """Argument checks that the operations share.
 
-A message names the argument, its value and the rule.
+A message contains the argument's name, its value and the rule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..arrays import QuantizedArray
 from ..arrays.indexed import IndexedArray, Packed
 from ..arrays.transposed import TransposedArray
 
-#: Dtypes of activations and of a cache's pages.
+#: Dtypes of activations and of KV-cache pages.
 FLOAT32: tuple[np.dtype, ...] = (float_types.F32.dtype,)
 FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(of.dtype for of in float_types.FLOATS)
 PAGE_DTYPES: tuple[np.dtype, ...] = tuple(of.dtype for of in float_types.PAGES)
@@ -29,7 +29,7 @@ _FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(n
 
 
 def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> jax.Array:
-    """`x` as an array of one of `dtypes`; TypeError otherwise."""
+    """Returns `x` as an array of one of `dtypes`; raises TypeError otherwise."""
     x = value(x)
     if isinstance(x, QuantizedArray):
         raise TypeError(f"{name} is a {x!r}; it must be a float array")
@@ -45,9 +45,9 @@ def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) 
 
 
 def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> np.dtype:
-    """`dtype` as one of `dtypes`; TypeError otherwise."""
+    """Returns `dtype` as one of `dtypes`; raises TypeError otherwise."""
     try:
-        checked = None if dtype is None else jnp.dtype(dtype)  # NumPy's None is float64
+        checked = None if dtype is None else jnp.dtype(dtype)  # NumPy takes None for float64
     except TypeError:
         checked = None
     if checked is None or checked not in dtypes:
@@ -57,31 +57,31 @@ def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYP
 
 
 def page_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
-    """`dtype` as one of PAGE_DTYPES, which a cache's pages may have; TypeError otherwise."""
+    """Returns `dtype` as one of PAGE_DTYPES, the types of KV-cache pages; else raises TypeError."""
     return float_dtype(name, dtype, PAGE_DTYPES)
 
 
 def int32_array(name: str, x: Any) -> jax.Array:
-    """Integers `x` as an int32 array, those beyond int32 as the nearest that it holds.
+    """Returns integers `x` as an int32 array; values beyond int32 are clamped.
 
-    Raises TypeError if `x` holds no integers.
+    Raises TypeError if `x` does not hold integers.
     """
     array = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name} has dtype {array.dtype}; it must hold integers")
     has, fits = jnp.iinfo(array.dtype), jnp.iinfo(jnp.int32)
-    if has.max > fits.max:  # a conversion alone would wrap: 2^32 + 3 to 3
+    if has.max > fits.max:  # conversion alone would wrap, 2^32 + 3 to 3
         array = array.clip(max(has.min, fits.min), fits.max)
     return jnp.asarray(array, jnp.int32)
 
 
 def value(x: Any) -> Any:
-    """The value of a Flax NNX variable; anything else as it is."""
+    """Returns the value of a Flax NNX variable; returns anything else unchanged."""
     return x.get_value() if hasattr(type(x), "get_value") else x
 
 
 def matrix(name: str, w: Any) -> QuantizedArray:
-    """`w` as a QuantizedArray of two axes."""
+    """Returns `w` as a QuantizedArray with two axes."""
     w = quantized(name, value(w))
     if w.ndim != 2:
         rule = "it must have two axes (n, k); products take one of a stack by index=, jax.vmap all"
@@ -90,7 +90,7 @@ def matrix(name: str, w: Any) -> QuantizedArray:
 
 
 def quantized(name: str, w: Any) -> QuantizedArray:
-    """`w` as a QuantizedArray of any number of axes."""
+    """Returns `w` as a QuantizedArray with any number of axes."""
     if isinstance(w, TransposedArray):
         raise TypeError(f"{name} is a transposed view, {w!r}; it must be the array itself, (n, k)")
     if not isinstance(w, QuantizedArray):
@@ -101,9 +101,9 @@ def quantized(name: str, w: Any) -> QuantizedArray:
 
 
 def weight(name: str, w: Any, index: Any = None) -> Packed | jax.Array:
-    """`w` as a packed or float matrix (n, k), or matrix `index` of a stack (layers, n, k)."""
+    """Returns `w` as a matrix (n, k), packed or float, or matrix `index` of such a stack."""
     w = value(w)
-    if isinstance(w, IndexedArray):  # checked before
+    if isinstance(w, IndexedArray):  # already checked
         return w
     packed = isinstance(w, (QuantizedArray, TransposedArray))
     if index is not None:
@@ -124,7 +124,7 @@ def weight(name: str, w: Any, index: Any = None) -> Packed | jax.Array:
 
 
 def weights(named: dict[str, Any], index: Any) -> dict[str, Any]:
-    """Each as `weight` has it; with `index` stacks of equally many layers."""
+    """Checks each by `weight`; with `index`, all stacks must have the same number of layers."""
     checked = {name: weight(name, w, index) for name, w in named.items()}
     if index is not None:
         (first, layers), *others = ((name, value(w).shape[0]) for name, w in named.items())
@@ -135,9 +135,9 @@ def weights(named: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def _layer(index: Any, layers: int) -> jax.Array:
-    """An index of one of so many layers, int32 ().
+    """Returns an index of one of the layers as int32 ().
 
-    IndexError for one that is out of range, if it is known at tracing.
+    Raises IndexError if it is out of range and known at tracing.
     """
     index = value(index)
     array = int32_array("index", index)
@@ -150,20 +150,20 @@ def _layer(index: Any, layers: int) -> jax.Array:
 
 
 def float32(name: str, x: Any, expected: tuple[int, ...], rule: str) -> jax.Array:
-    """`x` as a float32 array of that shape; `rule` says in names what is expected."""
+    """Returns `x` as a float32 array of that shape; `rule` describes the shape in names."""
     array = float_array(name, x)
     same_shape(name, array, expected, rule)
     return array.astype(jnp.float32)
 
 
 def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> None:
-    """Raises ValueError unless `array.shape == expected`; `rule` says in names what is expected."""
+    """Raises ValueError unless `array.shape == expected`; `rule` describes the shape in names."""
     if tuple(array.shape) != expected:
         raise ValueError(f"{name} has shape {tuple(array.shape)}; it must be {rule} = {expected}")
 
 
 def epsilon(name: str, eps: Any) -> float:
-    """The addend of a mean square: finite in float32 and at least 0; ValueError otherwise."""
+    """Checks a norm's epsilon: finite in float32 and at least 0; raises ValueError otherwise."""
     if eps is None:
         raise ValueError(f"{name}=None must be a number where there is a norm's weight")
     value = number(name, eps)
@@ -173,7 +173,7 @@ def epsilon(name: str, eps: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """A factor of scores: positive and finite in float32; ValueError otherwise."""
+    """Checks a factor of scores: positive and finite in float32; raises ValueError otherwise."""
     checked = number(name, value)
     if not _FLOAT32_TINY <= checked <= _FLOAT32_MAX:
         raise ValueError(f"{name}={checked} must be positive and finite in float32")
@@ -181,9 +181,9 @@ def positive(name: str, value: Any) -> float:
 
 
 def number(name: str, value: Any) -> float:
-    """Number `value` as a Python float.
+    """Returns number `value` as a Python float.
 
-    Raises TypeError for what is no number, or is only known when the program runs.
+    Raises TypeError for other types, and for a value that is not known at tracing.
     """
     try:
         if not isinstance(value, (str, bytes)):
@@ -198,9 +198,9 @@ def number(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """Integer `value` as a Python int.
+    """Returns integer `value` as a Python int.
 
-    Raises TypeError for what is no integer, or is only known when the program runs.
+    Raises TypeError for other types, and for a value that is not known at tracing.
     """
     try:
         if not isinstance(value, bool):
@@ -213,14 +213,14 @@ def integer(name: str, value: Any) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False as a bool; TypeError otherwise."""
+    """Returns True or False as a bool; raises TypeError for other types."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} must be True or False")
     return bool(value)
 
 
 def window(value: Any) -> int | None:
-    """The number of a context's tokens that are seen: a positive int32, or None, all."""
+    """Checks a sliding window in tokens: a positive int32, or None for no window."""
     if value is None:
         return None
     checked = integer("window", value)
@@ -232,7 +232,7 @@ def window(value: Any) -> int | None:
 def pages(
     k_pages: Any, v_pages: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Pages of a cache, of one of PAGE_DTYPES, and int8's scales.
+    """Checks pages of a cache, of one of PAGE_DTYPES, and the scales of int8.
 
     Pages are (num_pages, num_kv_heads, page_size, head_dim).
     """
@@ -245,7 +245,7 @@ def pages(
 def latent_pages(
     k_pages: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, None, jax.Array | None, None]:
-    """Pages of keys that hold values, too, of one of PAGE_DTYPES, and int8's scales; as `pages`."""
+    """Checks latent pages, whose rows hold keys and values; otherwise like `pages`."""
     k_pages = _keys("k_pages", k_pages, _PAGE_AXES, LATENT_DIMS)
     _page_axes(k_pages)
     if v_scales is not None:
@@ -265,7 +265,7 @@ def _page_axes(k_pages: jax.Array) -> None:
 
 
 def value_dim(value: Any, head_dim: int) -> int:
-    """The first elements of a latent row that are its values: a multiple of 32 of the head_dim."""
+    """Checks the number of a latent row's first elements that are values: a multiple of 32."""
     checked = integer("value_dim", value)
     if checked not in LATENT_DIMS or checked > head_dim:
         raise ValueError(
@@ -278,7 +278,7 @@ def value_dim(value: Any, head_dim: int) -> int:
 def contiguous(
     k: Any, v: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Keys and values, of one of PAGE_DTYPES, and int8's scales.
+    """Checks keys and values, of one of PAGE_DTYPES, and the scales of int8.
 
     Keys and values are (batch, num_kv_heads, capacity, head_dim).
     """
@@ -309,7 +309,7 @@ def _keys(name: str, k: Any, axes: str, head_dims: tuple[int, ...]) -> jax.Array
 
 
 def _scales(name: str, rows: jax.Array, given: dict[str, Any]) -> dict[str, jax.Array | None]:
-    """Checked scales of int8 rows, by their names; None of others."""
+    """Checks the scales of int8 rows, by name; other rows must have None."""
     if rows.dtype != jnp.int8:
         for scales_name, scales in given.items():
             if scales is not None:
@@ -324,7 +324,7 @@ def _scales(name: str, rows: jax.Array, given: dict[str, Any]) -> dict[str, jax.
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
-    """Queries, floats (count, num_heads, head_dim).
+    """Checks queries: floats (count, num_heads, head_dim).
 
     A `count` of None allows any. `axis` names the first axis in messages.
     """
@@ -334,7 +334,7 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
 
 
 def queries(q: Any, head_dim: int) -> jax.Array:
-    """Queries, floats (batch, num_heads, head_dim) or (batch, time, num_heads, head_dim)."""
+    """Checks queries: floats (batch, num_heads, head_dim) or (batch, time, num_heads, head_dim)."""
     q = float_array("q", q)
     of_tokens = q.shape if q.ndim != 4 else (q.shape[0], *q.shape[2:])
     _heads_of_queries(q, of_tokens, "batch", None, head_dim)
@@ -344,7 +344,7 @@ def queries(q: Any, head_dim: int) -> jax.Array:
 def _heads_of_queries(
     q: jax.Array, shape: tuple[int, ...], axis: str, count: int | None, head_dim: int
 ) -> None:
-    """Raises ValueError unless `shape`, q's but for an axis of time, is that of `query`."""
+    """Raises ValueError unless `shape`, q's without time, is (count, num_heads, head_dim)."""
     if len(shape) != 3 or shape[-1] != head_dim or count not in (None, shape[0]):
         first = axis if count is None else f"{axis}={count}"
         raise ValueError(
@@ -355,7 +355,7 @@ def _heads_of_queries(
 
 
 def v_heads(num_v_heads: int, num_k_heads: int) -> int:
-    """The heads of a delta net's values: a multiple of those of its keys; ValueError otherwise."""
+    """Checks that a delta net's value heads are a multiple of its key heads; else ValueError."""
     if num_v_heads < 1 or num_v_heads % num_k_heads:
         raise ValueError(
             f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
@@ -364,7 +364,7 @@ def v_heads(num_v_heads: int, num_k_heads: int) -> int:
 
 
 def sinks(logits: Any, num_heads: int) -> jax.Array | None:
-    """Attention sinks, float32 (num_heads,), or None."""
+    """Checks attention sinks: float32 (num_heads,), or None."""
     if logits is None:
         return None
     logits = float_array("sinks", logits).astype(jnp.float32)
@@ -375,9 +375,9 @@ def sinks(logits: Any, num_heads: int) -> jax.Array | None:
 def new_tokens(
     rows: dict[str, Any], slot_mapping: Any, pages: jax.Array
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Keys and values (`rows`, by their names) and slots of a step's tokens, to go into such pages.
+    """Checks a step's new keys and values (`rows`, by name) and their slots in the pages.
 
-    Keys and values become float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,) or
+    Returns keys and values as float32 (tokens, num_kv_heads, head_dim), slots as int32 (tokens,) or
     (groups, tokens / groups).
     """
     slot_mapping = slots(slot_mapping, pages)
@@ -387,7 +387,7 @@ def new_tokens(
 
 
 def slots(slot_mapping: Any, pages: jax.Array) -> jax.Array:
-    """Slots of new tokens in such pages, int32 (tokens,) or (groups, tokens / groups)."""
+    """Checks slots of new tokens in the pages: int32 (tokens,) or (groups, tokens / groups)."""
     slot_mapping = int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim not in (1, 2):
         shapes = "(tokens,) or (groups, tokens / groups)"
@@ -398,7 +398,7 @@ def slots(slot_mapping: Any, pages: jax.Array) -> jax.Array:
 
 
 def page_groups(name: str, ids: jax.Array, pages: jax.Array) -> int:
-    """The groups of ids (groups, ...); the pages must come in as many equal parts."""
+    """Returns the number of groups of ids (groups, ...); it must divide the number of pages."""
     groups = ids.shape[0]
     if not groups or pages.shape[0] % groups:
         raise ValueError(
@@ -409,7 +409,7 @@ def page_groups(name: str, ids: jax.Array, pages: jax.Array) -> int:
 
 
 def is_concrete(*arrays: Any) -> bool:
-    """True if the values can be looked at now, which is not so while a program is traced."""
+    """Returns whether the values can be inspected now, which they cannot under tracing."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 

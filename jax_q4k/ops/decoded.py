@@ -1,10 +1,10 @@
-"""Products of decoded weights: kernels make float16 of weights and activations, XLA multiplies.
+"""Products with decoded weights: kernels make weights and activations float16, XLA multiplies.
 
-What `gemm` is for many rows of activations, where XLA's own product (cuBLAS) is faster than kernels
-that unpack weights as they go, by more than the decoding takes.
+Replaces `gemm` for many rows of activations if XLA's own product (cuBLAS) beats kernels that unpack
+weights in the product by more than the decoding takes.
 
-Nothing overflows: each row of weights and of activations is over a power of two of its own, and
-results are multiplied by both.
+Nothing overflows: each row of weights and of activations is divided by a power of two, and results
+are multiplied by both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from . import dequantize, rms_norm
 from .gates import ACTIVATION_FUNCTIONS
 from .op import KernelCall
 
-#: float16 that are summed up in float32 use all of its range; in products that are float16
-#: themselves, sums of up to 32768 columns of values below 1 do not overflow.
+#: Bounds of the scaled values, by result type. float16 values that are accumulated in float32 can
+#: use float16's full range. For float16 results, values are below 1, so that sums of up to 32768
+#: columns do not overflow.
 _BELOW = {jnp.float32: 1 << 15, jnp.float16: 1}
 
 
 class Rows(NamedTuple):
-    """Activations: float16 values (m, k), and what each row is over, float32 (m,)."""
+    """Activations: float16 values (m, k), and each row's scale, float32 (m,)."""
 
     values: jax.Array
     scale: jax.Array
@@ -41,10 +42,10 @@ def takes(
     gated: bool = False,
     launched: bool = False,
 ) -> bool:
-    """True if XLA multiplies m rows of activations by these, decoded.
+    """Returns whether XLA should multiply m rows of activations by these weights, decoded.
 
-    `gated`: the product of the first gates that of the second. `launched`: the answer decides on
-    launches, and is recorded with them.
+    `gated`: the first product gates the second. `launched`: the answer decides on launches, and is
+    recorded with them.
     """
     from ptx_kernels.kernels.gemm import FEW_ROWS, decoded_products_rule
     from ptx_kernels.tuning import choose, decide
@@ -70,15 +71,15 @@ def products(
 ) -> list[Any]:
     """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, float32.
 
-    With `activation`: that of the first product, times the second; `output` rows: as Rows.
+    With `activation`, the first product gates the second. With `output` rows, the result is Rows.
     """
-    # A gate's products are float16: half the memory, and no less precise than what is made of them.
+    # A gate's products are float16: half the memory, and as precise as the Rows made from them.
     dtype = jnp.float16 if activation else jnp.float32
     if not isinstance(x, Rows):
         x = _rows(launch, x, norm_weight, eps, _BELOW[dtype])
     factors = []
     for w in weights:
-        # Or XLA joins products of the same activations, for which it copies the weights.
+        # Without the barrier XLA joins products of the same activations, and copies their weights.
         values, w = jax.lax.optimization_barrier((x.values, w))
         decoded, scale = dequantize.scaled(launch, w, _BELOW[dtype])
         factors.append((_dot(values, decoded, dtype), scale))
@@ -94,14 +95,14 @@ def products(
 
 
 def _dot(x: jax.Array, w: jax.Array, dtype: Any) -> jax.Array:
-    """Product of float16 x (m, k) and w (n, k) transposed, summed up in float32."""
+    """Multiplies float16 x (m, k) by w (n, k) transposed, accumulated in float32."""
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
 def _rows(
     launch: KernelCall, x: jax.Array, norm_weight: jax.Array | None, eps: float, below: int
 ) -> Rows:
-    """[rms_norm](x) over a power of two for each row that brings it below `below`."""
+    """Divides each row of [rms_norm](x) by the power of two that brings it below `below`."""
     from ptx_kernels.kernels.f16_rows import MAX_NORMALIZED, f16_rows, f16_rows_rule
     from ptx_kernels.tuning import choose
 
@@ -122,7 +123,7 @@ def _gated_rows(
     factors: Sequence[tuple[jax.Array, jax.Array]],
     activation: str,
 ) -> Rows:
-    """The gate of two products (m, n), each with its scales (n,)."""
+    """Gates one of two products (m, n) by the other; each has scales (n,)."""
     from ptx_kernels.kernels.f16_rows import f16_rows, f16_rows_rule
     from ptx_kernels.tuning import choose
 

@@ -1,4 +1,4 @@
-"""Packed weights as floats."""
+"""Decodes packed weights to floats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .op import KernelCall, Op
 
 
 def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """Weights of `w` as floats.
+    """Decodes the weights of `w` to floats.
 
-    They are ggml's values exactly in float32, rounded to nearest in other dtypes. Subnormal weights
-    (MXFP4 has some, below 2^-126) are kept; XLA's own arithmetic on a CPU takes them for zero, so
-    that products by plain JAX lack them.
+    In float32 they equal ggml's values exactly; other dtypes are rounded to nearest. Subnormal
+    weights (MXFP4 has some, below 2^-126) are kept. XLA's own arithmetic on a CPU flushes them to
+    zero, so products in plain JAX lack them.
 
     Args:
       w: QuantizedArray (n, k).
@@ -33,7 +33,8 @@ def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
       (n, k) of `dtype`.
 
     Raises:
-      TypeError: `w` is no QuantizedArray, or another dtype. ValueError: `w` has not two axes.
+      TypeError: `w` is not a QuantizedArray, or a dtype that is not listed. ValueError: `w` does
+        not have two axes.
     """
     w = checks.matrix("w", w)
     dtype = checks.float_dtype("dtype", dtype)
@@ -55,7 +56,7 @@ def ptx(launch: KernelCall, w: Packed, *, dtype: Any) -> jax.Array:
 
 
 def scaled(launch: KernelCall, w: Packed, below: int) -> tuple[jax.Array, jax.Array]:
-    """Weights as float16 (n, k) over scales, and the scales, bfloat16 (n,), by a PTX kernel.
+    """Decodes weights by a PTX kernel to float16 (n, k) and scales of the rows, bfloat16 (n,).
 
     A scale is the power of two that brings its row's largest magnitude below `below`, and not below
     half of it.

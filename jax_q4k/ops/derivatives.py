@@ -1,4 +1,4 @@
-"""Derivatives of an operation: none, those of a composition, or an operation that is linear."""
+"""Derivative of an operation: none, a composition's, or that of a linear operation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Params = dict[str, Any]
 
 
 class Linear(NamedTuple):
-    """The derivative of an operation of one result that is linear in each operand of floats.
+    """Derivative of an operation with one result that is linear in each float operand.
 
-    The tangent is the operation itself, so it has derivatives in turn. Operands of integers are
-    constants: uint8 planes, say, whose tangents are always zero.
+    The tangent is the operation itself, so it has derivatives in turn. Integer operands, such as
+    uint8 planes, are constants: their tangents are always zero.
 
     Attributes:
-      tangent: parameters -> those of the result's tangent as a function of an operand's.
-      transpose: parameters that `tangent` gave -> those of the operation that is its transpose, of
+      tangent: parameters -> parameters of the result's tangent as a function of an operand's.
+      transpose: parameters from `tangent` -> parameters of the operation that is the transpose in
         the first operand. None: the reference's transpose.
     """
 
@@ -34,11 +34,11 @@ class Linear(NamedTuple):
 
 
 def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> None:
-    """Gives `op` its derivative; None: asking for one raises NotImplementedError.
+    """Sets the derivative of `op`; with None, differentiation raises NotImplementedError.
 
-    A function is a composition of differentiable operations with the same meaning. Its values are
-    taken where a derivative is asked for: the derivative needs those in between, which the
-    operation itself would compute a second time.
+    A function is a composition of differentiable operations with the same meaning. Differentiation
+    also takes the values from it: the derivative needs its intermediate values, which the operation
+    itself would compute a second time.
     """
     if isinstance(derivative, Linear):
         ad.primitive_jvps[op.primitive] = functools.partial(_linear_jvp, op, derivative)
@@ -63,7 +63,7 @@ def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> Non
 def _own_jvp(
     rule: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> Any:
-    """A rule that sees no weights that are prefetched."""
+    """Calls a JVP rule without the weights that are only prefetched."""
     primals, params = own(primals, params["tree"], params)
     return rule(primals, tangents[: len(primals)], **params)
 
@@ -71,7 +71,7 @@ def _own_jvp(
 def _own_transpose(
     rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
 ) -> list[Any]:
-    """As `_own_jvp`; weights that are prefetched have no cotangents."""
+    """Calls a transpose rule in the same way; prefetched weights have no cotangents."""
     given, params = own(operands, params["tree"], params)
     return [*rule(cotangents, *given, **params), *[None] * (len(operands) - len(given))]
 
@@ -132,7 +132,7 @@ def _transpose_of(
     try:
         transpose = jax.linear_transpose(function, *(operands[i].aval for i in linear))
         found = transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents])
-    except (NotImplementedError, AssertionError, TypeError) as error:  # of one of the steps
+    except (NotImplementedError, AssertionError, TypeError) as error:  # raised by a step
         raise NotImplementedError(
             f"{op.name}: jax.linear_transpose takes functions that are linear, and this one is not "
             "in the operands that it is asked for; use jax.vjp"
@@ -147,7 +147,7 @@ def _varied(
     operands: Sequence[Any],
     params: Params,
 ) -> Callable[..., list[Any]]:
-    """The composition as a function of some of the operands' leaves, the implementation kept."""
+    """Returns the composition, with its implementation, as a function of some operands' leaves."""
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
     whole = of_leaves(composition, params["tree"], plain)
 

@@ -1,4 +1,4 @@
-"""Rows of a packed table, decoded on lookup."""
+"""Embedding lookup that decodes rows of a packed table."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from .vmaps import by_reference
 
 
 def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """Rows `ids` of `w` as floats; only those rows are decoded.
+    """Returns rows `ids` of `w` as floats; decodes only those rows.
 
-    An id outside 0..vocab-1 gives a row of NaN, and an error of `checkify.index_checks`.
+    An id outside 0..vocab-1 gives a row of NaN, and an error under `checkify.index_checks`.
 
     Args:
       ids: (...,) integers.
-      w: QuantizedArray (vocab, k), or a float array (vocab, k), in which it is differentiable.
+      w: QuantizedArray (vocab, k), or a float array (vocab, k). Differentiable in a float array.
       dtype: float32, bfloat16 or float16.
 
     Returns:
       (..., k) of `dtype`.
 
     Raises:
-      TypeError: ids that are no integers, another dtype. ValueError: `w` has not two axes.
+      TypeError: ids that are not integers, or a dtype that is not listed. ValueError: `w` does not
+        have two axes.
     """
     ids = checks.int32_array("ids", ids)
     dtype = checks.float_dtype("dtype", dtype)
@@ -56,7 +57,7 @@ def reference(ids: jax.Array, w: QuantizedArray, *, dtype: Any) -> jax.Array:
     inside = jnp.clip(ids, 0, vocab - 1)
     if isinstance(ids.shape[0], int):
         rows = block.decode(tuple(plane[inside] for plane in w.planes), jnp)
-    else:  # XLA finds no size for the bits of symbolically many rows
+    else:  # XLA cannot bitcast a symbolic number of rows
         rows = block.decode(w.planes, jnp)[inside]
     return _nan_outside(ids, vocab, rows.astype(dtype))
 
@@ -73,7 +74,7 @@ def ptx(launch: KernelCall, ids: jax.Array, w: QuantizedArray, *, dtype: Any) ->
 
 
 def native(ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
-    """`embedding` of ids (count,) by the CPU's kernels.
+    """`embedding` of ids (count,) by the native kernels.
 
     XLA's gather of bfloat16 would make a float32 copy of a float table.
     """
@@ -104,7 +105,7 @@ def _layout(*_: Any, **__: Any) -> Layout:
 
 
 def _split(parts: Parts, call: Any, ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
-    """Each device looks up the ids of its own rows of the table."""
+    """Looks up the ids that lie in each device's own rows of the table, and sums over devices."""
     op = _op if isinstance(w, QuantizedArray) else _float_op
     own, vocab = w.shape[0], w.shape[0] * parts.count("v")
     local = ids - parts.index("v") * own

@@ -1,6 +1,6 @@
-"""Products by experts as launches: of few tokens by mat-vecs, of more on tensor cores.
+"""Launches of expert (MoE) products: mat-vecs for few tokens, tensor cores for more.
 
-Which matrix is whose, the kernels read in device memory: the host never sees an id.
+Kernels read the expert ids from device memory; the host never sees them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_CHOICES = 65535  # blocks along a grid's second axis
 
 
 def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
-    """True if mat-vecs multiply so many tokens' choices by these stacks (experts, n, k).
+    """Returns whether mat-vecs multiply this many tokens' choices by these stacks (experts, n, k).
 
-    They read a matrix once per choice. Beyond eight tokens that is as little as can be while most
-    experts have one choice at most.
+    They read a matrix once per choice. Beyond eight tokens this is minimal as long as most experts
+    are chosen at most once.
     """
     if not all(isinstance(w, QuantizedArray) for w in weights):
         return False
@@ -34,7 +34,7 @@ def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
 
 
 class Router(NamedTuple):
-    """A choice of experts that the first product makes itself.
+    """Routing inputs for a first product that selects the experts itself.
 
     logits: (m, experts); bias: (experts,) or None; routing: a `Routing` of the kernels.
     """
@@ -57,18 +57,18 @@ def products(
     activations: str | None = None,
     output: Literal["f32", "q8_1"] = "f32",
 ) -> list[jax.Array]:
-    """[rms_norm](x) @ w[id].T of every choice, of one stack or of two that gate each other.
+    """[rms_norm](x) @ w[id].T of every choice, for one stack or for a gate and an up stack.
 
-    A launch that normalizes, or quantizes a very long row, goes before it where the mat-vec's
-    prologue does not.
+    A separate launch normalizes, or quantizes a very long row, if the mat-vec's prologue does not.
 
     Args:
-      x: (m, k); ids: int32 (m, top), or of two stacks a Router.
-      weights: of shape (experts, n, k); biases: (experts, n) of each or None, of two stacks.
+      x: (m, k); ids: int32 (m, top), or a Router for two stacks.
+      weights: stacks of shape (experts, n, k); biases: for two stacks, (experts, n) of each or
+        None.
 
     Returns:
-      (m * top, n) float32, or of output q8_1 what `quantize_q8_1` makes of it. Of a Router, ids
-      (m, top) and weights (m, top) before it.
+      (m * top, n) float32, or with output q8_1 the results of `quantize_q8_1`. With a Router, ids
+      (m, top) and weights (m, top) come first.
     """
     from ptx_kernels.kernels.matvec import expert_matvec_rule, gated_matvec, matvec
     from ptx_kernels.tuning import choose
@@ -117,7 +117,7 @@ def mixture(
     residual: jax.Array | None,
     exact: bool,
 ) -> jax.Array:
-    """residual + the sum of each token's choices, weight * (scale * (down[id] @ h) + bias): (m, n).
+    """residual + the sum over choices of weight * (scale * (down[id] @ h) + bias), float32 (m, n).
 
     Args:
       h: (m * top, k) float32 if `exact`, else as q8_1.
@@ -146,7 +146,7 @@ def mixture(
 
 
 def groups(weights: Sequence[Any], activations: str | None) -> bool:
-    """True if tensor cores multiply any number of tokens' choices by these stacks, as q8_1."""
+    """Returns whether tensor cores multiply any number of choices by these stacks, as q8_1."""
     from ptx_kernels.kernels.gemm import stackable
 
     return activations != "f32" and all(
@@ -158,10 +158,10 @@ def groups(weights: Sequence[Any], activations: str | None) -> bool:
 
 
 def grouped(launch: KernelCall, x: jax.Array, ids: jax.Array, w: QuantizedArray) -> jax.Array:
-    """x @ w[id].T of every choice, float32 (m, top, n), zeros where an id names no expert.
+    """x @ w[id].T of every choice, float32 (m, top, n); zeros where an id is out of range.
 
-    Rows are quantized once, and gathered sorted by expert; an expert's rows are then tiles of one
-    product. XLA sorts, gathers, and puts the results back in their places.
+    Rows are quantized once and gathered in the order of the experts; each expert's rows are then
+    tiles of one product. XLA sorts, gathers, and restores the order of the results.
 
     Args:
       x: (m, k), or (m, top, k) with a row for each choice; ids: int32 (m, top).
@@ -182,7 +182,7 @@ def grouped(launch: KernelCall, x: jax.Array, ids: jax.Array, w: QuantizedArray)
 
 
 def _tiles(ids: jax.Array, experts: int, m_tile: int) -> tuple[jax.Array, jax.Array]:
-    """Order of the choices (slots,) by expert, those of none last; tiles as `gemm` takes them."""
+    """Returns the choices (slots,) in expert order, invalid ids last, and the tiles for `gemm`."""
     from ptx_kernels.kernels.gemm import tile_count
 
     slots = ids.shape[0]

@@ -1,4 +1,4 @@
-"""Activations times the matrices of chosen experts."""
+"""Multiplies activations by the matrices of chosen experts."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from .vmaps import by_examples, by_rows
 def expert_matmul(x: Any, w: Any, ids: Any, *, activations: str | None = None) -> jax.Array:
     """y[..., j, :] = x @ dequantize(w[ids[..., j]]).T, accumulated in float32.
 
-    An id outside 0..experts - 1 gives zeros: that is how the experts of other devices are said. A
+    An id outside 0..experts - 1 gives zeros; ids of experts on other devices are out of range. A
     NaN or Inf in a row of `x` reaches the results of that row only.
 
     Args:
-      x: (..., k), which all experts of a token multiply, or (..., top, k), a row for each; float32,
+      x: (..., k), shared by all experts of a token, or (..., top, k), a row for each; float32,
         bfloat16 or float16.
       w: QuantizedArray (experts, n, k), or a float array of one of these dtypes.
-      ids: integers (..., top), at least one, as `route` gives them.
-      activations: as `matmul` takes them; what it says of rows is so of tokens.
+      ids: integers (..., top), at least one per token, such as the ids of `route`.
+      activations: see `matmul`; its rows are tokens here.
 
     Returns:
-      (..., top, n) of x's dtype. Differentiable in x, and in a float w, any number of times: a
-      packed w is a constant, and the rounding of `q8_1` is passed straight through.
+      (..., top, n) of x's dtype. Differentiable in x, and in a float w, any number of times. A
+      packed w is a constant; the rounding of `q8_1` has a straight-through gradient.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
     w, ids = experts("w", w), expert_ids(ids)
-    each = x.ndim == ids.ndim + 1  # of a token's experts has a row of its own
+    each = x.ndim == ids.ndim + 1  # x has a row for each expert of a token
     if (
         x.ndim not in (ids.ndim, ids.ndim + 1)
         or x.shape[: ids.ndim - 1 + each] != ids.shape[: ids.ndim - 1 + each]
@@ -61,7 +61,7 @@ def expert_matmul(x: Any, w: Any, ids: Any, *, activations: str | None = None) -
 
 
 def experts(name: str, w: Any) -> Any:
-    """`w` as a packed or float stack of matrices (experts, n, k)."""
+    """Returns `w` as a packed or float stack of matrices (experts, n, k)."""
     w = checks.value(w)
     packed = isinstance(w, (QuantizedArray, TransposedArray))
     checked = checks.quantized(name, w) if packed else checks.float_array(name, w)
@@ -72,7 +72,7 @@ def experts(name: str, w: Any) -> Any:
 
 
 def expert_ids(ids: Any) -> jax.Array:
-    """Ids as int32 (..., top)."""
+    """Returns ids as int32 (..., top)."""
     checked = checks.int32_array("ids", ids)
     if checked.ndim < 1 or not checked.shape[-1]:
         raise ValueError(f"ids has shape {checked.shape}; it must be (..., top), top at least 1")
@@ -80,7 +80,7 @@ def expert_ids(ids: Any) -> jax.Array:
 
 
 def check_columns(x: jax.Array, name: str, w: Any) -> None:
-    """Raises ValueError unless x is (..., k) of matrices (experts, n, k)."""
+    """Raises ValueError unless x is (..., k) and the matrices (experts, n, k)."""
     if x.shape[-1] != w.shape[2]:
         raise ValueError(
             f"x has shape {x.shape}; its last axis must be k={w.shape[2]}, as in {name} {w.shape}"
@@ -88,9 +88,9 @@ def check_columns(x: jax.Array, name: str, w: Any) -> None:
 
 
 def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
-    """True if kernels may make q8_1 of so many tokens' activations for these stacks.
+    """Returns whether kernels may quantize this many tokens' activations to q8_1 for these stacks.
 
-    The CPU's do wherever it is so.
+    The native kernels then always do.
     """
     return activations != "f32" and all(
         isinstance(w, QuantizedArray) and takes_q8_1(w.format, tokens, w.shape[2]) for w in weights
@@ -98,14 +98,14 @@ def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
 
 
 def quantizes_groups(weights: Any, tokens: Any, activations: str | None) -> bool:
-    """`quantizes` of the CPU's kernels, which multiply groups of any size by each expert."""
+    """Like `quantizes`, for the native kernels, which take groups of any size for each expert."""
     return quantizes(weights, tokens, activations) and all(
         formats.get(w.format).int8_tile is not None for w in weights
     )
 
 
 def reference(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
-    """`expert_matmul` in plain JAX, of x (m, k) or (m, top, k); `activations` None means f32."""
+    """`expert_matmul` in plain JAX, for x (m, k) or (m, top, k); `activations` None means f32."""
     m, top = ids.shape
     dtype, shared = x.dtype, top if x.ndim == 2 else 1
     x = x.astype(jnp.float32).reshape(-1, x.shape[-1])
@@ -131,19 +131,19 @@ def ptx(
 
 
 def native(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
-    """`expert_matmul` by the CPU's kernels; `activations` None means q8_1."""
+    """`expert_matmul` by the native kernels; `activations` None means q8_1."""
     quantized = quantizes_groups([w], ids.shape[0], activations)
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     return calls.expert_matmul(rows, ids, w, quantized=quantized).astype(x.dtype)
 
 
 def local(parts: Parts, ids: jax.Array, w: Any) -> jax.Array:
-    """Ids that count from this device's first expert, where devices hold parts of the experts."""
+    """Returns ids relative to this device's first expert, if the experts are split over devices."""
     return ids - parts.index("e") * w.shape[0] if parts.split("e") else ids
 
 
 def _split(parts: Parts, call: Any, x: jax.Array, ids: jax.Array, w: Any, **params: Any) -> Any:
-    """Each device's experts, or its part of the sum over k; added in float32."""
+    """Computes a device's experts, or its part of the sum over k; sums over devices in float32."""
     y = call(op, x.astype(jnp.float32), local(parts, ids, w), w, **params)
     return parts.sum(parts.sum(y, "k"), "e").astype(x.dtype)
 

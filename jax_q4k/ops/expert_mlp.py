@@ -1,4 +1,4 @@
-"""The feed-forward networks of chosen experts, added up by their weights."""
+"""Feed-forward networks of chosen experts (MoE), summed with routing weights."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def expert_mlp(
     residual: Any = None,
     activations: str | None = None,
 ) -> jax.Array:
-    """residual + the sum over j of weights[..., j] * mlp_e(x), of experts e = ids[..., j].
+    """residual + the sum over j of weights[..., j] * mlp_e(x), with experts e = ids[..., j].
 
     mlp_e(x) = down_scale[e] * (down[e] @ h) + db[e], h = activation(gate[e] @ x + gb[e],
-    up[e] @ x + ub[e]). A token's experts are added in the same order whatever the number of tokens
-    and of threads. A shared expert is an `mlp`, whose result is the residual.
+    up[e] @ x + ub[e]). A token's experts are summed in the same order for any number of tokens and
+    threads. For a shared expert, pass the result of its `mlp` as the residual.
 
-    An id outside 0..experts - 1 adds nothing: that is how the experts of other devices are said.
+    An id outside 0..experts - 1 adds nothing; ids of experts on other devices are out of range.
 
     Args:
       x: (..., n) float32, bfloat16 or float16.
@@ -48,18 +48,18 @@ def expert_mlp(
         arrays.
       down: QuantizedArray (experts, n, inner), or a float array; n may differ from x's without a
         residual.
-      ids: integers (..., top), and weights: floats (..., top), as `route` gives them.
+      ids, weights: integers and floats (..., top), such as the results of `route`.
       activation: one of `jax_q4k.ACTIVATION_FUNCTIONS`.
       biases: of gate and up (experts, inner) and of down (experts, n), each a float array or None;
-        None: there are none.
+        None: no biases.
       down_scale: (experts,), or None.
-      norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
       residual: (..., n) or None.
-      activations: as `matmul` takes them; what it says of rows is so of tokens.
+      activations: see `matmul`; its rows are tokens here.
 
     Returns:
-      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `expert_matmul` is, also
-      in weights, biases, down_scale and residual.
+      (..., n) of x's dtype. Differentiable like the chain of `rms_norm` and `expert_matmul`, and in
+      weights, biases, down_scale and residual.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
@@ -80,7 +80,7 @@ def expert_mlp(
 def applied(
     op: Op, derivative: Callable[..., jax.Array], given: Any, rows: Rows, dtype: Any, **params: Any
 ) -> jax.Array:
-    """The operation of checked operands, or its steps where it is not to be fused: (..., n)."""
+    """Runs the operation on checked operands, or its steps if it is not to be fused: (..., n)."""
     params["eps"] = 0.0 if given.norm_weight is None else checks.epsilon("eps", params["eps"])
     if not given.x.shape[0]:
         y = jnp.zeros((0, given.down.shape[1]), jnp.float32)
@@ -100,7 +100,7 @@ def checked(
     norm_weight: Any,
     residual: Any,
 ) -> tuple[Operands, Rows, Any]:
-    """The operands, but for ids and weights, which are None; x's rows and dtype."""
+    """Returns the operands, with None for ids and weights, and x's rows and dtype."""
     x = checks.float_array("x", x)
     check_activation(activation)
     named = {"gate": gate, "up": up, "down": down}
@@ -156,14 +156,14 @@ def _biases(biases: Any, count: int, inner: int, n: int) -> tuple[Bias, Bias, Bi
 
 
 class Operands(NamedTuple):
-    """The primitive's operands; all but the ids and the matrices float32."""
+    """The primitive's operands; all but the ids and the matrices are float32."""
 
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n)
     ids: Any  # int32 (m, top)
     weights: Any  # (m, top)
     norm_weight: jax.Array | None  # (k,)
-    gate: Any  # packed or float (experts, inner, k), as `up`
+    gate: Any  # packed or float (experts, inner, k), like `up`
     up: Any
     down: Any  # (experts, n, inner)
     biases: tuple[Bias, Bias, Bias]  # (experts, inner) twice, (experts, n)
@@ -171,7 +171,7 @@ class Operands(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The operations that the experts' networks are a chain of."""
+    """Operations that the experts' networks are composed of."""
 
     norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
     #: (x (m, k) or (m, top, k), w (experts, n, k), ids (m, top)) -> (m, top, n)
@@ -179,7 +179,7 @@ class Steps(NamedTuple):
 
 
 def _hidden(given: Operands, eps: float, activation: str, steps: Steps) -> jax.Array:
-    """(m, top, inner): the result of the activation."""
+    """Returns the activation's result, (m, top, inner)."""
     x, ids = given.x, given.ids
     x = x if given.norm_weight is None else steps.norm(x, given.norm_weight, eps)
     gate, up = (
@@ -190,7 +190,7 @@ def _hidden(given: Operands, eps: float, activation: str, steps: Steps) -> jax.A
 
 
 def _added_up(given: Operands, h: jax.Array, steps: Steps) -> jax.Array:
-    """(m, n): the products of h with `down`, by their weights; the residual."""
+    """Multiplies h by `down`, sums with the routing weights and adds the residual: (m, n)."""
     y, known = steps.product(h, given.down, given.ids), _known(given)
     if given.down_scale is not None:
         y = y * given.down_scale[known][..., None]
@@ -202,7 +202,7 @@ def _added_up(given: Operands, h: jax.Array, steps: Steps) -> jax.Array:
 
 
 def _known(given: Operands) -> jax.Array:
-    """Ids, those outside the experts as the nearest."""
+    """Returns the ids, clamped to the experts."""
     return jnp.clip(given.ids, 0, given.gate.shape[0] - 1)
 
 
@@ -222,9 +222,9 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
 def ptx(
     launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """The operation by two mat-vecs, of which the first leaves q8_1; `activations` None means it.
+    """Runs two mat-vecs, the first with q8_1 results; `activations` None means q8_1.
 
-    Products of more tokens are on tensor cores, of float32 activations XLA's.
+    More tokens use tensor cores, or XLA's products if activations are float32.
     """
     given = Operands(*operands)
     matrices = [given.gate, given.up, given.down]
@@ -247,7 +247,7 @@ def mat_vecs(
     activation: str,
     activations: str | None,
 ) -> jax.Array:
-    """The two mat-vecs, by given ids or by a router, whose ids and weights replace those given."""
+    """Runs the two mat-vecs, with the operands' ids and weights or with those of a router."""
     exact = activations == "f32"
     h = expert_kernels.products(
         launch,
@@ -278,7 +278,7 @@ def mat_vecs(
 
 
 def native(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
-    """The operation by one call of the CPU's kernels; `activations` None means q8_1."""
+    """Runs the operation by one call of the native kernels; `activations` None means q8_1."""
     given = Operands(*operands)
     m = given.x.shape[0]
     return calls.expert_mlp(
@@ -302,7 +302,7 @@ def native(*operands: Any, eps: float, activation: str, activations: str | None)
 
 
 def _derivative(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
-    """By differentiable operations."""
+    """Composes the operation from differentiable ones."""
     steps = Steps(
         lambda x, weight, eps: rms_norm.rms_norm(x, weight, eps=eps),
         functools.partial(expert_matmul.expert_matmul, activations=activations),
@@ -311,7 +311,7 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
 
 
 def layout(*_: Any, **__: Any) -> Layout:
-    """The inner axis as rows of gate and up, and as columns of down, whose blocks it may split."""
+    """Layout: the inner axis is f in gate and up and g in down, as a split of f may cut blocks."""
     rows, inner = ("m _", "m n", "m _", "m _"), ("e f _", "e f _", "e n g")
     return Layout((*rows, "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
 
@@ -319,15 +319,15 @@ def layout(*_: Any, **__: Any) -> Layout:
 def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """Each device's experts and part of the inner axis; the residual is added to the sum.
+    """Computes a device's experts and part of the inner axis; adds the residual to the sum.
 
-    Where only one of both products is split along the inner axis, that axis of the activations is
-    gathered, or cut.
+    If only gate and up, or only down, are split along the inner axis, that axis of the activations
+    is gathered or sliced.
     """
     given = Operands(*operands)
     residual, bias = given.residual, given.biases[2]
     given = given._replace(residual=None, ids=expert_matmul.local(parts, given.ids, given.gate))
-    if bias is not None and parts.split("g"):  # once, not with every part of the sum
+    if bias is not None and parts.split("g"):  # added by one device, not with every partial sum
         first = jnp.where(parts.index("g") == 0, bias, 0)
         given = given._replace(biases=(*given.biases[:2], first))
     if parts.alike("f", "g"):
@@ -345,7 +345,7 @@ def split(
 
 
 def shapes(*operands: Any, **_: Any) -> Any:
-    """The result's."""
+    """Shape of the result."""
     given = Operands(*operands)
     return jax.ShapeDtypeStruct((given.x.shape[0], given.down.shape[1]), jnp.float32)
 
@@ -357,7 +357,7 @@ op = Op(
     shapes=shapes,
     ptx=ptx,
     native=native,
-    vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # up to the weights
+    vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # x to weights
     derivative=_derivative,
     layout=layout,
     split=split,

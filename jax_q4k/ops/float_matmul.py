@@ -1,6 +1,6 @@
-"""Activations times float weights, by XLA's matrix product or the CPU's kernels.
+"""Multiplies activations by float weights, by XLA or by the native kernels.
 
-The CPU's kernels read 16-bit weights as they are.
+The native kernels read 16-bit weights directly.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .derivatives import Linear
 from .op import Op
 from .vmaps import by_reference, by_rows
 
-#: Rows of activations up to which the CPU's kernels take float32 weights. XLA's product of two
-#: float32 matrices is the faster one beyond; of 16-bit weights it would make a float32 copy, which
-#: it keeps while a loop runs.
+#: Rows of activations up to which the native kernels take float32 weights; XLA's product of two
+#: float32 matrices is faster beyond. For 16-bit weights XLA would make a float32 copy, and keep it
+#: while a loop runs.
 MAX_F32_ROWS = 16
 
 
@@ -33,9 +33,9 @@ def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """Product of x (m, k) and weights (n, k) transposed, in float32.
+    """Multiplies x (m, k) by weights (n, k) transposed, in float32.
 
-    With `transposed`, it is that of x (m, n) and the weights as they are.
+    With `transposed`, multiplies x (m, n) by the weights as they are.
     """
     # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
     return jax.lax.dot_general(
@@ -53,9 +53,9 @@ def reference(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def native(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`float_matmul` by the CPU's kernels, where they are faster or spare a copy of the weights."""
+    """`float_matmul` by the native kernels, if they are faster or save a copy of the weights."""
     rows = x.shape[0]
-    few = isinstance(rows, int) and rows <= MAX_F32_ROWS  # a symbol may be many
+    few = isinstance(rows, int) and rows <= MAX_F32_ROWS  # a symbolic size may be large
     if w.dtype == jnp.float32 and not few:
         return reference(x, w)
     (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=False)
@@ -63,7 +63,7 @@ def native(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _split(parts: Parts, call: Any, x: jax.Array, w: jax.Array) -> jax.Array:
-    """Each device's part of the sum over k, added in float32."""
+    """Computes a device's part of the sum over k; sums over devices in float32."""
     total: jax.Array = parts.sum(call(op, x.astype(jnp.float32), w), "k")
     return total.astype(x.dtype)
 

@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention whose state forgets, and corrects what it holds."""
+"""The gated delta rule: linear attention with a state that decays and is corrected per token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows
 
-#: Tokens that plain JAX takes at a time, and the time up to which it goes token by token.
+#: Tokens per chunk in plain JAX, and the sequence length up to which it runs token by token.
 CHUNK, FEW = 64, 16
 
 
@@ -34,31 +34,32 @@ def gated_delta_rule(
 ) -> tuple[jax.Array, jax.Array]:
     """Linear attention over a sequence by the gated delta rule, in float32.
 
-    Each v head has a state S (key_dim, value_dim). A token, in this order, lets it decay, corrects
-    what it holds at the token's key, and reads it:
+    Each v head has a state S (key_dim, value_dim). For each token, in this order, the state decays,
+    is corrected at the token's key, and is read at its query:
 
         S *= exp(g);  S += k (beta (v - S^T k))^T;  o = scale * S^T q
 
     This is the rule of Gated Delta Networks (https://arxiv.org/abs/2412.06464). The caller
-    normalizes q and k. Kernels take a key_dim that is a multiple of 8 up to 128 or of 16 up to 256,
-    and a value_dim that is one of 16 up to 256; other heads plain JAX computes.
+    normalizes q and k. PTX kernels take a key_dim that is a multiple of 8 up to 128 or of 16 up to
+    256, and a value_dim that is a multiple of 16 up to 256; native kernels take multiples of 16 up
+    to 576. Other heads run in plain JAX.
 
-    A token of beta = 0 and g = 0 is padding: the state stays bit for bit as it is, whatever k and v
-    hold, NaN included, and derivatives in its k, v and beta are zero. Its o is what its q reads.
+    A token with beta = 0 and g = 0 is padding: the state stays the same bit for bit, whatever k and
+    v hold, even NaN, and derivatives in its k, v and beta are zero. Its o is what its q reads.
 
     Args:
       q, k: (batch, time, num_k_heads, key_dim) float32, bfloat16 or float16.
       v: (batch, time, num_v_heads, value_dim) of these dtypes.
-      g, beta: (batch, time, num_v_heads) of these dtypes: the decay's logarithm, at most 0, and how
-        much of the correction is made.
+      g, beta: (batch, time, num_v_heads) of these dtypes: the logarithm of the decay, at most 0,
+        and the fraction of the correction that is applied.
       state: (batch, num_v_heads, key_dim, value_dim) float32.
       scale: None means key_dim ** -0.5.
-      tiled: v head h uses k head h % num_k_heads (Qwen 3.5's GGUF files); else h // (num_v_heads /
-        num_k_heads).
+      tiled: v head h uses k head h % num_k_heads (Qwen 3.5's GGUF files); otherwise h //
+        (num_v_heads / num_k_heads).
 
     Returns:
-      o (batch, time, num_v_heads, value_dim) of v's dtype, and the state after the last token,
-      which takes the place of the old one where that is donated. Differentiable.
+      o (batch, time, num_v_heads, value_dim) of v's dtype, and the state after the last token. A
+      donated state is updated in place. Differentiable.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
@@ -92,7 +93,7 @@ def gated_delta_rule(
 
 
 def of_v_heads(x: jax.Array, num_v_heads: int, axis: int, tiled: bool) -> jax.Array:
-    """x, which has k heads along an axis, with the k head of each v head there."""
+    """Repeats x, which has k heads along an axis, so that the axis has each v head's k head."""
     copies = num_v_heads // x.shape[axis]
     if copies == 1:
         return x
@@ -111,7 +112,7 @@ def token(
     *,
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """The state after one token, and its o.
+    """Returns the state after one token, and the token's o.
 
     state (batch, heads, key_dim, value_dim); q and k (batch, heads, key_dim); v (batch, heads,
     value_dim); g and beta (batch, heads).
@@ -142,11 +143,11 @@ def stepwise(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array
 
 
 def chunked(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array, jax.Array]:
-    """`gated_delta_rule` in plain JAX, CHUNK tokens at a time, by products of matrices.
+    """`gated_delta_rule` in plain JAX, by matrix products over CHUNK tokens at a time.
 
-    Within a chunk, of which G are the sums of g from its start, the corrections d solve
+    Let G be the sums of g from the start of a chunk. The corrections d solve
     (1 + M) d = beta (v - exp(G) S^T k), where M[i, j] = beta_i (k_i . k_j) exp(G_i - G_j) for
-    j < i; so d = U - W S with U and W that do not need the state. See section 3.3 of the paper.
+    j < i. So d = U - W S, and U and W do not depend on the state. See section 3.3 of the paper.
     """
     q, k, v, g, beta, state = operands
     product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
@@ -157,8 +158,8 @@ def chunked(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array,
     q, k, v, g, beta, padding = (_in_chunks(x, time) for x in (q * scale, k, v, g, beta, padding))
 
     row, column = jnp.arange(CHUNK)[:, None], jnp.arange(CHUNK)
-    # G_i - G_j as a sum of its own: a difference of two large ones would have few digits left,
-    # and above the diagonal exp of it might be infinite
+    # G_i - G_j is summed directly: the difference of two large sums would have few digits left, and
+    # above the diagonal its exp might be infinite
     spans = jnp.cumsum(jnp.where(row > column, g[..., None], 0), axis=-2)
     decay = jnp.where(row >= column, jnp.exp(spans), 0)  # from after token j to after token i
     so_far = jnp.exp(jnp.cumsum(g, axis=-1))[..., None]
@@ -172,7 +173,7 @@ def chunked(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array,
     )
     u, w = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
     seen = product("nbhik,nbhjk->nbhij", q, k) * decay
-    left = k * decay[..., -1, :, None]  # of each token's key at the end of the chunk
+    left = k * decay[..., -1, :, None]  # each token's key, decayed to the end of the chunk
 
     def chunk(state: jax.Array, given: Any) -> tuple[jax.Array, jax.Array]:
         q, u, w, seen, left, kept, idle = given
@@ -188,9 +189,9 @@ def chunked(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array,
 
 
 def _in_chunks(x: jax.Array, time: int) -> jax.Array:
-    """x (batch, time, heads, ...) as (chunks, batch, heads, CHUNK, ...), with padding at the end.
+    """Pads x (batch, time, heads, ...) at its end; returns (chunks, batch, heads, CHUNK, ...).
 
-    Booleans are of what is padding; anything else is 0 there.
+    The padding is True for booleans, which mark padding, and 0 for all else.
     """
     more = -time % CHUNK
     x = jnp.pad(x, [(0, 0), (0, more)] + [(0, 0)] * (x.ndim - 2), constant_values=x.dtype == bool)
@@ -199,13 +200,13 @@ def _in_chunks(x: jax.Array, time: int) -> jax.Array:
 
 
 def reference(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array, jax.Array]:
-    """`gated_delta_rule` in plain JAX: of floats of one dtype, and the state."""
+    """`gated_delta_rule` in plain JAX, for floats of one dtype and the state."""
     form = stepwise if operands[0].shape[1] <= FEW else chunked
     return form(*operands, scale=scale, tiled=tiled)
 
 
 def ptx(launch: KernelCall, *operands: jax.Array, scale: float, tiled: bool) -> Sequence[jax.Array]:
-    """`gated_delta_rule` by a PTX kernel; heads of sizes that it does not take, in plain JAX."""
+    """`gated_delta_rule` by a PTX kernel, or in plain JAX for head sizes without a kernel."""
     from ptx_kernels.kernels.gated_delta import gated_delta_rule as rule_kernel
     from ptx_kernels.kernels.gated_delta import gated_delta_rule_rule
     from ptx_kernels.tuning import choose
@@ -230,14 +231,14 @@ def ptx(launch: KernelCall, *operands: jax.Array, scale: float, tiled: bool) -> 
 
 
 def native(*operands: jax.Array, scale: float, tiled: bool) -> Any:
-    """`gated_delta_rule` by the CPU's kernels, in place, or in plain JAX if there is none."""
+    """`gated_delta_rule` by a native kernel, in place, or in plain JAX for other head sizes."""
     if not calls.has_heads(*operands[-1].shape[2:]):
         return reference(*operands, scale=scale, tiled=tiled)
     return tuple(calls.gated_delta_rule(*operands, scale=scale, tiled=tiled))
 
 
 def _layout(*_: Any, scale: float, tiled: bool) -> Layout:
-    # tiled: the k heads of a device's v heads are not a part of all k heads
+    # tiled: the k heads of a device's v heads are not a contiguous part of all k heads
     keys, values, h = ("b", "b", "_") if tiled else ("b _ h _", "b _ h _", "h")
     gates, state = f"b _ {h}", f"b {h}"
     return Layout((keys, keys, values, gates, gates, state), (values, state))
@@ -249,7 +250,7 @@ _op = Op(
     shapes=lambda q, k, v, g, beta, state, **_: (v, state),
     ptx=ptx,
     native=native,
-    vmap=functools.partial(by_rows, operands=6),  # examples are a larger batch
+    vmap=functools.partial(by_rows, operands=6),  # examples enlarge the batch
     derivative="reference",
     layout=_layout,
 )

@@ -1,4 +1,4 @@
-"""All of a decode step between a gated delta net's projections into it and out of it."""
+"""Decode step of a gated delta net, between its input and output projections."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ def gated_delta_step(
     eps: float,
     tiled: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One new token per sequence through a gated delta net, from projection to projection.
+    """Runs one new token per sequence through a gated delta net, between its projections.
 
-    A causal depthwise convolution over the last `width` columns of the projections q | k | v, and
-    silu; q and k of each head are normalized, x / sqrt(sum(x^2) + eps); `gated_delta_rule` with
-    g = softplus(alpha + dt_bias) * decay, beta = sigmoid(beta) and a scale of key_dim ** -0.5;
-    y = rms_norm(o, norm_weight) * silu(z), by v head. All in float32. This is the mixer of Gated
-    Delta Networks (https://arxiv.org/abs/2412.06464) as Qwen 3.5 has it. Kernels take the heads
-    that `gated_delta_rule`'s take.
+    All in float32: a causal depthwise convolution over the last `width` columns of the projections
+    q | k | v, then silu; q and k normalized per head, x / sqrt(sum(x^2) + eps); `gated_delta_rule`
+    with g = softplus(alpha + dt_bias) * decay, beta = sigmoid(beta) and a scale of
+    key_dim ** -0.5; y = rms_norm(o, norm_weight) * silu(z), per v head. This is the mixer of Gated
+    Delta Networks (https://arxiv.org/abs/2412.06464) as in Qwen 3.5. Kernels take the same heads as
+    those of `gated_delta_rule`.
 
-    Columns are a ring: that of token t lies in slot t % width. Only this slot is written, so that
-    heads which share a k head may read the others meanwhile. The updated columns and state take the
-    place of the old ones where those are donated.
+    Columns are a ring buffer: token t's column is in slot t % width. Only this slot is written, so
+    that heads which share a k head may read the others at the same time. Donated columns and state
+    are updated in place.
 
-    At position 0 the state counts as zeros, and so do columns before position 0: whatever columns
-    and state hold then, NaN included, does not matter.
+    At position 0 the state counts as zeros, and so do columns before position 0, whatever they
+    hold, even NaN.
 
     Args:
       qkv: (batch, channels) float32, bfloat16 or float16: the new column. channels is
         2 * num_k_heads * key_dim + num_v_heads * value_dim.
       z: (batch, num_v_heads * value_dim) of these dtypes.
-      alpha, beta: (batch, num_v_heads) of these dtypes, as they are projected.
+      alpha, beta: (batch, num_v_heads) of these dtypes, as projected.
       columns: (batch, width, channels) float32.
       state: (batch, num_v_heads, key_dim, value_dim) float32.
-      positions: (batch,) integers: the token's number in its sequence. Of a negative one, columns
-        and state stay as they are, and y is zeros.
+      positions: (batch,) integers, the token's index in its sequence. For a negative one, columns
+        and state stay the same, and y is zeros.
       conv_weight: (channels, width) of these dtypes; the last is the current token's.
       dt_bias, decay: (num_v_heads,) of these dtypes; decay negative (GGUF's ssm_a).
       norm_weight: (value_dim,) of these dtypes.
       eps: added to sums and mean squares, at least 0.
-      tiled: which k head a v head uses, see `gated_delta_rule`.
+      tiled: selects the k head of a v head, see `gated_delta_rule`.
 
     Returns:
       y (batch, num_v_heads * value_dim) of qkv's dtype, and the updated columns and state.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
-      NotImplementedError: a derivative is asked for; there is none.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     qkv = checks.float_array("qkv", qkv)
     if qkv.ndim != 2:
@@ -166,7 +166,7 @@ def reference(
 
 
 def ptx(launch: KernelCall, *operands: jax.Array, eps: float, tiled: bool) -> Sequence[jax.Array]:
-    """`gated_delta_step` by a PTX kernel; heads of sizes that it does not take, in plain JAX."""
+    """`gated_delta_step` by a PTX kernel, or in plain JAX for head sizes without a kernel."""
     from ptx_kernels.kernels.gated_delta import gated_delta_step as step_kernel
     from ptx_kernels.kernels.gated_delta import gated_delta_step_rule
     from ptx_kernels.tuning import choose
@@ -192,9 +192,9 @@ def ptx(launch: KernelCall, *operands: jax.Array, eps: float, tiled: bool) -> Se
 def convolved(
     qkv: jax.Array, columns: jax.Array, position: jax.Array, conv_weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """silu of the convolution at a position, (batch, channels), and the ring with its column."""
+    """Returns silu of the convolution at a position, (batch, channels), and the updated ring."""
     width = columns.shape[1]
-    ago = (position[:, None] - jnp.arange(width)) % width  # tokens, of each slot's column
+    ago = (position[:, None] - jnp.arange(width)) % width  # age in tokens of each slot's column
     ring = jnp.where((ago == 0)[..., None], qkv[:, None], columns)
     seen = jnp.where((ago <= position[:, None])[..., None], ring, 0)
     weights = conv_weight.T[width - 1 - ago]
@@ -202,14 +202,14 @@ def convolved(
 
 
 def native(*operands: jax.Array, eps: float, tiled: bool) -> Any:
-    """`gated_delta_step` by the CPU's kernels, in place, or in plain JAX if there is none."""
+    """`gated_delta_step` by a native kernel, in place, or in plain JAX for other head sizes."""
     if not calls.has_heads(*operands[5].shape[2:]):
         return reference(*operands, eps=eps, tiled=tiled)
     return tuple(calls.gated_delta_step(*operands, eps=eps, tiled=tiled))
 
 
 def _layout(*_: Any, **__: Any) -> Layout:
-    # channels are q, k and v after each other: a part of them has no heads of its own
+    # channels concatenate q, k and v, so a part of them does not have complete heads
     return Layout((*["b"] * 7, "_", "_", "_", "_"), "b")
 
 
@@ -219,7 +219,7 @@ _op = Op(
     shapes=lambda qkv, z, alpha, beta, columns, state, *_, **__: (z, columns, state),
     ptx=ptx,
     native=native,
-    vmap=functools.partial(by_rows, operands=7),  # examples are a larger batch
+    vmap=functools.partial(by_rows, operands=7),  # examples enlarge the batch
     layout=_layout,
-    computed=lambda results: results[:1],  # columns and state may hold anything at the start
+    computed=lambda results: results[:1],  # columns and state may start uninitialized
 )

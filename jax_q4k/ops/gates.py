@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-#: The largest gate, and the largest magnitude of what it gates, of `swiglu_oai`.
+#: Upper limit of `swiglu_oai`'s gate, and limit of the magnitude of up.
 LIMIT = 7.0
 
 
@@ -28,7 +28,7 @@ def swiglu_oai(gate: jax.Array, up: jax.Array) -> jax.Array:
     return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
-#: Name -> function of a gate and of what it gates, of one shape.
+#: Name -> function of gate and up, which have the same shape.
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "silu": silu,
     "gelu": gelu,
@@ -37,7 +37,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 
 def check_activation(activation: Any) -> None:
-    """Raises ValueError for what is no name of ACTIVATION_FUNCTIONS."""
+    """Raises ValueError for a name that is not in ACTIVATION_FUNCTIONS."""
     if not isinstance(activation, str) or activation not in ACTIVATION_FUNCTIONS:
         known = ", ".join(ACTIVATION_FUNCTIONS)
         raise ValueError(f"activation={activation!r} must be one of {known}")

@@ -1,7 +1,7 @@
-"""Tensor-core products, with the operations around them, as launches.
+"""Launches of tensor-core products (GEMM), fused with norm, bias, residual and activation.
 
-What `gemv` is where mat-vecs would take more instructions: int8 products of q8_1 activations, or
-f16 ones where these are faster.
+Replaces `gemv` if mat-vecs would take more instructions. Products are int8 with q8_1 activations,
+or f16 where that is faster.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from . import quantize_f16, quantize_q8_1, rms_norm
 from .gemv import all_or_none
 from .op import KernelCall
 
-#: Rows as floats (m, k), or quantized: as q8_1, values s8 (m, k), and scale and sum f32 (m, k / 32,
-#: 2); or as `quantize_f16` has them, values f16 (m, k), means f16 (m, k / 32, 2) and scale f32 (m,
-#: k / 256).
+#: Rows of activations: floats (m, k); q8_1 with values s8 (m, k), and scale and sum f32 (m, k / 32,
+#: 2); or the results of `quantize_f16`, values f16 (m, k), means f16 (m, k / 32, 2) and scale f32
+#: (m, k / 256).
 Rows = jax.Array | Sequence[jax.Array]
 
-_PRODUCTS = {2: "int8", 3: "f16"}  # by the number of arrays
+_PRODUCTS = {2: "int8", 3: "f16"}  # by the number of arrays in Rows
 
 
 def takes(weights: Sequence[Packed], m: int, activations: str | None) -> bool:
-    """True if tensor cores multiply m rows of activations by these, with what stands around."""
+    """Returns whether one tensor-core kernel multiplies m rows by all of these weights."""
     from ptx_kernels.kernels.gemm import stackable, tensor_cores_rule
     from ptx_kernels.tuning import decide
 
@@ -36,14 +36,14 @@ def takes(weights: Sequence[Packed], m: int, activations: str | None) -> bool:
     if any(layers(w) and not stackable(w.format, *w.shape) for w in weights):
         return False
     formats = tuple(w.format for w in weights)
-    # `decide` keeps no record: what is asked here is not what is launched.
+    # `decide` keeps no record, because this question launches nothing.
     return bool(decide(tensor_cores_rule, formats, weights[0].shape[1], m).config)
 
 
 def quantized_to(
     weights: Sequence[Packed], m: int, activations: str | None, *, launched: bool = False
 ) -> Literal["q8_1", "f16"]:
-    """What m rows of activations for a product with these are best made.
+    """Returns the activation format that is fastest for a product of m rows: q8_1 or f16.
 
     `launched`: the answer decides on a launch, and is recorded with it.
     """
@@ -57,9 +57,9 @@ def quantized_to(
 
 
 def takes_quantized(w: Packed, m: int, activations: str | None) -> bool:
-    """True if a product is best given m rows as the kernel that makes them can leave them.
+    """Returns whether the kernel before a product should leave its m rows quantized.
 
-    That is q8_1, or f16 of few rows; of many rows f16 is best made of floats.
+    It should for q8_1, and for f16 with few rows. Many rows of f16 are made from floats faster.
     """
     from ptx_kernels.kernels.gemm import FEW_ROWS
 
@@ -81,13 +81,13 @@ def gemm(
     output: Literal["f32", "q8_1", "f16"] = "f32",
     activations: str | None = "q8_1",
 ) -> list[jax.Array]:
-    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch.
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, in one launch.
 
-    A launch that quantizes, or normalizes and quantizes, goes before it unless x is quantized: to
-    q8_1, or where `activations` is None to f16 if that is faster.
+    Unless x is quantized, a launch before it quantizes, or normalizes and quantizes: to q8_1, or
+    with `activations` None to f16 if that is faster.
 
-    With `activation`: that of the first product, times the second. `output` q8_1 or f16: what
-    `quantize_q8_1` or `quantize_f16` makes of the result.
+    With `activation`, the first product gates the second. With `output` q8_1 or f16, the result is
+    quantized as by `quantize_q8_1` or `quantize_f16`.
     """
     from ptx_kernels.kernels import gemm as kernels
     from ptx_kernels.tuning import choose
@@ -135,7 +135,7 @@ def _quantized(
     eps: float,
     to: Literal["q8_1", "f16"],
 ) -> Sequence[jax.Array]:
-    """[rms_norm](x) as q8_1 or f16."""
+    """Quantizes [rms_norm](x) to q8_1 or f16."""
     if norm_weight is not None:
         return rms_norm.launches(launch, x, norm_weight, eps=eps, output=to)
     return (quantize_q8_1 if to == "q8_1" else quantize_f16).ptx(launch, x)

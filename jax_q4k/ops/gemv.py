@@ -1,4 +1,4 @@
-"""Mat-vecs, with the operations around them, as launches.
+"""Launches of mat-vecs, fused with norm, bias, residual and activation.
 
 A mat-vec multiplies packed matrices by one to eight rows of activations.
 """
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ROWS", "activation_operands", "gemv", "quantized_ahead", "takes"]
 
-#: Rows as floats (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
+#: Rows of activations: floats (m, k), or q8_1 with values s8 (m, k), and scale and sum f32
+#: (m, k / 32, 2).
 Rows = jax.Array | Sequence[jax.Array]
 
 
 def takes(weights: Sequence[Packed], m: int) -> bool:
-    """True if a mat-vec takes these matrices and m rows of activations."""
+    """Returns whether a mat-vec takes these matrices and m rows of activations."""
     return m <= MAX_ROWS and len(weights) <= MAX_MATRICES
 
 
 def quantized_ahead(w: Packed, m: int, activations: str | None) -> bool:
-    """True if a matrix's activations are best made q8_1 by the kernel before.
+    """Returns whether the kernel before should quantize a matrix's activations to q8_1.
 
-    This is so if no mat-vec of it would quantize m rows in its own prologue.
+    It should if no mat-vec of the matrix would quantize m rows in its own prologue.
     """
     from ptx_kernels.kernels.matvec import fused_matvec_rule
     from ptx_kernels.tuning import decide
 
     if activations == "f32" or not takes([w], m):
         return False
-    # `decide` keeps no record: what is asked here is not what is launched.
+    # `decide` keeps no record, because this question launches nothing.
     asked = decide(fused_matvec_rule, (w.format,), w.shape[:1], w.shape[1], m, floats=True)
     return bool(asked.config.activations == "q8_1")
 
@@ -61,13 +62,12 @@ def gemv(
     activations: str | None = None,
     output: Literal["f32", "q8_1"] = "f32",
 ) -> list[jax.Array]:
-    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch.
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, in one launch.
 
-    A launch that quantizes, or normalizes and quantizes, goes before it where the mat-vec's
-    prologue does not.
+    If the mat-vec's prologue does not quantize or normalize, a launch before it does.
 
-    With `activation`: that of the first product, times the second. `output` q8_1: what
-    `quantize_q8_1` makes of the result.
+    With `activation`, the first product gates the second. With `output` q8_1, the result is
+    quantized as by `quantize_q8_1`.
     """
     from ptx_kernels.kernels.matvec import (
         float_matvec_rule,
@@ -120,9 +120,9 @@ def gemv(
 
 
 class Heads(NamedTuple):
-    """Angles that a projection to heads is rotated by, and pages it goes to: see `rope_append`."""
+    """Rotary angles and KV-cache pages of a fused projection to heads: see `rope_append`."""
 
-    pages: tuple[jax.Array, ...]  # (num_pages, num_kv_heads, page_size, head_dim), of k and v
+    pages: tuple[jax.Array, ...]  # (num_pages, num_kv_heads, page_size, head_dim), for k and v
     slot_mapping: jax.Array  # int32 (m,)
     cos: jax.Array  # float32 (m, rope_dim / 2)
     sin: jax.Array
@@ -146,9 +146,9 @@ class Heads(NamedTuple):
 def append_rule(
     weights: Sequence[Packed], m: int, heads: Heads, activations: str | None
 ) -> tuple[Rule[MatvecConfig], tuple[Any, ...]] | None:
-    """Rule and shape of one launch that projects m rows of floats and appends; None: there is none.
+    """Returns rule and shape for projecting m rows of floats and appending in one launch, or None.
 
-    It is that of the projections alone where that has pairs of rows a warp.
+    The rule of the projections alone comes first, if its Config gives each warp pairs of rows.
     """
     from ptx_kernels.kernels.matvec import (
         float_matvec_rule,
@@ -187,7 +187,7 @@ def append(
     eps: float,
     biases: Sequence[jax.Array | None],
 ) -> list[jax.Array]:
-    """The pages, and q float32 (m, num_heads * head_dim), by one launch of such a Config."""
+    """Launches such a Config; returns the pages, and q float32 (m, num_heads * head_dim)."""
     from ptx_kernels.kernels.matvec import qkv_append_matvec
 
     operands, norm = activation_operands(launch, config, x, norm_weight, eps)
@@ -213,7 +213,7 @@ def append(
 
 
 def all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
-    """Biases of all matrices, zeros where one has none; [] where none has one."""
+    """Returns the biases of all matrices, zeros for missing ones; [] if all are missing."""
     if all(bias is None for bias in biases):
         return []
     pairs = zip(weights, biases, strict=True)
@@ -228,7 +228,7 @@ def router(
     eps: float,
     bias: jax.Array | None,
 ) -> list[jax.Array]:
-    """[rms_norm](x) @ w.T [+ bias] by one launch, of float32 x and w that `router_takes`."""
+    """[rms_norm](x) @ w.T [+ bias] in one launch, for float32 x and w that `router_takes`."""
     from ptx_kernels.kernels.router import router as router_kernel
     from ptx_kernels.kernels.router import router_rule
     from ptx_kernels.tuning import choose
@@ -253,9 +253,9 @@ def activation_operands(
     norm_weight: jax.Array | None,
     eps: float,
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """Operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments for them.
+    """Returns the operands that carry [rms_norm](x) to a mat-vec of `config`, and its arguments.
 
-    Either its own prologue quantizes and normalizes, or a kernel before it does.
+    The mat-vec's prologue quantizes and normalizes, or a kernel before it does.
     """
     if not isinstance(x, jax.Array):
         return x, {}

@@ -1,8 +1,8 @@
-"""Rows of activations times the matrices of their experts, in plain JAX.
+"""Grouped product of activation rows with their experts' matrices, in plain JAX.
 
-Rows are sorted by expert into blocks of equally many rows, the last block of an expert filled up
-with zeros, so that shapes are static: the number of blocks is the largest that there can be. Each
-block is one product with one decoded matrix.
+Rows are sorted by expert into blocks of a fixed number of rows. The last block of an expert is
+padded with zeros, and the number of blocks is the largest possible one, so that shapes are static.
+Each block is one product with one decoded matrix.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ptx_kernels import formats
 from ..arrays import QuantizedArray
 from .float_matmul import dot
 
-#: Rows of a block at most, and where their number is a symbol.
+#: Maximum number of rows of a block, and the number if the number of slots is symbolic.
 MAX_BLOCK, SYMBOLIC_BLOCK = 256, 16
 
 
 class Blocks(NamedTuple):
-    """Slots, the pairs of a token and one of its experts, in blocks of one expert each.
+    """Slots in blocks of one expert each; a slot is a pair of a token and one of its experts.
 
     Attributes:
-      experts: int32 (blocks,); of a block without slots any.
-      slots: int32 (blocks, rows); the number of slots where a row has none.
-      places: int32 (slots,), of each slot among the blocks' rows, -1 of an expert that is not here.
+      experts: int32 (blocks,), each block's expert; any for an empty block.
+      slots: int32 (blocks, rows), each row's slot; the number of slots for an empty row.
+      places: int32 (slots,), each slot's row among all blocks; -1 if its expert is not local.
     """
 
     experts: jax.Array
@@ -36,17 +36,17 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(ids: jax.Array, experts: int) -> Blocks:
-    """Blocks of ids (slots,); those outside 0..experts - 1 are in none."""
+    """Sorts ids (slots,) into blocks; ids outside 0..experts - 1 are in no block."""
     slots = ids.shape[0]
     rows = _block_rows(slots, experts)
     mine = ids[:, None] == jnp.arange(experts, dtype=jnp.int32)[None]  # (slots, experts)
     before = jnp.cumsum(mine, axis=0, dtype=jnp.int32)
     counts = jnp.sum(mine, axis=0, dtype=jnp.int32)
-    ends = jnp.cumsum(-(-counts // rows), dtype=jnp.int32)  # blocks of an expert and of those below
+    ends = jnp.cumsum(-(-counts // rows), dtype=jnp.int32)  # blocks up to and including an expert
     starts = ends - -(-counts // rows)
     places = jnp.sum(jnp.where(mine, starts[None] * rows + before, 0), axis=1, dtype=jnp.int32) - 1
     count = slots if rows == 1 else slots // rows + experts
-    at = jnp.where(places < 0, count * rows, places)  # beyond the end: dropped
+    at = jnp.where(places < 0, count * rows, places)  # out of range: dropped
     filled = jnp.full(count * rows, slots, jnp.int32)
     filled = filled.at[at].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
     which = jnp.sum(ends[None] <= jnp.arange(count, dtype=jnp.int32)[:, None], axis=1)
@@ -55,19 +55,19 @@ def blocks_of(ids: jax.Array, experts: int) -> Blocks:
 
 
 def _block_rows(slots: Any, experts: int) -> int:
-    """A power of two, about twice the slots of an expert where all have equally many."""
+    """Returns a power of two, about twice the slots per expert if all have equally many."""
     if not isinstance(slots, int):
         return SYMBOLIC_BLOCK
     return min(MAX_BLOCK, 1 << max(0, -(-2 * slots // experts) - 1).bit_length())
 
 
 def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Array:
-    """Each slot's row of x times its expert's matrix transposed: float32 (slots, n).
+    """Multiplies each slot's row of x by its expert's matrix transposed: float32 (slots, n).
 
-    A slot whose expert is not here gets zeros. Only one matrix at a time lies in memory decoded.
+    A slot whose expert is not local gets zeros. Only one decoded matrix is in memory at a time.
 
     Args:
-      x: float32 (slots / shared, k): so many slots after each other share a row.
+      x: float32 (slots / shared, k); `shared` consecutive slots use the same row.
       w: QuantizedArray or float array (experts, n, k).
     """
     count, n = blocks.places.shape[0], w.shape[1]
@@ -84,7 +84,7 @@ def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Arr
 
 
 def matrix(w: Any, expert: jax.Array) -> jax.Array:
-    """An expert's matrix (n, k) of floats."""
+    """Returns an expert's matrix (n, k) as floats."""
 
     def of(stack: jax.Array) -> jax.Array:
         return jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False)

@@ -1,4 +1,4 @@
-"""Page ids and slots of groups of sequences, each with its part of a cache's pages."""
+"""Page ids and slots of groups of sequences, each with its own part of a cache's pages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 
 def ungrouped(ids: jax.Array, kept: int, count: int) -> jax.Array:
-    """Ids that count from the first of all, (groups * n, ...), of ids (groups, n, ...).
+    """Converts ids (groups, n, ...) within each group's part to global ids (groups * n, ...).
 
-    Ids that are none of the group's own become -1. Ids without an axis of groups stay.
+    Ids outside the group's part become -1. Ids without a group axis are returned unchanged.
 
     Args:
-      kept: axes of ids without groups.
+      kept: number of axes of ids without groups.
       count: pages or slots of all groups.
     """
     if ids.ndim == kept:

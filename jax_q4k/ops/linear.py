@@ -1,6 +1,6 @@
 """Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias].
 
-A layer has one matrix, several, or two that gate each other.
+A layer has one matrix, several matrices, or a gate and an up matrix.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ def matmul(
 
     A NaN or Inf in a row of `x` reaches that row of y only.
 
-    Differentiable in `x`, any number of times and in both modes: dy = dx @ dequantize(w).T, and its
-    transpose dx = dy @ dequantize(w), accumulated in float32 and never quantized: the rounding of
-    `q8_1` is passed straight through, as if it were the identity. A packed `w` stays packed between
-    the passes and is a constant: `jax.grad` with respect to one raises JAX's error for integers;
-    with `allow_int=True` its planes' gradients are float0.
+    Differentiable in `x`, any number of times, in forward and reverse mode: dy = dx @
+    dequantize(w).T, and its transpose dx = dy @ dequantize(w), accumulated in float32 and never
+    quantized. The rounding of `q8_1` has a straight-through gradient. A packed `w` stays packed
+    between the passes and is a constant: `jax.grad` with respect to it raises JAX's error for
+    integers; with `allow_int=True` its planes' gradients are float0.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
-      w: QuantizedArray (n, k), or a float array (n, k) of one of these dtypes, in which it is
-        differentiable, too.
-      index: an integer, traced or not: `w` is a stack (layers, n, k), of which y is the product
-        with matrix `index`. Kernels read a packed one where it lies: a loop over layers copies
-        none, as it does of `w[index]`. Below 0 it counts from the end. A traced one beyond either
-        end is the nearest, as `jax.lax.dynamic_index_in_dim` has it.
+      w: QuantizedArray (n, k), or a float array (n, k) of one of these dtypes. Differentiable in a
+        float array.
+      index: an integer, traced or not, that selects matrix `index` of a stack `w` (layers, n, k).
+        Kernels read a packed matrix in place: a loop over layers copies none, as it would with
+        `w[index]`. Negative values count from the end. A traced index out of range is clamped, as
+        by `jax.lax.dynamic_index_in_dim`.
       bias: (n,) float array, or None. residual: (..., n) float array, or None.
-      activations: `f32`: x as it is; on CUDA up to eight rows are multiplied by mat-vecs of packed
-        weights, and XLA multiplies more by decoded ones. `q8_1`: x quantized to int8 in groups of
-        32 wherever the CUDA path has a kernel that takes it so, on every implementation: up to
-        eight rows (under `vmap`, of all examples together), and more where k is a multiple of 64.
-        None takes what `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native,
-        and for ptx and sim what is fastest: `q8_1`, or, of many rows on some GPUs, x rounded to
-        float16, 256 columns of a row by a common power of two. Of so many rows that XLA's product
-        is faster, x and the decoded weights are rounded to float16, rows by a power of two.
+      activations: `f32`: x is not quantized; on CUDA, mat-vecs of packed weights multiply up to
+        eight rows, and XLA multiplies more by decoded weights. `q8_1`: x is quantized to int8 in
+        groups of 32, on every implementation, wherever the CUDA path has a kernel for it: for up to
+        eight rows (under `vmap`, of all examples together), and for more if k is a multiple of 64.
+        None: the selection of `jax_q4k.implementation`, else `f32` for xla, `q8_1` for native, and
+        the fastest for ptx and sim. The fastest is `q8_1`, or for many rows on some GPUs x rounded
+        to float16, with a power of two per 256 columns of a row. For so many rows that XLA's
+        product is faster, x and the decoded weights are rounded to float16, with a power of two per
+        row.
 
     Returns:
       (..., n) of x's dtype.
@@ -94,14 +95,14 @@ def rms_norm_matmul(
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
-      norm_weight: (k,), as `rms_norm` takes it, and eps.
+      norm_weight, eps: (k,) and a float, see `rms_norm`.
       w: QuantizedArray (n, k), or a float array.
-      index: as `matmul` takes it.
+      index: see `matmul`.
       bias: (n,) or None. residual: (..., n) or None.
-      activations: as `matmul` takes them.
+      activations: see `matmul`.
 
     Returns:
-      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
+      (..., n) of x's dtype. Differentiable like the chain of `rms_norm` and `matmul`.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
@@ -129,21 +130,21 @@ def qkv_matmul(
     biases: Sequence[Any] | None = None,
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Products of the same activations with several matrices.
+    """[rms_norm](x) @ dequantize(w).T [+ bias] for each w, accumulated in float32.
 
     Attention's projections to Q, K and V are an example.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
       weights: QuantizedArrays (n_i, k), whose formats may differ, or float arrays.
-      index: as `matmul` takes it, of equally many layers of each.
-      norm_weight: (k,): x is normalized first, with `eps`; None: as it is.
-      biases: for every matrix (n_i,) or None; None: none has one.
-      activations: as `matmul` takes them.
+      index: see `matmul`; all stacks have the same number of layers.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
+      biases: (n_i,) or None for each matrix; None: no biases.
+      activations: see `matmul`.
 
     Returns:
-      One (..., n_i) of x's dtype per matrix. Differentiable as the chain of `rms_norm` and `matmul`
-      is.
+      One (..., n_i) of x's dtype per matrix. Differentiable like the chain of `rms_norm` and
+      `matmul`.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
@@ -171,14 +172,14 @@ def gated_matmul(
     Args:
       x: (..., k) float32, bfloat16 or float16.
       gate, up: QuantizedArrays (n, k), whose formats may differ, or float arrays.
-      index: as `matmul` takes it, of equally many layers of both.
+      index: see `matmul`; both stacks have the same number of layers.
       activation: one of `jax_q4k.ACTIVATION_FUNCTIONS`: `silu` (SwiGLU: silu(gate) * up), `gelu`
-        (GEGLU, the approximation by tanh) or `swiglu_oai` (gpt-oss).
-      norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
-      activations: as `matmul` takes them.
+        (GEGLU, with the tanh approximation) or `swiglu_oai` (gpt-oss).
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
+      activations: see `matmul`.
 
     Returns:
-      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
+      (..., n) of x's dtype. Differentiable like the chain of `rms_norm` and `matmul`.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
@@ -212,24 +213,23 @@ def linear(
 ) -> tuple[jax.Array, ...]:
     """Linear layer: [residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w.
 
-    Products are accumulated in float32. The terms in brackets stand around a linear layer in a
-    decoder.
+    Products are accumulated in float32. The terms in brackets are optional.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
       weights: at least one QuantizedArray (n_i, k), whose formats may differ, or float array.
-      index: as `matmul` takes it, of equally many layers of each.
-      norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
-      biases: for every matrix (n_i,) or None; None: none has one.
-      residual: (..., n), of a single matrix, or None.
-      prefetch: weights that the program's next operation reads. On GPUs from sm_90 on, launches for
-        up to eight rows ask for some MB of packed ones at their end, so that the next launch finds
-        them in the L2 cache. No result depends on it; several devices do without.
-      activations: as `matmul` takes them.
+      index: see `matmul`; all stacks have the same number of layers.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
+      biases: (n_i,) or None for each matrix; None: no biases.
+      residual: (..., n), only with a single matrix, or None.
+      prefetch: weights that the program's next operation reads. On GPUs from sm_90, launches for up
+        to eight rows end by prefetching some MB of the packed ones into the L2 cache. No result
+        depends on it. Ignored if operands are on several devices.
+      activations: see `matmul`.
 
     Returns:
-      One (..., n_i) of x's dtype per matrix. Differentiable as the chain of `rms_norm` and `matmul`
-      is.
+      One (..., n_i) of x's dtype per matrix. Differentiable like the chain of `rms_norm` and
+      `matmul`.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
@@ -252,13 +252,13 @@ def linear(
 
 
 def check_gate(activation: Any, gate: Any, up: Any) -> None:
-    """Raises ValueError for an unknown activation, or a gate and an up of different shapes."""
+    """Raises ValueError for an unknown activation, or for gate and up of different shapes."""
     check_activation(activation)
     checks.same_shape("up", up, gate.shape, "gate's shape")
 
 
 def check_columns(x: jax.Array, name: str, w: Any) -> None:
-    """Raises ValueError unless x is (..., k) of a matrix (n, k)."""
+    """Raises ValueError unless x is (..., k) and the matrix (n, k)."""
     if x.ndim < 1 or x.shape[-1] != w.shape[1]:
         raise ValueError(
             f"x has shape {x.shape}; its last axis must be k={w.shape[1]}, as in {name} {w.shape}"
@@ -266,12 +266,12 @@ def check_columns(x: jax.Array, name: str, w: Any) -> None:
 
 
 class Operands(NamedTuple):
-    """The primitive's operands; all but the weights float32."""
+    """The primitive's operands; all but the weights are float32."""
 
     x: jax.Array  # (m, k)
-    residual: jax.Array | None  # (m, n), of a single matrix
+    residual: jax.Array | None  # (m, n), only with a single matrix
     norm_weight: jax.Array | None  # (k,)
-    weights: tuple[Any, ...]  # packed (n_i, k), each by itself or all in stacks; or one of float32
+    weights: tuple[Any, ...]  # packed (n_i, k), none or all in stacks; or one float32 matrix
     biases: tuple[jax.Array | None, ...]  # (n_i,)
 
 
@@ -289,9 +289,9 @@ def _linear(
     prefetch: Sequence[Any] = (),
     activations: str | None,
 ) -> tuple[jax.Array, ...]:
-    """`linear`, or `gated_matmul` with an `activation`.
+    """Implements `linear`, or `gated_matmul` if there is an `activation`.
 
-    `name`: which of FUSIONS it is. `names`: of the weights, in messages.
+    `name`: its name in FUSIONS. `names`: names of the weights in messages.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
     named = _weights(tuple(weights), names, index)
@@ -303,7 +303,7 @@ def _linear(
     rows = Rows.of(x)
     operands = checked_operands(x, rows, weights, norm, biases, residual)
     packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
-    one = packed or _is_router(operands)  # kernel for all of it
+    one = packed or _is_router(operands)  # one kernel computes all of it
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
     around = (activation, operands.residual, operands.norm_weight, *operands.biases)
     ys: Sequence[jax.Array]
@@ -321,7 +321,7 @@ def _linear(
 
 
 def _weights(weights: tuple[Any, ...], names: tuple[str, ...], index: Any) -> dict[str, Any]:
-    """Name in messages -> matrix."""
+    """Maps the names in messages to the matrices."""
     if not weights:
         raise ValueError("weights=() must hold at least one matrix")
     if not names:
@@ -337,7 +337,7 @@ def checked_operands(
     biases: Sequence[Any] | None,
     residual: Any,
 ) -> Operands:
-    """The primitive's operands, but for x, which keeps its dtype."""
+    """Checks and returns the primitive's operands; x keeps its dtype."""
     *leading, k = x.shape
     several, n = len(weights) > 1, weights[0].shape[0]
     if residual is not None:
@@ -365,7 +365,7 @@ def checked_operands(
 
 
 def _is_router(operands: Operands) -> bool:
-    """True of a single small float32 matrix, and of few rows."""
+    """Returns whether this is a single small float32 matrix and few rows."""
     (x, residual, _, (w, *others), _) = operands
     if others or residual is not None or isinstance(w, Packed) or w.dtype != jnp.float32:
         return False
@@ -374,7 +374,7 @@ def _is_router(operands: Operands) -> bool:
 
 
 class Steps(NamedTuple):
-    """The operations that a linear layer is a chain of."""
+    """Operations that a linear layer is composed of."""
 
     norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
     product: Callable[[jax.Array, Any], jax.Array]  # (x (m, k), w (n, k)) -> (m, n)
@@ -383,7 +383,7 @@ class Steps(NamedTuple):
 def chain(
     operands: Operands, eps: float, activation: str | None, steps: Steps
 ) -> tuple[jax.Array, ...]:
-    """The operation step by step."""
+    """Runs the operation step by step."""
     x, residual, norm_weight, weights, biases = operands
     h = x if norm_weight is None else steps.norm(x, norm_weight, eps)
     ys = [steps.product(h, w) for w in weights]
@@ -393,18 +393,18 @@ def chain(
 
 
 def plus(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> jax.Array:
-    """residual + (y + bias), of those that are there."""
+    """residual + (y + bias), without the terms that are None."""
     y = y if bias is None else y + bias
     return y if residual is None else residual + y
 
 
 def _or_of_floats(product: Callable[[jax.Array, Any], jax.Array]) -> Any:
-    """The product of packed matrices, and XLA's of float ones."""
+    """Returns the product for packed matrices, and XLA's for float ones."""
     return lambda x, w: (product if isinstance(w, Packed) else float_matmul.reference)(x, w)
 
 
 def reference_steps(activations: str | None) -> Steps:
-    """The steps in plain JAX."""
+    """Returns the steps in plain JAX."""
     return Steps(
         lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
         _or_of_floats(functools.partial(packed_matmul.reference, activations=activations)),
@@ -412,7 +412,7 @@ def reference_steps(activations: str | None) -> Steps:
 
 
 def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
-    """The steps by kernels of their own."""
+    """Returns the steps as one kernel each."""
     return Steps(
         lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
         _or_of_floats(functools.partial(packed_matmul.ptx, launch, activations=activations)),
@@ -420,7 +420,7 @@ def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
 
 
 def public_steps(activations: str | None) -> Steps:
-    """The steps as differentiable operations of their own."""
+    """Returns the steps as one differentiable operation each."""
     return Steps(
         lambda x, weight, eps: rms_norm.rms_norm(x, weight, eps=eps),
         lambda x, w: product(x, w, activations),
@@ -451,9 +451,9 @@ def ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> Sequence[jax.Array]:
-    """Launches one product of all matrices where there is one, else a kernel for each step.
+    """Launches one product of all matrices if there is one, else a kernel for each step.
 
-    `activations` None takes whichever is fastest.
+    `activations` None selects the fastest.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     launch = asking(launch, prefetch, x.shape[0])
@@ -480,7 +480,7 @@ def ptx(
 def native(
     *operands: Any, eps: float = 0.0, activation: str | None = None, activations: str | None
 ) -> Sequence[jax.Array]:
-    """One call of all matrices; `activations` None means q8_1."""
+    """Multiplies by all matrices in one call; `activations` None means q8_1."""
     x, residual, norm_weight, weights, biases = Operands(*operands)
     return calls.linear(
         x,
@@ -509,13 +509,13 @@ def _shapes(
 
 
 def _layout(*operands: Any, activation: str | None, **_: Any) -> Layout:
-    """Rows of each matrix by themselves, but for those that gate each other."""
+    """Layout: the rows of each matrix are split separately, unless the matrices gate each other."""
     weights = Operands(*operands).weights
     count = len(weights)
     names = _row_names(count) if activation is None else ["n"] * count
     results = tuple(f"m {n}" for n in (names if activation is None else names[:1]))
     rows = tuple(axes(w, f"{n} k") for w, n in zip(weights, names, strict=True))
-    # Rows of several matrices: what lies whole must not come out of a call with what is split.
+    # With several matrices, a call must not return replicated and split results together.
     combined = " ".join(["k", *names]) if activation is None and count > 1 else "k"
     return Layout(("m k", f"m {names[0]}", "k", rows, tuple(names)), results, combined)
 
@@ -527,9 +527,9 @@ def _row_names(count: int) -> list[str]:
 def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
-    """Of split columns: the norm's and the products' sums, then what stands around them.
+    """Sums norm and products over devices if k is sharded, then adds bias and residual.
 
-    Of rows alone: one call, or one for each matrix where they are not split alike.
+    If only rows are sharded: one call, or one per matrix if their rows are split differently.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if not parts.split("k"):
@@ -553,7 +553,7 @@ def split(
     return chain(rest, 0.0, activation, Steps(lambda x, *_: x, product))
 
 
-#: The primitive behind all of them.
+#: The primitive of all these functions.
 op = Op(
     "linear",
     reference,

@@ -1,7 +1,4 @@
-"""The gated feed-forward network of a decoder.
-
-It has gate and up projections, their product, and the way down.
-"""
+"""The gated feed-forward network (MLP) of a decoder: gate, up and down projections."""
 
 from __future__ import annotations
 
@@ -42,17 +39,17 @@ def mlp(
     """residual + gated_matmul(x, gate, up) @ dequantize(down).T.
 
     Args:
-      x, gate, up, index, activation, norm_weight, eps, activations: as `gated_matmul` takes them.
-      down: QuantizedArray (n, inner) where gate and up are (inner, k), or a float array; with
-        `index` a stack of as many layers as theirs.
+      x, gate, up, index, activation, norm_weight, eps, activations: see `gated_matmul`.
+      down: QuantizedArray (n, inner) for gate and up (inner, k), or a float array; with `index`, a
+        stack with the same number of layers.
       residual: (..., n) or None.
-      prefetch: as `linear` takes it. The launch of gate and up asks for `down` anyhow.
+      prefetch: see `linear`. The launch of gate and up always prefetches `down`.
 
     Returns:
-      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
+      (..., n) of x's dtype. Differentiable like the chain of `rms_norm` and `matmul`.
 
     Raises:
-      TypeError, ValueError: as `gated_matmul`.
+      TypeError, ValueError: see `gated_matmul`.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
     named = checks.weights({"gate": gate, "up": up, "down": down}, index)
@@ -98,26 +95,26 @@ def mlp(
 
 
 class Operands(NamedTuple):
-    """The primitive's operands; all but the weights float32."""
+    """The primitive's operands; all but the weights are float32."""
 
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n)
     norm_weight: jax.Array | None  # (k,)
-    gate: Any  # packed (inner, k), as `up`
+    gate: Any  # packed (inner, k), like `up`
     up: Any
     down: Any  # packed (n, inner)
 
     def gated(self) -> linear.Operands:
-        """The gated product."""
+        """Returns the operands of the gated product."""
         return linear.Operands(self.x, None, self.norm_weight, (self.gate, self.up), (None, None))
 
     def last(self, h: jax.Array) -> linear.Operands:
-        """The product with `down` of the gated one's result."""
+        """Returns the operands of `down`'s product with h, the result of the gated product."""
         return linear.Operands(h, self.residual, None, (self.down,), (None,))
 
 
 def _chain(operands: Operands, eps: float, activation: str, steps: linear.Steps) -> jax.Array:
-    """The operation step by step."""
+    """Runs the operation step by step."""
     (h,) = linear.chain(operands.gated(), eps, activation, steps)
     (y,) = linear.chain(operands.last(h), 0.0, None, steps)
     return y
@@ -136,9 +133,9 @@ def ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> jax.Array:
-    """The operation by PTX kernels; the gated product leaves what the one with `down` takes.
+    """The operation by PTX kernels; the gated product's result is in the format that `down` takes.
 
-    prefetch: `down`, and what comes behind it.
+    prefetch: `down`, then the weights of the next operation.
     """
     x, residual, norm_weight, gate, up, down = given = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
@@ -165,7 +162,7 @@ def ptx(
 
 
 def native(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
-    """The operation by one call of the CPU's kernels; `activations` None means q8_1."""
+    """The operation by one call of the native kernels; `activations` None means q8_1."""
     x, residual, norm_weight, gate, up, down = Operands(*operands)
     (m, k), inner = x.shape, gate.shape[0]
     return calls.mlp(
@@ -189,7 +186,7 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
 
 
 def _layout(*operands: Any, **_: Any) -> Layout:
-    """The inner axis as rows of gate and up, and as columns of down, whose blocks it may split."""
+    """Layout: the inner axis is f in gate and up and g in down, as a split of f may cut blocks."""
     given = Operands(*operands)
     inner = axes(given.gate, "f _"), axes(given.up, "f _")
     around = "m _", "m n", "_"
@@ -199,10 +196,10 @@ def _layout(*operands: Any, **_: Any) -> Layout:
 def _split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """Each device's part of the inner axis; the residual is added to the sum.
+    """Computes a device's part of the inner axis; adds the residual to the sum.
 
-    Where only one of both products is split along it, that axis of the activations is gathered, or
-    cut.
+    If only gate and up, or only down, are split along it, that axis of the activations is gathered
+    or sliced.
     """
     given = Operands(*operands)
     params = {"activation": activation, "activations": activations}

@@ -1,4 +1,4 @@
-"""An operation as one declaration: the JAX primitive, its implementations, `vmap`, derivatives."""
+"""Declares an operation: its JAX primitive, implementations, `vmap` rule and derivatives."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ Params = dict[str, Any]
 #: (op, *operands, **params) -> results.
 Call = Callable[..., Any]
 
-#: Every operation, by its primitive.
+#: All operations, by their primitives.
 OPS: dict[jax.extend.core.Primitive, Op] = {}
 
 
 class Op:
-    """A JAX primitive with a plain JAX reference, PTX kernels and the CPU's kernels.
+    """A JAX primitive with a plain JAX reference, PTX kernels and native kernels.
 
     Operands and results are pytrees of arrays. All functions take `(*operands, **params)`;
     parameters are static and hashable.
 
     Args:
-      name: the primitive's name in jaxprs.
-      reference: the operation's meaning in plain JAX; results of the others have its shapes and
-        dtypes.
-      shapes: the results' shapes and dtypes, of operands that have these alone: the reference's,
-        which tracing it would take milliseconds to find.
-      ptx: `(launch, *operands, **params)`: a composition of PTX kernels; `launch(kernel, *arrays)`
-        runs one, and plain JAX may stand between. None: XLA compiles the reference for a GPU.
-      native: by handlers of `jax_q4k.native`; None: XLA compiles the reference for a CPU.
-      vmap: the rule for it: `by_rows`, `by_examples` or `by_reference` of `vmaps`.
-      derivative: None: asking for one raises; `reference`: its; a Linear; or a function, a
-        composition of differentiable operations with the same meaning, whose values are taken where
-        a derivative is asked for: there is one forward pass.
-      layout: `(*operands, **params)` to a Layout: which axes may be split over devices; None:
+      name: name of the primitive in jaxprs.
+      reference: the operation in plain JAX, which defines its meaning, shapes and dtypes.
+      shapes: the results' shapes and dtypes, for operands that have only these. Tracing the
+        reference would take milliseconds to find them.
+      ptx: `(launch, *operands, **params)`, a composition of PTX kernels. `launch(kernel, *arrays)`
+        runs one; plain JAX may be in between. None: XLA compiles the reference for a GPU.
+      native: composition of handlers of `jax_q4k.native`; None: XLA compiles the reference for a
+        CPU.
+      vmap: the rule, `by_rows`, `by_examples` or `by_reference` of `vmaps`.
+      derivative: None: differentiation raises; `reference`: the reference's; a Linear; or a
+        function, a composition of differentiable operations with the same meaning. Differentiation
+        takes the values from the composition, too, so that there is one forward pass.
+      layout: `(*operands, **params)` -> the Layout of axes that may be split over devices; None:
         operands are gathered.
-      split: `(parts, call, *operands, **params)`: the operation on a device's parts, where a name
-        that the layout calls combined is split; `call(op, *operands, **params)` runs an operation
-        on one device.
-      computed: the results' leaves to those whose values are not only moved: those in which
-        `jax.experimental.checkify` looks for NaN.
-      indices: `(*operands, **params)` to indices and the shape of the array whose rows they are:
-        those that checkify looks for out of range.
+      split: `(parts, call, *operands, **params)`, the operation on a device's shards if a combined
+        name of the layout is split; `call(op, *operands, **params)` runs an operation on one
+        device.
+      computed: result leaves -> those whose values are computed and not only moved;
+        `jax.experimental.checkify` looks for NaN in them.
+      indices: `(*operands, **params)` -> indices and the shape of the array whose rows they select;
+        checkify looks for indices out of range.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Op:
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
         self.layout, self._split, self._shapes = layout, split, shapes
-        # (operands' tree, parameters) -> results' tree: shapes have no part in it.
+        # (tree of operands, parameters) -> tree of results, which does not depend on shapes.
         self._result_trees: dict[Any, Any] = {}
         self.primitive: jax.extend.core.Primitive = Primitive(name)
         self.primitive.multiple_results = True
@@ -104,10 +104,10 @@ class Op:
             mlir.register_lowering(self.primitive, lowering, platform=platform)
 
     def bind(self, *operands: Any, prefetch: Any = (), **params: Any) -> Any:
-        """The results, by the implementation that `jax_q4k.implementation` selected.
+        """Returns the results of the implementation that `jax_q4k.implementation` selected.
 
-        prefetch: weights of the operation behind it, which the `ptx` composition gets as a keyword;
-        none where operands lie on several devices.
+        prefetch: weights of the next operation, which the `ptx` composition gets as a keyword;
+        ignored if operands are on several devices.
         """
         leaves, tree = jax.tree.flatten(operands)
         asked = current_selection().implementation
@@ -127,7 +127,7 @@ class Op:
         return jax.tree.unflatten(self._result_trees[kind], results)
 
     def on_parts(self, call: Call, tree: Any, params: Params) -> Callable[..., list[Any]]:
-        """Function of parts and the operands' leaves on one device to the results' leaves."""
+        """Returns the function from parts and operand leaves on one device to result leaves."""
 
         def function(parts: Parts, *leaves: Any) -> list[Any]:
             operands = jax.tree.unflatten(tree, leaves)
@@ -180,7 +180,7 @@ class Op:
         if backend.launch is None:
             return lower(ctx, *leaves)
         backends.check_shapes(self, decision.implementation, ctx.avals_in)  # type: ignore[attr-defined]
-        from ptx_kernels import tuning  # where kernels are launched, whose Configs it chooses
+        from ptx_kernels import tuning  # only for kernel launches: it chooses their Configs
 
         with tuning.on_device(device()):
             return lower(ctx, *leaves)
@@ -188,7 +188,7 @@ class Op:
     def _of_leaves(
         self, implementation: str, tree: Any, params: Params, launch: KernelCall | None = None
     ) -> Callable[..., list[Any]]:
-        """Function of the leaves of operands, and of weights to prefetch, to those of results."""
+        """Returns the function from leaves of operands and prefetched weights to result leaves."""
         composition = backends.composition(self, implementation, launch)
         launches = backends.BACKENDS[implementation].launch is not None and self.ptx is not None
         ahead = params.get("prefetch") if launches else None
@@ -202,15 +202,15 @@ class Op:
         return function
 
     def inspected(self, implementation: str, tree: Any, params: Params) -> Callable[..., Any]:
-        """Function of the operands' leaves to the results' leaves, as lowering runs it.
+        """Returns the function from operand leaves to result leaves that lowering runs.
 
-        Its launches can be looked at.
+        Its launches can be inspected.
         """
         return self._of_leaves(implementation, tree, params, launch_simulated)
 
 
 def _mapped(op: Op, rule: Rule, leaves: Any, axes: Any, **params: Any) -> Any:
-    """`vmap` by a rule."""
+    """Applies a `vmap` rule."""
     count = params["tree"].num_leaves
     leaves, params = own(leaves, params["tree"], params)
     return rule(op, leaves, axes[:count], params)
@@ -218,7 +218,7 @@ def _mapped(op: Op, rule: Rule, leaves: Any, axes: Any, **params: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., Any]:
-    """Compiled: the operation on each device's parts."""
+    """Compiles the operation on each device's shards."""
     tree, params = kind
     parts = Parts(dict(placed.axes))
     run = functools.partial(op.on_parts(Op.bind, tree, dict(params)), parts)
@@ -226,7 +226,7 @@ def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., A
 
 
 def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:
-    """An operation by an implementation, inside another's lowering."""
+    """Runs an operation by an implementation, inside another operation's lowering."""
     composition = backends.composition(op, implementation)
     if backends.BACKENDS[implementation].launch is None:
         return composition(*operands, **params)
@@ -240,17 +240,17 @@ def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:
 def _results(
     shapes_of: Callable[..., Any], operands: Any, tree: Any, params: tuple[tuple[str, Any], ...]
 ) -> list[jax.core.ShapedArray]:
-    """The avals of the results' leaves."""
+    """Returns the avals of the result leaves."""
     leaves = [jax.ShapeDtypeStruct(*operand) for operand in operands]
     found = shapes_of(*jax.tree.unflatten(tree, leaves), **dict(params))
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
 
 
 def device() -> Target:
-    """The GPU that programs run on, with the multiprocessors that it reports.
+    """Returns the GPU that programs run on, with the number of multiprocessors that it reports.
 
-    Without one, it is the device that kernels are tuned for. Of several, it is the first: a program
-    is lowered once for all of them.
+    Without a GPU, returns the device that kernels are tuned for. With several, returns the first: a
+    program is lowered once for all of them.
     """
     if jax.default_backend() != "gpu":
         return target(REFERENCE.name)

@@ -1,4 +1,4 @@
-"""Activations times packed weights: the primitive that is linear in its activations."""
+"""Multiplies activations by packed weights; the primitive is linear in its activations."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .vmaps import by_rows
 def packed_matmul(x: jax.Array, w: Packed, activations: str | None) -> jax.Array:
     """x (m, k) times dequantize(w) (n, k) transposed, accumulated in float32, of x's dtype.
 
-    m and n are at least 1. Differentiable in x, any number of times and in both modes: tangents and
-    cotangents are never quantized.
+    m and n are at least 1. Differentiable in x, any number of times, in forward and reverse mode:
+    tangents and cotangents are never quantized.
     """
     y: jax.Array = op.bind(x, w, activations=activations, transposed=False)
     return y
 
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
-    """True if a CUDA kernel multiplies `rows` rows of `columns` int8 activations by `format`.
+    """Returns whether a CUDA kernel multiplies int8 activations (rows, columns) by `format`.
 
-    Of a symbolic number of rows it is what is so of any.
+    For a symbolic number of rows, returns what holds for any number.
     """
     return gemm_takes(format, columns) or (isinstance(rows, int) and rows <= MAX_ROWS)
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
-    """True if kernels may make q8_1 of so many activations for these packed weights.
+    """Returns whether kernels may quantize this many activations to q8_1 for these weights.
 
-    The CPU's do wherever it is so. CUDA's choose between that and floats if `activations` is None.
+    The native kernels then always do. CUDA kernels choose q8_1 or floats if `activations` is None.
     """
     return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
 
@@ -51,7 +51,7 @@ def quantizes(weights: Any, rows: int, columns: int, activations: str | None) ->
 def reference(
     x: jax.Array, w: Packed, *, activations: str | None, transposed: bool = False
 ) -> jax.Array:
-    """`packed_matmul` in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
+    """`packed_matmul` in plain JAX, or its transpose for x (m, n); `activations` None means f32."""
     weights = formats.get(w.format).decode(w.planes, jnp)
     if activations == "q8_1" and takes_q8_1(w.format, *x.shape):
         y = dot(quantize_q8_1.rounded(x), weights)
@@ -68,15 +68,15 @@ def ptx(
     activations: str | None,
     transposed: bool = False,
 ) -> jax.Array:
-    """`packed_matmul` by PTX kernels, or its transpose; `activations` None: whichever is fastest.
+    """`packed_matmul` by PTX kernels, or its transpose; `activations` None selects the fastest.
 
-    Few rows are a mat-vec, more of q8_1 or float16 activations are tensor cores' (int8 or f16
-    `mma`); XLA multiplies the rest by decoded weights: so many rows that it is faster, in float16
-    (see `decoded`), and what has no kernel or shall be precise, in float32.
+    Few rows run as a mat-vec; more q8_1 or float16 rows run on tensor cores (int8 or f16 `mma`).
+    XLA multiplies the rest by decoded weights: in float16 if there are so many rows that this is
+    faster (see `decoded`), and in float32 if no kernel takes them or they must be precise.
     """
     if transposed:
-        # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and
-        # every weight of a model lies in memory decoded in between.
+        # Without the barrier, XLA merges the decoding of a weight in the forward and the backward
+        # pass, and every decoded weight of a model stays in memory in between.
         x, w = jax.lax.optimization_barrier((x, w))
     elif (product := select_matmul_kernel([w], x.shape[0], activations)) is not None:
         (y,) = product(launch, x, [w])
@@ -88,10 +88,10 @@ def ptx(
 
 
 def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) -> jax.Array:
-    """The float32 product on tensor cores.
+    """Computes the float32 product on tensor cores.
 
-    For any number of rows: a product of decoded weights in float32, which has none, is slower at
-    all sizes, even before the decoding.
+    Used for any number of rows: a float32 product of decoded weights, which has no tensor cores, is
+    slower at all sizes, even without the decoding.
     """
     from ptx_kernels.kernels.gemm import stackable
 
@@ -104,7 +104,7 @@ def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) 
 def native(
     x: jax.Array, w: Packed, *, activations: str | None, transposed: bool = False
 ) -> jax.Array:
-    """`packed_matmul` by the CPU's kernels, or its transpose; `activations` None means q8_1."""
+    """`packed_matmul` by the native kernels, or its transpose; `activations` None means q8_1."""
     if transposed:
         return reference(x, w, activations="f32", transposed=True)
     quantized = quantizes([w], x.shape[0], x.shape[1], activations)
@@ -125,13 +125,13 @@ def _layout(_: Any, w: Any, *, transposed: bool, **__: Any) -> Layout:
 def _split(
     parts: Parts, call: Any, x: jax.Array, w: Packed, *, transposed: bool, **params: Any
 ) -> jax.Array:
-    """Each device's part of the sum over k, or over n; added in float32."""
+    """Computes a device's part of the sum over k, or over n; sums over devices in float32."""
     y = call(op, x.astype(jnp.float32), w, transposed=transposed, **params)
     total: jax.Array = parts.sum(y, "n" if transposed else "k")
     return total.astype(x.dtype)
 
 
-# `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
+# `transposed`: x @ dequantize(w); only derivatives set it, and with activations "f32".
 op = Op(
     "packed_matmul",
     reference,

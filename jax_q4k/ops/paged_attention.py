@@ -1,4 +1,4 @@
-"""Attention of new tokens, one per sequence or pieces of prompts, over a paged cache."""
+"""Attention of new tokens, one or a chunk per sequence, over a paged KV cache."""
 
 from __future__ import annotations
 
@@ -31,60 +31,59 @@ def paged_attention(
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
 
-    With an axis of time, q is a piece of each sequence: its last lengths[b] tokens, whose keys and
-    values are in pages, too. Token t is number context_lens[b] - lengths[b] + t of its sequence,
-    and sees those up to itself. So do chunks of long prompts, prompts that go on from a cache, and
-    checks of drafted tokens; rows of a batch may have any number of tokens each. Padding gets
-    zeros.
+    With a time axis, q is a chunk of each sequence: its last lengths[b] tokens, whose keys and
+    values are already in the pages. Token t is number context_lens[b] - lengths[b] + t of its
+    sequence, and sees the tokens up to itself. This serves chunked prefill, prompts that continue a
+    cached prefix, and verification of draft tokens; chunks of a batch may differ in length. Padding
+    gets zeros.
 
-    Tensor cores, where they serve, take q and the softmax's weights as sums of two 16-bit floats.
-    Query head h uses key/value head h // (num_heads / num_kv_heads). Token t of sequence b lies in
-    page block_tables[b, t // page_size] at offset t % page_size. A sequence of length 0 gives
-    zeros; a length beyond the table counts as the table's capacity; tokens whose page id is outside
-    0..num_pages-1 are left out. What lies in pages beyond a sequence's length, NaN included, does
-    not matter.
+    Tensor cores, if they are used, take q and the softmax weights as sums of two 16-bit floats.
+    Query head h uses KV head h // (num_heads / num_kv_heads). Token t of sequence b is in page
+    block_tables[b, t // page_size] at offset t % page_size. A sequence of length 0 gives zeros; a
+    length beyond the table counts as the table's capacity; tokens with a page id outside
+    0..num_pages-1 are ignored. Data in pages beyond a sequence's length has no effect, even NaN.
 
     Latent pages (multi-head latent attention, https://arxiv.org/abs/2405.04434) are a single array,
-    k_pages, whose rows begin with the values; a row is read once. v_pages is None then.
+    k_pages, whose rows begin with the values; each row is read once. v_pages is then None.
 
-    Sequences may come in groups, each with its part of the pages: block tables (groups, batch /
-    groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups,
-    and their pages, may be split over devices.
+    Sequences may come in groups, each with its own part of the pages: block tables (groups, batch /
+    groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups
+    and their pages may be split over devices.
 
-    `ptx` and `sim` read the pages of a piece once for many of its queries, where heads are at most
-    256 wide and reading them for every token would be 64 MB or more; pages that are neither
-    bfloat16 nor float16 become bfloat16 first, if that takes at most 1 GB. Otherwise, and on a CPU,
-    every token is a sequence by itself.
+    `ptx` and `sim` read the pages of a chunk once for many of its queries, if heads are at most 256
+    wide and reading them for every token would be 64 MB or more. Pages that are neither bfloat16
+    nor float16 are first converted to bfloat16, if that takes at most 1 GB. Otherwise, and on a
+    CPU, every token is a sequence of its own.
 
     Args:
       q: (batch, num_heads, head_dim), or (batch, time, num_heads, head_dim), float32, bfloat16 or
         float16.
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
-        int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 512. v_pages
-        None: k_pages are latent, head_dim one of 32, 64, ..., 576.
+        int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 512. If
+        v_pages is None, k_pages are latent, and head_dim is one of 32, 64, ..., 576.
       block_tables: (batch, pages_per_sequence) integers, or (groups, batch / groups,
         pages_per_sequence).
       context_lens: (batch,) integers.
-      scale: None means head_dim ** -0.5, which of latent pages is no model's.
-      window: sliding window: only the last `window` tokens of a context are seen, or None: all.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap), or None: they stay.
+      scale: None means head_dim ** -0.5, which no model with latent pages uses.
+      window: sliding window: only the last `window` tokens of a context are seen; None: all.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None: unchanged.
       sinks: (num_heads,) floats, finite or -inf: a logit per query head that takes part in the
         softmax and has no value; or None.
-      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as
+      k_scales, v_scales: scales of int8 pages, (num_pages, num_kv_heads, page_size) float32, as
         `append_kv` writes them: a value is its int8 times the scale of its page, head and slot.
-        Latent pages have k_scales alone.
-      value_dim: of latent pages, and of those alone: how many elements of a row are its values, a
-        multiple of 32.
-      lengths: (batch,) integers, 0 to time, at most context_lens: tokens of each piece; None: time.
-        Of a q with an axis of time alone.
+        Latent pages have only k_scales.
+      value_dim: number of values at the start of a latent row, a multiple of 32; only for latent
+        pages.
+      lengths: (batch,) integers, 0 to time, at most context_lens: tokens of each chunk; None: time.
+        Only for a q with a time axis.
 
     Returns:
-      q's shape and dtype; of latent pages the last axis is value_dim.
+      q's shape and dtype; for latent pages the last axis is value_dim.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths
         and page ids out of range.
-      NotImplementedError: a derivative is asked for; there is none.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     operands, params = checked_pages(
         q,
@@ -119,7 +118,7 @@ def checked_pages(
     value_dim: int | None,
     lengths: Any,
 ) -> tuple[Operands, dict[str, Any]]:
-    """The primitive's operands and parameters of `paged_attention`'s arguments."""
+    """Checks `paged_attention`'s arguments; returns the primitive's operands and parameters."""
     if (v_pages is None) != (value_dim is not None):
         raise TypeError(
             f"value_dim={value_dim} with v_pages {'None' if v_pages is None else 'given'}: latent "
@@ -158,14 +157,14 @@ def checked_pages(
 
 
 def _lengths(lengths: Any, q: jax.Array) -> jax.Array | None:
-    """Tokens of each piece, int32 (batch,); None where q has one token of each sequence."""
+    """Returns the tokens of each chunk, int32 (batch,), or None if q has one token per sequence."""
     if q.ndim == 3:
         if lengths is not None:
             raise TypeError(f"lengths belongs to a q with an axis of time; q has shape {q.shape}")
         return None
     batch, time = q.shape[:2]
     if lengths is None:
-        # no constant, which would be moved to the device
+        # not a constant, which would be copied to the device
         counted = jax.lax.broadcasted_iota(jnp.int32, (batch, time + 1), 1)
         return jax.lax.slice_in_dim(counted, time, time + 1, axis=1).reshape(batch)
     lengths = checks.int32_array("lengths", lengths)
@@ -194,7 +193,7 @@ def _check_values(
             f"context_lens={context_lens.tolist()} must be 0 to {capacity}, "
             f"pages_per_sequence={block_tables.shape[1]} times page_size={page_size}"
         )
-    first = np.arange(block_tables.shape[1]) * page_size  # token of each page
+    first = np.arange(block_tables.shape[1]) * page_size  # first token of each page
     used = first < context_lens[:, None]
     if window is not None:
         used &= first + page_size > context_lens[:, None] - window

@@ -1,4 +1,4 @@
-"""Paged attention and the matrix product that follows it in a decoder: the output projection."""
+"""Paged attention, fused with the output projection that follows it in a decoder."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def paged_attention_matmul(
     activations: str | None = None,
     lengths: Any = None,
 ) -> jax.Array:
-    """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads side by side, in float32.
+    """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads concatenated, in float32.
 
-    Where the product takes int8 or f16 activations that a kernel of its own would make, attention
-    leaves them.
+    If the product takes int8 or f16 activations that another kernel would make, attention writes
+    them itself.
 
     Args:
-      q, k_pages, v_pages, block_tables, context_lens: as `paged_attention` takes them.
-      scale, window, soft_cap, sinks, k_scales, v_scales, lengths: as `paged_attention` takes them.
+      q, k_pages, v_pages, block_tables, context_lens: see `paged_attention`.
+      scale, window, soft_cap, sinks, k_scales, v_scales, lengths: see `paged_attention`.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
-      bias: (n,) or None. residual: (batch, n), with an axis of time (batch, time, n), or None.
-      prefetch: as `linear` takes it; the launch of attention asks for these, too.
-      activations: as `matmul` takes them.
+      bias: (n,) or None. residual: (batch, n), with a time axis (batch, time, n), or None.
+      prefetch: see `linear`; the launch of attention prefetches these, too.
+      activations: see `matmul`.
 
     Returns:
       (batch, n), or (batch, time, n), of q's dtype.
 
     Raises:
-      TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is
-        asked for.
+      TypeError, ValueError: see `paged_attention` and `matmul`.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     activations = activations_of(activations)
     v_pages = checks.float_array("v_pages", v_pages, checks.PAGE_DTYPES)
@@ -114,18 +114,18 @@ def paged_attention_matmul(
 def _product(
     out: jax.Array, w: Any, bias: jax.Array | None, residual: jax.Array | None
 ) -> linear.Operands:
-    """The product with attention's result, (..., num_heads, head_dim), of rows."""
+    """Returns the operands of the product with attention's result, (..., num_heads, head_dim)."""
     x = out.reshape(-1, out.shape[-2] * out.shape[-1])
     return linear.Operands(x, _flat(residual), None, (w,), (bias,))
 
 
 def _flat(residual: jax.Array | None) -> jax.Array | None:
-    """(..., n) -> (rows, n)."""
+    """Reshapes (..., n) to (rows, n)."""
     return None if residual is None else residual.reshape(-1, residual.shape[-1])
 
 
 def _as_queries(given: attend.Operands, y: jax.Array) -> jax.Array:
-    """(rows, n) -> (batch, n), or (batch, time, n)."""
+    """Reshapes (rows, n) to (batch, n), or (batch, time, n)."""
     return y.reshape(*given.q.shape[:-2], y.shape[-1])
 
 
@@ -149,7 +149,7 @@ def _ptx(
     prefetch: Sequence[Packed] = (),
     **params: Any,
 ) -> jax.Array:
-    """The operation by PTX kernels; `activations` None: whichever is fastest."""
+    """The operation by PTX kernels; `activations` None selects the fastest."""
     m, head_dim = math.prod(given.q.shape[:-2]), given.q.shape[-1]
     launch = asking(launch, prefetch, m)
     options: dict[str, Any] = {"biases": [bias], "residual": _flat(residual)}
@@ -168,7 +168,7 @@ def _ptx(
 def _native(
     given: attend.Operands, *others: Any, activations: str | None, **params: Any
 ) -> jax.Array:
-    """The operation by the CPU's kernels; `activations` None means q8_1."""
+    """The operation by the native kernels; `activations` None means q8_1."""
     product = _product(attend.native(*given, **params), *others)
     return _as_queries(given, linear.native(*product, activations=activations)[0])
 
@@ -178,7 +178,7 @@ def _shapes(given: attend.Operands, w: Any, *_: Any, **__: Any) -> Any:
 
 
 def _layout(given: attend.Operands, *_: Any, **__: Any) -> Layout:
-    """Heads, and the columns of `w` that multiply them, whose blocks may be split otherwise."""
+    """Layout: heads are h in attention and g as columns of `w`, as a split of h may cut blocks."""
     of_attention = attend.layout(*given)
     y = "b n" if given.lengths is None else "b _ n"
     return Layout((of_attention.operands, "n g", "n", y), y, combined="h g")
@@ -195,7 +195,7 @@ def _split(
     activations: str | None,
     **params: Any,
 ) -> jax.Array:
-    """Each device's heads; bias and residual are added to the sum."""
+    """Computes a device's heads; adds bias and residual to the sum."""
     if parts.alike("h", "g"):
         y = call(_op, given, w, None, None, activations=activations, **params)
         return linear.plus(parts.sum(y, "g"), bias, residual)

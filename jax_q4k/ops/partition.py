@@ -1,4 +1,4 @@
-"""Operations on meshes of automatic axes: XLA's partitioner asks how each may be split."""
+"""Partitions operations on meshes of automatic axes: a callback for XLA's partitioner."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..jax_internals import spec_of
 from ..sharding import gathers
 from ..sharding.layout import WHOLE, Layout, Parts, Plan, leaf_names, leaves_of, plan
 
-#: Function of (parts, *leaves) to the results' leaves.
+#: Function from (parts, *leaves) to the result leaves.
 OnParts = Callable[..., list[Any]]
 
 
 def partitioned(
     operation: str, function: OnParts, layout: Layout, operands: Any, results: Any
 ) -> Callable[..., list[Any]]:
-    """`function` of leaves, which XLA's partitioner splits over devices as `layout` allows.
+    """Returns `function` of leaves in a form that XLA's partitioner splits as `layout` allows.
 
-    operands, results: trees with the arrays' shapes and dtypes. Leaves behind the operands', of
-    weights to prefetch, are left out.
+    operands, results: trees with the arrays' shapes and dtypes. Leaves after the operands', of
+    weights to prefetch, are dropped.
     """
-    record = gathers.record()  # here, as the partitioner runs in a thread of its own
+    record = gathers.record()  # here, because the partitioner runs in a thread of its own
     called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
 
     def place(mesh: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
@@ -62,10 +62,10 @@ def _shardings(mesh: Any, found: Plan) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dict[str, Any]]:
-    """Shardy's rule of a layout, and its factors' kinds and sizes.
+    """Returns Shardy's rule for a layout, and the kinds and sizes of its factors.
 
-    Axes of one name may have different sizes: k values of x and k / 256 blocks of w. What is split
-    is their greatest common divisor; the rest of each is a factor of its own, which stays whole.
+    Axes of one name may differ in size: k values of x and k / 256 blocks of w. The factor that may
+    be split is their greatest common divisor; the rest of each is a separate factor that is not.
     """
     named = [
         list(zip(leaf_names(names, tree), [a.shape for a in jax.tree.leaves(tree)], strict=True))
@@ -78,10 +78,10 @@ def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dic
     passed = {name for names, _ in named[1] for name in names}
     combined = set(layout.combined.split())
     possible = {n for n in passed | combined if n != WHOLE and shared.get(n, 1) > 1}
-    reduced: dict[str, None] = {}  # factors that results lack, in Shardy's order: as they appear
-    whole: list[str] = []  # factors that stay whole
-    sizes: dict[str, int] = {}  # of factors of axes that have several
-    alone: set[str] = set()  # factors that are some axis by themselves
+    reduced: dict[str, None] = {}  # factors that results lack, by first appearance, as in Shardy
+    whole: list[str] = []  # factors that are not split
+    sizes: dict[str, int] = {}  # sizes of factors of axes that have several
+    alone: set[str] = set()  # factors that are a complete axis somewhere
 
     def entry(name: str, size: int) -> str:
         if name in (possible & combined) - passed:

@@ -1,8 +1,7 @@
-"""Weights of the next operation, which the launches of this one ask for ahead (sm_90).
+"""Prefetches the next operation's weights into the L2 cache (sm_90).
 
-Memory rests between two launches: while the next one starts, and while its blocks wait for their
-first bytes. What a launch asks for at its end is in the L2 cache when the next one reads it. No
-result depends on it.
+Memory is idle between two launches: while the next one starts, and while its blocks wait for their
+first bytes. Each launch ends with a prefetch of what the next one reads. No result depends on it.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from .backends import KernelCall
 if TYPE_CHECKING:
     from ptx_kernels.ptx import Kernel, Prefetch
 
-#: Rows of activations up to which memory is what products wait for; more keep L1 busy for longer.
+#: Up to this many rows a product is memory bound, and prefetching helps; more are bound by L1.
 MOST_ROWS = 8
 
 
 def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
-    """Those of the weights that kernels read packed; none where `implementation` turns it off."""
+    """Returns the weights that are packed, or none if `implementation` disables prefetching."""
     if not current_selection().prefetch:
         return ()
     given = map(checks.value, weights)
@@ -34,9 +33,9 @@ def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
 
 
 def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]:
-    """Leaves that come behind a primitive's own operands, and its parameter that tells their tree.
+    """Returns the leaves to append to a primitive's operands, and the parameter with their tree.
 
-    Without weights there is neither.
+    Both are empty without weights.
     """
     if not weights:
         return [], {}
@@ -47,17 +46,17 @@ def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]
 def own(
     leaves: Sequence[Any], tree: Any, params: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Leaves of a primitive's own operands, whose tree this is, and parameters without `prefetch`.
+    """Returns the leaves of a primitive's own operands, and the parameters without `prefetch`.
 
-    All rules but the lowering see these alone.
+    tree: structure of the operands. All rules except lowering use only these.
     """
     return leaves[: tree.num_leaves], {k: v for k, v in params.items() if k != "prefetch"}
 
 
 def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
-    """`launch`, whose products and attention ask for `weights` in turn, each for its next part.
+    """Wraps `launch`: products and attention prefetch `weights`, each launch the next part.
 
-    m: rows of activations of the products that read them.
+    m: rows of activations of the products that read the weights.
     """
     from ptx_kernels.kernels import FAMILIES, prefetch_rule
     from ptx_kernels.tuning import choose
@@ -81,7 +80,7 @@ def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
 
 
 def _planes(w: Packed) -> tuple[tuple[int, ...], ...]:
-    """Shapes (n, blocks, bytes) of a matrix's planes."""
+    """Returns the shapes (n, blocks, bytes) of a matrix's planes."""
     if isinstance(w, IndexedArray):
         return tuple(plane.shape[1:] for plane in w.stack.planes)
     return tuple(plane.shape for plane in w.planes)
@@ -92,7 +91,7 @@ def _nbytes(w: Packed) -> int:
 
 
 def _part(w: Packed, first: float, last: float) -> Prefetch:
-    """The rows of a matrix between two parts of it, 0 to 1."""
+    """Returns the rows of a matrix between two fractions of it, 0 to 1."""
     from ptx_kernels.ptx import Prefetch
 
     rows = w.shape[0]

@@ -1,4 +1,4 @@
-"""The way into attention: projections to heads, their rotation, keys and values into pages."""
+"""Input side of attention: QKV projections, rotary embeddings, and the write to the KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .groups import ungrouped
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
 
-_COUNT = 3  # matrices: of queries, keys, values
+_COUNT = 3  # matrices: queries, keys, values
 
 
 def qkv_rope_append(
@@ -40,27 +40,28 @@ def qkv_rope_append(
     prefetch: Sequence[Any] = (),
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """`qkv_matmul` to queries, keys and values, then `rope_append` of their heads.
+    """Projects to queries, keys and values by `qkv_matmul`, then applies `rope_append` to heads.
 
-    On CUDA few tokens, as many as mat-vecs serve, are one launch where heads are not normalized,
-    pages have no scales, and whole heads rotate or pairs are neighbours.
+    On CUDA, as few tokens as mat-vecs take run in one launch if heads are not normalized, pages
+    have no scales, and complete heads rotate or pairs are adjacent dimensions.
 
     Args:
       x: (tokens, k) float32, bfloat16 or float16.
       weights: QuantizedArrays (num_heads * head_dim, k) and twice (num_kv_heads * head_dim, k),
         whose formats may differ, or float arrays.
-      k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
-      cos, sin, interleaved, q_norm, k_norm: as `rope_append` takes them; head_eps is its eps.
-      norm_weight, eps, biases, activations: as `qkv_matmul` takes them.
-      prefetch: as `linear` takes it.
+      k_pages, v_pages, slot_mapping, k_scales, v_scales: see `append_kv`.
+      cos, sin, interleaved, q_norm, k_norm: see `rope_append`; head_eps is its eps.
+      norm_weight, eps, biases, activations: see `qkv_matmul`.
+      prefetch: see `linear`.
 
     Returns:
-      The rotated q (tokens, num_heads, head_dim), of x's dtype, and the updated k_pages, v_pages,
-      and of int8 pages k_scales, v_scales.
+      The rotated q (tokens, num_heads, head_dim) of x's dtype, then the updated k_pages and v_pages
+      and, for int8, k_scales and v_scales.
 
     Raises:
-      TypeError, ValueError: as `qkv_matmul` and `rope_append`; heads that do not make up the rows.
-      NotImplementedError: a derivative is asked for; there is none.
+      TypeError, ValueError: see `qkv_matmul` and `rope_append`; also rows that are not complete
+        heads.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
@@ -107,7 +108,7 @@ def qkv_rope_append(
 
 
 def _check_rows(x: jax.Array, weights: Sequence[Any], k_pages: jax.Array) -> Any:
-    """Raises ValueError unless the matrices give heads like those of the pages; returns tokens.
+    """Raises ValueError unless the matrices give heads like the pages'; returns the tokens.
 
     Their number may be symbolic.
     """
@@ -128,15 +129,15 @@ def _check_rows(x: jax.Array, weights: Sequence[Any], k_pages: jax.Array) -> Any
 
 
 def _heads(rows: jax.Array, k_pages: jax.Array) -> jax.Array:
-    """(tokens, heads * head_dim) -> (tokens, heads, head_dim), of such pages."""
+    """Reshapes (tokens, heads * head_dim) to (tokens, heads, head_dim) of the pages."""
     head_dim = k_pages.shape[3]
     return rows.reshape(rows.shape[0], rows.shape[1] // head_dim, head_dim)
 
 
 class Operands(NamedTuple):
-    """The primitive's operands; angles, norms and the product's but for weights float32."""
+    """The primitive's operands; angles, norms and the product's, except weights, are float32."""
 
-    pages: tuple[jax.Array, ...]  # k_pages, v_pages and, of int8, their scales
+    pages: tuple[jax.Array, ...]  # k_pages, v_pages and, for int8, their scales
     product: linear.Operands
     slot_mapping: jax.Array  # int32 (tokens,), or (groups, tokens of a group)
     cos: jax.Array  # (tokens, rope_dim / 2)
@@ -147,7 +148,7 @@ class Operands(NamedTuple):
 def _chain(
     projected: Any, appended: Any, operands: Operands, *, interleaved: bool, head_eps: float
 ) -> Any:
-    """Pages and q, of the projections and a function of what `rope_append`'s primitive takes."""
+    """Returns pages and q, from the projections and an implementation of `rope_append`."""
     pages, product, *around = operands
     heads = (_heads(y, pages[0]) for y in projected)
     return appended(pages, *heads, *around, interleaved=interleaved, eps=head_eps)
@@ -165,7 +166,7 @@ def _reference(
 def _native(
     *given: Any, interleaved: bool, eps: float, head_eps: float, activations: str | None
 ) -> Any:
-    """The operation by the CPU's kernels; `activations` None means q8_1."""
+    """The operation by the native kernels; `activations` None means q8_1."""
     operands = Operands(*given)
     ys = linear.native(*operands.product, eps=eps, activations=activations)
     return _chain(ys, rope_append.native, operands, interleaved=interleaved, head_eps=head_eps)
@@ -180,7 +181,7 @@ def _ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> Any:
-    """The operation by one PTX kernel, or by those of its steps."""
+    """The operation by one PTX kernel, or by one for each step."""
     from ptx_kernels.tuning import choose
 
     operands = Operands(*given)
@@ -213,7 +214,7 @@ def _shapes(*given: Any, **_: Any) -> Any:
 
 
 def _layout(*given: Any, **_: Any) -> Layout:
-    """Heads of queries, and those of keys and values, which may be split otherwise."""
+    """Layout: query heads, and key and value heads, which may be split differently."""
     operands = Operands(*given)
     of_pages, rows, slots = append_kv.layout_names(operands.slot_mapping)
     token = rows.split()[0]
@@ -235,14 +236,14 @@ def _split(
     head_eps: float,
     activations: str | None,
 ) -> Any:
-    """One call where heads are split alike; else the products, then queries by themselves."""
+    """Runs one call if heads are split alike, otherwise the products, then queries separately."""
     operands = Operands(*leaves)
     pages, product, slot_mapping, cos, sin, norms = operands
     if parts.alike("g", "h") and not parts.split("k"):
         options = {"eps": eps, "head_eps": head_eps, "activations": activations}
         return call(op, *operands, interleaved=interleaved, **options)
     of_rows = {f"n{i}": parts.axes.get(name, ()) for i, name in enumerate("ghh")}
-    by_matrix = Parts({**of_rows, "k": parts.axes.get("k", ())})  # the names of `linear`
+    by_matrix = Parts({**of_rows, "k": parts.axes.get("k", ())})  # with `linear`'s names
     given: Any = {"eps": eps, "activation": None, "activations": activations}
     ys = linear.split(by_matrix, call, *product, **given)
     q, k, v = (_heads(y, pages[0]) for y in ys)
@@ -261,5 +262,5 @@ op = Op(
     native=_native,
     layout=_layout,
     split=_split,
-    computed=lambda results: results[-1:],  # q; pages may hold anything where no token lies
+    computed=lambda results: results[-1:],  # q; unused slots of pages may hold anything
 )

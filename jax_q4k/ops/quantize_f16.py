@@ -1,4 +1,4 @@
-"""Activations as f16 in super-blocks that share a scale: what f16 tensor-core products take."""
+"""Quantizes activations to f16 with a scale per super-block, for f16 tensor-core products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .op import KernelCall
 
 
 def ptx(launch: KernelCall, x: jax.Array) -> Sequence[jax.Array]:
-    """Values, means and scale of the float x (m, k), k a multiple of 256, by a PTX kernel."""
+    """Returns values, means and scale of a float x (m, k), k a multiple of 256, by a PTX kernel."""
     from ptx_kernels.kernels.quantize_f16 import quantize_f16
 
     rows, columns = x.shape

@@ -1,4 +1,4 @@
-"""Activations as int8 in groups of 32, each group with its scale and its sum."""
+"""Quantizes activations to int8 in groups of 32, each with a scale and a sum."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
     """Quantizes groups of 32 along the last axis: x ~ values * scale.
 
     With amax the largest magnitude of a group: scale = amax * (1 / 127), value = round(x * (127 /
-    amax)) with halves to even, all in float32: ggml's `quantize_row_q8_1`, but for the scale's
-    reciprocal, which XLA would make of a division anyway, and for scale and sum staying float32.
-    Where amax is zero, infinite or NaN all values are 0; the scale of a group that holds Inf or NaN
-    is Inf or NaN and its sum NaN, so that such a row's products are NaN.
+    amax)) with halves to even, all in float32. This is ggml's `quantize_row_q8_1`, except that the
+    scale uses a reciprocal, which XLA would make of a division anyway, and that scale and sum stay
+    float32. If amax is zero, infinite or NaN, all values are 0. The scale of a group with Inf or
+    NaN is Inf or NaN, and its sum NaN, so that such a row's products are NaN.
 
     Args:
       x: (..., k) float32, bfloat16 or float16; k a multiple of 32.
@@ -32,7 +32,8 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
       of values.
 
     Raises:
-      TypeError: a dtype that is not listed. ValueError: no axis, or k no multiple of 32.
+      TypeError: a dtype that is not listed. ValueError: no axis, or a k that is not a multiple of
+        32.
     """
     x = checks.float_array("x", x)
     if x.ndim < 1 or x.shape[-1] % GROUP:
@@ -46,13 +47,13 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def to_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float32 (..., n) -> int8 (..., n) and scales (...), as above for groups of n."""
+    """Quantizes float32 (..., n) to int8 (..., n) and scales (...), as above in groups of n."""
     amax = jnp.max(jnp.abs(x), axis=-1)
     usable = (amax > 0) & jnp.isfinite(amax)
     inverse = jnp.where(usable, 127.0 / jnp.where(usable, amax, 1.0), 0.0)
     scaled = jnp.where(usable[..., None], x * inverse[..., None], 0.0)
-    # The bound matters for an amax below 2^-120, where the reciprocal's rounding or overflow could
-    # pass 127.
+    # The clip matters for an amax below 2^-120, where the reciprocal's rounding or overflow could
+    # exceed 127.
     values = jnp.clip(jnp.round(scaled), -127, 127).astype(jnp.int8)
     return values, amax * jnp.float32(1 / 127)
 
@@ -67,7 +68,7 @@ def reference(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """The float32 values of x (m, k) that remain of it as q8_1."""
+    """Rounds float32 x (m, k) to q8_1 and back."""
     values, scale_sum = reference(x)
     groups = values.reshape(*scale_sum.shape[:-1], GROUP).astype(jnp.float32)
     return (groups * scale_sum[..., :1]).reshape(x.shape)

@@ -1,4 +1,4 @@
-"""What `jax.experimental.checkify` reports: NaN in results, indices out of range."""
+"""Reports NaN in results and indices out of range to `jax.experimental.checkify`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax
 from ..jax_internals import Report, on_checkify
 from .backends import Operation
 
-#: The results' leaves -> those whose values are computed, not only moved.
+#: Result leaves -> those whose values are computed and not only moved.
 Computed = Callable[[Sequence[Any]], Sequence[Any]]
 
-#: (*operands, **params) -> indices (count,) and the shape of the array whose rows they are.
+#: (*operands, **params) -> indices (count,) and the shape of the array whose rows they select.
 Indices = Callable[..., tuple[jax.Array, tuple[int, ...]]]
 
 
 def define(op: Operation, computed: Computed, indices: Indices | None) -> None:
-    """Has checkify look for NaN in what is computed, and for indices out of range."""
+    """Makes checkify look for NaN in computed results, and for indices out of range."""
 
     def rule(
         report: Report, *leaves: Any, tree: Any, implementation: Any, **params: Any

@@ -1,4 +1,4 @@
-"""Rotary positions for queries and keys, and keys and values into a cache's pages."""
+"""Applies rotary embeddings to queries and keys, and writes keys and values to the KV cache."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def rope_append(
 ) -> tuple[jax.Array, ...]:
     """Rotates q and k by their tokens' angles, and writes k and v into the pages.
 
-    The pages are written as `append_kv` does it. The first rope_dim dimensions of every head rotate
-    in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else
+    The pages are written as by `append_kv`. The first rope_dim dimensions of every head rotate in
+    pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), otherwise
     (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
-    The angles come as cosines and sines, which all layers of a step share.
+    Angles are passed as cosines and sines, which all layers of a step share.
 
     Args:
       q: (tokens, num_heads, head_dim) float32, bfloat16 or float16.
       k, v: (tokens, num_kv_heads, head_dim) of these dtypes.
-      k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
+      k_pages, v_pages, slot_mapping, k_scales, v_scales: see `append_kv`.
       cos, sin: (tokens, rope_dim / 2) of these dtypes, rope_dim at most head_dim.
-      q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it
-        with `eps` (Qwen 3); None: as it is. Both or neither.
-      return_keys: whether the rotated k is a result, too; what pages hold may be rounded.
+      q_norm, k_norm: (head_dim,), weights of an `rms_norm` with `eps` of every head of q and k
+        before the rotation (Qwen 3); None: no norm. Both or neither.
+      return_keys: whether to return the rotated k, too; the pages may hold it rounded.
 
     Returns:
-      The rotated q, of q's dtype, and the updated k_pages, v_pages, and of int8 pages k_scales,
-      v_scales; at the end, if asked for, the rotated k, of k's dtype.
+      The rotated q of q's dtype, then the updated k_pages and v_pages and, for int8, k_scales and
+      v_scales; with return_keys, last the rotated k of k's dtype.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
         beyond the last page.
-      NotImplementedError: a derivative is asked for; there is none.
+      NotImplementedError: under differentiation; there is no derivative.
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
     pages = tuple(array for array in given if array is not None)
@@ -92,7 +92,7 @@ def rope_append(
 
 
 def checked_angles(cos: Any, sin: Any, tokens: int, head_dim: int) -> tuple[jax.Array, jax.Array]:
-    """Angles' cosines and sines, float32 (tokens, rope_dim / 2)."""
+    """Checks the angles' cosines and sines; returns float32 (tokens, rope_dim / 2)."""
     cos, sin = (checks.float_array(name, x) for name, x in (("cos", cos), ("sin", sin)))
     if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
         raise ValueError(
@@ -104,7 +104,7 @@ def checked_angles(cos: Any, sin: Any, tokens: int, head_dim: int) -> tuple[jax.
 
 
 def checked_norms(q_norm: Any, k_norm: Any, head_dim: int) -> tuple[jax.Array, ...]:
-    """Weights of the norms of queries and keys, float32 (head_dim,); () for none."""
+    """Checks the norm weights of queries and keys; returns float32 (head_dim,) of each, or ()."""
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must both be given, or neither")
     if q_norm is None:
@@ -115,7 +115,7 @@ def checked_norms(q_norm: Any, k_norm: Any, head_dim: int) -> tuple[jax.Array, .
     )
 
 
-#: k_pages, v_pages and, of int8, their scales.
+#: k_pages, v_pages and, for int8, their scales.
 Pages = tuple[jax.Array, ...]
 
 
@@ -133,7 +133,7 @@ def reference(
     eps: float,
     keys: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """`rope_append` in plain JAX: the updated pages, the rotated q and, with `keys`, k."""
+    """`rope_append` in plain JAX; returns the updated pages, the rotated q and, with `keys`, k."""
     if norms:
         q, k = (
             rms_norm.reference(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
@@ -176,7 +176,7 @@ def ptx(
 def native(
     pages: Pages, *others: Any, interleaved: bool, eps: float, keys: bool = False
 ) -> list[jax.Array]:
-    """`rope_append` by the CPU's kernels, in place."""
+    """`rope_append` by the native kernels, in place."""
     q, k, v, slot_mapping, cos, sin, norms = others
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
     arrays = q, k, v, slot_mapping, cos, sin, *norms
@@ -209,6 +209,6 @@ op = Op(
     ptx=ptx,
     native=native,
     layout=_layout,
-    # q and k; pages, an even number of arrays, may hold anything where no token lies
+    # q and k; unused slots of pages, an even number of arrays, may hold anything
     computed=lambda results: results[-2 + len(results) % 2 :],
 )

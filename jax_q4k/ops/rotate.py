@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of a head's dimensions, rotated by their token's angles."""
+"""Rotary position embeddings: rotates pairs of a head's dimensions by the token's angles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .op import Op
 def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     """Rotates the first rope_dim dimensions of every head by its token's angles.
 
-    They rotate in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i,
-    i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
+    They rotate in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), otherwise
+    (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
 
-    `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+    `ptx` and `sim` have no kernel for it and run plain JAX, like `xla`.
 
     Args:
       x: (..., heads, head_dim) float32, bfloat16 or float16.
@@ -27,7 +27,7 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
         head_dim.
 
     Returns:
-      As x. Differentiable.
+      x's shape and dtype. Differentiable.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
@@ -71,7 +71,7 @@ def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool
 
 
 def native(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """`rotate` by the CPU's kernels: XLA would compute the angles again in every layer."""
+    """`rotate` by a native kernel; XLA would recompute the angles in every layer."""
     return calls.rotate(x, cos, sin, interleaved=interleaved)
 
 

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: which experts see a token, and how much each counts."""
+"""Router of a mixture of experts: selects each token's experts and their weights."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows
 
-#: How logits become scores.
+#: Functions from logits to scores.
 GATINGS = ("softmax", "sigmoid")
 
-#: The least sum of weights that `normalize` divides by, the smallest normal float16, as llama.cpp
-#: has it.
+#: Minimum sum of weights that `normalize` divides by: the smallest normal float16, as in llama.cpp.
 LEAST_SUM = 6.103515625e-5
 
 
@@ -33,35 +32,35 @@ def route(
     normalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """The `top` experts of each token by their scores, and these scores as weights.
+    """Returns the `top` experts of each token by score, and these scores as weights.
 
-    Experts are chosen by score + bias, and among groups of experts first if there are several: a
-    group counts as much as the sum of its two best (https://arxiv.org/abs/2412.19437, 2.1.2).
-    Weights are the scores without the bias. Of equals the lower id comes first.
+    Experts are selected by score + bias. If there are several groups of experts, groups are
+    selected first, by the sum of their two best experts (https://arxiv.org/abs/2412.19437, 2.1.2).
+    Weights are the scores without the bias. Among equals, the lower id comes first.
 
-    With `softmax` and `normalize`, weights are the softmax over the chosen experts' logits alone,
-    which is gpt-oss's rule, unless the clamp below 6.1e-5 acts.
+    With `softmax` and `normalize`, weights are the softmax over the selected experts' logits, which
+    is gpt-oss's rule, unless the clamp below 6.1e-5 acts.
 
-    NaN counts as the largest score, so ids stay in range. Weights are NaN: with `softmax` or
-    `normalize` all of the token's, else those of the experts whose logits are.
+    NaN counts as the largest score, so ids stay in range. Weights are then NaN: with `softmax` or
+    `normalize` all of the token's, otherwise those of experts with a NaN logit.
 
     Args:
       logits: (..., experts) float32, bfloat16 or float16.
-      top: experts per token, 1 to those of `groups_used` groups.
-      gating: logits to scores: `softmax` over all experts, or `sigmoid` of each.
-      bias: (experts,), of the selection, or None.
-      groups: equal parts of the experts, a divisor of their number; groups_used: how many of them
-        a token's experts may come from.
+      top: experts per token, 1 to the number of experts in `groups_used` groups.
+      gating: scores from logits: `softmax` over all experts, or `sigmoid` of each.
+      bias: (experts,), added to scores for the selection only, or None.
+      groups: number of equal groups of experts, a divisor of their number; groups_used: number of
+        groups that a token's experts may come from.
       normalize: whether weights are divided by their sum, at least 6.1e-5.
-      scale: what weights are multiplied by at the end.
+      scale: final factor of the weights.
 
     Returns:
       ids int32 (..., top), best first, and weights float32 (..., top), differentiable in the
       logits.
 
     Raises:
-      TypeError: a dtype that is not listed, a number that is none. ValueError: shapes that don't
-        fit, an unknown name, a number out of range.
+      TypeError: a dtype that is not listed, an argument that is not a number. ValueError: shapes
+        that don't fit, an unknown name, a number out of range.
     """
     logits, bias, params = checked(logits, top, gating, bias, groups, groups_used, normalize, scale)
     rows = Rows.of(logits)
@@ -81,7 +80,7 @@ def checked(
     *,
     bias_name: str = "bias",
 ) -> tuple[jax.Array, jax.Array | None, dict[str, Any]]:
-    """The logits, the bias, and the primitive's parameters."""
+    """Checks the arguments; returns the logits, the bias, and the primitive's parameters."""
     logits = checks.float_array("logits", logits)
     if logits.ndim < 1 or logits.shape[-1] < 1:
         raise ValueError(f"logits has shape {logits.shape}; its last axis must hold an expert")
@@ -141,7 +140,7 @@ def ptx(
     groups_used: int,
     **params: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """`route` by one launch; with groups, or beyond the kernel's limits, in plain JAX."""
+    """`route` in one launch, or in plain JAX with groups or beyond the kernel's limits."""
     m, experts = logits.shape
     if not a_warp_routes(experts, groups=groups, **params):
         return reference(logits, bias, groups=groups, groups_used=groups_used, **params)
@@ -154,12 +153,12 @@ def ptx(
 
 
 def a_warp_routes(experts: int, *, top: int, groups: int, **_: Any) -> bool:
-    """True if a kernel's warp chooses among so many experts."""
+    """Returns whether a kernel's warp can select among this many experts."""
     return groups == 1 and experts <= MAX_ROUTED_EXPERTS and top <= MAX_ROUTED
 
 
 def kernel_routing(bias: jax.Array | None, **params: Any) -> Any:
-    """The kernels' `Routing` of the parameters without groups."""
+    """Returns the kernels' `Routing` for parameters without groups."""
     from ptx_kernels.kernels.route import Routing
 
     return Routing(bias=bias is not None, least=LEAST_SUM, **params)
@@ -168,7 +167,7 @@ def kernel_routing(bias: jax.Array | None, **params: Any) -> Any:
 def _chosen(
     scores: jax.Array, bias: jax.Array | None, top: int, groups: int, groups_used: int
 ) -> jax.Array:
-    """Ids int32 (m, top) of the best scores (m, experts)."""
+    """Returns the ids int32 (m, top) of the best scores (m, experts)."""
     m, experts = scores.shape
     biased = scores if bias is None else scores + bias
     biased = jnp.where(jnp.isnan(biased), jnp.inf, biased)
@@ -187,7 +186,7 @@ def _shapes(logits: Any, _: Any, *, top: int, **__: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-#: The primitive. A token's logits lie whole on a device.
+#: The primitive. A token's logits are never split over devices.
 op = Op(
     "route",
     reference,

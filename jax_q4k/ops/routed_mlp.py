@@ -1,4 +1,4 @@
-"""The feed-forward networks of the experts that a router's logits choose, added up."""
+"""Feed-forward networks of the experts that a router selects (MoE), summed with its weights."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def routed_mlp(
     residual: Any = None,
     activations: str | None = None,
 ) -> jax.Array:
-    """`expert_mlp` of x by the experts and weights that `route` chooses by the logits.
+    """`expert_mlp` of x, with the experts and weights that `route` selects from the logits.
 
-    On CUDA the first mat-vec of few tokens chooses, which takes a launch less.
+    On CUDA, the first mat-vec of few tokens makes the selection, which saves a launch.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
-      logits: (..., experts), top, gating, groups, groups_used, normalize, scale: as `route` takes
-        them; selection_bias: its bias (experts,), or None.
-      gate, up, down, activation, biases, down_scale, norm_weight, eps, residual, activations: as
-        `expert_mlp` takes them.
+      logits: (..., experts), top, gating, groups, groups_used, normalize, scale: see `route`;
+        selection_bias: its bias (experts,), or None.
+      gate, up, down, activation, biases, down_scale, norm_weight, eps, residual, activations: see
+        `expert_mlp`.
 
     Returns:
-      (..., n) of x's dtype. Differentiable as the chain of `route` and `expert_mlp` is.
+      (..., n) of x's dtype. Differentiable like the chain of `route` and `expert_mlp`.
 
     Raises:
-      TypeError: a dtype that is not listed, a number that is none. ValueError: shapes that don't
-        fit, an unknown name, a number out of range, norm_weight without eps.
+      TypeError: a dtype that is not listed, an argument that is not a number. ValueError: shapes
+        that don't fit, an unknown name, a number out of range, norm_weight without eps.
     """
     activations = activations_of(activations)
     given, rows, dtype = expert_mlp.checked(
@@ -85,21 +85,21 @@ def routed_mlp(
 
 
 class Operands(NamedTuple):
-    """The primitive's operands; all but the matrices float32."""
+    """The primitive's operands; all but the matrices are float32."""
 
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n)
     logits: jax.Array  # (m, experts)
     selection_bias: jax.Array | None  # (experts,)
     norm_weight: jax.Array | None  # (k,)
-    gate: Any  # packed or float (experts, inner, k), as `up`
+    gate: Any  # packed or float (experts, inner, k), like `up`
     up: Any
     down: Any  # (experts, n, inner)
     biases: tuple[Any, Any, Any]  # (experts, inner) twice, (experts, n)
     down_scale: jax.Array | None  # (experts,)
 
     def of_experts(self, ids: Any = None, weights: Any = None) -> expert_mlp.Operands:
-        """Those of `expert_mlp`."""
+        """Returns the operands of `expert_mlp`."""
         return expert_mlp.Operands(self.x, self.residual, ids, weights, *self[4:])
 
 
@@ -111,7 +111,7 @@ def reference(*operands: Any, routing: Any, **params: Any) -> jax.Array:
 
 
 def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """The operation by two mat-vecs, of which the first one chooses, or by `route` before them."""
+    """The operation by two mat-vecs, the first of which selects, or by `route` before them."""
     given, options = Operands(*operands), dict(routing)
     (m, experts), matrices = given.logits.shape, [given.gate, given.up, given.down]
     mat_vecs = expert_kernels.takes(matrices, m, options["top"])
@@ -125,14 +125,14 @@ def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.
 
 
 def native(*operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """The operation by the CPU's kernels behind plain JAX's choice."""
+    """The operation by the native kernels, after selection in plain JAX."""
     given = Operands(*operands)
     chosen = route.reference(given.logits, given.selection_bias, **dict(routing))
     return expert_mlp.native(*given.of_experts(*chosen), **params)
 
 
 def _derivative(*operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """By differentiable operations."""
+    """Composes the operation from differentiable ones."""
     given, options = Operands(*operands), dict(routing)
     bias = given.selection_bias
     ids, weights = route.route(given.logits, options.pop("top"), bias=bias, **options)
@@ -141,14 +141,14 @@ def _derivative(*operands: Any, routing: Any, **params: Any) -> jax.Array:
 
 
 def _layout(*_: Any, **__: Any) -> Layout:
-    """As that of `expert_mlp`, with logits and a bias; a token's logits lie whole on a device."""
+    """Layout of `expert_mlp`, with logits and a bias; a token's logits are never split."""
     inner = expert_mlp.layout()
     x, residual, ids, _, *others = inner.operands
     return inner._replace(operands=(x, residual, ids, "_", *others))
 
 
 def _split(parts: Parts, call: Any, *operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """Each device's experts and part of the inner axis, of experts that all devices choose."""
+    """Computes a device's experts and part of the inner axis; every device makes the selection."""
     given = Operands(*operands)
     chosen = call(route.op, given.logits, given.selection_bias, **dict(routing))
     return expert_mlp.split(parts, call, *given.of_experts(*chosen), **params)
@@ -165,7 +165,7 @@ op = Op(
     shapes=_shapes,
     ptx=ptx,
     native=native,
-    vmap=functools.partial(by_rows, operands=3, otherwise=by_examples),  # up to the logits
+    vmap=functools.partial(by_rows, operands=3, otherwise=by_examples),  # x to logits
     derivative=_derivative,
     layout=_layout,
     split=_split,

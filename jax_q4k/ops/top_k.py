@@ -1,4 +1,4 @@
-"""The largest values of rows: what a sampling step picks a token from."""
+"""Largest values of rows, from which a sampling step picks a token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def argmax(x: Any) -> jax.Array:
-    """Index of the largest value along the last axis.
+    """Returns the index of the largest value along the last axis.
 
     Ties go to the lowest index. The first NaN counts as the largest value.
 
@@ -30,7 +30,7 @@ def argmax(x: Any) -> jax.Array:
       x: (..., n) float32, bfloat16 or float16, n at least 1.
 
     Returns:
-      (...) int32, which do not move: derivatives take it as a constant, as those of `jnp.argmax`.
+      (...) int32. Derivatives treat it as a constant, like that of `jnp.argmax`.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: an empty axis.
@@ -43,11 +43,11 @@ def argmax(x: Any) -> jax.Array:
 
 
 def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k largest values along the last axis, descending, and their indices, as `jax.lax.top_k`.
+    """Returns the k largest values along the last axis, descending, and their indices.
 
-    Ties come in order of their indices; NaN counts as the largest, -0 as 0. On CUDA the kernels
-    take a k of up to 4096, and rows of up to 4096 * (4096 // k) values; what is larger is left to
-    XLA.
+    Like `jax.lax.top_k`: ties are in the order of their indices; NaN counts as the largest, -0 as
+    0. On CUDA the kernels take a k of up to 4096, and rows of up to 4096 * (4096 // k) values; XLA
+    takes larger ones.
 
     Args:
       x: (..., n) float32, bfloat16 or float16.
@@ -57,8 +57,8 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
       (..., k) of x's dtype, differentiable, and (..., k) int32.
 
     Raises:
-      TypeError: a dtype that is not listed, a k that is no integer. ValueError: an empty axis, a k
-        out of range.
+      TypeError: a dtype that is not listed, a k that is not an integer. ValueError: an empty axis,
+        a k out of range.
     """
     x, rows = _checked(x)
     *leading, n = x.shape
@@ -72,7 +72,7 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _checked(x: Any) -> tuple[jax.Array, Rows]:
-    """x as an array (..., n), and its rows."""
+    """Returns x as an array (..., n), and its rows."""
     x = checks.float_array("x", x)
     if x.ndim < 1 or x.shape[-1] < 1:
         raise ValueError(f"x has shape {x.shape}; its last axis must hold at least one value")
@@ -80,9 +80,10 @@ def _checked(x: Any) -> tuple[jax.Array, Rows]:
 
 
 def _argmax_reference(x: jax.Array) -> Pair:
-    """`argmax` of float32 (m, n), behind the largest values, in plain JAX.
+    """Returns the largest values of float32 (m, n), and their indices, in plain JAX.
 
-    The best part of a row comes first: a CPU finds a maximum by vectors, its index value by value.
+    First finds the best part of a row: a CPU finds a maximum with vector instructions, but its
+    index one value at a time.
     """
     m, n = x.shape
     size = math.gcd(n, 512)
@@ -96,14 +97,14 @@ def _argmax_reference(x: jax.Array) -> Pair:
 
 def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
     """`top_k` of float32 (m, n) in plain JAX."""
-    # XLA orders by sign first: all NaN and both zeros alike.
+    # XLA orders by sign first, so all NaN and both zeros are made equal.
     x = jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x == 0, 0.0, x))
     values, indices = jax.lax.top_k(x, count)
     return values, indices
 
 
 def _top_k_derivative(x: jax.Array, *, count: int) -> Pair:
-    """`top_k` as a lookup of the values, whose indices do not move."""
+    """`top_k` as a lookup of the values by their indices, which are constants."""
     _, indices = _top_k.bind(jax.lax.stop_gradient(x), count=count)
     return jnp.take_along_axis(x, indices, axis=1), indices
 
@@ -140,9 +141,9 @@ def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
 def _search(
     launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
 ) -> Pair:
-    """Values and indices (m, count), found in two launches if `splits` is above 1.
+    """Returns values and indices (m, count), by two launches if `splits` is above 1.
 
-    The first finds candidates of each row's `splits` parts, the second the best of the candidates.
+    The first finds candidates in each row's `splits` parts, the second the best of the candidates.
     """
     rows, columns = x.shape
     found = launch(build(rows, columns, splits, False), x)
@@ -156,7 +157,7 @@ def _pair(*shape: int) -> Any:
 
 
 def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
-    """The best of each device's best; ties go to the first device, which has lower indices."""
+    """Returns the best of each device's best; ties go to the first device, with lower indices."""
     values, indices = call(_argmax, x)
     values = parts.gather(values, "n")
     indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")
@@ -165,7 +166,7 @@ def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
 
 
 def _top_k_split(parts: Parts, call: Any, x: jax.Array, *, count: int) -> Pair:
-    """The best of each device's best, in the devices' order: that of their indices."""
+    """Returns the best of each device's best; device order is the order of their indices."""
     values, indices = call(_top_k, x, count=min(count, x.shape[1]))
     values = parts.gather(values, "n")
     indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")

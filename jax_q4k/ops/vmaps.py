@@ -1,7 +1,7 @@
-"""Rules of `vmap` for an operation: as one call of more rows, one by one, or as its reference's.
+"""Rules of `vmap` for an operation: one call with more rows, a loop, or the reference's `vmap`.
 
-A rule takes the operation, the leaves of its operands, the mapped axis of each, None where it has
-none, and the primitive's parameters. It gives the results' leaves and their mapped axes.
+A rule takes the operation, the leaves of its operands, the mapped axis of each or None, and the
+primitive's parameters. It returns the result leaves and their mapped axes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def by_examples(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params
 
 
 def by_layers(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
-    """As `by_examples`, but each example's packed matrices stay where they lie among the others'.
+    """Like `by_examples`, but packed matrices stay in their stack and are read in place.
 
-    For an operation that takes an IndexedArray for a matrix, for all of its matrices or for none.
+    The operation must take an IndexedArray for a matrix, for all of its matrices or for none.
     """
     operands = jax.tree.unflatten(params["tree"], leaves)
     parts, tree = jax.tree.flatten(operands, is_leaf=lambda a: isinstance(a, Packed))
@@ -61,7 +61,7 @@ def by_layers(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) 
 
 
 def by_reference(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
-    """Takes the `vmap` of the reference."""
+    """Applies `vmap` to the reference."""
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
     function = of_leaves(op.reference, params["tree"], plain)
     out = jax.vmap(function, in_axes=tuple(axes))(*leaves)
@@ -79,12 +79,12 @@ def by_rows(
 ) -> Mapped:
     """Runs a single call on the rows of all examples, (batch * rows, k).
 
-    The first `operands` operands have rows, and so have all results. `otherwise` is the rule where
-    another operand is mapped, or there is no example.
+    The first `operands` operands have rows, and so have all results. `otherwise` is the rule if
+    another operand is mapped, or if there is no example.
     """
     count = sum(child.num_leaves for child in params["tree"].children()[:operands])
     (batch,) = {a.shape[axis] for a, axis in zip(leaves, axes, strict=True) if axis is not None}
-    if not batch or any(axis is not None for axis in axes[count:]):  # no kernel has zero rows
+    if not batch or any(axis is not None for axis in axes[count:]):  # no kernel takes zero rows
         return otherwise(op, leaves, axes, params)
     with_rows = [
         jnp.broadcast_to(a, (batch, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)

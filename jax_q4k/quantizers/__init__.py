@@ -1,9 +1,8 @@
-"""Floats to ggml's blocks, on the CPU whatever JAX's default device is.
+"""Quantizes floats to ggml's blocks, always on the CPU.
 
-`affine` and `symmetric` search for scales, `pack` makes bytes; a module with a `QUANTIZER` puts
-them together for each format, and there is no other list. A program takes one fixed number of
-blocks, so that memory is bounded and a block's bytes depend on nothing but its own values and
-importance.
+`affine` and `symmetric` search for scales, and `pack` packs the bytes. Each format has a module
+with a `QUANTIZER`; there is no other list of formats. Programs take a fixed number of blocks. This
+bounds memory, and makes a block's bytes depend only on its own values and importance.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from .quantizer import Quantizer
 
 __all__ = ["names", "quantize"]
 
-#: Weights of one program: with its temporaries, 30 bytes each, about a core's second-level cache.
+#: Weights per program; with temporaries of 30 bytes each, about a core's L2 cache.
 CHUNK = 32768
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
-# of a block's largest: a value of importance zero is still rounded, not left to chance
+# relative to a block's largest importance; even values of importance zero are rounded properly
 _LEAST_IMPORTANCE = 2.0**-20
 
 
 @functools.cache
 def _found() -> dict[str, Quantizer]:
-    """The quantizers of this package by format, in the order of `formats.names()`."""
+    """Returns the quantizers of this package by format, in the order of `formats.names()`."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
     loaded = [importlib.import_module(f"{__name__}.{name}") for name in modules]
     found = {m.QUANTIZER.format: m.QUANTIZER for m in loaded if hasattr(m, "QUANTIZER")}
@@ -41,40 +40,40 @@ def _found() -> dict[str, Quantizer]:
 
 
 def largest(format: str) -> float:
-    """The largest magnitude that a format takes."""
+    """Returns the largest magnitude that a format accepts."""
     return _found()[format].largest
 
 
 def names() -> tuple[str, ...]:
-    """The formats that `quantize` makes: ("Q4_0", ...)."""
+    """Returns the formats that `quantize` supports: ("Q4_0", ...)."""
     return tuple(_found())
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
-    """Rows of floats as ggml's blocks, the bytes that a GGUF file holds.
+    """Quantizes rows of floats to ggml's blocks: the bytes of a GGUF file.
 
     Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x -
-    weight)^2: ggml's objective where it has an importance matrix. Q8_0 is ggml's to the bit and
-    knows no importance. Values already on a grid of the format keep it: to the bit in Q4_0, Q5_0
-    and Q8_0, within an ulp in the others as far as the values tell which grid it was (see `affine`,
+    weight)^2: ggml's objective with an importance matrix. Q8_0 equals ggml's bit for bit and
+    ignores the importance. Values already on a grid of the format keep it: bit for bit in Q4_0,
+    Q5_0 and Q8_0, within an ulp in other formats if the values determine the grid (see `affine`,
     `symmetric`).
 
     Args:
       w: (..., k), NumPy or JAX, float32, float16, bfloat16 or float64 (searched in float32).
       format: one of `names()`.
-      importance: (k,) weights of the squared errors, non-negative, their scale without meaning; a
-        block in which all are zero counts as even. None: all alike.
+      importance: (k,) non-negative weights of the squared errors; a common factor has no effect.
+        A block of zeros counts as uniform. None: uniform.
 
     Returns:
       uint8 (..., k / block_size, block_bytes).
 
     Raises:
-      ValueError: an unknown format; no axis, an empty one, or k no multiple of the block; a value
-        that is NaN, infinite or beyond the format's range, which names the first; an importance of
-        another shape, or one that is negative, NaN or infinite. TypeError: a dtype that is not
-        listed, a boolean or complex importance, a tracer.
+      ValueError: an unknown format; no axis, an empty one, or a k that is not a multiple of the
+        block size; a value that is NaN, infinite or beyond the format's range (the message names
+        the first); an importance of another shape, or with negative, NaN or infinite elements.
+        TypeError: a dtype that is not listed, a boolean or complex importance, a tracer.
     """
-    if format not in names():  # a tuple: the argument need not be hashable
+    if format not in names():  # a tuple, because the argument may not be hashable
         raise ValueError(f"format={format!r} must be one of {', '.join(names())}")
     for name, argument in (("w", w), ("importance", importance)):
         if isinstance(argument, jax.core.Tracer):
@@ -107,7 +106,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
         chunk = flat[start : start + step]
         rows = np.arange(start, start + step) % len(row_importance)
         x = np.zeros((step, block.block_size), np.float32)
-        with np.errstate(over="ignore"):  # of float64: an infinity is then found
+        with np.errstate(over="ignore"):  # large float64 become infinite, and are rejected below
             x[: len(chunk)] = chunk
         if not np.abs(x).max() <= quantizer.largest:
             first = int(np.argmax(~(np.abs(x) <= quantizer.largest)))
@@ -126,7 +125,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
 
 
 def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:
-    """float32 (k / block_size, block_size), every block's largest 1 and none zero."""
+    """Returns float32 (k / block_size, block_size); each block's largest is 1, and none is zero."""
     found = np.asarray(importance)
     if found.dtype.kind not in "iuf" and found.dtype.name != "bfloat16":
         raise TypeError(f"importance has dtype {found.dtype.name}; it must be real numbers")

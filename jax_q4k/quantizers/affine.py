@@ -1,18 +1,18 @@
 """Formats with a scale and a minimum: weight = s * q - m with q in 0 to `top`.
 
-Weighted least squares in three steps. A sub-block alone: the values are rounded to quants with a
-number of trial steps; from the quants the best s and m follow in closed form, and the trial of
-least error wins. The super-block: all s, and then all m, have to be an f16 d times integers of 0 to
-63 (of 0 to 15 in Q2_K); candidates for d are the integer parts of the largest. Last, scales and
-minimums one up or down are tried with the quants rounded anew, and all of that again after d and
-dmin were fitted to the quants of the whole super-block.
+The search is weighted least squares in three steps. First, each sub-block alone: the values are
+rounded to quants with a number of trial steps. Given the quants, the best s and m have a closed
+form, and the trial with the least error wins. Second, the super-block: all s, and likewise all m,
+must be an f16 d times integers of 0 to 63 (0 to 15 in Q2_K). Candidates for d are the largest
+values divided by integers. Third, scales and minimums one step up or down are tried with quants
+rounded again; then d and dmin are fitted to the quants of the super-block, and this is repeated.
 
-Values that already lie on a grid of the format keep it, as far as they tell which: a trial step is
-a sub-block's range over each whole number of levels, so that one is exact, and the candidates for d
-then hold the d it came from. It takes sub-blocks that use at least about half of their levels and
-whose least value is not above zero. Of a few distinct values, or of positive ones, the first grid
-that is found to hold them need not fit in with the grids of the other sub-blocks; a second
-quantization then differs from the first, by as little as any quantization of such values.
+Values that already lie on a grid of the format stay on it if they determine the grid. A trial step
+is a sub-block's range divided by an integer number of levels, so one of them is exact, and the
+candidates for d include the original d. This requires sub-blocks that use at least about half of
+their levels and whose smallest value is not above zero. For a few distinct values, or for positive
+ones, the first grid that fits may not be compatible with those of the other sub-blocks. A second
+quantization then differs from the first, but only by the error of any quantization of such values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import numpy as np
 
 from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
-# A sub-block's range over `top` plus these are its trial steps. Finer ones gain less than 0.1%.
+# Trial steps are a sub-block's range over `top` plus each of these. Finer ones gain less than 0.1%.
 _TRIALS = np.arange(5, -31, -1) / 3
-#: Levels that a sub-block's quants may move up to bring its minimum onto the multiples of dmin.
+#: Levels by which a sub-block's quants may move up to bring its minimum to a multiple of dmin.
 _SHIFTS = 4
-# Steps of a sub-block's (scale, min, quants): the last in whole levels, with the min that then fits
+# Changes to a sub-block's (scale, min, quants). The last is in whole levels, with the min that then
+# fits best.
 # best.
 _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t in (1, -1, 2, -2)]
 
@@ -38,7 +39,7 @@ _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t 
 def sub_blocks(
     x: jax.Array, w: jax.Array, top: int, lowest: float = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """Best s and m of x ~ s * q - m, q in 0 to `top`, m >= -`lowest`.
+    """Fits x ~ s * q - m with q in 0 to `top` and m >= -`lowest`; returns the best s and m.
 
     x and w are (values, ...), s and m (...).
     """
@@ -47,7 +48,7 @@ def sub_blocks(
     sum_w, sum_wy = w.sum(0), (w * y).sum(0)
 
     def fit(q: jax.Array) -> Best:
-        """(error up to a constant, s, offset) of the least-squares line through q -> y."""
+        """Returns (error up to a constant, s, offset) of the least-squares line q -> y."""
         wq = w * q
         sum_q, sum_qq, sum_qy = wq.sum(0), (wq * q).sum(0), (wq * y).sum(0)
         over_determinant = reciprocal(sum_w * sum_qq - sum_q * sum_q)
@@ -87,7 +88,7 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
         return (w * (d * quants(d, m) + m - x) ** 2).sum(0), d, m
 
     start = (jnp.full_like(s, jnp.inf), s, -minimum)
-    # The nearest f16 and those beside it, and quants moved up, where m falls on another f16.
+    # The nearest f16 and its neighbors; then quants moved up, so that m falls on another f16.
     steps = [(0, 0), (1, 0), (-1, 0)] + [(0, shift) for shift in range(1, _SHIFTS + 1)]
     _, d, m = best_of(steps, trial, start)
     return d, m, quants(d, m)
@@ -96,16 +97,16 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
 def _multiples(
     choices: Sequence[jax.Array], cost: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array]:
-    """An f16 d (blocks,) and integers n (sub-blocks, blocks) of 0 to `most`, with d * n ~ values.
+    """Finds an f16 d (blocks,) and integers n (sub-blocks, blocks) in 0 to `most`: d * n ~ values.
 
-    Errors are weighted by `cost`. It and every choice are (sub-blocks, blocks). Of the `choices`
-    for a value the one counts that lies nearest to a multiple of d. Candidates for d are the
-    integer parts of the three largest first choices.
+    `cost` weights the errors. It and every choice are (sub-blocks, blocks). Of the `choices` for a
+    value, the one nearest to a multiple of d counts. Candidates for d are the three largest first
+    choices divided by integers.
     """
     largest = jax.lax.top_k(choices[0].T, 3)[0].T
 
     def nearest(d: jax.Array) -> Best:
-        """(distance, n), both (sub-blocks, ..., blocks): d (..., blocks)."""
+        """Returns (distance, n), both (sub-blocks, ..., blocks), for d (..., blocks)."""
 
         def distance(values: jax.Array) -> Best:
             values = values.reshape(len(values), *(1,) * (d.ndim - 1), -1)
@@ -132,10 +133,10 @@ def _multiples(
 def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[jax.Array, ...]:
     """Quantizes x (values, sub-blocks, blocks), errors weighted by w of that shape.
 
-    Returns d, dmin (blocks,), scales, mins (sub-blocks, blocks), quants of x's shape, all float32.
+    weight = d * scale * q - dmin * min with scales and mins of 0 to `most`; d and dmin are
+    non-negative f16 values.
 
-    weight = d * scale * q - dmin * min with scales and mins of 0 to `most`; d and dmin are f16
-    values, neither negative.
+    Returns d, dmin (blocks,), scales, mins (sub-blocks, blocks), quants of x's shape, all float32.
     """
     sum_w = w.sum(0)
 
@@ -146,10 +147,7 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[
         return (w * (s * q - x)).sum(0) / sum_w
 
     def neighbours(d: jax.Array, dmin: jax.Array, scale: jax.Array, minimum: jax.Array) -> Best:
-        """The best (error of the super-block, d, dmin, scales, mins) near the given ones.
-
-        Candidates are a few steps from them.
-        """
+        """Returns the best (error of the super-block, d, dmin, scales, mins) within a few steps."""
         s = d * scale
         m = best_m(s, quants(s, dmin * minimum))
 
@@ -168,7 +166,7 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[
 
     s, m = sub_blocks(x, w, top)
     q = quants(s, m)
-    # what an error of s costs when m makes up for it
+    # the cost of an error in s when m compensates for it
     spread = (w * q * q).sum(0) - (w * q).sum(0) ** 2 / sum_w
     d, scale = _multiples([s], jnp.maximum(spread, 0), most)
     s = d * scale
@@ -185,7 +183,7 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[
         (w * product).sum((0, 1)) for product in (a * a, a * b, b * b, a * x, b * x)
     )
     determinant = aa * bb - ab * ab
-    solvable = determinant > 1e-6 * aa * bb  # else rounding decides
+    solvable = determinant > 1e-6 * aa * bb  # otherwise rounding errors decide
     fitted = nearest_f16(
         jnp.where(
             solvable,

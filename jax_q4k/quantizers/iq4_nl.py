@@ -1,4 +1,4 @@
-"""IQ4_NL: a scale for 32 entries of a table."""
+"""IQ4_NL: one scale and 32 codebook values per block."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
     return {"d": pack.f16_bytes(d), "qs": pack.nibbles(pack.codes(q, TABLE))}
 
 
-# of its largest entry with either sign, though the table is not symmetric
+# the positive maximum serves for both signs, although the table is not symmetric
 QUANTIZER = Quantizer("IQ4_NL", max(TABLE) * LARGEST_F16, searched("IQ4_NL", (32,), _fields))

@@ -1,4 +1,4 @@
-"""IQ4_XS: eight sub-blocks of 32 entries of a table, with 6-bit scales."""
+"""IQ4_XS: eight sub-blocks of 32 codebook values, with 6-bit scales."""
 
 from __future__ import annotations
 

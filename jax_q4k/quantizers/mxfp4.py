@@ -1,4 +1,4 @@
-"""MXFP4: a power of two for 32 entries of a table."""
+"""MXFP4: one power of two and 32 codebook values per block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = max(TABLE) * 2.0**57  # squares of weights stay far from the largest 
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    """The power that puts the largest magnitude between 8 and 16, and those beside it."""
+    """Tries the power that maps the largest magnitude to 8 to 16, and its neighbors."""
     largest = jax.lax.bitcast_convert_type(jnp.abs(x).max(0), jnp.int32)
 
     def quants(e: jax.Array) -> jax.Array:
@@ -36,7 +36,7 @@ def _fields(x: jax.Array, w: jax.Array) -> Fields:
 
 
 def _power(exponent: jax.Array) -> jax.Array:
-    """2^exponent, int32 -> float32, from 2^-126 on."""
+    """Returns 2^exponent, int32 -> float32, for exponents from -126."""
     return jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 

@@ -1,6 +1,6 @@
-"""Integers to the bytes of a block.
+"""Packs integers into the bytes of a block.
 
-Functions are the inverses of the decoders in `ptx_kernels.formats`, which give the layouts.
+The functions are inverses of the decoders in `ptx_kernels.formats`, which define the layouts.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import jax.numpy as jnp
 
 
 def f16_bytes(x: jax.Array) -> jax.Array:
-    """float32 (blocks,) that are f16 values -> uint8 (blocks, 2), little-endian."""
+    """Converts float32 (blocks,) with f16 values to uint8 (blocks, 2), little-endian."""
     return jax.lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint8)
 
 
 def nibbles(values: jax.Array) -> jax.Array:
     """Packs the low four bits of uint8 (..., 2n) into uint8 (..., n).
 
-    Those of the first n stay low, and those of the last n go above them.
+    The first n become the low nibbles, the last n the high nibbles.
     """
     low, high = jnp.split(values & 0xF, 2, axis=-1)
     return low | (high << 4)
 
 
 def codes(quants: jax.Array, table: Sequence[int]) -> jax.Array:
-    """Entries of a table to their numbers; of equal entries the first counts.
+    """Converts table entries to their indices; among equal entries, the first wins.
 
     float32 (values, ..., blocks) -> uint8 (blocks, ..., values).
     """
@@ -56,7 +56,7 @@ def fifth_bits(quants: jax.Array) -> jax.Array:
 
 
 def k_scales(scale: jax.Array, minimum: jax.Array) -> jax.Array:
-    """uint8 (..., 8) of 0 to 63, twice -> the 12 bytes of Q4_K and Q5_K."""
+    """Packs scales and minimums, uint8 (..., 8) of 0 to 63, into the 12 bytes of Q4_K and Q5_K."""
     lower, upper = slice(0, 4), slice(4, 8)
     first = scale[..., lower] | ((scale[..., upper] >> 4) << 6)
     second = minimum[..., lower] | ((minimum[..., upper] >> 4) << 6)
@@ -65,6 +65,6 @@ def k_scales(scale: jax.Array, minimum: jax.Array) -> jax.Array:
 
 
 def k_low_bits(quants: jax.Array) -> jax.Array:
-    """uint8 (..., 8, 32) -> the 128 bytes of low nibbles of Q4_K and Q5_K."""
+    """Packs uint8 (..., 8, 32) into the 128 bytes of low nibbles of Q4_K and Q5_K."""
     leading = quants.shape[:-2]
     return nibbles(quants.reshape(*leading, 4, 64)).reshape(*leading, 128)

@@ -1,4 +1,4 @@
-"""Q4_0: a scale for 32 weights of -8 to 7."""
+"""Q4_0: one scale and 32 quants of -8 to 7 per block."""
 
 from __future__ import annotations
 

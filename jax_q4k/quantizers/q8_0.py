@@ -1,4 +1,4 @@
-"""Q8_0: ggml's bytes, which know no importance."""
+"""Q8_0: bit for bit ggml's quantization, which ignores the importance."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .quantizer import Quantizer
 
 
 def _blocks(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
-    """float32 (blocks, 32) -> uint8 (blocks, 34).
+    """Quantizes float32 (blocks, 32) to uint8 (blocks, 34).
 
-    d = largest magnitude / 127 and q = x * (1 / d), halves away from zero, all in float32. In
-    NumPy, since XLA may multiply by a reciprocal where a division is written.
+    d = largest magnitude / 127 and q = x * (1 / d), halves rounded away from zero, all in float32.
+    Uses NumPy, since XLA may replace a division by a product with the reciprocal.
     """
     d = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     scaled = x * np.divide(1, d, out=np.zeros_like(d), where=d >= np.finfo(np.float32).tiny)

@@ -1,4 +1,4 @@
-"""A format's quantizer: blocks of floats and their importance to the bytes that a file holds."""
+"""A format's quantizer, from blocks of floats and their importance to the bytes of a file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .fit import error_weights
 
 Fields = Mapping[str, jax.Array]
 
-#: A file's bytes do not depend on `XLA_FLAGS`: where LLVM optimizes less, it joins no products and
-#: sums into one rounding, and a search ends elsewhere.
+#: Options that make a file's bytes independent of `XLA_FLAGS`: with less optimization, LLVM does
+#: not fuse products and sums into one rounding, and a search ends elsewhere.
 _COMPILER_OPTIONS = {
     "xla_backend_optimization_level": 3,
     "xla_llvm_disable_expensive_passes": False,
@@ -27,12 +27,12 @@ _COMPILER_OPTIONS = {
 
 @dataclass(frozen=True)
 class Quantizer:
-    """The quantizer of a format: what its module of this package calls `QUANTIZER`.
+    """The quantizer of a format, named `QUANTIZER` in the format's module.
 
     Attributes:
       format: ggml's name.
-      largest: the largest magnitude that a block represents whatever the signs of its values;
-        beyond it d would overflow.
+      largest: largest magnitude that a block represents whatever the signs of its values; beyond
+        it, d would overflow.
       blocks: float32 values and importance, both (blocks, block_size) -> uint8 (blocks,
         block_bytes).
     """
@@ -45,12 +45,12 @@ class Quantizer:
 def searched(
     format: str, shape: tuple[int, ...], fields: Callable[[jax.Array, jax.Array], Fields]
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """`Quantizer.blocks` by a search in JAX, on the CPU.
+    """Makes a `Quantizer.blocks` that searches in JAX, on the CPU.
 
     Args:
-      shape: of a block, (values,) or (values, sub-blocks).
-      fields: x and its errors' weights, float32 (*shape, blocks) -> {field of the struct: uint8
-        (blocks, its bytes)}; a field that the format lacks is left out.
+      shape: shape of a block, (values,) or (values, sub-blocks).
+      fields: x and its error weights, float32 (*shape, blocks) -> {field of the struct: uint8
+        (blocks, its bytes)}; fields that the format lacks are ignored.
     """
     struct = formats.get(format).struct
 
@@ -69,5 +69,5 @@ def searched(
 
 
 def as_bytes(values: jax.Array) -> Any:
-    """float32 (values, ..., blocks) -> uint8 (blocks, ..., values)."""
+    """Converts float32 (values, ..., blocks) to uint8 (blocks, ..., values)."""
     return values.T.astype(jnp.uint8)

@@ -1,12 +1,12 @@
-"""Formats with a scale alone: weight = s * q with q of a grid.
+"""Formats with a scale alone: weight = s * q with q from a grid.
 
-Weighted least squares: the values are rounded to the grid with a number of trial steps; from the
-quants the best s follows in closed form, and the trial of least error wins. A trial step is the
-value of largest magnitude over a level, of either sign since a grid is not symmetric.
+The search is weighted least squares: the values are rounded to the grid with a number of trial
+steps. Given the quants, the best s has a closed form, and the trial with the least error wins. A
+trial step is the value of largest magnitude divided by a level, which may have either sign because
+a grid is not symmetric.
 
-Values that already lie on a grid of the format keep it, since its quants are among the levels
-tried. Where scales have to fit in with each other, that takes sub-blocks that use more than half of
-their levels.
+Values that already lie on a grid of the format stay on it, since their quants are among the levels
+tried. If sub-blocks share a d, this requires sub-blocks that use more than half of their levels.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Grid(NamedTuple):
     """The numbers q of weights s * q.
 
     Attributes:
-      nearest: floats to the nearest q, as float32.
-      levels: where the value of largest magnitude is tried.
+      nearest: rounds floats to the nearest q, as float32.
+      levels: levels to try for the value of largest magnitude.
     """
 
     nearest: Callable[[jax.Array], jax.Array]
@@ -35,10 +35,10 @@ class Grid(NamedTuple):
 
 
 def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
-    """The integers from -top to top - 1; levels: those down to `least`, and parts around `top`.
+    """Grid of the integers from -top to top - 1; levels down to `least`, and fractions near `top`.
 
-    A negative level lets the largest value reach -top. Its opposite is another trial only where
-    that would round to `top` and is clipped: below, it gives the same quants with the other sign.
+    A negative level lets the largest value reach -top. The opposite level is tried only if it would
+    round to `top` and be clipped; smaller ones give the same quants with the other sign.
     """
     parts = top + np.arange(-2 * fractions + 1, fractions) / fractions
     parts = parts[parts % 1 != 0]
@@ -48,7 +48,7 @@ def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
 
 
 def table(entries: Sequence[int], around: int) -> Grid:
-    """The entries of an ascending table; levels: these, and `around` both ends."""
+    """Grid of an ascending table's entries; levels are these, and integers `around` both ends."""
     numbers = np.array(entries, np.float32)
 
     def nearest(x: jax.Array) -> jax.Array:
@@ -65,7 +65,7 @@ def table(entries: Sequence[int], around: int) -> Grid:
 def _steps(
     x: jax.Array, w: jax.Array, grid: Grid, stored: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Best steps s of x ~ s * q, as `stored` makes them, q of the grid.
+    """Finds the best steps s of x ~ s * q with q from the grid; `stored` rounds s to its format.
 
     x and w are (values, ...), s is (...).
     """
@@ -73,10 +73,7 @@ def _steps(
     over_largest = reciprocal(jnp.take_along_axis(x, at, axis=0)[0])
 
     def fit(inverse: jax.Array) -> Best:
-        """Error and s of the least-squares line through q -> x.
-
-        The quants q are those of step 1 / inverse.
-        """
+        """Returns the error and s of the least-squares line q -> x, for step 1 / inverse."""
         q = grid.nearest(x * inverse)
         wq = w * q
         s = stored((wq * x).sum(0) * reciprocal((wq * q).sum(0)))
@@ -101,18 +98,18 @@ def super_blocks(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Quantizes x (values, sub-blocks, blocks), errors weighted by w of that shape.
 
+    weight = d * scale * q with scales in -most to most - 1. Candidates for d are the largest step
+    divided by integers.
+
     Returns d, (blocks,) of f16 values, scales (sub-blocks, blocks), quants of x's shape, all
     float32.
-
-    weight = d * scale * q with scales in -most to most - 1. Candidates for d are the integer parts
-    of the largest step.
     """
 
     def quants(s: jax.Array) -> jax.Array:
         return grid.nearest(x * reciprocal(s))
 
     def neighbours(d: jax.Array, scale: jax.Array) -> Best:
-        """The best (error of the super-block, d, scales) of the given scales and those beside."""
+        """Returns the best (error of the super-block, d, scales) among scales up to 1 away."""
 
         def trial(step: jax.Array) -> Best:
             n = jnp.clip(scale + step, -most, most - 1)

@@ -1,1 +1,1 @@
-"""How operands lie on a mesh of devices, and which of them an operation gathers."""
+"""Shards operations over a mesh of devices, and reports the operands that are gathered."""

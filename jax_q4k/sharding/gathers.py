@@ -1,4 +1,4 @@
-"""Operands that a program over several devices brings together before an operation takes them."""
+"""Reports operands that are all-gathered because an operation cannot take them sharded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .layout import OVER_DEVICES, Axes, axes_of
 
 
 class Gather(NamedTuple):
-    """An operand whose parts are brought together, as its operation cannot take them apart.
+    """An operand that is gathered because its operation cannot take it sharded.
 
     Attributes:
-      operand: its type, such as `f32[8,1024]`.
-      axes: of the mesh, over which the parts lay; none: over a part of an axis.
+      operand: type, such as `f32[8,1024]`.
+      axes: mesh axes that the operand is split over; empty for part of a mesh axis.
     """
 
     operation: str
@@ -35,7 +35,7 @@ _record: ContextVar[list[Gather] | None] = ContextVar("record", default=None)
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Gather]]:
-    """What XLA's partitioner gathers for operations of programs that are lowered in the block."""
+    """Records what XLA's partitioner gathers for operations lowered inside the block."""
     found: list[Gather] = []
     token = _record.set(found)
     try:
@@ -45,7 +45,7 @@ def recorded() -> Iterator[list[Gather]]:
 
 
 def record() -> list[Gather]:
-    """A list to add to: that of `recorded`, or one that nobody reads."""
+    """Returns the list of the current `recorded` block, or one that nobody reads."""
     found = _record.get()
     return [] if found is None else found
 
@@ -56,7 +56,10 @@ def gathers(
     before: Sequence[Iterable[Any] | None],
     after: Sequence[Iterable[Any]],
 ) -> list[Gather]:
-    """What brings operands from PartitionSpecs to others; None: split over part of a mesh axis."""
+    """Lists the gathers that take operands from PartitionSpecs `before` to `after`.
+
+    None in `before` means an operand that is split over part of a mesh axis.
+    """
     found = []
     for operand, old, new in zip(operands, before, after, strict=True):
         entries = itertools.zip_longest(map(axes_of, old or ()), map(axes_of, new), fillvalue=())
@@ -68,7 +71,7 @@ def gathers(
 
 
 def of_call(equation: Any) -> list[Gather]:
-    """What a call of an operation over an explicit mesh gathers; nothing of other equations."""
+    """Lists the gathers of an operation's call on an explicit mesh; none for other equations."""
     name = str(equation.params.get("name", ""))
     if not name.endswith(OVER_DEVICES):
         return []

@@ -1,9 +1,9 @@
-"""Operations on arrays that lie on several devices: which axes may be split, over which devices.
+"""Shards operations: which axes may be split, and over which mesh axes.
 
-An operation names the axes of its operands and results (`Layout`). `plan` reads off the operands
-where each name is split. On a mesh of explicit axes, which are part of arrays' types,
-`over_devices` then runs the operation on each device's parts inside `jax.shard_map`; on a mesh of
-automatic axes XLA's partitioner asks for the same plan (`partition.py`).
+An operation names the axes of its operands and results (`Layout`). `plan` derives from the operands
+where each name is split. On a mesh of explicit axes, which are part of array types, `over_devices`
+then runs the operation on each device's shards inside `jax.shard_map`. On a mesh of automatic axes,
+XLA's partitioner requests the same plan (`partition.py`).
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ..jax_internals import ShardingTypeError
 
-#: Mesh axes that an array's axis is split over, the slowest first.
+#: Mesh axes that an array's axis is split over, major to minor.
 Axes = tuple[str, ...]
 
-#: Ends the names of `jax.jit`'s calls that run an operation on each device's parts.
+#: Suffix of the names of `jax.jit` calls that run an operation on each device's shards.
 OVER_DEVICES = "_over_devices"
 
-#: The name of an axis that lies whole on every device.
+#: Name of an axis that is never split.
 WHOLE = "_"
 
 
 class Layout(NamedTuple):
-    """Names of an operation's axes, such as "m k": equal names are split alike.
+    """Names of an operation's axes, such as "m k". Axes of the same name are split alike.
 
     Attributes:
       operands, results: strings of names, as a tree prefix of the operands and of the results. An
-        axis named `_` lies whole on every device, and so do those beyond the names: a plane's
-        bytes.
-      combined: names of which a device's part does not give its part of the results: the
-        operation's `split` puts them together. Other names are split only where results have them.
+        axis named `_` is never split, nor is an axis beyond the names, such as a plane's bytes.
+      combined: names whose shards give only partial results, which the operation's `split`
+        combines. Other names are split only if the results have them.
     """
 
     operands: Any
@@ -48,38 +47,38 @@ class Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The mesh axes that each name of a Layout is split over, inside `jax.shard_map`."""
+    """Mesh axes that each name of a Layout is split over, inside `jax.shard_map`."""
 
     axes: Mapping[str, Axes]
 
     def split(self, name: str) -> bool:
-        """True if devices hold parts of the axes of that name."""
+        """Returns whether axes of that name are split."""
         return bool(self.axes.get(name))
 
     def alike(self, *names: str) -> bool:
-        """True if the axes of these names are split over the same devices, or not at all."""
+        """Returns whether axes of these names are split over the same mesh axes, or not at all."""
         return len({self.axes.get(name, ()) for name in names}) == 1
 
     def sum(self, x: Any, name: str) -> Any:
-        """The sum over the devices that hold its parts."""
+        """Sums x over the shards of a name."""
         return jax.lax.psum(x, self.axes[name]) if self.split(name) else x
 
     def index(self, name: str) -> jax.Array:
-        """Which of the parts this device holds."""
+        """Index of this device's shard."""
         return jax.lax.axis_index(self.axes[name])
 
     def count(self, name: str) -> int:
-        """The number of parts."""
+        """Number of shards."""
         return jax.lax.axis_size(self.axes[name])
 
     def gather(self, x: jax.Array, name: str) -> jax.Array:
-        """Small arrays of all parts, (count, ...), alike on all devices."""
+        """Gathers a small array from all shards: (count, ...), the same on all devices."""
         own = jnp.arange(self.count(name)) == self.index(name)
         own = own.reshape(-1, *[1] * x.ndim)
         return self.sum(jnp.where(own, x[None], jnp.zeros((), x.dtype)), name)
 
     def along(self, x: jax.Array, have: str, want: str) -> jax.Array:
-        """x (m, k), whose columns are split as the axes named `have`, as those named `want`."""
+        """Reshards the columns of x (m, k) from the split of `have` to the split of `want`."""
         if self.split(have):
             x = jnp.moveaxis(self.gather(x, have), 0, 1).reshape(x.shape[0], -1)
         if not self.split(want):
@@ -89,10 +88,10 @@ class Parts:
 
 
 class Plan(NamedTuple):
-    """Where an operation's operands and results lie; hashable.
+    """Sharding of an operation's operands and results; hashable.
 
     Attributes:
-      axes: (name, mesh axes) of the names that are split.
+      axes: (name, mesh axes) of each name that is split.
       operands, results: PartitionSpec of each leaf.
     """
 
@@ -102,7 +101,7 @@ class Plan(NamedTuple):
 
 
 def leaf_names(names: Any, tree: Any) -> list[tuple[str, ...]]:
-    """Names of the axes of each leaf of `tree`, of which `names` is a prefix."""
+    """Returns the axis names of each leaf of `tree`; `names` is a tree prefix."""
     if isinstance(names, str):
         return [tuple(names.split())] * len(jax.tree.leaves(tree))
     return [
@@ -111,12 +110,12 @@ def leaf_names(names: Any, tree: Any) -> list[tuple[str, ...]]:
 
 
 def axes_of(entry: Any) -> Axes:
-    """An entry of a PartitionSpec as a tuple."""
+    """Returns an entry of a PartitionSpec as a tuple."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 class Leaf(NamedTuple):
-    """An operand or result: names of its axes, shape, and the entries of its PartitionSpec."""
+    """An operand or result: axis names, shape, bytes, and entries of its PartitionSpec."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -124,7 +123,7 @@ class Leaf(NamedTuple):
     spec: Sequence[Any]
 
     def dims(self) -> Iterator[tuple[str, int, Axes]]:
-        """(name, size, mesh axes) of each axis that has a name."""
+        """Yields (name, size, mesh axes) of each named axis."""
         padded = (*self.spec, *[None] * (len(self.shape) - len(self.spec)))
         for name, size, entry in zip(self.names, self.shape, padded, strict=False):
             yield name, size, axes_of(entry)
@@ -138,14 +137,15 @@ def plan(
     sizes: Mapping[str, int],
     strict: bool,
 ) -> Plan:
-    """Where each name is split: as the largest operand that has it says, if it can be.
+    """Splits each name as the largest operand with that name is split, where possible.
 
-    What lies otherwise is moved: activations, as a rule, which are smaller than weights and pages.
+    Operands with another sharding are resharded: usually activations, which are smaller than
+    weights and pages.
 
     Args:
-      sizes: of the mesh's axes.
-      strict: raises ShardingTypeError where a result's axes would be split over the same mesh axis;
-        else one of the operands is gathered.
+      sizes: sizes of the mesh axes.
+      strict: raises ShardingTypeError if two axes of a result would be split over the same mesh
+        axis; otherwise one of the operands is gathered.
     """
     leaves = [*operands, *results]
     passed = {name for leaf in results for name in leaf.names}
@@ -186,7 +186,7 @@ def _spec(leaf: Leaf, axes: Mapping[str, Axes]) -> PartitionSpec:
 
 
 def leaves_of(names: Any, tree: Any, specs: Sequence[Any]) -> list[Leaf]:
-    """Leaves of operands or results with arrays' shapes and dtypes."""
+    """Returns the leaves of operands or results, with the shapes and dtypes of the arrays."""
     arrays = jax.tree.leaves(tree)
     return [
         Leaf(found, array.shape, math.prod(array.shape) * jnp.dtype(array.dtype).itemsize, spec)
@@ -195,10 +195,10 @@ def leaves_of(names: Any, tree: Any, specs: Sequence[Any]) -> list[Leaf]:
 
 
 def explicit_mesh(operation: str, leaves: Sequence[Any]) -> AbstractMesh | None:
-    """The mesh where some leaf's axis is split over an explicit mesh axis.
+    """Returns the mesh if a leaf is split over an explicit mesh axis, else None.
 
     Raises:
-      ValueError: leaves lie on different meshes.
+      ValueError: leaves are on different meshes.
     """
     mesh: AbstractMesh | None = None
     for leaf in leaves:
@@ -215,7 +215,7 @@ def explicit_mesh(operation: str, leaves: Sequence[Any]) -> AbstractMesh | None:
 def explicit_plan(
     operation: str, mesh: AbstractMesh, layout: Layout, operands: Any, results: Any
 ) -> Plan:
-    """The plan of operands that are split over explicit axes of a mesh, `explicit_mesh`'s."""
+    """Returns the plan for operands that are split over explicit axes of `mesh`."""
     specs = [jax.typeof(leaf).sharding.spec for leaf in jax.tree.leaves(operands)]
     nowhere = [()] * len(jax.tree.leaves(results))
     given = leaves_of(layout.operands, operands, specs)
@@ -224,7 +224,7 @@ def explicit_plan(
 
 
 def explicit_axes(mesh: AbstractMesh) -> frozenset[str]:
-    """The mesh's axes that are part of types."""
+    """Returns the explicit axes of a mesh, which are part of array types."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return frozenset(name for name, kind in kinds if kind == AxisType.Explicit)
 
@@ -232,9 +232,9 @@ def explicit_axes(mesh: AbstractMesh) -> frozenset[str]:
 def over_devices(
     operation: str, function: Callable[..., Any], mesh: AbstractMesh, plan: Plan
 ) -> Callable[..., Any]:
-    """Compiled: `function` of leaves to a list of leaves, on each device's parts of them.
+    """Compiles `function`, from leaves to a list of leaves, to run on each device's shards.
 
-    Leaves that lie otherwise than the plan has it are moved first.
+    Leaves with another sharding than the plan's are resharded first.
     """
     mapped = jax.shard_map(
         function,
@@ -258,10 +258,10 @@ def _placed(leaf: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
 
 
 class Rows(NamedTuple):
-    """Arrays (..., *kept) as (rows, *kept), and back: what an operation does row by row.
+    """Reshapes arrays (..., *kept) to (rows, *kept) and back, for operations that work row by row.
 
-    On an explicit mesh the parts of split leading axes stay where they are: the rows then come in
-    the devices' order, which such an operation does not see.
+    On an explicit mesh, shards of the leading axes stay in place. The rows are then in the order of
+    the devices, which makes no difference to such an operation.
     """
 
     shape: tuple[int, ...]
@@ -270,7 +270,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, kept: int = 1) -> Rows:
-        """The leading axes of `x`, all but the last `kept`."""
+        """Describes the leading axes of `x`, all but the last `kept`."""
         count = x.ndim - kept
         sharding = jax.typeof(x).sharding
         spec = tuple(sharding.spec)[:count]
@@ -278,7 +278,7 @@ class Rows(NamedTuple):
         return cls(x.shape[:count], mesh, spec)
 
     def merge(self, x: Any) -> jax.Array:
-        """(..., *kept) -> (rows, *kept)."""
+        """Reshapes (..., *kept) to (rows, *kept)."""
         kept = x.shape[len(self.shape) :]
         if self.mesh is None:
             return x.reshape(math.prod(self.shape), *kept)
@@ -288,7 +288,7 @@ class Rows(NamedTuple):
         return self._reshape((*self.spec, *rest), (self._all(), *rest), len(self.shape), ())(x)
 
     def split(self, y: Any) -> jax.Array:
-        """(rows, *kept) -> (..., *kept)."""
+        """Reshapes (rows, *kept) to (..., *kept)."""
         if self.mesh is None:
             return y.reshape(*self.shape, *y.shape[1:])
         rest = tuple(jax.typeof(y).sharding.spec)[1:]
@@ -313,7 +313,7 @@ class Rows(NamedTuple):
 def _reshape(
     mesh: Any, before: tuple[Any, ...], after: tuple[Any, ...], axes: int, leading: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """Compiled: each device's part with its first `axes` axes as `leading`, or as a single one."""
+    """Compiles a reshape of each shard's first `axes` axes to `leading`, or to a single axis."""
 
     def reshaped(part: jax.Array) -> jax.Array:
         first = leading or (math.prod(part.shape[:axes]),)

@@ -9,7 +9,7 @@ namespace jax_q4k {
 
 namespace {
 
-// v within [low, high]; NaN stays NaN.
+// Clips v to [low, high]; NaN stays NaN.
 inline Floats clipped(const Floats& v, float low, float high) {
   Floats y;
   for (int i = 0; i < Floats::kParts; ++i) {
@@ -20,16 +20,16 @@ inline Floats clipped(const Floats& v, float low, float high) {
   return y;
 }
 
-// x as int8: values = round(x * (127 / amax)), every eight of them `apart` behind those before; returns amax * (1 / 127), amax
-// the largest magnitude. Zeros where amax is 0, infinite or NaN.
+// Quantizes x to int8, values = round(x * (127 / amax)), in groups of eight that begin `apart` bytes apart. Returns
+// amax * (1 / 127), with amax the largest magnitude. Values are 0 if amax is 0, infinite or NaN.
 JAX_Q4K_INLINE float quantize_group(const float* x, int64_t count, int8_t* values, int64_t apart) {
-  auto part = [&](int64_t i) __attribute__((always_inline)) {  // 16 from the i-th on, zeros behind the last
+  auto part = [&](int64_t i) __attribute__((always_inline)) {  // 16 elements from the i-th, zero-padded
     if (count - i >= 16) return Floats::load(x + i);
     float rest[16] = {};
     std::memcpy(rest, x + i, (count - i) * 4);
     return Floats::load(rest);
   };
-  auto higher = [](auto a, auto b) {  // as bits, of which NaN's are the highest
+  auto higher = [](auto a, auto b) {  // compares bits, of which NaN's are the highest
     const auto left = (Ints::Part)a, right = (Ints::Part)b;
     return (Floats::Part)(left > right ? left : right);
   };
@@ -45,7 +45,7 @@ JAX_Q4K_INLINE float quantize_group(const float* x, int64_t count, int8_t* value
     int8_t bytes[16];
     for (int p = 0; p < Floats::kParts; ++p) {
       using Small __attribute__((vector_size(Floats::kPartLanes))) = int8_t;
-      // NaN, of 0 * infinity where amax is next to nothing or of no number times 0, is 0
+      // NaN becomes 0: 0 * infinity for a tiny amax, or NaN * 0
       const auto number = scaled.part[p] == scaled.part[p] ? scaled.part[p] : Floats::Part{};
       const auto rounded = (Ints::Part)(number + 12582912.0f) - 0x4b400000;  // its low bits are the integer
       const auto narrow = __builtin_convertvector(rounded, Small);
@@ -65,7 +65,7 @@ inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
     for (int g = 0; g < 8 && start + 32 * g < k; ++g) {
       scales[g] = quantize_group(x + start + 32 * g, 32, spans->values[0] + 8 * g, 64);
     }
-    Ints sums[2];  // of two lanes for the same 16 columns
+    Ints sums[2];  // two lanes for every 16 columns
     int32_t lanes[2][16];
     for (int i = 0; i < 2; ++i) {
       sums[i] = dot(Bytes::all(1), SignedBytes::load(spans->values[2 * i]), dot(Bytes::all(1), SignedBytes::load(spans->values[2 * i + 1])));
@@ -107,7 +107,7 @@ inline void normalize_row(const float* x, const float* weight, float eps, int64_
   for (i = 0; i < k; ++i) y[i] = x[i] * factor * weight[i];
 }
 
-// e^x for x <= 0, to about 1e-7 of it; 0 below -87.
+// e^x for x <= 0, with a relative error of about 1e-7; 0 below -87.
 inline Floats exp_of(const Floats& x) {
   const Floats low = Floats::all(-87.0f);
   Floats y;
@@ -133,11 +133,11 @@ inline Floats sigmoid(const Floats& z) {
   return numerator / (one + e);
 }
 
-// activation(gate, up): x / (1 + e^-z) * factor, with x, z and the factor of each activation.
+// activation(gate, up) = x / (1 + e^-z) * factor; x, z and factor depend on the activation.
 inline void gate(const float* gates, const float* up, int64_t count, Activation activation, float* y) {
   auto sixteen = [&](const float* from, const float* other, float* to) {
     Floats x = Floats::load(from), factor = Floats::load(other), z = x;
-    if (activation == kGelu) {  // by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+    if (activation == kGelu) {  // tanh approximation: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)
       z = Floats::all(1.5957691216f) * fma(Floats::all(0.044715f) * x * x, x, x);
     } else if (activation == kSwigluOai) {
       x = clipped(x, -__builtin_inff(), 7.0f);

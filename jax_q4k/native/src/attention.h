@@ -1,4 +1,4 @@
-// Softmax attention of some queries over tokens in pages, 16 tokens at a time, with a running maximum.
+// Online-softmax attention of some queries over tokens in pages, 16 tokens at a time.
 
 #pragma once
 
@@ -12,24 +12,24 @@ namespace jax_q4k {
 
 namespace {
 
-// A query's sums, now relative to `highest`, which is no lower than before.
-inline void rescale(Query& query, float highest, int64_t dims) {
-  if (query.highest == highest) return;
-  const float factor = query.total == 0 ? 0 : __builtin_expf(query.highest - highest);
-  query.highest = highest;
-  query.total *= factor;
-  for (int64_t d = 0; d < dims; d += kLanes) (Floats::load(query.values + d) * Floats::all(factor)).store(query.values + d);
+// Makes a query's l and o relative to a new running maximum m, which is not below the old one.
+inline void rescale(Query& query, float m, int64_t dims) {
+  if (query.m == m) return;
+  const float factor = query.l == 0 ? 0 : __builtin_expf(query.m - m);
+  query.m = m;
+  query.l *= factor;
+  for (int64_t d = 0; d < dims; d += kLanes) (Floats::load(query.o + d) * Floats::all(factor)).store(query.o + d);
 }
 
 inline void merge_query(const Query& part, int64_t dims, Query* to) {
   to->seen |= part.seen;
-  if (part.total == 0) return;
-  const float highest = part.highest > to->highest ? part.highest : to->highest;
-  rescale(*to, highest, dims);
-  const float factor = __builtin_expf(part.highest - highest);
-  to->total += part.total * factor;
+  if (part.l == 0) return;
+  const float m = part.m > to->m ? part.m : to->m;
+  rescale(*to, m, dims);
+  const float factor = __builtin_expf(part.m - m);
+  to->l += part.l * factor;
   for (int64_t d = 0; d < dims; d += kLanes)
-    fma(Floats::load(part.values + d), Floats::all(factor), Floats::load(to->values + d)).store(to->values + d);
+    fma(Floats::load(part.o + d), Floats::all(factor), Floats::load(to->o + d)).store(to->o + d);
 }
 
 template <class T>
@@ -41,15 +41,15 @@ void append_vector(const float* x, int64_t count, int8_t* to, float* scales, int
   scales[at] = quantize_group(x, count, to, 8);
 }
 
-constexpr int kFewQueries = 8;  // up to which keys are read as they are, and not transposed first
+constexpr int kFewQueries = 8;  // up to this many queries, keys are read in place and not transposed first
 
-// How many vectors beside each other make `sums` registers, each for Q queries.
+// Number of adjacent vectors whose sums for Q queries fill `sums` registers.
 constexpr int at_once(int sums, int queries) {
   const int vectors = sums / (queries * Floats::kParts);
   return vectors < 1 ? 1 : vectors > 8 ? 8 : vectors;
 }
 
-// Lanes [from, to); the others -inf.
+// Keeps lanes [from, to); sets the others to -inf.
 inline Floats only(const Floats& v, int from, int to) {
   int32_t lane[16];
   for (int i = 0; i < 16; ++i) lane[i] = i;
@@ -60,8 +60,8 @@ inline Floats only(const Floats& v, int from, int to) {
   return w;
 }
 
-// Takes tokens [from, to) of sixteen, whose products with keys are `dots`, into the queries' maxima and totals; `weights`
-// are what their values are then multiplied by.
+// One online-softmax step over tokens [from, to) of sixteen, whose products with the queries are `dots`: updates m and
+// l; `weights` receives exp(score - m).
 template <int Q>
 void weigh(const Floats (&dots)[Q], int from, int to, int64_t dims, Query* queries, const AttentionOptions& options,
            Floats (&weights)[Q]) {
@@ -77,21 +77,21 @@ void weigh(const Floats (&dots)[Q], int from, int to, int64_t dims, Query* queri
     }
     if (to - from < kTokens) scores = only(scores, from, to);
     const float top = highest(scores);
-    rescale(query, top > query.highest ? top : query.highest, dims);
-    // Where all are -inf so far: every weight is 0, and not e^NaN.
-    weights[i] = exp_of(scores - Floats::all(query.highest == -INFINITY ? 0 : query.highest));
-    query.total += sum(weights[i]);
+    rescale(query, top > query.m ? top : query.m, dims);
+    // If all scores so far are -inf, every weight is 0, and not e^NaN.
+    weights[i] = exp_of(scores - Floats::all(query.m == -INFINITY ? 0 : query.m));
+    query.l += sum(weights[i]);
   }
 }
 
-// Asks for what comes after the sixteen tokens that are read: for the second cache, as the first has no room for both. All
-// of it at once would be more than a core can wait for.
+// Prefetches the next sixteen tokens while these are read: into L2, as L1 has no room for both. A prefetch of all at
+// once would exceed the outstanding misses of a core.
 template <class T>
 JAX_Q4K_INLINE void prefetch(const T* row, int64_t d) {
   if (d * sizeof(T) % 64 == 0) __builtin_prefetch(row + d, 0, 2);
 }
 
-// Adds values [from, to) of sixteen, times their weights, to the queries' sums.
+// Adds values [from, to) of sixteen tokens, times their weights, to the queries' o.
 template <int Q, class T>
 void add_values(const T* const* values, const T* const* next, int from, int to, int64_t dims, const Floats (&weights)[Q],
                 Query* queries) {
@@ -103,7 +103,7 @@ void add_values(const T* const* values, const T* const* next, int from, int to, 
 #pragma GCC unroll 8
     for (int d = 0; d < D; ++d)
 #pragma GCC unroll 8
-      for (int i = 0; i < Q; ++i) sums[d][i] = Floats::load(queries[i].values + start + d * kLanes);
+      for (int i = 0; i < Q; ++i) sums[d][i] = Floats::load(queries[i].o + start + d * kLanes);
     for (int t = from; t < to; ++t)
 #pragma GCC unroll 8
       for (int d = 0; d < D; ++d) {
@@ -115,22 +115,22 @@ void add_values(const T* const* values, const T* const* next, int from, int to, 
 #pragma GCC unroll 8
     for (int d = 0; d < D; ++d)
 #pragma GCC unroll 8
-      for (int i = 0; i < Q; ++i) sums[d][i].store(queries[i].values + start + d * kLanes);
+      for (int i = 0; i < Q; ++i) sums[d][i].store(queries[i].o + start + d * kLanes);
   };
-  constexpr int kVectors = at_once(8, Q);  // as many sums as additions that can be under way
+  constexpr int kVectors = at_once(8, Q);  // as many sums as additions in flight
   int64_t start = 0;
   for (; start + kVectors * kLanes <= dims; start += kVectors * kLanes) add(start, std::integral_constant<int, kVectors>());
   for (; start < dims; start += kLanes) add(start, std::integral_constant<int, 1>());
 }
 
-// Keys and values of sixteen tokens where they lie. Those of tokens that do not count are another's.
+// Addresses of the keys and values of sixteen tokens. A token that does not count has another token's addresses.
 template <class T>
 struct TokenRows {
   const T *k[kTokens], *v[kTokens];
-  alignas(64) float k_scales[kTokens], v_scales[kTokens];  // of int8
+  alignas(64) float k_scales[kTokens], v_scales[kTokens];  // for int8
 };
 
-// Tokens [start, start + 16) of a page from `offset` on, of which [from, to) count.
+// Tokens [start, start + 16) of a page from `offset`; those in [from, to) count.
 template <class T>
 TokenRows<T> rows_of(const Tokens& tokens, int64_t page, int64_t head, int64_t offset, int from, int to) {
   TokenRows<T> rows;
@@ -147,7 +147,7 @@ TokenRows<T> rows_of(const Tokens& tokens, int64_t page, int64_t head, int64_t o
   return rows;
 }
 
-// Adds tokens [from, to) of sixteen, which all of Q queries see, to their sums: for few queries, as of a decode step.
+// Adds tokens [from, to) of sixteen, which all Q queries see, to m, l and o: for few queries, as in a decode step.
 template <int Q, class T>
 void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, const Tokens& tokens, int from, int to, Query* queries,
                  const AttentionOptions& options) {
@@ -213,11 +213,11 @@ void load_tile(const TokenRows<T>& rows, const TokenRows<T>& next, const Tokens&
     }
 }
 
-// As `attend_rows`, from a tile.
+// Like `attend_rows`, from a tile.
 template <int Q>
 void attend_tile(const TokenTile& tile, const Tokens& tokens, int from, int to, Query* queries,
                  const AttentionOptions& options) {
-  Floats sums[2][Q], dots[Q], weights[Q];  // two chains of additions each
+  Floats sums[2][Q], dots[Q], weights[Q];  // two chains of additions per query
   for (int i = 0; i < Q; ++i) sums[0][i] = sums[1][i] = Floats::all(0);
   for (int64_t d = 0; d < tokens.head_dim; d += 2)
     for (int j = 0; j < 2; ++j) {
@@ -236,7 +236,7 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
                    int count, const AttentionOptions& options) {
   auto page_of = [&](int64_t at) { return at < last ? int64_t{pages[at / tokens.page_size]} : -1; };
   auto usable = [&](int64_t page) { return page >= 0 && page < tokens.num_pages; };
-  bool few = count <= kFewQueries && !tokens.latent;  // latent rows become floats once, and not for keys and for values
+  bool few = count <= kFewQueries && !tokens.latent;  // a tile converts latent rows once for keys and values
   for (int i = 0; i < count; ++i) few = few && queries[i].first <= first && queries[i].last >= last;
   TokenTile tile;
   for (int64_t start = first / kTokens * kTokens; start < last; start += kTokens) {
@@ -249,7 +249,7 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
     const auto rows = rows_of<T>(tokens, page, head, offset, bound(first), bound(last));
     const auto next = usable(next_page) ? rows_of<T>(tokens, next_page, head, next_offset, 0, bound(last - kTokens)) : rows;
     if (!few) load_tile(rows, next, tokens, &tile);
-    for (int i = 0, taken; i < count; i += taken) {  // queries that see the same tokens, or one
+    for (int i = 0, taken; i < count; i += taken) {  // several queries that see the same tokens, or one
       const int from = bound(queries[i].first), to = bound(queries[i].last);
       auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };
       taken = same(i + 1) && same(i + 2) && same(i + 3) ? 4 : few && same(i + 1) ? 2 : 1;

@@ -1,4 +1,4 @@
-// Handlers of attention, of its cache, and of rotary embeddings.
+// Handlers of attention, of its KV cache, and of rotary embeddings.
 
 #include <cmath>
 
@@ -26,8 +26,8 @@ struct Pages {
   PageType type;
 };
 
-// (num_pages, num_kv_heads, page_size, head_dim) of keys and, where not latent, of values, and the scales of int8 ones;
-// those of a contiguous cache are as long as it is.
+// Takes pages (num_pages, num_kv_heads, page_size, head_dim) of keys and, unless latent, of values, and the scales of
+// int8 pages. Pages of a contiguous cache are as long as the cache.
 template <class Buffers>
 Pages take_pages(OperandReader<Buffers>& from, bool latent, bool contiguous = false) {
   auto k = from.next("k_pages", {ffi::F32, ffi::F16, ffi::BF16, ffi::S8, ffi::F8E4M3FN}, {-1, -1, -1, -1});
@@ -46,24 +46,24 @@ Pages take_pages(OperandReader<Buffers>& from, bool latent, bool contiguous = fa
 
 void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t value_dim) {
   query.q = q, query.first = first, query.last = last;
-  query.highest = -std::numeric_limits<float>::infinity(), query.total = 0, query.seen = false;
-  std::fill_n(query.values, value_dim, 0.0f);
+  query.m = -std::numeric_limits<float>::infinity(), query.l = 0, query.seen = false;
+  std::fill_n(query.o, value_dim, 0.0f);
 }
 
 void finish_query(const Query& query, const float* sink, int64_t value_dim, float* out) {
-  float total = query.total, factor = 1;
-  if (sink && query.seen) {  // a logit in the denominator that has no value
-    const float highest = std::max(query.highest, *sink);
-    factor = std::exp(query.highest - highest);
-    total = total * factor + std::exp(*sink - highest);
+  float l = query.l, factor = 1;
+  if (sink && query.seen) {  // a logit in the denominator, without a value
+    const float m = std::max(query.m, *sink);
+    factor = std::exp(query.m - m);
+    l = l * factor + std::exp(*sink - m);
   }
-  for (int64_t d = 0; d < value_dim; ++d) out[d] = query.seen ? query.values[d] * factor / total : 0.0f;
+  for (int64_t d = 0; d < value_dim; ++d) out[d] = query.seen ? query.o[d] * factor / l : 0.0f;
 }
 
-constexpr int64_t kPart = 256;  // at most so many tokens of a context are a task's; so that sums do not depend on threads
+constexpr int64_t kPart = 256;  // maximum tokens of a context per task; sums must not depend on the number of threads
 
-// One query token per sequence: softmax(scale * q . K) V over the tokens that the block tables name. `latent_values`: a key
-// begins with its value, of so many elements; 0: values have pages of their own.
+// One query token per sequence: softmax(scale * q . K) V over the tokens in the block tables. `latent_values`: number
+// of values that a latent key begins with; 0 if values have their own pages.
 void paged_attention(Call& call, float scale, float soft_cap, int64_t window, int64_t latent_values, bool contiguous,
                      bool has_sinks) {
   auto& [threads, operands, results] = call;
@@ -106,11 +106,11 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, in
     Query* mine = queries + t * group;
     for (int64_t i = 0; i < group; ++i)
       start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, value_dim);
-    const int32_t row = static_cast<int32_t>(task.sequence);  // of a contiguous cache, its only page
+    const int32_t row = static_cast<int32_t>(task.sequence);  // the only page of this sequence in a contiguous cache
     const int32_t* table = contiguous ? &row : tables + task.sequence * per_sequence;
     kernels->attend[pages.type](tokens, table, task.head, task.first, task.last, mine, static_cast<int>(group), options);
   });
-  // The parts of a context, merged in their order.
+  // Merges the parts of each context in order.
   size_t t = 0;
   while (t < tasks.size()) {
     size_t end = t + 1;
@@ -125,10 +125,10 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, in
   }
 }
 
-constexpr int64_t kQueryTokens = 16;  // of a prompt, that share what is read of keys and values
+constexpr int64_t kQueryTokens = 16;  // tokens of a prompt per task, which share the keys and values that are read
 
-// softmax(scale * q . K) V over each token's own past, or the last `window` tokens of it (0: all), of fresh keys (batch,
-// time, heads, head_dim) and values (batch, time, heads, value_dim).
+// softmax(scale * q . K) V of each token over itself and those before it, or the last `window` of these (0: all), with
+// contiguous keys (batch, time, heads, head_dim) and values (batch, time, heads, value_dim).
 void causal_attention(Call& call, float scale, float soft_cap, int64_t window, bool has_sinks) {
   auto& [threads, operands, results] = call;
   int64_t batch, time, num_heads, head_dim, kv_heads, value_dim;
@@ -147,7 +147,7 @@ void causal_attention(Call& call, float scale, float soft_cap, int64_t window, b
   auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
   const int64_t seen = window > 0 ? std::min(time, std::min(window, time) + kQueryTokens) : time;
   threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * (head_dim + value_dim) / 2, [&](int64_t t) {
-    const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // long ones first
+    const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // longest first
     const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;
     const int64_t length = std::clamp<int64_t>(lengths[b], 0, time);
     Query* queries = scratch<Query>(kQueries, count);
@@ -170,7 +170,7 @@ struct Angles {
   int64_t half = 0;
   bool interleaved = false;
 
-  // Turns a head of token t.
+  // Rotates a head of token t.
   void rotate(float* x, int64_t t) const { kernels->rotate(x, cos + t * half, sin + t * half, half, interleaved); }
 };
 
@@ -181,10 +181,10 @@ Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool int
   return {cos, operands.floats("sin", {count, half}), half, interleaved};
 }
 
-constexpr int64_t kAppendTasks = 16;  // each has pages of its own, so that the last token of a slot is the one that stays
+constexpr int64_t kAppendTasks = 16;  // tasks own disjoint pages, so that the last token of a slot is the one that stays
 
-// Rotated q and k, k and, where not latent, v appended to the pages, which are updated in place. `returned`: k is a
-// result.
+// Rotates q and k, and appends k and, unless latent, v to the pages, which are updated in place. `returned`: k is a
+// result, too.
 void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norms, bool returned, float eps) {
   auto& [threads, operands, results] = call;
   const Tokens old = take_pages(operands, latent).tokens;
@@ -237,7 +237,7 @@ void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norm
   });
 }
 
-// Heads of x, rotated by the angles of their tokens.
+// Rotates the heads of x by the angles of their tokens.
 void rotate(Call& call, bool interleaved) {
   auto& [threads, operands, results] = call;
   int64_t count, heads, head_dim;

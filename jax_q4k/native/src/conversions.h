@@ -1,4 +1,4 @@
-// Floats of other types, to and from float32.
+// Conversions between float32 and other float types.
 
 #pragma once
 
@@ -26,16 +26,16 @@ inline float to_float(Bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bi
 inline float to_float(E4m3 x) {
   const uint32_t magnitude = x.bits & 0x7f;
   float value = bits_of<float>((magnitude << 20) + 0x3c000000);
-  if (magnitude < 8) value = static_cast<float>(magnitude) * 0x1p-9f;  // XLA's threads take subnormal floats for zero
+  if (magnitude < 8) value = static_cast<float>(magnitude) * 0x1p-9f;  // XLA's threads flush subnormal floats to zero
   if (magnitude == 0x7f) value = __builtin_nanf("");
   return x.bits & 0x80 ? -value : value;
 }
 
-// Sixteen elements as floats.
+// Loads sixteen elements as floats.
 JAX_Q4K_INLINE Floats load_lanes(const float* from) { return Floats::load(from); }
 JAX_Q4K_INLINE Floats load_lanes(const Half* from) { return to_float(Halves::load(from)); }
 JAX_Q4K_INLINE Floats load_lanes(const int8_t* from) { return to_float(Vector<int8_t, 16>::load(from)); }
-JAX_Q4K_INLINE Floats load_lanes(const E4m3* from) {  // 2^8 times the f16 of the same exponent and mantissa, but for NaN
+JAX_Q4K_INLINE Floats load_lanes(const E4m3* from) {  // 2^8 times the f16 with the same exponent and mantissa, except NaN
   using Bytes __attribute__((vector_size(16))) = uint8_t;
   using Shorts __attribute__((vector_size(32))) = uint16_t;
   Bytes bytes;
@@ -51,7 +51,7 @@ JAX_Q4K_INLINE Floats load_lanes(const T* from) {
   return Floats::load(values);
 }
 
-// Magnitude bits of a float whose exponent is `shift` bits wider than what is wanted, rounded to nearest even.
+// Shifts the magnitude bits of a float right by `shift`, rounding to nearest even.
 inline uint32_t rounded(uint32_t bits, int shift) { return (bits + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift; }
 
 inline void from_float(float x, float* to) { *to = x; }
@@ -72,7 +72,7 @@ inline void from_float(float x, Half* to) {
     half_bits = rounded(magnitude - 0x38000000, 13);
   to->bits = static_cast<uint16_t>(sign | half_bits);
 }
-inline void from_float(float x, E4m3* to) {  // what is beyond 448 becomes 448
+inline void from_float(float x, E4m3* to) {  // saturates at 448
   const uint32_t bits = bits_of<uint32_t>(x), sign = bits >> 24 & 0x80;
   uint32_t magnitude = bits & 0x7fffffff, code;
   if (magnitude > 0x7f800000) {

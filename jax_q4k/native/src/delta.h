@@ -1,5 +1,5 @@
-// The gated delta rule (`jax_q4k.gated_delta_rule`), token by token on some columns of a head's state, and what a decode
-// step has in front of it.
+// The gated delta rule (`jax_q4k.gated_delta_rule`), token by token on some columns of a head's state, and the
+// operations before it in a decode step.
 
 #pragma once
 
@@ -10,9 +10,9 @@ namespace jax_q4k {
 
 namespace {
 
-// Columns of vectors[V] beside each other. They are copied to `block` (key_dim, V) and stay in the first-level cache there:
-// rows of the state itself, a power of two apart, would fall into few of its sets. Each token is one pass: S = decay * S +
-// k d^T, read by q, and by the key of the token after it, whose correction d then is known but for its decay.
+// Processes V adjacent vectors of columns. They are copied to `block` (key_dim, V) and stay in L1 there: rows of the
+// state itself, a power of two apart, would map to few of its sets. Each token is one pass: S = decay * S + k d^T, read
+// with q and with the next token's key, which gives that token's correction d up to its decay.
 template <int V>
 void delta_columns(const DeltaTokens& x, float* state, int64_t stride, float* block) {
   alignas(64) static constexpr float kZeros[kMaxHeadDim] = {};
@@ -73,7 +73,7 @@ inline void convolve(const float* x, const float* ring, int64_t channels, int64_
   for (int64_t ago = position < width ? position : width - 1; ago >= 0; --ago) {
     const float* column = ago ? ring + (position - ago) % width * channels : x;
     const float* tap = weight + width - 1 - ago;
-    if (width == 4)  // as models have it: a step that the compiler knows
+    if (width == 4)  // the width in models, as a stride that the compiler knows
       for (int64_t c = 0; c < count; ++c) y[c] += column[c] * tap[c * 4];
     else
       for (int64_t c = 0; c < count; ++c) y[c] += column[c] * tap[c * width];

@@ -1,4 +1,4 @@
-// Handlers of the gated delta rule: of sequences, and of all of a decode step between the projections around it.
+// Handlers of the gated delta rule: for sequences, and for a complete decode step between its projections.
 
 #include <cmath>
 
@@ -7,7 +7,7 @@
 namespace jax_q4k {
 namespace {
 
-// Heads of a gated delta net, and which k head a v head uses.
+// Heads of a gated delta net, and the k head that each v head uses.
 struct Heads {
   int64_t keys, values, key_dim, value_dim;
   bool tiled;
@@ -15,7 +15,7 @@ struct Heads {
   int64_t group() const { return values / keys; }
   int64_t key_of(int64_t value) const { return tiled ? value % keys : value / group(); }
   int64_t value_of(int64_t key, int64_t i) const { return tiled ? i * keys + key : key * group() + i; }
-  int64_t size() const { return key_dim * value_dim; }  // of a head's state
+  int64_t size() const { return key_dim * value_dim; }  // elements of a head's state
 };
 
 void check(const Heads& heads) {
@@ -24,7 +24,7 @@ void check(const Heads& heads) {
     if (dim < kLanes || dim > kMaxHeadDim || dim % kLanes) fail("key_dim and value_dim must be multiples of 16 up to 576");
 }
 
-// The operand and the result of that name, which are one array.
+// Takes the operand and the result of that name, which must be the same array.
 float* take_in_place(Call& call, const char* name, std::initializer_list<Axis> axes) {
   auto buffer = call.operands.next(name, {ffi::F32}, axes);
   if (call.results.next(name, {ffi::F32}, buffer.dimensions()).untyped_data() != buffer.untyped_data())
@@ -32,7 +32,7 @@ float* take_in_place(Call& call, const char* name, std::initializer_list<Axis> a
   return static_cast<float*>(buffer.untyped_data());
 }
 
-// Columns [0, columns) of a head's state, rows `stride` apart, go through its tokens.
+// Runs a head's tokens over columns [0, columns) of its state, whose rows are `stride` apart.
 void run_columns(DeltaTokens tokens, int64_t columns, float* state, int64_t stride) {
   float* block = scratch<float>(kBlocks, tokens.key_dim * kDeltaColumns);
   for (int64_t at = 0; at < columns; at += kDeltaColumns) {
@@ -41,11 +41,11 @@ void run_columns(DeltaTokens tokens, int64_t columns, float* state, int64_t stri
   }
 }
 
-// Multiply-adds of a token for a column of a head's state: it is read twice, and changed.
+// Multiply-adds per token and element of the state: it is read twice, and updated.
 constexpr int64_t kPasses = 3;
 
-// q, k (batch, time, keys, key_dim), v (batch, time, values, value_dim), their decays' logarithms and betas; o and the
-// state.
+// q, k (batch, time, keys, key_dim), v (batch, time, values, value_dim), g and beta (batch, time, values) -> o and the
+// updated state.
 void gated_delta_rule(Call& call, float scale, bool tiled) {
   auto& [threads, operands, results] = call;
   int64_t batch, time;
@@ -60,7 +60,7 @@ void gated_delta_rule(Call& call, float scale, bool tiled) {
   float* state = take_in_place(call, "state", {batch, heads.values, heads.key_dim, heads.value_dim});
   call.finish();
   if (time == 0) return;
-  // Of one token a head's columns stay together, as they come from memory.
+  // With one token, a head's columns stay together, as they come from memory.
   const int64_t columns = time > 1 ? kDeltaColumns : heads.value_dim, blocks = (heads.value_dim + columns - 1) / columns;
   threads.run(batch * heads.values * blocks, (kPasses * time + kEasy) * heads.key_dim * columns, [&](int64_t task) {
     const int64_t column = task % blocks * columns, head = task / blocks % heads.values, b = task / blocks / heads.values;
@@ -75,7 +75,8 @@ void gated_delta_rule(Call& call, float scale, bool tiled) {
 
 float softplus(float x) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x))); }
 
-// One token per sequence: x (batch, channels) is its q | k | v; of the ring (batch, width, channels) its slot is written.
+// One token per sequence: x (batch, channels) is q | k | v; the token's slot of the ring (batch, width, channels) is
+// written.
 void gated_delta_step(Call& call, float eps, bool tiled) {
   auto& [threads, operands, results] = call;
   int64_t batch, channels, out_dim, num_values, width, key_dim, value_dim;
@@ -99,7 +100,7 @@ void gated_delta_step(Call& call, float eps, bool tiled) {
   call.finish();
   const float scale = 1 / std::sqrt(static_cast<float>(key_dim));
   const int64_t keys = heads.keys * key_dim;
-  // A task is a k head and the v heads that use it, which share what is convolved for it.
+  // A task is a k head and the v heads that use it, which share its convolution.
   threads.run(batch * heads.keys, (kPasses + kEasy) * heads.group() * heads.size(), [&](int64_t task) {
     const int64_t key = task % heads.keys, b = task / heads.keys, position = positions[b];
     auto out = [&](int64_t head) { return y + b * out_dim + head * value_dim; };

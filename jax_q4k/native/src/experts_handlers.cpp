@@ -1,24 +1,24 @@
-// Handlers of mixtures of experts: activations times the matrices that each token's experts have.
+// Handlers of mixtures of experts (MoE): activations times the matrices of each token's experts.
 //
-// A slot is a token and one of its experts. Slots are sorted by expert; what belongs to a slot lies in that order, so
-// that the slots of an expert are rows of one product. A token's experts are added up in the order of their ids.
+// A slot is a token and one of its experts. Slots are sorted by expert, and data per slot is in that order, so that the
+// slots of an expert are rows of one product. A token's experts are summed in the order of their ids.
 
 #include "multiply.h"
 
 namespace jax_q4k {
 namespace {
 
-// Matrices (count, n, k), seen as one of count * n rows.
+// Matrices (count, n, k), viewed as one matrix of count * n rows.
 struct Experts {
   Matrix all;
   int64_t count, n, k;
 };
 
-// Sizes of -1 match anything.
+// Sizes of -1 match any size.
 Experts take_experts(Operands& operands, const char* name, std::string_view format, int64_t count, int64_t n, int64_t k) {
   Matrix all{0, 0, type_of(format), {}};
   const Layout& layout = kLayouts[all.type];
-  int64_t dims[] = {count, n, k, 0};  // of planes: count, n, blocks, bytes
+  int64_t dims[] = {count, n, k, 0};  // for planes: count, n, blocks, bytes
   if (all.type < kBlockFormats && k >= 0) {
     if (k % layout.block) fail(std::string(name) + " of k=" + std::to_string(k) + " in blocks of " + std::to_string(layout.block));
     dims[2] = k / layout.block;
@@ -34,10 +34,10 @@ Experts take_experts(Operands& operands, const char* name, std::string_view form
   return {all, dims[0], dims[1], all.k};
 }
 
-// The slots whose expert is here, by expert.
+// Slots whose expert is local, sorted by expert.
 struct Routes {
   struct Group {
-    int64_t expert, first, count;  // slots [first, first + count) of those sorted
+    int64_t expert, first, count;  // sorted slots [first, first + count)
   };
   std::vector<int64_t> slots;
   std::vector<Group> groups;
@@ -59,12 +59,12 @@ Routes sorted(const int32_t* ids, int64_t slots, int64_t experts) {
   return routes;
 }
 
-// A group of int8 rows may be any size.
+// Checks that groups of int8 rows can have any size.
 void check_groups(Type type) {
   if (!kernels->gemm[type]) fail("groups are multiplied as floats by " + std::string(kLayouts[type].name));
 }
 
-// int8 activations of each group, of which `fill(i, spans)` writes those of the sorted slot i.
+// Prepares int8 activations of each group; `fill(i, spans)` writes those of sorted slot i.
 template <class Fill>
 std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& routes, int64_t k, const Fill& fill) {
   const int64_t spans = (k + kSpan - 1) / kSpan;
@@ -96,19 +96,19 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
   return prepared;
 }
 
-// The same of float activations (slots, k) in the order of the sorted ones.
+// Prepares float activations of each group, from (slots, k) in sorted order.
 std::vector<Prepared> float_groups(const Routes& routes, const float* x, int64_t k) {
   std::vector<Prepared> prepared;
   for (const auto& group : routes.groups) prepared.push_back({group.count, k, (k + kSpan - 1) / kSpan, x + group.first * k});
   return prepared;
 }
 
-// Activations of each group: of rows (rows, k), each of which `shared` slots after each other have; with a norm's weight
-// normalized.
+// Prepares activations of each group from rows (rows, k), normalized if there is a norm's weight. `shared` consecutive
+// slots use the same row.
 std::vector<Prepared> of_tokens(const Threads& threads, const Routes& routes, const float* x, int64_t rows, int64_t shared, int64_t k,
                                 const float* norm, float eps, bool quantized) {
   const int64_t spans = (k + kSpan - 1) / kSpan, slots = static_cast<int64_t>(routes.slots.size());
-  if (quantized) {  // each row once
+  if (quantized) {  // quantizes each row once
     RowSpan* tokens = scratch<RowSpan>(kOfTokens, rows * spans);
     threads.run(rows, kEasy * k, [&](int64_t j) {
       float* normalized = scratch<float>(kNormalized, k);
@@ -130,14 +130,14 @@ std::vector<Prepared> of_tokens(const Threads& threads, const Routes& routes, co
   return float_groups(routes, gathered, k);
 }
 
-// Rows of a matrix that a task multiplies by groups: a tile where there are many activations.
+// Rows of a matrix per task: a tile if there are many activations.
 int64_t rows_of_task(const Threads& threads, const std::vector<Prepared>& groups, int64_t all_rows) {
   for (const Prepared& group : groups)
     if (group.blocks || (!group.rows && group.m > kFloatGemvRows)) return kTile;
   return std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
 }
 
-// Calls task(group's number, first row, count) for every group and all rows of its matrix (n, k).
+// Calls task(group, first row, count) for every group and all rows of its matrix (n, k).
 template <class Task>
 void for_groups(const Threads& threads, const Routes& routes, const std::vector<Prepared>& x, int64_t n, int64_t k, const Task& task) {
   const int64_t groups = static_cast<int64_t>(x.size()), slots = static_cast<int64_t>(routes.slots.size());
@@ -161,7 +161,7 @@ struct Network {
   float eps;
 };
 
-// activation(gate, up) of every slot: h (slots, inner) in the order of the sorted ones.
+// h (slots, inner) = activation(gate, up) of every slot, in sorted order.
 void hidden(const Network& net, const Threads& threads, const Routes& routes, const std::vector<Prepared>& x, float* h) {
   const int64_t inner = net.gate.n;
   for_groups(threads, routes, x, inner, 2 * net.gate.k, [&](int64_t g, int64_t first, int64_t count) {
@@ -179,7 +179,7 @@ void hidden(const Network& net, const Threads& threads, const Routes& routes, co
 }
 
 // y (m, n) = [residual +] the weighted sums of the slots' products with `down`. A task has some rows of all experts, and
-// all tokens: it alone adds to its columns of y.
+// all tokens, so that it alone adds to its columns of y.
 void add_up(const Network& net, const Threads& threads, const Routes& routes, const std::vector<Prepared>& h, const float* weights,
             int64_t m, int64_t top, const float* residual, float* y) {
   const int64_t n = net.down.n, slots = static_cast<int64_t>(routes.slots.size());
@@ -210,14 +210,14 @@ void add_up(const Network& net, const Threads& threads, const Routes& routes, co
   });
 }
 
-constexpr int64_t kSlotFloats = 1 << 23;  // of slots that are worked on together, which bounds the memory between products
+constexpr int64_t kSlotFloats = 1 << 23;  // floats of slots that are processed together; bounds the memory between products
 
 int64_t tokens_together(int64_t top, int64_t floats) {
   return std::max<int64_t>(1, kSlotFloats / std::max<int64_t>(1, top * floats));
 }
 
-// [residual +] the sums over a token's experts of weight * (scale * (down @ h) + bias), h = activation(gate @ x + bias,
-// up @ x + bias) of [rms_norm](x).
+// [residual +] the sums over a token's experts of weight * (scale * (down @ h) + bias), with h = activation(gate @ x +
+// bias, up @ x + bias) for [rms_norm](x).
 void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::string_view down, std::string_view activation,
                 bool quantized, bool quantized_down, std::string_view biases, bool down_scale, bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
@@ -260,8 +260,8 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
   }
 }
 
-// Every slot's product with its expert's matrix, zeros of an expert that is not here. x (rows, k): slots after each other
-// share a row where there are fewer of these.
+// Multiplies every slot by its expert's matrix; gives zeros if the expert is not local. If x (rows, k) has fewer rows
+// than slots, consecutive slots share a row.
 void expert_matmul(Call& call, std::string_view format, bool quantized) {
   auto& [threads, operands, results] = call;
   int64_t given, k, m, top;

@@ -1,4 +1,4 @@
-// What every handler starts from: operands and results that are checked as they are taken, scratch memory, errors.
+// Basis of every handler: checked operands and results, scratch memory, errors.
 
 #pragma once
 
@@ -32,7 +32,7 @@ inline std::string text(Dims dims) {
   return s + ")";
 }
 
-// An axis of an array: its size, or where the size that it has goes, whatever that is.
+// An expected axis size, or a pointer that receives the actual size.
 struct Axis {
   int64_t size = -1;
   int64_t* found = nullptr;
@@ -40,16 +40,16 @@ struct Axis {
   Axis(int64_t* found) : found(found) {}
 };
 
-// The operands or results of a call, in order; each is checked as it is taken.
+// The operands or results of a call, in order; each is checked when it is taken.
 template <class Buffers>
 class OperandReader {
  public:
   OperandReader(const char* what, const Buffers& buffers) : what_(what), buffers_(buffers) {}
 
-  // The number of axes of the next one; 0 where there is none.
+  // Rank of the next buffer; 0 if there is none.
   size_t rank() const { return at_ < buffers_.size() ? get(at_).dimensions().size() : 0; }
 
-  // The next one; `dims` of -1 match anything.
+  // Takes the next buffer; `dims` of -1 match any size.
   ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, std::initializer_list<Axis> axes) {
     std::vector<int64_t> dims;
     for (const Axis& axis : axes) dims.push_back(axis.size);
@@ -94,8 +94,8 @@ class OperandReader {
 using Operands = OperandReader<ffi::RemainingArgs>;
 using Results = OperandReader<ffi::RemainingRets>;
 
-// Memory of a thread that grows and is kept, so that steps of a loop need no pages from the system. `kind` tells uses
-// apart that overlap.
+// Thread-local memory that grows and is kept, so that the steps of a loop need no new pages from the system. `kind`
+// separates uses that overlap in time.
 enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kOfTokens, kGathered, kScratches };
 template <class T>
 T* scratch(Scratch kind, size_t count) {
@@ -121,11 +121,11 @@ struct Call {
   Operands operands;
   Results results;
 
-  // That is all of them.
+  // Checks that nothing is left to take.
   void finish() const { operands.finish(), results.finish(); }
 };
 
-// `body` as XLA calls it: what it throws is an error of the program.
+// Wraps `body` for XLA: its exceptions become errors of the program.
 template <class... Attributes>
 auto handler(void (*body)(Call&, Attributes...)) {
   return [body](ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, Attributes... attributes) {
@@ -145,7 +145,7 @@ auto handler(void (*body)(Call&, Attributes...)) {
 
 }  // namespace jax_q4k
 
-// A symbol for XLA: JAX_Q4K_HANDLER(name).Attr<...>("...")...);
+// Defines a symbol for XLA: JAX_Q4K_HANDLER(name).Attr<...>("...")...);
 #define JAX_Q4K_HANDLER(name) XLA_FFI_DEFINE_HANDLER_SYMBOL( \
     jax_q4k_##name, jax_q4k::handler(jax_q4k::name), \
     xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets()

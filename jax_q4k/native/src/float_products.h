@@ -1,4 +1,4 @@
-// Rows of any type as floats, and times activations that stay floats: up to kFloatGemvRows rows of these, or more.
+// Rows of any type as floats, and their products with float activations: for up to kFloatGemvRows rows, and for more.
 
 #pragma once
 
@@ -10,11 +10,11 @@
 namespace jax_q4k {
 namespace {
 
-// A row, read a span at a time and 16 columns of that as floats. After the row's end come zeros.
+// A row that is read one span at a time, and from the span 16 columns at a time as floats. Zeros follow the row's end.
 template <class Format>
 class PackedRow {
  public:
-  static constexpr bool kRagged = false;  // ends with 16 whole columns
+  static constexpr bool kRagged = false;  // ends at a multiple of 16 columns
   static constexpr bool kFew = Format::kFew;
 
   JAX_Q4K_INLINE void open(const Matrix& w, int64_t row) {
@@ -23,7 +23,7 @@ class PackedRow {
     for (int i = 0; i < Format::kPlanes; ++i) planes_[i] = plane<Format>(w, i, row, 0);
     if (w.k % kSpan) end_.copy(w, row, end_planes_);
   }
-  // Goes to span s. `ahead`: spans from there to what is wanted next, which is fetched.
+  // Reads span s, and prefetches the span `ahead` spans later.
   JAX_Q4K_INLINE void read(int64_t s, int64_t ahead) {
     const uint8_t* at[Format::kPlanes];
 #pragma GCC unroll 4
@@ -37,7 +37,7 @@ class PackedRow {
     scales.store(scales_);
     if (!k32) mins_of<Format>(at, scales).store(mins_);
   }
-  // Columns [16 i, 16 i + 16) of the span.
+  // Returns columns [16 i, 16 i + 16) of the span.
   JAX_Q4K_INLINE Floats columns(int i) const {
     const float scale = scales_[k32 ? i & ~1 : i], min = k32 ? scales_[i | 1] : mins_[i];
     return to_float(Vector<Quant, 16>::load(quants_[i % 4][i / 4])) * Floats::all(scale) - Floats::all(min);
@@ -81,7 +81,7 @@ class FloatRow {
     }
   }
   JAX_Q4K_INLINE Floats columns(int i) const { return load_lanes(at_ + i * kLanes); }
-  // Those of which the row has only some.
+  // Returns the last columns, if they are not a multiple of 16, zero-padded.
   JAX_Q4K_INLINE Floats last() const { return load_lanes(end_); }
 
  private:
@@ -105,7 +105,7 @@ void decode_row(const Matrix& w, int64_t row, float* y) {
   }
 }
 
-// `float_gemv` for R rows of the matrix and M of activations; where there are fewer, the last ones are taken again.
+// `float_gemv` for R rows of the matrix and M rows of activations; the last row is repeated if there are fewer.
 template <class Row, int R, int M>
 void float_rows(const Matrix& w, int64_t first, int64_t count, const float* x, int m, float* y, int64_t stride) {
   Row rows[R];
@@ -170,8 +170,8 @@ void float_gemv(const Matrix& w, int64_t first, int64_t count, const float* x, i
   }
 }
 
-// Weights that are multiplied while a core's first cache holds them: a span of kAbreast rows, a lane each, in kBlocks
-// vectors; by up to kRows rows of activations at a time, as many sums as registers hold.
+// Weights that are multiplied while they are in L1: a span of kAbreast rows, one per lane, in kBlocks vectors. At most
+// kRows rows of activations are multiplied at a time, as many sums as registers hold.
 #if defined(JAX_Q4K_AVX512)
 constexpr int kBlocks = 2, kRows = 12;
 #elif defined(__AVX2__) || defined(__aarch64__)
@@ -181,7 +181,7 @@ constexpr int kBlocks = 1, kRows = 2;
 #endif
 constexpr int kAbreast = kBlocks * kLanes;
 
-// Span s of 16 rows as floats, to[column * kAbreast + row]; where there are fewer, the last one is taken again.
+// Decodes span s of 16 rows to floats, to[column * kAbreast + row]; the last row is repeated if there are fewer.
 template <class Format>
 void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, float* to, PackedRow<Format>*) {
   constexpr bool k32 = Format::kGroup == 32;
@@ -197,7 +197,7 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
         for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(planes[r][i] + Format::kBytes[i] + b);
       }
   }
-  Floats scales[kLanes];  // of a group after transposing; of 32 columns: scale and min in turn
+  Floats scales[kLanes];  // after the transpose, of one group each; for groups of 32, scale and min alternate
   for (int r = 0; r < kLanes; ++r) scales[r] = Format::scales(planes[r]);
   [[maybe_unused]] Floats mins[Format::kMins ? kLanes : 1];
   if constexpr (Format::kMins) {
@@ -207,7 +207,7 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
   transpose(scales);
   auto decode_step = [&](auto step) __attribute__((always_inline)) {
     constexpr int kStep = decltype(step)::value;
-    Floats words[kLanes];  // four quants of a row each; after transposing, of 16 rows
+    Floats words[kLanes];  // four quants of a row each; after the transpose, of 16 rows
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes; ++r) {
       const Bytes quants = Format::template quants<kStep>(planes[r]);
@@ -244,7 +244,7 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
     rows[r] = reinterpret_cast<const Element*>(w.planes[0]) + (first + (r < count ? r : count - 1)) * w.k + s * kSpan;
   const int64_t n = w.k - s * kSpan < kSpan ? w.k - s * kSpan : kSpan;
   for (int64_t c = 0; c < n; c += kLanes) {
-    Element ends[kLanes][kLanes];  // of rows that end within these columns
+    Element ends[kLanes][kLanes];  // zero-padded copies of rows that end within these columns
     if (n - c < kLanes)
       for (int r = 0; r < kLanes; ++r) {
         std::memset(ends[r], 0, sizeof ends[r]);
@@ -259,7 +259,7 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
   }
 }
 
-// total[j * kAbreast + r] += kAbreast rows of weights times J of x, of so many columns.
+// total[j * kAbreast + r] += kAbreast rows of weights times J rows of x, over `columns` columns.
 template <int J>
 void add_columns(const float* weights, const float* x, int64_t k, int64_t columns, float* total) {
   Floats acc[J][kBlocks];
@@ -293,7 +293,7 @@ void add_rows_of(int rows, const float* weights, const float* x, int64_t k, int6
 template <class Row>
 void float_gemm(const Matrix& w, int64_t first, int64_t count, const float* x, int64_t m, float* memory, float* y, int64_t stride) {
   float *weights = memory, *total = memory + kAbreast * kSpan;
-  const int64_t parts = (m + kRows - 1) / kRows;  // of the activations, as even as can be: few rows leave time unused
+  const int64_t parts = (m + kRows - 1) / kRows;  // even parts of the activations: few rows leave execution units idle
   for (int64_t r = 0; r < count; r += kAbreast) {
     const int64_t rows = count - r < kAbreast ? count - r : kAbreast;
     std::memset(total, 0, sizeof(float) * kAbreast * m);

@@ -1,12 +1,13 @@
-// Packed rows, read in spans of 256 weights: weight = scale * quant - min, with unsigned quants of a byte.
+// Readers of packed rows, in spans of 256 weights: weight = scale * quant - min, with unsigned quants of one byte.
 //
-// One reader per block format; layouts as `ptx_kernels/formats` splits them into planes. A span's quants come in four
-// pieces of 64 bytes: piece i has columns [64 q + 16 i, + 16) of each quarter q. Products take them in steps (`RowSpan`).
+// There is one reader per block format; `ptx_kernels/formats` defines the planes. A span's quants come in four pieces
+// of 64 bytes: piece i has columns [64 q + 16 i, 64 q + 16 i + 16) of each quarter q. Products take them in steps
+// (`RowSpan`).
 
-// The list of formats comes first, and alone for `kernels.h`: enum, layouts and tables of functions expand from it.
+// The list of formats comes first, and `kernels.h` includes it alone: enum, layouts and function tables expand from it.
 
 #ifndef JAX_Q4K_FORMATS
-// X(what GGUF calls it, columns of a block, the bytes that every plane has of 256 columns...)
+// X(GGUF's name, columns of a block, bytes of each plane for 256 columns...)
 #define JAX_Q4K_FORMATS(X)             \
   X(IQ4_NL, 32, 128, 16)               \
   X(MXFP4, 32, 128, 8)                 \
@@ -32,7 +33,7 @@
   X(TQ1_0, 256, 52, 2)                 \
   X(TQ2_0, 256, 64, 2)
 
-// Whether a block's scale, and its weights, may be subnormal floats.
+// Whether the scale of a block and its weights may be subnormal floats.
 #define JAX_Q4K_HAS_SUBNORMALS(type) ((type) == kMXFP4)
 #endif
 
@@ -45,17 +46,17 @@
 namespace jax_q4k {
 namespace {
 
-// A reader's facts. kGroup weights share a scale, and `scales` gives all of a span: if kGroup is 32, scale and min of
-// each group in turn; if 16, the scales, of which mins are the kOffset-fold unless kMins, when `mins` gives them. If
-// kSigned, quants are signed bytes plus kZeroPoint, which products start less, and mins are 0. kFew: files have few
-// tensors of the format, which gets fewer kernels.
+// Properties of a reader. kGroup weights share a scale, and `scales` returns those of a span: for kGroup 32, scale and
+// min of each group alternate; for 16, the scales alone, and mins are kOffset * scale, or the result of `mins` if
+// kMins. If kSigned, quants are signed bytes plus kZeroPoint, which is subtracted in the start value of products, and
+// mins are 0. kFew: files have few tensors of the format, which gets fewer kernels.
 template <Type kType, int kColumns, int kMin = 0, bool kSignedQuants = false>
 struct Packed {
   static constexpr int kGroup = kColumns, kOffset = kMin, kPlanes = kLayouts[kType].planes;
   static constexpr const int (&kBytes)[4] = kLayouts[kType].bytes;
-  static constexpr int kMost = 128;  // no unsigned quant is larger
+  static constexpr int kMost = 128;  // upper limit of unsigned quants
   static constexpr bool kSigned = kSignedQuants, kMins = false, kFew = false;
-  static constexpr bool kCut = kLayouts[kType].block < kSpan;  // a row's last span may be
+  static constexpr bool kCut = kLayouts[kType].block < kSpan;  // whether a row may end within its last span
 };
 
 template <class Number>
@@ -65,7 +66,7 @@ JAX_Q4K_INLINE Number loaded(const uint8_t* p) {
   return number;
 }
 
-// The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins, times d and dmin before them.
+// Decodes the 12 bytes of Q4_K and Q5_K, eight 6-bit scales and eight 6-bit mins, times the d and dmin before them.
 JAX_Q4K_INLINE Floats scales_of_k(const uint8_t* p) {
   const auto a = loaded<uint32_t>(p + 4), b = loaded<uint32_t>(p + 8), c = loaded<uint32_t>(p + 12);
   const uint64_t high_scales = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
@@ -73,21 +74,21 @@ JAX_Q4K_INLINE Floats scales_of_k(const uint8_t* p) {
   return alternating_bytes((a & 0x3f3f3f3f) | high_scales << 32, (b & 0x3f3f3f3f) | high_mins << 32) * repeated_halves(p);
 }
 
-// Nibbles of 128 bytes: the low ones of every 32 are as many columns, the high ones the next.
+// Nibbles of 128 bytes: of every 32 bytes, the low nibbles are 32 columns and the high nibbles the next 32.
 template <int i>
 JAX_Q4K_INLINE Bytes nibbles(const uint8_t* p) {
   constexpr int kShift = i / 2 * 4;
   return fields<kShift, kShift, kShift, kShift, 15>(every_second<i % 2>(p));
 }
 
-// Bits of every byte's low half, in its high half.
+// Moves the bits of every byte's low half to its high half.
 JAX_Q4K_INLINE Bytes upper(const Bytes& v) { return (v.as<uint32_t>() << Words::all(4)).as<uint8_t>(); }
 
 // Two bits of every byte for each of four groups of 32: 64 bytes for 256 columns.
 template <int i>
 JAX_Q4K_INLINE Bytes pairs(const uint8_t* p) {
   constexpr int g = i / 2 * 2;
-  p += i % 2 * 16;  // of 128 columns; those after lie 32 bytes on
+  p += i % 2 * 16;  // for 128 columns; the other 128 are 32 bytes later
   return fields<g, g + 4, g, g + 4, 3>(joined(p, p, p + 32, p + 32));
 }
 
@@ -103,7 +104,7 @@ struct Q5_K : Packed<kQ5_K, 32> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return scales_of_k(p[0]); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
-    const uint8_t* high = p[0] + 16 + i % 2 * 16;  // bit g: of group g
+    const uint8_t* high = p[0] + 16 + i % 2 * 16;  // bit g belongs to group g
     constexpr int g = i / 2;
     return nibbles<i>(p[0] + 48) | upper(fields<g, g + 2, g + 4, g + 6, 1>(joined(high, high, high, high)));
   }
@@ -116,7 +117,7 @@ struct Q6_K : Packed<kQ6_K, 16, 32> {
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
-    const uint8_t* low = p[0] + 16 * i;  // of 128 columns; those after lie 64 bytes on
+    const uint8_t* low = p[0] + 16 * i;  // for 128 columns; the other 128 are 64 bytes later
     return fields<0, 4, 0, 4, 15>(joined(low, low, low + 64, low + 64)) | upper(pairs<i>(p[1]));
   }
 };
@@ -124,7 +125,7 @@ struct Q6_K : Packed<kQ6_K, 16, 32> {
 struct Q2_K : Packed<kQ2_K, 16> {
   static constexpr int kMost = 3;
   static constexpr bool kMins = true;
-  // Low or high nibbles of the groups' bytes, times the f16 that lies at `factor`.
+  // Low or high nibbles of the groups' bytes, times the f16 at offset `factor`.
   template <int kShift>
   static JAX_Q4K_INLINE Floats times(const uint8_t* const* p, int factor) {
     const auto bytes = Vector<uint32_t, 16>::load(p[1]) >> Vector<uint32_t, 16>::all(kShift);
@@ -140,7 +141,7 @@ struct Q2_K : Packed<kQ2_K, 16> {
 struct Q3_K : Packed<kQ3_K, 16, 4> {
   static constexpr int kMost = 7;
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
-    using Fours = Vector<uint32_t, 16>;  // each of four scales; their four low bits, and two high ones
+    using Fours = Vector<uint32_t, 16>;  // four scales per word: their four low bits, and two high bits
     static constexpr uint32_t kLow[4] = {0, 0, 4, 4}, kHigh[4] = {0, 2, 4, 6};
     const Fours low = Vector<uint64_t, 16>::all(loaded<uint64_t>(p[2])).as<uint32_t>() >> Fours::load(kLow);
     const Fours high = Fours::all(loaded<uint32_t>(p[2] + 8)) >> Fours::load(kHigh);
@@ -186,7 +187,7 @@ struct Q4_1 : Packed<kQ4_1, 32> {
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q4_0::quants<i>(p); }
 };
 
-// Weights that are entries of a table of 16 signed bytes; Q4_0's nibbles number them.
+// Weights that are entries of a codebook of 16 signed bytes, indexed by Q4_0's nibbles.
 template <Type kType>
 struct Codes : Packed<kType, 32, 0, true> {
   template <int i>
@@ -246,8 +247,8 @@ struct Q5_1 : Packed<kQ5_1, 32> {
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q5_0::quants<i>(p); }
 };
 
-// Formats of code books, and others that are read eight weights at a time: a `Reader` gives these as bytes, kMin above the
-// weights over their scale, and the scale of every 16 columns.
+// Codebook formats, and others that are read in groups of eight weights. A `Reader` returns a group as bytes, weight /
+// scale + kMin, and the scale of every 16 columns.
 template <Type kType, int kMin, class Reader>
 struct Eights : Packed<kType, 16, kMin> {
   static constexpr bool kFew = true;
@@ -264,7 +265,7 @@ struct Eights : Packed<kType, 16, kMin> {
   }
 
  private:
-  // No part of kernels that are unrolled: the compiler would take minutes.
+  // Not inlined into unrolled kernels, which would take the compiler minutes.
   static __attribute__((noinline)) void read_scales(const uint8_t* const* p, float* to) {
     for (int g = 0; g < 16; ++g) to[g] = Reader::scale(p, g);
   }
@@ -275,7 +276,7 @@ struct Eights : Packed<kType, 16, kMin> {
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
 
-// kMin plus eight magnitudes below it, or less them where their bit is set.
+// Eight bytes kMin + magnitude, or kMin - magnitude where the byte's bit is set.
 template <int kMin>
 JAX_Q4K_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t bits) {
   const uint64_t set = ((bits * kEachByte & 0x8040201008040201) + 0x7f * kEachByte) >> 7 & kEachByte;  // no byte carries
@@ -283,10 +284,10 @@ JAX_Q4K_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t bits) {
   return kMin * kEachByte + (magnitudes & ~mask) - (magnitudes & mask);
 }
 
-// Seven bits, and as the eighth the one that makes the number of those set even.
+// Adds an eighth bit to seven, so that an even number of bits is set.
 JAX_Q4K_INLINE uint64_t even_signs(uint32_t seven) { return (seven & 127) | (__builtin_popcount(seven & 127) & 1) << 7; }
 
-// Two entries of four magnitudes each.
+// Joins two codebook entries of four magnitudes each.
 JAX_Q4K_INLINE uint64_t both(const uint32_t* book, int first, int second) {
   return book[first] | static_cast<uint64_t>(book[second]) << 32;
 }
@@ -340,7 +341,7 @@ struct IQ3_S : Eights<kIQ3_S, 16, IQ3_S> {
   }
 };
 
-// Eight times an entry above or below it by an eighth, all above 16.
+// 8 * (entry plus or minus 1/8) + 16.
 JAX_Q4K_INLINE uint64_t raised(int entry, bool lowered) {
   return code_books.iq1_s[entry] + (lowered ? 7 : 9) * kEachByte;
 }
@@ -369,7 +370,7 @@ struct IQ1_M : Eights<kIQ1_M, 16, IQ1_M> {
 
 struct TQ1_0 : Eights<kTQ1_0, 1, TQ1_0> {
   static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int) { return half(loaded<uint16_t>(p[1])); }
-  // Eight digits to the base 3, of 8 bytes or, last of all, two of 4.
+  // Eight base-3 digits: one of each of 8 bytes, or for the last groups two of each of 4 bytes.
   static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
     constexpr uint8_t kPowers[5] = {1, 3, 9, 27, 81};
     uint8_t found[8];
@@ -401,7 +402,7 @@ struct NVFP4 : Packed<kNVFP4, 16, 12> {
     }
     return Floats::load(bits);
   }
-  // The low nibbles of 8 bytes are as many columns, the high ones the next.
+  // The low nibbles of 8 bytes are 8 columns, the high nibbles the next 8.
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
     uint64_t found[8];
@@ -413,7 +414,7 @@ struct NVFP4 : Packed<kNVFP4, 16, 12> {
   }
 };
 
-// What is taken from the groups' weights, of formats that scale 16 columns.
+// Mins of the groups, which are subtracted from the weights, for formats that scale 16 columns.
 template <class Format>
 JAX_Q4K_INLINE Floats mins_of(const uint8_t* const* p, const Floats& scales) {
   if constexpr (Format::kMins)
@@ -422,23 +423,23 @@ JAX_Q4K_INLINE Floats mins_of(const uint8_t* const* p, const Floats& scales) {
     return scales * Floats::all(Format::kOffset);
 }
 
-// Where a plane of a row's span lies.
+// Address of a plane of a row's span.
 template <class Format>
 const uint8_t* plane(const Matrix& w, int i, int64_t row, int64_t span) {
   return w.planes[i] + (row * (w.k / 32) + span * 8) * Format::kBytes[i] / 8;
 }
 
-// True if a row's last span, where k is no multiple of 256, may be read whole: what belongs to the next row is there, and
-// its scales are to be left out.
+// Returns whether a row's last span, if it is cut, may be read to its full length: the next row follows, and the scales
+// of that part are masked.
 inline bool followed(const Matrix& w, int64_t row) { return row * (w.k / 32) + w.k / kSpan * 8 + 8 <= w.n * (w.k / 32); }
 
-// The scales of a span's first k columns, zeros after them.
+// Keeps the scales of a span's first k columns; the others become zero.
 JAX_Q4K_INLINE Floats scales_up_to(int64_t k, const Floats& scales) {
   static constexpr uint32_t kKept[32] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
   return (scales.as<uint32_t>() & Words::load(kKept + 16 - k / 16)).as<float>();
 }
 
-// A copy of a last span that goes on with zeros.
+// A zero-padded copy of a last span that is cut.
 template <class Format>
 class CutSpan {
  public:

@@ -1,4 +1,4 @@
-// The kernels for one instruction set: compiled several times, with another JAX_Q4K_KERNELS and -m flags each.
+// A kernel set: compiled once per instruction set, each time with its own JAX_Q4K_KERNELS and -m flags.
 
 #include "kernels.h"
 

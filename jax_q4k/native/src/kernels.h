@@ -1,4 +1,5 @@
-// The functions that are compiled once per instruction set, as a table; `library.cpp` chooses one when the library is loaded.
+// Table of the functions that are compiled once per instruction set; `library.cpp` selects one when the library is
+// loaded.
 
 #pragma once
 
@@ -11,23 +12,23 @@
 
 namespace jax_q4k {
 
-constexpr int kSpan = 256;  // columns that rows are walked by
-constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
+constexpr int kSpan = 256;  // columns of a row that are processed at a time
+constexpr int kLanes = 16;  // rows of activations per block, one per lane, if there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
-constexpr int kGemvRows = 8;     // rows of activations up to which weights are unpacked in registers
-constexpr int kFloatGemvRows = 4;  // the same of activations that stay floats
-constexpr int kDeltaColumns = 32;  // of a state (key_dim, value_dim) that go through all tokens before the next
+constexpr int kGemvRows = 8;     // maximum rows of activations for which weights are unpacked in registers
+constexpr int kFloatGemvRows = 4;  // the same for float activations
+constexpr int kDeltaColumns = 32;  // columns of a state (key_dim, value_dim) that process all tokens before the next columns
 constexpr int kMaxHeadDim = 576;  // of keys, and of values
-constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
+constexpr int kTokens = 16;  // tokens per step of attention; page sizes are multiples, except in a contiguous cache
 
-// Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
+// Element types of matrices (GGUF's block formats, and floats) and of cache pages.
 #define JAX_Q4K_TYPE(name, ...) k##name,
 enum Type { JAX_Q4K_FORMATS(JAX_Q4K_TYPE) kF32, kF16, kBF16, kTypes };
 #undef JAX_Q4K_TYPE
 constexpr int kBlockFormats = kF32;
 
-// How a type is stored (`ptx_kernels/formats`): what GGUF calls it, columns of a block, and the bytes that every plane
-// has of kSpan columns.
+// Storage of a type (`ptx_kernels/formats`): GGUF's name, columns of a block, and the bytes of each plane for kSpan
+// columns.
 struct Layout {
   std::string_view name;
   int block, planes, bytes[4];
@@ -40,8 +41,8 @@ constexpr Layout kLayouts[kTypes] = {
     JAX_Q4K_FORMATS(JAX_Q4K_LAYOUT) layout("F32", 1, 1024), layout("F16", 1, 512), layout("BF16", 1, 512)};
 #undef JAX_Q4K_LAYOUT
 
-// Code books of ggml's formats, that Python fills in when it loads the library: bytes of entries. Those of `iq1_s` are
-// eight times the entries and above 8.
+// Codebooks of ggml's formats, which Python fills in when it loads the library: entries of several bytes. Bytes of
+// `iq1_s` are 8 * value + 8.
 struct CodeBooks {
   uint64_t iq1_s[2048], iq2_s[1024], iq2_xs[512], iq2_xxs[256];
   uint32_t iq3_s[512], iq3_xxs[256];
@@ -57,26 +58,26 @@ struct Matrix {
   const uint8_t* planes[4];
 };
 
-// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in four steps: step i has columns [8 i, + 8)
-// of every group, so that two lanes that sum products of four bytes stay with a group, and for two steps with half of it.
-// The sums are scale * sum of values.
+// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in four steps. Step i has columns
+// [8 i, 8 i + 8) of every group, so that two lanes, which sum products of four bytes, belong to a group, and for two
+// steps to half a group. The sums are scale * sum of values.
 struct alignas(64) RowSpan {
   int8_t values[4][64];
   float scale_sum32[8][2];       // per group of 32
   float scale16[16], sum16[16];  // per 16 columns, for formats that scale these
-  int32_t zero_point[16];          // -kZeroPoint * the sums of what a lane multiplies
+  int32_t zero_point[16];          // -kZeroPoint * the sum of the values that a lane multiplies
 };
 
-// The same of 16 rows, a lane each.
+// The same for 16 rows, one per lane.
 struct alignas(64) BlockSpan {
   int8_t values[kSpan / 4][kLanes][4];
   float scale32[8][kLanes], sum32[8][kLanes], sum16[16][kLanes];
   int32_t zero_point[8][kLanes];
 };
 
-// Where keys (head_dim elements each) and values (value_dim) lie: those of (page, head, token) are vector page * page_stride +
-// head * head_stride + token * token_stride of their array. Scales (of int8): contiguous (page, head, token). Latent: a key
-// begins with its value, and there are no v and v_scales.
+// Layout of keys (head_dim elements each) and values (value_dim). Those of (page, head, token) are vector page *
+// page_stride + head * head_stride + token * token_stride of their array. Scales, for int8, are contiguous (page, head,
+// token). Latent: a key begins with its value, and v and v_scales are null.
 struct Tokens {
   void *k, *v;
   float *k_scales, *v_scales;
@@ -85,21 +86,21 @@ struct Tokens {
   bool latent;
 };
 
-// A query that sees tokens [first, last) of its sequence, and its running softmax.
+// A query that sees tokens [first, last) of its sequence, and its online softmax: running maximum m, sum l, output o.
 struct Query {
   const float* q;
   int64_t first, last;
-  float highest, total;
-  bool seen;  // a token at all: then sums of nothing but infinities are NaN, and not those of an empty sequence
-  float values[kMaxHeadDim];
+  float m, l;
+  bool seen;  // whether it saw any token: if so, sums of infinities are NaN, and not those of an empty sequence
+  float o[kMaxHeadDim];
 };
 
-// How two products gate each other (`jax_q4k.ACTIVATION_FUNCTIONS`).
+// Activation that gates one product by another (`jax_q4k.ACTIVATION_FUNCTIONS`).
 enum Activation { kSilu, kGelu, kSwigluOai, kActivations };
 constexpr std::string_view kActivationNames[kActivations] = {"silu", "gelu", "swiglu_oai"};
 
-// Tokens of a head of the gated delta rule: of the first one q and k (key_dim,), v and o from some column on, the decay's
-// logarithm and beta; the steps lead to the next token's.
+// Tokens of a head of the gated delta rule. Pointers are to the first token's q and k (key_dim,), v and o from some
+// column, g and beta; the steps lead to the next token's.
 struct DeltaTokens {
   const float *q, *k, *v, *g, *beta;
   float* o;
@@ -113,52 +114,53 @@ struct AttentionOptions {
 
 struct Kernels {
   const char* name;
-  // y = x / sqrt(mean(x^2) + eps) * weight, of k elements.
+  // y = x / sqrt(mean(x^2) + eps) * weight, for k elements.
   void (*normalize)(const float* x, const float* weight, float eps, int64_t k, float* y);
-  // x (k,) -> its spans, zeros after k.
+  // Quantizes x (k,) to spans, zero-padded after k.
   void (*quantize)(const float* x, int64_t k, RowSpan* spans);
-  // Span `s` of `count` <= 16 rows, `spans` apart, as a block; the other lanes are zero.
+  // Packs span `s` of `count` <= 16 rows, `spans` apart, into a block; the other lanes are zero.
   void (*pack)(const RowSpan* rows, int64_t spans, int count, int64_t s, BlockSpan* block);
   // y[j * stride + r] = row (first + r) . row j of x, r < count, j < m <= kGemvRows.
   void (*gemv[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
-  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile. Null of
-  // formats that files have few tensors of.
+  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile. Null for
+  // formats that few tensors of files have.
   void (*gemm[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
-  // Row `row` as k floats.
+  // Decodes row `row` to k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
   // y[j * stride + r] = row (first + r) . row j of x (m, k), r < count, j < m <= kFloatGemvRows.
   void (*float_gemv[kTypes])(const Matrix&, int64_t first, int64_t count, const float* x, int m, float* y, int64_t stride);
-  // The same of any m, for count <= kTile; uses kTile * (kSpan + m) floats of memory, aligned to 64 bytes.
+  // The same for any m and for count <= kTile; uses kTile * (kSpan + m) floats of memory, aligned to 64 bytes.
   void (*float_gemm[kTypes])(const Matrix&, int64_t first, int64_t count, const float* x, int64_t m, float* memory, float* y,
                              int64_t stride);
-  // Adds tokens [first, last) of a sequence, whose token i lies in pages[i / page_size], to the queries that see them;
-  // those of pages outside [0, num_pages) are left out.
+  // Attends to tokens [first, last) of a sequence with the queries that see them. Token i is in pages[i / page_size];
+  // pages outside [0, num_pages) are skipped.
   void (*attend[kPageTypes])(const Tokens&, const int32_t* pages, int64_t head, int64_t first, int64_t last, Query*, int count,
                              const AttentionOptions&);
-  // Adds what another part of a query's tokens came to.
+  // Merges the softmax of another part of a query's tokens.
   void (*merge)(const Query& part, int64_t value_dim, Query* to);
-  // Stores a token's vectors, k (num_heads, head_dim) and, where not latent, v (num_heads, value_dim), in a page.
+  // Stores a token's k (num_heads, head_dim) and, unless latent, v (num_heads, value_dim) in a page.
   void (*append[kPageTypes])(const Tokens&, int64_t page, int64_t offset, const float* k, const float* v);
   // Rotates the first 2 * half dimensions by angles: pairs (2 i, 2 i + 1) if interleaved, else (i, i + half).
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
-  // y = activation(gate, up) of `count` elements.
+  // y = activation(gate, up), for `count` elements.
   void (*gate)(const float* gate, const float* up, int64_t count, Activation activation, float* y);
-  // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count; 16 of a row of `from` can be read.
+  // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count; 16 elements of each row of `from` are readable.
   void (*transpose)(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride);
-  // The gated delta rule on `columns` columns, kDeltaColumns or 16, of a state with rows `stride` apart; uses key_dim *
-  // columns floats of memory, aligned to 64 bytes.
+  // Runs the gated delta rule on `columns` columns, kDeltaColumns or 16, of a state with rows `stride` apart; uses
+  // key_dim * columns floats of memory, aligned to 64 bytes.
   void (*delta)(const DeltaTokens&, int64_t columns, float* state, int64_t stride, float* memory);
-  // y = silu(sum over the last `width` tokens of column * tap) of `count` channels, a multiple of 16. The column of the
-  // token at `position` is x, an earlier one is slot t % width of the ring (width, channels); weight (count, width).
+  // y = silu(sum over the last `width` tokens of column * tap), for `count` channels, a multiple of 16. The column of
+  // the token at `position` is x; that of an earlier token t is slot t % width of the ring (width, channels); weight
+  // (count, width).
   void (*convolve)(const float* x, const float* ring, int64_t channels, int64_t width, int64_t position, const float* weight,
                    int64_t count, float* y);
-  // x /= sqrt(sum(x^2) + eps), of a multiple of 16 elements.
+  // x /= sqrt(sum(x^2) + eps), for a multiple of 16 elements.
   void (*make_unit)(float* x, int64_t count, float eps);
 };
 
-// Those of other machines are not there.
+// Only the sets for this machine are defined.
 extern const Kernels kernels_avx512, kernels_avxvnni, kernels_avx2, kernels_neon, kernels_portable;
 
-extern const Kernels* kernels;  // those in use
+extern const Kernels* kernels;  // the set in use
 
 }  // namespace jax_q4k

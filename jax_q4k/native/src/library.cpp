@@ -1,4 +1,4 @@
-// Which kernels are in use, and what the library says of itself.
+// Selects the kernel set in use, and reports what the library contains.
 
 #include <string>
 #include <string_view>
@@ -18,7 +18,7 @@ namespace jax_q4k {
 namespace {
 
 #if defined(__x86_64__)
-// What the processor says of itself; zeros of what it does not know. Compilers' own test does not know every name.
+// CPUID; zeros for leaves that the processor lacks. The compilers' own test does not know every feature name.
 struct Cpuid {
   uint32_t a = 0, b = 0, c = 0, d = 0;
   Cpuid(uint32_t leaf, uint32_t part) { __get_cpuid_count(leaf, part, &a, &b, &c, &d); }
@@ -30,12 +30,12 @@ struct Candidate {
   bool runs;  // on this processor
 };
 
-// What was compiled, the best first. A compiler that does not know an instruction set leaves it out.
+// The compiled kernel sets, best first. A compiler that does not know an instruction set leaves it out.
 std::vector<Candidate> candidates() {
   std::vector<Candidate> found;
 #if defined(__x86_64__)
   const Cpuid one(1, 0), seven(7, 0), more(7, 1);
-  uint32_t saved = 0, high;  // by the system, when it gives the processor to another thread
+  uint32_t saved = 0, high;  // registers that the system saves when it switches threads
   if (one.c >> 27 & 1) asm("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
   const bool fma = one.c >> 12 & 1, f16c = one.c >> 29 & 1, avx = (saved & 0x6) == 0x6;
   [[maybe_unused]] const bool avx2 = avx && fma && f16c && (seven.b >> 5 & 1);
@@ -59,7 +59,7 @@ std::vector<Candidate> candidates() {
   return found;
 }
 
-// The best that run here, or those of that name if they do; nullptr where they do not.
+// Returns the best set that this processor runs, or the set of that name if it runs here; else nullptr.
 const Kernels* find(std::string_view name = {}) {
   for (const Candidate& candidate : candidates())
     if (candidate.runs && (name.empty() || name == candidate.kernels->name)) return candidate.kernels;
@@ -81,24 +81,24 @@ CodeBooks code_books;
 
 #pragma GCC visibility push(default)
 extern "C" {
-// The name of the kernels in use.
+// Name of the kernel set in use.
 const char* jax_q4k_kernels() { return jax_q4k::kernels->name; }
-// Uses the kernels of that name from now on, for tests and measurements; false if there are none or the processor
-// lacks what they need.
+// Switches to the kernel set of that name, for tests and measurements; returns false if there is none or the processor
+// cannot run it.
 bool jax_q4k_select(const char* name) {
   const jax_q4k::Kernels* found = *name ? jax_q4k::find(name) : nullptr;
   if (found) jax_q4k::kernels = found;
   return found;
 }
-// The names of all that were compiled, each with a space behind it.
+// Names of all compiled sets, each followed by a space.
 const char* jax_q4k_compiled() {
   static const std::string names = jax_q4k::names();
   return names.c_str();
 }
-// The memory of the code books, for Python to fill in, and its size.
+// Memory of the codebooks, for Python to fill in, and its size.
 void* jax_q4k_code_books() { return &jax_q4k::code_books; }
 uint64_t jax_q4k_code_books_size() { return sizeof jax_q4k::code_books; }
-// `build.fingerprint()` of what this was compiled from.
+// `build.fingerprint()` of the sources of this library.
 const char* jax_q4k_fingerprint() { return JAX_Q4K_FINGERPRINT; }
 }
 #pragma GCC visibility pop

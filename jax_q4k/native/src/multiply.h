@@ -1,4 +1,4 @@
-// Matrices as handlers take them, and their products with rows of activations.
+// Matrices among a handler's operands, and their products with rows of activations.
 
 #pragma once
 
@@ -14,11 +14,11 @@ inline Type type_of(std::string_view name) {
   fail("unknown format " + std::string(name));
 }
 
-// Of a matrix of floats.
+// Element type of a float matrix.
 inline ffi::DataType element_of(Type type) { return type == kF32 ? ffi::F32 : type == kF16 ? ffi::F16 : ffi::BF16; }
 
-// Packed planes are a matrix's, or with a fourth axis in front a stack's, and an index follows: below 0 it counts from
-// the end, beyond either end it is the nearest.
+// Takes a matrix. Its planes may have an additional first axis, of a stack; an index then follows. Negative indices
+// count from the end; indices out of range are clamped.
 inline Matrix take_matrix(Operands& operands, std::string_view format) {
   Matrix w{0, 0, type_of(format), {}};
   const Layout& layout = kLayouts[w.type];
@@ -50,7 +50,7 @@ inline Activation activation_of(std::string_view name) {
   fail("unknown activation " + std::string(name));
 }
 
-// What products take: rows of activations as they are, as int8 (`rows`), or as int8 in blocks of 16 rows.
+// Activations in the form that a product takes: float rows, int8 rows (`rows`), or int8 blocks of 16 rows (`blocks`).
 struct Prepared {
   int64_t m, k, spans;
   const float* x;
@@ -60,7 +60,7 @@ struct Prepared {
 
 inline Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, const float* norm, float eps, bool quantized) {
   Prepared p{m, k, (k + kSpan - 1) / kSpan, x};
-  auto row = [&](int64_t j, float* to) {  // row j, in `to` if it had to be normalized
+  auto row = [&](int64_t j, float* to) {  // row j, in `to` if it is normalized
     if (norm) kernels->normalize(x + j * k, norm, eps, k, to);
     return norm ? to : x + j * k;
   };
@@ -89,7 +89,7 @@ inline Prepared prepare(const Threads& threads, const float* x, int64_t m, int64
   return p;
 }
 
-// Rows [first, first + count) of w times all activations: y[j * stride + r].
+// Multiplies rows [first, first + count) of w by all activations: y[j * stride + r].
 inline void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, float* y, int64_t stride) {
   const Subnormals kept(JAX_Q4K_HAS_SUBNORMALS(w.type));
   if (x.rows) {

@@ -1,4 +1,4 @@
-// Packed rows times int8 activations: up to kGemvRows rows of them, or more.
+// Packed rows times int8 activations: for up to kGemvRows rows of activations, and for more.
 
 #pragma once
 
@@ -19,10 +19,10 @@ JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const
   return Format::kSigned ? dot_signed(quants, values, acc) : dot(quants, values, acc);
 }
 
-constexpr int64_t kNearBytes = 32 << 10;  // of the nearest cache, for activations
-constexpr int kAheadBytes = 8 << 10;      // of rows that are asked for: a core takes so many while the first ones arrive
+constexpr int64_t kNearBytes = 32 << 10;  // bytes of L1 for activations
+constexpr int kAheadBytes = 8 << 10;      // prefetch distance in bytes: what a core reads until the first of them arrive
 
-// Words of a group whose products are added up as Narrow, or 1.
+// Number of words of a group whose products are accumulated as Narrow, or 1.
 template <class Format>
 constexpr int run_of() {
   for (int run = Format::kGroup / 4; run > 1 && !Format::kSigned; run /= 2)
@@ -30,7 +30,7 @@ constexpr int run_of() {
   return 1;
 }
 
-// The quants of a span in the order of `RowSpan`.
+// Reads the quants of a span in the order of `RowSpan`.
 template <class Format>
 JAX_Q4K_INLINE void read_steps(const uint8_t* const* planes, Bytes (&steps)[4]) {
   const Bytes a = Format::template quants<0>(planes), b = Format::template quants<1>(planes);
@@ -38,7 +38,7 @@ JAX_Q4K_INLINE void read_steps(const uint8_t* const* planes, Bytes (&steps)[4]) 
   steps[0] = eights<0>(a, c), steps[1] = eights<1>(a, c), steps[2] = eights<0>(b, d), steps[3] = eights<1>(b, d);
 }
 
-// acc + the products of these steps of activations with their quants.
+// acc + the products of these steps' quants with the activations.
 template <class Format, int... i>
 JAX_Q4K_INLINE Ints dot_steps(const Bytes (&steps)[4], const RowSpan& x, Ints acc, std::integer_sequence<int, i...>) {
   if constexpr (run_of<Format>() >= static_cast<int>(sizeof...(i))) {
@@ -51,12 +51,12 @@ JAX_Q4K_INLINE Ints dot_steps(const Bytes (&steps)[4], const RowSpan& x, Ints ac
   }
 }
 
-// Spans [first, last) of a row of the matrix times M rows of activations; where there are fewer, the last one is taken
-// again. What they come to waits in `sums` until the last span, and then is y[j * stride].
+// Multiplies spans [first, last) of a matrix row by M rows of activations; the last row is repeated if there are fewer.
+// Keeps the results in `sums` until the last span, and then writes y[j * stride].
 template <class Format, int M>
 void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const RowSpan* x, int m, Floats* sums, float* y,
               int64_t stride) {
-  static_assert(!(Format::kCut && Format::kMins));  // only scales are cut
+  static_assert(!(Format::kCut && Format::kMins));  // only scales are masked in a cut span
   constexpr bool k32 = Format::kGroup == 32;
   constexpr int kAhead = kAheadBytes / (Format::kBytes[0] + Format::kBytes[1] + Format::kBytes[2] + Format::kBytes[3]);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
@@ -66,11 +66,11 @@ void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const R
   for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, first);
 #pragma GCC unroll 8
   for (int j = 0; j < M; ++j) values[j] = x + (j < m ? j : m - 1) * spans, total[j] = first ? sums[j] : Floats::all(0);
-  const Floats only_mins = alternating(0, -1);  // of scales and mins in turn
+  const Floats only_mins = alternating(0, -1);  // selects -min, if scales and mins alternate
 
   CutSpan<Format> cut;
   for (int64_t start = first, end = std::min(last, whole); start < last; start = end, end = last) {
-    if (start == whole) {  // the one that is cut
+    if (start == whole) {  // the span that is cut
       if (!followed(w, row))
         cut.copy(w, row, planes);
       else
@@ -116,8 +116,8 @@ void gemv_row(const Matrix& w, int64_t row, int64_t first, int64_t last, const R
 
 template <class Format>
 void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  constexpr int M = Format::kFew || kWidth == 16 ? 1 : kWidth / 8;  // rows of activations at once, as registers allow
-  constexpr int kRows = 8;  // of the matrix, that take as many spans of x as the nearest cache holds before the next
+  constexpr int M = Format::kFew || kWidth == 16 ? 1 : kWidth / 8;  // rows of activations at a time, limited by registers
+  constexpr int kRows = 8;  // rows of the matrix per part of x; a part has as many spans as fit L1
   const int64_t spans = (w.k + kSpan - 1) / kSpan;
   for (int64_t r = 0; r < count; r += kRows) {
     const int64_t rows = std::min<int64_t>(kRows, count - r);
@@ -134,7 +134,8 @@ void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m
   }
 }
 
-// A span of a tile of rows. Of scales and mins, groups come first, so that a group's are side by side.
+// An unpacked span of a tile of rows. The first axis of scales and mins is the group, so that those of a group are
+// adjacent.
 struct alignas(64) Unpacked {
   uint8_t quants[kTile][kSpan];
   float scale[16][kTile], min[16][kTile];
@@ -154,7 +155,7 @@ void unpack(const uint8_t* const* planes, int64_t r, Unpacked* to) {
     for (int g = 0; g < 16; ++g) to->scale[g][r] = scales[g], to->min[g][r] = -mins[g];
 }
 
-// total[r][b] += rows [row, row + R) of the tile times B blocks of activations, `spans` apart.
+// total[r][b] += rows [row, row + R) of the tile times B blocks of activations, which are `spans` apart.
 template <class Format, int R, int B>
 void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans, float* total, int64_t pitch) {
   constexpr bool k32 = Format::kGroup == 32;
@@ -165,7 +166,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
     Ints products[R][B];
     for (int r = 0; r < R; ++r)
       for (int b = 0; b < B; ++b) products[r][b] = start_of<Format>(x[b * spans].zero_point[g]);
-    const int first = k32 ? 2 * g : g % 2 * 32 + g / 2 * 2;  // of the group's words, in the order of steps
+    const int first = k32 ? 2 * g : g % 2 * 32 + g / 2 * 2;  // the group's first word, in the order of steps
     constexpr int kRun = run_of<Format>();
 #pragma GCC unroll 8
     for (int start = 0; start < Format::kGroup / 4; start += kRun) {
@@ -206,8 +207,8 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 
 template <class Format>
 void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
-  // as many sums as registers hold; of a run's, the floats wait in memory
-  constexpr bool kFlips = kWidth == 32 && Format::kSigned && !kZeroPoint;  // `dot_signed` takes magnitudes, of R words alone
+  // as many sums as registers hold; while Narrow sums are in registers, the floats wait in memory
+  constexpr bool kFlips = kWidth == 32 && Format::kSigned && !kZeroPoint;  // `dot_signed` needs magnitudes: of only R words
   constexpr int R = kFlips ? 1 : run_of<Format>() > 1 ? 4 : kWidth / 16, B = kWidth == 64 ? 2 : kFlips ? 4 : 1;
   static_assert(kTile % (R * B) == 0);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, pitch = blocks * kLanes;
@@ -236,7 +237,7 @@ void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
   }
 }
 
-// `gemm`, of formats that have one.
+// `gemm`, or nullptr for formats without one.
 template <class Format>
 constexpr auto gemm_of() {
   if constexpr (Format::kFew)

@@ -1,11 +1,11 @@
-// Handlers of products and of embeddings.
+// Handlers of matrix products and of embeddings.
 
 #include "multiply.h"
 
 namespace jax_q4k {
 namespace {
 
-// `names` are separated by commas.
+// `names`: formats, separated by commas.
 std::vector<Matrix> take_matrices(Operands& operands, std::string_view names, int64_t k) {
   std::vector<Matrix> matrices;
   while (!names.empty()) {
@@ -17,16 +17,16 @@ std::vector<Matrix> take_matrices(Operands& operands, std::string_view names, in
   return matrices;
 }
 
-constexpr int64_t kManyRows = 512;  // of activations that are prepared together and share one unpacking of a tile
+constexpr int64_t kManyRows = 512;  // rows of activations that are prepared together and share each unpacked tile
 
-// [residual +] [rms_norm](x) @ w.T [+ bias] of several matrices; or activation(x @ gate.T) * (x @ up.T) of two.
+// [residual +] [rms_norm](x) @ w.T [+ bias] for several matrices; or activation(x @ gate.T, x @ up.T) for two.
 struct Product {
   std::vector<Matrix> matrices;
   bool quantized;
   std::string_view activation = {};
   const float* norm = nullptr;
   float eps = 0;
-  std::vector<const float*> bias = {};  // of each matrix, or none at all
+  std::vector<const float*> bias = {};  // one per matrix, or empty
 
   bool gated() const { return !activation.empty(); }
 };
@@ -108,9 +108,9 @@ void linear(Call& call, std::string_view formats, std::string_view biases, std::
   }
 }
 
-constexpr int64_t kNetworkRows = 256;  // of a long prompt that go through the network together: gate's result is large
+constexpr int64_t kNetworkRows = 256;  // rows of a long prompt per pass through the network, as gate's result is large
 
-// [residual +] (activation(h @ gate.T) * (h @ up.T)) @ down.T of h = [rms_norm](x).
+// [residual +] activation(h @ gate.T, h @ up.T) @ down.T for h = [rms_norm](x).
 void mlp(Call& call, std::string_view formats, std::string_view down, std::string_view activation, bool quantized,
          bool quantized_down, bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
@@ -136,7 +136,7 @@ void mlp(Call& call, std::string_view formats, std::string_view down, std::strin
   }
 }
 
-// Rows `ids` of a matrix as floats; an id outside it gives a row of NaN.
+// Looks up rows `ids` of a matrix as floats; an id out of range gives a row of NaN.
 void embedding(Call& call, std::string_view format) {
   auto& [threads, operands, results] = call;
   int64_t count;

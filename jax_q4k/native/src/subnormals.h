@@ -1,4 +1,4 @@
-// Subnormal floats, which XLA's threads take for zero.
+// Subnormal floats, which XLA's threads flush to zero.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace jax_q4k {
 
-// While it lives, this thread computes with subnormal floats as IEEE 754 has them, if `kept`; then as before.
+// If `kept`, lets this thread compute with subnormal floats as in IEEE 754 for the lifetime of the object.
 class Subnormals {
  public:
   explicit Subnormals(bool kept) : kept_(kept) {
@@ -25,7 +25,7 @@ class Subnormals {
  private:
 #if defined(__x86_64__)
   using Control = uint32_t;
-  static constexpr Control kFlush = 0x8040;  // of results, and of operands
+  static constexpr Control kFlush = 0x8040;  // flush results, and operands, to zero
   static Control control() { return _mm_getcsr(); }
   static void set(Control value) { _mm_setcsr(value); }
 #elif defined(__aarch64__)

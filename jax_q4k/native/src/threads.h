@@ -18,13 +18,13 @@
 
 namespace jax_q4k {
 
-// Multiply-adds. Waking a thread takes tens of microseconds, as long as about these; so many are left to each.
+// Minimum multiply-adds per thread; fewer cost less than waking it, which takes tens of microseconds.
 constexpr int64_t kWorthWaking = 1 << 19;
-constexpr int64_t kWorthTaking = 1 << 14;  // that a thread takes at a time: an atomic addition for less would show
-constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or rotating a float
+constexpr int64_t kWorthTaking = 1 << 14;  // minimum that a thread takes at a time, else the atomic addition shows
+constexpr int64_t kEasy = 4;  // cost in multiply-adds of moving, rounding or rotating a float
 
-// Who has nothing to do sleeps only after so long: the steps between two products are shorter, and a thread that sleeps takes
-// as long to wake.
+// An idle thread spins this long before it sleeps. The gaps between two products are shorter, and waking a thread takes
+// about as long.
 constexpr std::chrono::microseconds kLinger{100};
 
 using Clock = std::chrono::steady_clock;
@@ -37,9 +37,9 @@ inline void pause() {
 #endif
 }
 
-// Tasks that threads take: each goes along a part of its own, in order, and then helps with what is left of the others.
-// Rows that follow each other in memory are fetched ahead; a thread that jumps waits for the first ones of every task. A
-// helper may come when all is done: then it touches nothing else than this.
+// Tasks that threads share. Each thread processes its own range in order, then helps with what is left of the others.
+// Rows that are adjacent in memory are prefetched by the hardware; a thread that jumped would wait for the first rows
+// of every task. A helper may arrive when all tasks are done; it then touches nothing but this object.
 struct Work {
   struct alignas(64) Next {
     std::atomic<int64_t> task;
@@ -82,8 +82,8 @@ struct Work {
     }
   }
 
-  // Returns when all are done. A helper that is late has lost its processor to another program: who then sleeps is soon
-  // back on its own, and who spins or yields has to wait as long as that program runs.
+  // Returns when all tasks are done. A late helper has lost its processor to another program. A waiting thread that
+  // sleeps soon runs again; one that spins or yields waits as long as that program runs.
   void wait() {
     for (const auto end = Clock::now() + kLinger; done < count && Clock::now() < end;)
       for (int i = 0; i < 64 && done.load(std::memory_order_acquire) < count; ++i) pause();
@@ -94,15 +94,15 @@ struct Work {
   }
 };
 
-// Helpers that have finished and linger, of all pools.
+// Helpers of all pools that have finished and linger.
 class Helpers {
  public:
   static Helpers& all() {
-    static Helpers& helpers = *new Helpers;  // for ever: some may linger when the process ends
+    static Helpers& helpers = *new Helpers;  // never destroyed: some may linger when the process ends
     return helpers;
   }
 
-  // Gives work to as many of them as there are; returns how many of `wanted` that is.
+  // Gives work to at most `wanted` lingering helpers; returns how many there were.
   int64_t call(const std::shared_ptr<Work>& work, int64_t wanted) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int64_t called = std::min(waiting_, wanted);
@@ -118,7 +118,7 @@ class Helpers {
   }
 
  private:
-  // The work that comes within kLinger, or none.
+  // Returns work that arrives within kLinger, or nullptr.
   std::shared_ptr<Work> next() {
     std::unique_lock<std::mutex> lock(mutex_);
     ++waiting_;
@@ -135,7 +135,7 @@ class Helpers {
 
   std::mutex mutex_;
   std::shared_ptr<Work> work_;        // the latest
-  int64_t waiting_ = 0, called_ = 0;  // called_: those that are still to take it
+  int64_t waiting_ = 0, called_ = 0;  // called_: helpers that have yet to take work_
   std::atomic<int64_t> calls_{0};
 };
 
@@ -145,9 +145,9 @@ class Threads {
 
   int64_t count() const { return std::max<int64_t>(1, pool_->num_threads()); }
 
-  // Calls task(i) for every i < count, in this thread and, where there is work enough, in those of the pool that are
-  // free. `work`: multiply-adds of a task, or what takes as long. Which thread does what is open: results must not
-  // depend on it. Returns when all have been called; or throws what a task threw, when none is running any more.
+  // Calls task(i) for every i < count, in this thread and, if there is enough work, in free threads of the pool.
+  // `work`: cost of a task in multiply-adds. Results must not depend on which thread runs a task. Returns when all
+  // calls have returned; rethrows an exception of a task when none is running any more.
   template <class Task>
   void run(int64_t count, int64_t work, const Task& task) const {
     work = std::clamp<int64_t>(work, 1, kWorthWaking);
@@ -164,7 +164,7 @@ class Threads {
       for (int64_t i = Helpers::all().call(shared, helpers); i < helpers; ++i)
         pool_->Schedule([shared] { Helpers::all().help_and_linger(shared); });
     } catch (const std::bad_alloc&) {
-    }  // with fewer of them, then: those that were woken must find the task alive
+    }  // goes on with fewer: the helpers already woken need the task alive
     shared->help();
     shared->wait();
     if (shared->failed) std::rethrow_exception(shared->error);

@@ -1,7 +1,7 @@
-// Vectors of 64 bytes, as one to four registers of the instruction set that this file is compiled for.
+// Vectors of 64 bytes, in one to four registers of the instruction set that this file is compiled for.
 //
-// Arithmetic is GCC's and Clang's vector extension; only what that cannot say is written once per instruction set:
-// dot products of bytes, conversions of f16, and how a vector is put together from pieces.
+// Arithmetic uses GCC's and Clang's vector extension. Only what that cannot express is written per instruction set: dot
+// products of bytes, conversions of f16, and joining a vector from pieces.
 
 #pragma once
 
@@ -15,14 +15,14 @@
 #include <arm_neon.h>
 #endif
 
-// A vector in an argument is a vector in memory; kernels are fast only where everything below is inlined.
+// Vectors are passed as arguments through memory; kernels are fast only if everything below is inlined.
 #define JAX_Q4K_INLINE inline __attribute__((always_inline))
 
 namespace jax_q4k {
-namespace {  // this header's code differs between the files that include it: nothing of it may be merged
+namespace {  // this header compiles to different code in each file that includes it: nothing may be merged
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
-#define JAX_Q4K_AVX512  // what has less goes by AVX2
+#define JAX_Q4K_AVX512  // with fewer features, AVX2 is used
 #endif
 #if defined(JAX_Q4K_AVX512)
 constexpr int kWidth = 64;  // bytes of a register
@@ -40,7 +40,7 @@ struct Vector {
   Part part[kParts];
 
   static JAX_Q4K_INLINE Vector load(const void* from) {
-    Vector v;  // register by register: a copy of the whole goes through memory
+    Vector v;  // register by register: a copy of the complete vector goes through memory
     for (int i = 0; i < kParts; ++i) std::memcpy(&v.part[i], static_cast<const char*>(from) + i * kPart, kPart);
     return v;
   }
@@ -53,7 +53,7 @@ struct Vector {
     for (int i = 0; i < kParts; ++i) std::memcpy(static_cast<char*>(to) + i * kPart, &part[i], kPart);
   }
 
-  // The same bits as lanes of another type.
+  // Reinterprets the bits as lanes of another type.
   template <class Other>
   JAX_Q4K_INLINE Vector<Other, kBytes> as() const {
     Vector<Other, kBytes> v;
@@ -85,7 +85,7 @@ using SignedBytes = Vector<int8_t, 64>;
 using Words = Vector<uint32_t, 64>;
 using Ints = Vector<int32_t, 64>;
 using Floats = Vector<float, 64>;
-using Halves = Vector<uint16_t, 32>;  // f16, as many as Floats has lanes
+using Halves = Vector<uint16_t, 32>;  // f16, with as many lanes as Floats
 
 // a * b + c, rounded once (the compiler contracts it where the hardware can).
 JAX_Q4K_INLINE Floats fma(const Floats& a, const Floats& b, const Floats& c) { return a * b + c; }
@@ -96,7 +96,7 @@ JAX_Q4K_INLINE Floats larger(const Floats& a, const Floats& b) {
   return c;
 }
 
-// Lanes of a and then of b: the i-th is that of number kLane(i).
+// Shuffles the concatenated lanes of a and b: lane i of the result is lane kLane(i).
 template <int (*kLane)(int), class Part, int... i>
 JAX_Q4K_INLINE Part shuffled(Part a, Part b, std::integer_sequence<int, i...>) {
 #if defined(__clang__)
@@ -111,7 +111,7 @@ JAX_Q4K_INLINE Part shuffled(Part a, Part b) {
   return shuffled<kLane>(a, b, std::make_integer_sequence<int, static_cast<int>(sizeof(Part) / 4)>());
 }
 
-// Of every two lanes, the first one twice, or the last one.
+// Duplicates the first, or the last, of every two lanes.
 template <int kLast>
 constexpr int pair_lane(int i) { return i / 2 * 2 + kLast; }
 template <int kLast>
@@ -121,7 +121,7 @@ JAX_Q4K_INLINE Floats in_pairs(const Floats& v) {
   return w;
 }
 
-// Of every 16 bytes of a and b, the first eight of both, or the last eight.
+// For every 16 bytes, joins the first, or the last, eight bytes of a with those of b.
 template <int kLast>
 constexpr int eight_lane(int i) { return i / 4 * 4 + 2 * kLast + i % 2 + i % 4 / 2 * Ints::kPartLanes; }
 template <int kLast>
@@ -132,14 +132,14 @@ JAX_Q4K_INLINE Bytes eights(const Bytes& a, const Bytes& b) {
   return c;
 }
 
-// Of every four lanes of a and b, runs of kRun in turn: the first two lanes of each, or the last two.
+// For every four lanes, interleaves the first, or the last, two lanes of a and b in runs of kRun.
 template <int kRun, int kLast>
 constexpr int zipped(int i) { return i / 4 * 4 + 2 * kLast + (kRun == 1 ? i % 4 / 2 : i % 2) + i / kRun % 2 * Floats::kPartLanes; }
-// Of the quarters (16 bytes each) of a and then of b, the even ones, or the odd ones.
+// Takes the even, or the odd, quarters (16 bytes each) of a and then of b.
 template <int kOdd>
 constexpr int quarters(int i) { return (i / 4 * 2 + kOdd) * 4 + i % 4; }
 
-// Lane j of vector i becomes lane i of vector j.
+// Transposes: lane j of vector i becomes lane i of vector j.
 JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
   using Part = Floats::Part;
   constexpr int kQuarters = Floats::kPart / 16;
@@ -182,7 +182,7 @@ JAX_Q4K_INLINE Part folded(Part v, const Operation& operation) {
   if constexpr (kApart == 0) return v;
   else return folded<kApart / 2>(operation(v, shuffled<lane_apart<kApart>>(v, v)), operation);
 }
-// All lanes by an operation on vectors, in pairs.
+// Reduces all lanes in pairs by an operation on vectors.
 template <class Operation>
 JAX_Q4K_INLINE float reduced(const Floats& v, const Operation& operation) {
   Floats::Part total = v.part[0];
@@ -202,7 +202,7 @@ JAX_Q4K_INLINE Floats to_float(const Ints& x) {
   return y;
 }
 
-// Sixteen bytes as floats.
+// Converts sixteen bytes to floats.
 template <class Byte>
 JAX_Q4K_INLINE Floats to_float(const Vector<Byte, 16>& x) {
 #if defined(JAX_Q4K_AVX512)
@@ -232,7 +232,7 @@ JAX_Q4K_INLINE float half(uint16_t bits) {
   uint32_t wide = (magnitude << 13) + (magnitude < 0x7c00 ? 0x38000000 : 0x70000000);  // infinity, NaN: highest exponent
   float value;
   std::memcpy(&value, &wide, 4);
-  if (magnitude < 0x400) value = static_cast<float>(magnitude) * 0x1p-24f;  // a subnormal float might count as zero
+  if (magnitude < 0x400) value = static_cast<float>(magnitude) * 0x1p-24f;  // a subnormal float might be flushed to zero
   std::memcpy(&wide, &value, 4);
   wide |= sign;
   std::memcpy(&value, &wide, 4);
@@ -257,7 +257,7 @@ JAX_Q4K_INLINE Floats to_float(const Halves& x) {
   return y;
 }
 
-// Two f16 in a row, eight times.
+// Two adjacent f16, eight times.
 JAX_Q4K_INLINE Floats repeated_halves(const uint8_t* two) {
   uint32_t bits;
   std::memcpy(&bits, two, 4);
@@ -269,7 +269,7 @@ JAX_Q4K_INLINE Floats repeated_halves(const uint8_t* two) {
 #endif
 }
 
-// Eight f16 in a row, each twice.
+// Eight adjacent f16, each twice.
 JAX_Q4K_INLINE Floats doubled_halves(const uint8_t* eight) {
 #if defined(__AVX2__)
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)));
@@ -305,7 +305,7 @@ JAX_Q4K_INLINE Floats alternating(float a, float b) {
   return Floats::load(lanes);
 }
 
-// Eight bytes of `a` and of `b` in turn, as floats.
+// Eight bytes of `a` and of `b`, alternating, as floats.
 JAX_Q4K_INLINE Floats alternating_bytes(uint64_t a, uint64_t b) {
 #if defined(__x86_64__)
   const __m128i both = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<long long>(a)), _mm_cvtsi64_si128(static_cast<long long>(b)));
@@ -328,12 +328,12 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
   for (int i = 0; i < 2; ++i) {
     __m256i pairs = _mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]);
     acc.part[i] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
-    asm("" : "+x"(acc.part[i]));  // in this order: GCC would keep the products of a whole run, in memory
+    asm("" : "+x"(acc.part[i]));  // keeps this order: GCC would hold the products of a complete run, in memory
   }
 #elif defined(__ARM_FEATURE_DOTPROD)
   for (int i = 0; i < 4; ++i)
     acc.part[i] = (Ints::Part)vdotq_s32((int32x4_t)acc.part[i], (int8x16_t)a.part[i], (int8x16_t)b.part[i]);
-#else  // even and odd bytes by 16-bit products, of which a sum of two fits: a is at most 128
+#else  // even and odd bytes by 16-bit products; a sum of two fits because a is at most 128
   using Shorts = Vector<int16_t, 64>;
   const Shorts eight = Shorts::all(8), low = a.as<int16_t>() & Shorts::all(0xff), high = a.as<int16_t>() >> eight;
   const Shorts values = b.as<int16_t>();
@@ -343,8 +343,8 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
   return acc;
 }
 
-// Sums of `dot`s on their way to Ints. Plain AVX2 adds pairs of products up in 16 bits, which hold kNarrow times the largest
-// quant; of other instruction sets they are Ints.
+// Partial sums of `dot` that are not yet widened to Ints. Plain AVX2 adds pairs of products in 16 bits, which suffice
+// for a run of words if words * largest quant <= kNarrow. Other instruction sets use Ints.
 #if defined(__AVX2__) && !defined(JAX_Q4K_AVX512) && !defined(__AVXVNNI__)
 constexpr int kNarrow = 32767 / (2 * 127);
 using Narrow = Vector<int16_t, 64>;
@@ -366,14 +366,14 @@ using Narrow = Ints;
 JAX_Q4K_INLINE Ints widened(const Narrow& sums, const Ints& acc) { return sums + acc; }
 #endif
 
-// What is added to signed bytes for `dot_signed`: with VNNI they become unsigned.
+// Added to signed bytes for `dot_signed`, because VNNI needs unsigned bytes.
 #if defined(JAX_Q4K_AVX512) || defined(__AVXVNNI__)
 constexpr int kZeroPoint = 128;
 #else
 constexpr int kZeroPoint = 0;
 #endif
 
-// `dot` of bytes that are signed, plus kZeroPoint.
+// `dot` of signed bytes plus kZeroPoint.
 JAX_Q4K_INLINE Ints dot_signed(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
 #if defined(__AVX2__) && !defined(JAX_Q4K_AVX512) && !defined(__AVXVNNI__)
   Bytes magnitude;
@@ -385,12 +385,12 @@ JAX_Q4K_INLINE Ints dot_signed(const Bytes& a, const SignedBytes& b, Ints acc = 
   return dot(magnitude, flipped, acc);
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
   return dot(a, b, acc);
-#else  // as 7 bits less the eighth, which is worth 128
+#else  // the low 7 bits minus the eighth, which is worth 128
   return dot(a & Bytes::all(0x7f), b, acc) - dot(a & Bytes::all(0x80), b);
 #endif
 }
 
-// 16 bytes from each address.
+// Joins 16 bytes from each address.
 JAX_Q4K_INLINE Bytes joined(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
   Bytes v;
 #if defined(__AVX2__)
@@ -412,7 +412,7 @@ JAX_Q4K_INLINE Bytes joined(const uint8_t* a, const uint8_t* b, const uint8_t* c
   return v;
 }
 
-// Of eight pieces of 16 bytes, the even ones, or the odd ones.
+// Takes the even, or the odd, ones of eight pieces of 16 bytes.
 template <int kOdd>
 JAX_Q4K_INLINE Bytes every_second(const uint8_t* p) {
 #if defined(JAX_Q4K_AVX512)
@@ -427,11 +427,11 @@ JAX_Q4K_INLINE Bytes every_second(const uint8_t* p) {
 }
 
 template <int kQuarters, int... kLane>
-JAX_Q4K_INLINE Words of_quarters(std::integer_sequence<int, kLane...>) {  // eight bits for each quarter, the first ones lowest
+JAX_Q4K_INLINE Words of_quarters(std::integer_sequence<int, kLane...>) {  // eight bits per quarter, the first in the lowest
   constexpr uint32_t kWords[16] = {(kQuarters >> kLane / 4 * 8 & 0xff)...};
   return Words::load(kWords);
 }
-// Bits from a, b, c, d on of the words in the four quarters, as many as `mask` leaves of every byte.
+// Extracts bits of the words from a, b, c, d in the four quarters; kMask selects those that stay in every byte.
 template <int a, int b, int c, int d, int kMask>
 JAX_Q4K_INLINE Bytes fields(const Bytes& v) {
   if (a == b && b == c && c == d) return (v.as<uint32_t>() >> Words::all(a)).template as<uint8_t>() & Bytes::all(kMask);
@@ -439,7 +439,7 @@ JAX_Q4K_INLINE Bytes fields(const Bytes& v) {
   return (v.as<uint32_t>() >> shifts).template as<uint8_t>() & Bytes::all(kMask);
 }
 
-// Of a table of 16 bytes, those of the numbers given, which are below 16.
+// Looks up indices below 16 in a table of 16 bytes.
 JAX_Q4K_INLINE Bytes looked_up(const Vector<uint8_t, 16>& table, const Bytes& at) {
   Bytes v;
 #if defined(JAX_Q4K_AVX512)
@@ -458,11 +458,11 @@ JAX_Q4K_INLINE Bytes looked_up(const Vector<uint8_t, 16>& table, const Bytes& at
   return v;
 }
 
-// `value` where a bit is set, of 256: those of bytes [16 i, + 16) of every quarter.
+// `value` where a bit is set, of 256 bits; i selects bytes [16 i, 16 i + 16) of every quarter.
 template <int i>
 JAX_Q4K_INLINE Bytes flags(const uint8_t* bits, uint8_t value) {
   Bytes v;
-#if defined(__AVX2__)  // every byte of bits eight times, then one bit of each
+#if defined(__AVX2__)  // repeats every byte of bits eight times, then tests one bit of each
   constexpr auto kEight = [](long long byte) { return 0x0101010101010101 * byte; };
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201u));
 #if defined(JAX_Q4K_AVX512)
