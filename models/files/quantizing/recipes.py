@@ -47,7 +47,7 @@ def _always(_: Place) -> bool:
 
 
 def _outer_and_every_third(place: Place) -> bool:
-    """Whether a layer is in the first or last eighth, or every third between: the sensitive ones."""
+    """Whether a layer is sensitive: in the first or last eighth, or every third in between."""
     layer, layers = place.number, place.total
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

@@ -269,7 +269,7 @@ def _with_tokens(
         return array.at[rows, at].set(new, mode="drop")
 
     assert state.history is not None
-    # The last token of the text so far lies behind the stored ones.
+    # The history is one token longer than the cache.
     history = written(state.history, sampled, state.cache.context_lens + 1)
     if logprobs is not None:
         given = state.logprobs, logprobs
