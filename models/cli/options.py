@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..sampling import Sampling
 from ..sampling.file_defaults import USUAL, default_sampling
 from .output import UsageError, printable, warnings_in_a_line
 
-#: Of options whose default is not the field's.
+#: Help of options whose default differs from the field's.
 HELP = {
     "temperature": "0 takes the likeliest token; default: as the model's file suggests, else 0.7",
     "min_p": "default: as the model's file suggests, else 0.05, or 0 if it suggests others",
@@ -35,12 +35,12 @@ MODEL = (
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """MODEL, as `models.load` takes it."""
+    """Adds MODEL, the argument of `models.load`."""
     parser.add_argument("model", metavar="MODEL", help=MODEL)
 
 
 def add_model_or_demo(parser: argparse.ArgumentParser) -> None:
-    """MODEL, or --demo in its place; `model_path` takes either."""
+    """Adds MODEL or --demo; `model_path` reads either."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
     which.add_argument(
@@ -49,12 +49,12 @@ def add_model_or_demo(parser: argparse.ArgumentParser) -> None:
 
 
 def model_path(options: argparse.Namespace) -> str:
-    """The model that `add_model_or_demo`'s options name, as `load` takes it."""
+    """Returns the model chosen by the options of `add_model_or_demo`, for `load`."""
     return DEMO if options.demo else options.model
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    """Options of how programs of generation run."""
+    """Adds options that control how generation runs."""
     add_lora(parser)
     add_cache_dtype(parser)
     add_draft(parser)
@@ -64,12 +64,12 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """An option for every field of Sampling; `defaults` other than the fields' own.
+    """Adds an option for every field of Sampling; `defaults` override the fields' own.
 
-    Options that are not given are None: `sampling_of` knows what they are then.
+    Missing options are None; `sampling_of` fills them in.
     """
     for field in dataclasses.fields(Sampling):
-        if "help" not in field.metadata:  # functions of Python
+        if "help" not in field.metadata:  # Python functions
             continue
         short, metavar = field.metadata.get("short"), field.metadata.get("metavar")
         names = [*([short] if short else ()), f"--{field.name.replace('_', '-')}"]
@@ -92,7 +92,7 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    """`ID=X` of --logit-bias."""
+    """Parses `ID=X` of --logit-bias."""
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
@@ -101,9 +101,9 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sampling:
-    """The options', else as the model's file suggests, else as is usual; a seed by chance.
+    """Returns sampling parameters: the options, else the model file's defaults, else `USUAL`.
 
-    Raises UsageError for one out of range.
+    Without a seed option, the seed is random. Raises UsageError for a value out of range.
     """
     try:
         with warnings_in_a_line(notes):
@@ -121,14 +121,14 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Sampling's fields that `add_sampling`'s options give."""
+    """Returns the fields of Sampling that the options of `add_sampling` set."""
     fields = [field for field in dataclasses.fields(Sampling) if hasattr(options, field.name)]
     given = {field.name: getattr(options, field.name) for field in fields}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
-    """--cache-dtype: what keys and values are stored in."""
+    """Adds --cache-dtype, the dtype of the KV cache."""
     parser.add_argument(
         "--cache-dtype",
         choices=[str(d) for d in jq.PAGE_DTYPES],
@@ -138,7 +138,7 @@ def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
 
 
 def add_draft(parser: argparse.ArgumentParser) -> None:
-    """--draft: what guesses the next tokens."""
+    """Adds --draft, for speculative decoding."""
     parser.add_argument(
         "--draft",
         metavar="lookup|nextn|MODEL",
@@ -149,7 +149,7 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
 
 
 def add_context_shift(parser: argparse.ArgumentParser) -> None:
-    """--context-shift and --keep: what happens where the context is full."""
+    """Adds --context-shift and --keep, for a full context."""
     parser.add_argument(
         "--context-shift",
         action="store_true",
@@ -165,7 +165,7 @@ def add_context_shift(parser: argparse.ArgumentParser) -> None:
 
 
 def add_lora(parser: argparse.ArgumentParser) -> None:
-    """--lora: adapters beside the weights."""
+    """Adds --lora, for LoRA adapters."""
     parser.add_argument(
         "--lora",
         action="append",
@@ -176,16 +176,16 @@ def add_lora(parser: argparse.ArgumentParser) -> None:
 
 
 def _adapter(text: str) -> tuple[str, float]:
-    """`FILE[=SCALE]` of --lora."""
+    """Parses `FILE[=SCALE]` of --lora."""
     path, _, scale = text.rpartition("=")
     try:
         return (path, float(scale)) if path else (text, 1.0)
-    except ValueError:  # the sign is part of a name
+    except ValueError:  # "=" is part of the file name
         return text, 1.0
 
 
 def add_no_cache(parser: argparse.ArgumentParser) -> None:
-    """--no-cache: what is compiled is not kept."""
+    """Adds --no-cache, which disables the on-disk cache of compiled programs."""
     parser.add_argument(
         "--no-cache",
         action="store_false",
@@ -195,7 +195,7 @@ def add_no_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
-    """--devices: how many the model is split over."""
+    """Adds --devices, the number of devices to shard the model over."""
     parser.add_argument(
         "--devices",
         type=int,
@@ -206,7 +206,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
 
 
 def add_implementation(parser: argparse.ArgumentParser) -> None:
-    """--implementation: which kernels run."""
+    """Adds --implementation, which selects the kernels."""
     parser.add_argument(
         "--implementation",
         choices=jq.IMPLEMENTATIONS,
