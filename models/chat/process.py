@@ -116,8 +116,7 @@ class TemplateProcess:
         return json.loads(received)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # -P keeps the script's folder off the module path. In a new session Ctrl-C does not reach
-        # it.
+        # -P keeps the script's folder off sys.path; the new session protects it from Ctrl-C.
         process = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", str(_SCRIPT)],
             bufsize=0,

@@ -67,7 +67,7 @@ def render(
       messages: dicts with "role" and "content", plain JSON data as in OpenAI's API, never
         interpreted as a template. Contents are strings or lists of parts; arguments of tool calls
         are JSON strings or objects. Each is converted to a format that the template supports. If it
-        has no system role (Gemma 2), the system message is put before the first user message.
+        has no system role (Gemma 2), the system message is prepended to the first user message.
       add_generation_prompt: end with the header of the assistant's turn.
       tools: function descriptions, as in OpenAI's API.
       now: time that the template may print; None: the current time.

@@ -184,7 +184,7 @@ def array(by_layer: tuple[int, ...] | None, of_all: int) -> Any:
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the fields; keys lack the architecture."""
+    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
     values: dict[str, Any] = {
         _COUNT: config.num_heads,
         _KV_COUNT: array(config.kv_heads, config.num_kv_heads),

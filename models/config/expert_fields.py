@@ -109,7 +109,7 @@ def _routing(
 
 
 def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the experts; keys lack the architecture."""
+    """Returns metadata that `read` turns back into the experts; keys have no prefix."""
     if experts is None:
         return {}
     values: dict[str, Any] = {_COUNT: experts.count, _USED: experts.used, _SIZE: experts.size}

@@ -99,7 +99,7 @@ def _delta(get: Fields) -> Delta:
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the fields; keys lack the architecture."""
+    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
     if config.convolution_width:
         return {_CACHE: config.convolution_width}
     if (delta := config.delta) is None:

@@ -51,7 +51,7 @@ def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]
 
 
 def write(fields: Mapping[str, Any], kind: Architecture) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the fields; keys lack the architecture."""
+    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
     values: dict[str, Any] = {"rope.freq_base": fields["rope_theta"]}
     yarn, factor = fields["yarn"], fields["rope_factor"]
     if factor != 1.0 or yarn is not None:

@@ -112,7 +112,7 @@ class Model:
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
         """Builds the decoder's modules from `weights`, which may be tracers.
 
-        None: the model's own weights.
+        Uses the model's own weights if None.
         """
         return self.network.merge(self.weights if weights is None else weights)
 

@@ -175,7 +175,7 @@ class _Sampling(Program):
         counts = state.counts + active.astype(jnp.int32)
         ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
         if history is not None:
-            at = jnp.where(active, lengths, history.shape[1])  # beyond the last: dropped
+            at = jnp.where(active, lengths, history.shape[1])  # out of range is dropped
             rows = jnp.arange(len(token), dtype=jnp.int32)
             history = history.at[rows, at].set(token, mode="drop")
         return dataclasses.replace(

@@ -240,7 +240,7 @@ class Speculation:
         rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
         saved = (
             LOSS + accepted_counts.sum(dtype=jnp.float32) / rows
-        )  # steps; each row's counts alike
+        )  # in steps, averaged over rows
         credit = speculation.credit + saved / self.cost - float(checks)
         credit = jnp.minimum(credit, MOST_CREDIT)
         drafted, accepted = speculation.drafted + drafted, speculation.accepted + accepted_counts
