@@ -50,7 +50,7 @@ class Conversation:
     The KV cache is reused for the next answer.
 
     Attributes:
-      system: the system message; None: none.
+      system: the system message, or None.
       turns: dicts with "role" and "content", without the system message.
       prefix: prefix cache with the last prompt and answer.
     """

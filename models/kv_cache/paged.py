@@ -199,7 +199,7 @@ class PagedCache:
         """Returns the slots of token positions (batch, time), for `append_kv`.
 
         The result is int32 (batch * time,), or (groups, batch / groups * time). Invalid tokens and
-        positions beyond the capacity get slot -1. tables: None: `block_tables`.
+        positions beyond the capacity get slot -1. tables: by default `block_tables`.
         """
         size = jnp.int32(self.page_size)
         tables = self.block_tables if tables is None else tables

@@ -70,7 +70,7 @@ class Program:
 
     Attributes:
       stages: sampling stages.
-      draft: None: no speculative decoding.
+      draft: kind of drafts; None: no speculative decoding.
     """
 
     network: Network

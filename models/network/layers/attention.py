@@ -27,8 +27,8 @@ class Attention(nnx.Module):
     """Grouped-query attention with rotary positions.
 
     Attributes:
-      key: None: the layer shares keys and values of an earlier layer.
-      value: None: values are the key projection before its norm.
+      key: key projection; None: the layer shares keys and values of an earlier layer.
+      value: value projection; None: values are the key projection before its norm.
       norm, post_norm: norms of the input and of the output, which is added to x; None without.
       q_norm, k_norm: norms of queries and keys, per head or over all heads; None without.
       value_eps: eps of a norm of the values that has no weight; None: values are not normalized.
@@ -62,7 +62,7 @@ class Attention(nnx.Module):
     ) -> tuple[Array, KV]:
         """Returns residual + attention(x), (..., hidden_size), and kv with x's keys and values.
 
-        residual: None: x. prefetch: projections that run next.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         norms: Any = self.q_norm, self.k_norm
@@ -152,7 +152,7 @@ class Fresh:
       temperature: (batch, time), factor of queries, or None.
       lengths: (batch,), tokens of each row before padding.
       pages, slots: pages of the KV cache and slots in them, which keys and values are also written
-        to; (): they are not.
+        to; (): they are not stored.
       k, v: (batch, time, num_kv_heads, head_dim), set by `append`.
     """
 

@@ -36,7 +36,7 @@ class ShortConvolution(nnx.Module):
     ) -> tuple[Array, Memory]:
         """Returns residual + convolution(x), (..., hidden_size), and the updated memory.
 
-        residual: None: x. prefetch: projections that run next.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         (projected,) = linear(x, self.input, norm=self.norm, prefetch=[self.output])

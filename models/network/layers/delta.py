@@ -57,7 +57,7 @@ class GatedDeltaNet(nnx.Module):
     ) -> tuple[Array, Memory]:
         """Returns residual + delta_net(x), (..., hidden_size), and the updated memory.
 
-        residual: None: x. prefetch: projections that run next.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         qkv, gate, alpha, beta = self._projected(x)

@@ -64,7 +64,7 @@ class LatentAttention(nnx.Module):
     ) -> tuple[Array, KV]:
         """Returns residual + attention(x), (..., hidden_size), and kv with x's latents and keys.
 
-        residual: None: x. prefetch: projections that run next.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         q, latent, shared = self._projected(x)

@@ -18,7 +18,7 @@ class MLP(nnx.Module):
     """Computes down(activation(gate(x)) * up(x)).
 
     Attributes:
-      gate: None: the network is down(activation(up(x))).
+      gate: gate projection; None: the network is down(activation(up(x))).
       norm, post_norm: norms of the input and of the output, which is added to x; None without.
       activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, such as "silu" (SwiGLU) or "gelu", the
         tanh approximation (GeGLU).
@@ -45,7 +45,7 @@ class MLP(nnx.Module):
     def __call__(self, x: Array, residual: Array | None = None, prefetch: Ahead = ()) -> Array:
         """Returns residual + network(x), (..., hidden_size).
 
-        residual: None: x. prefetch: projections that run next.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:

@@ -28,7 +28,7 @@ class Chunk:
     Attributes:
       lengths: int32 (batch,), tokens that are not padding.
       first: int32 (batch,), position of each row's first token; None: 0.
-      state: (): no state is kept.
+      state: recurrent state; (): none is kept.
       trial: the tokens are drafts; the state stays as before them until some are accepted.
       inputs: of a trial, layer inputs from which the state after accepted tokens is computed.
     """
