@@ -308,8 +308,8 @@ class Begin(Start):
 class Loop(_Sampling):
     """Samples tokens in one `lax.while_loop`.
 
-    (weights, state, parameters, until) -> State. Stops when `until` tokens are sampled in total, or
-    every row is finished. The state is donated.
+    (weights, state, parameters, until) -> State. Stops when every row has `until` tokens
+    or is finished. The state is donated.
     """
 
     donated: ClassVar[tuple[int, ...]] = (1,)

@@ -60,7 +60,7 @@ class Experts(nnx.Module):
     residual_scale: float | None = None
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        """Returns residual + experts(x), (..., hidden_size); x is the default residual."""
+        """Returns residual + experts(x), (..., hidden_size); residual: x if None."""
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
             return self.mixture(x, residual)
@@ -135,7 +135,7 @@ class DenseBesideExperts(nnx.Module):
     residual_scale: float | None = None
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        """Returns residual + scale * post_norm(dense(x) + experts(x)); x is the default residual."""
+        """Returns residual + scale * post_norm(dense(x) + experts(x)); residual: x if None."""
         residual = x if residual is None else residual
         y = jnp.zeros_like(x)
         y = added(y, self.dense.network(x, None), self.dense.post_norm, None)
