@@ -238,9 +238,7 @@ class Speculation:
     ) -> SpeculationState:
         """Updates the credit from the number of accepted draft tokens of each row."""
         rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
-        saved = (
-            LOSS + accepted_counts.sum(dtype=jnp.float32) / rows
-        )  # in steps, averaged over rows
+        saved = LOSS + accepted_counts.sum(dtype=jnp.float32) / rows  # in steps, averaged over rows
         credit = speculation.credit + saved / self.cost - float(checks)
         credit = jnp.minimum(credit, MOST_CREDIT)
         drafted, accepted = speculation.drafted + drafted, speculation.accepted + accepted_counts
