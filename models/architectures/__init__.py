@@ -1,4 +1,4 @@
-"""The architectures that run: each file here that defines an ARCHITECTURE is one."""
+"""Supported model architectures; each module here that defines ARCHITECTURE is one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _modules = (
     for module in pkgutil.iter_modules(__path__)
 )
 
-#: `general.architecture` -> what it implies.
+#: `general.architecture` -> its description.
 ARCHITECTURES: dict[str, Architecture] = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
     for module in _modules
-    if hasattr(module, "ARCHITECTURE")  # not so: `base`, `tensor_tables`
+    if hasattr(module, "ARCHITECTURE")  # `base` and `tensor_tables` have none
 }

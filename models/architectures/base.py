@@ -1,4 +1,4 @@
-"""Architectures as data: all that a file's `general.architecture` implies beyond its dimensions."""
+"""Architectures as data: everything that `general.architecture` implies except dimensions."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ from typing import Any, Literal
 
 from .tensor_tables import ATTENTION, GATED_MLP, INPUT, NORMS, OUTPUT, Tensor
 
-#: What mixes the tokens of a layer: attention; a gated delta net; or a short convolution.
+#: Token mixer of a layer: attention, a gated delta net or a short convolution.
 MixerKind = Literal["attention", "delta", "convolution"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A tensor of checkpoints whose name or layout is not that of `Tensor.checkpoint`.
+    """A checkpoint tensor whose name or layout differs from `Tensor.checkpoint`.
+
+    Sizes are given by their names in `tensors.sizes`.
 
     Attributes:
-      name: without `model.layers.LAYER.` and `.weight`. `{expert}` stands for an expert's number:
-        one tensor for each.
-      holds: the tensors of GGUF files whose rows it holds, in this order.
-      alternating: rows of these take turns.
-      transposed: matrices are (k, n); None: those of transformers 4 are, as their shapes tell.
-      bare: its name has no `.weight`, and that of its bias ends in `_bias`.
-      as_row: a vector, stored as a matrix of one row.
-      suffix: what `holds` have behind their names in GGUF files; None: they are weights and their
-        biases. Where it is given, `name` is whole.
-      optional: where it is missing, the tensors' usual places are meant.
-      channels: of a convolution: (channels, 1, width).
-      logarithms: of minus the values.
-      plain: a norm whose weights are those of GGUF files whatever `norm_offset` is.
-      value_heads: (axis, the size of a head's part by its name in `tensors.sizes`): along this axis
-        the last parts are those of value heads, the heads of each key head side by side.
-      groups: a size's name: rows lie in so many groups, each of which has rows of all `parts`.
-      parts: (tensor of GGUF files, rows in a group by the name of this size).
+      name: without `model.layers.LAYER.` and `.weight`. With `{expert}` there is one tensor per
+        expert, and `{expert}` is its number.
+      holds: GGUF tensors whose rows are concatenated in it, in this order.
+      alternating: rows of these are interleaved instead of concatenated.
+      transposed: matrices are (k, n). None: the shape decides, since only transformers 4 transposes
+        them.
+      bare: the name has no `.weight`, and the name of the bias ends in `_bias`.
+      as_row: a vector, stored as a matrix with one row.
+      suffix: suffix of the names of `holds` in GGUF files; `name` is then complete. None: `holds`
+        are weights and their biases.
+      optional: if the tensor is missing, the default names are used.
+      channels: a convolution, stored as (channels, 1, width).
+      logarithms: stores the logarithms of the negated values.
+      plain: a norm to which `norm_offset` does not apply.
+      value_heads: (axis, size of a head's part). The value heads are last along this axis, and the
+        value heads of one key head are adjacent.
+      groups: size that counts groups of rows; each group has rows of all `parts`.
+      parts: (GGUF tensor, size that counts its rows in a group).
     """
 
     name: str
@@ -54,42 +57,42 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointClass:
-    """A class of the transformers library, as `architectures` in config.json names it.
+    """A transformers class, as `architectures` in config.json names it.
 
     Attributes:
-      stored: tensors that have other names than `Tensor.checkpoint`, or another layout.
+      stored: tensors whose names or layouts differ from `Tensor.checkpoint`.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1), as in GGUF files of the architecture.
-      required: keys of config.json that other classes may leave out.
-      optional: those that it may leave out, and other classes may not.
-      defaults: keys that config.json may leave out -> what they then are.
-      renamed: the usual key of config.json -> what this class calls it.
-      biases: keys of config.json that may ask for biases -> the groups that they ask for.
-      tensors: keys of config.json that may ask for tensors -> these, by GGUF's names.
-      held: tensors that GGUF files may lack, and such checkpoints do not.
-      lacking: keys of config.json that may say that layers lack some of them -> (config, layer) ->
-        these.
-      window: whether sliding_window counts; or the boolean key that says so.
-      every_layer_windowed: the window is that of every layer, although GGUF files have none.
-      partial_rope: partial_rotary_factor may say how much of a head is rotated.
-      sections: mrope_section says how many pairs rotate by time, height and width.
-      keys: further metadata: GGUF's key -> that of config.json.
-      optional_keys: the same, of keys that config.json may leave out.
-      computed: config.json -> still further metadata, or in the place of what other keys say.
-      layer_types: which layers are windowed is what the key of this name says; the last is not.
-      implied: keys of config.json that may only say what they must: key -> config -> its value.
-      activations: what hidden_act may say, too, and means the architecture's activation.
-      accepted: keys that are refused elsewhere -> what they may say here; `...`: anything.
-      rope_by_type: rope_parameters has parameters of each type of layer, never of all of them.
-      rope_needed: rope_parameters or rope_scaling must be there: the class's default is YaRN.
-      tied: whether the output layer is the embedding where tie_word_embeddings does not say.
-      tied_key: another key that says it, and is believed before that one.
-      tied_by_text: text_config may say it, too, where config.json itself says no.
-      text_config: a class that takes images, too: the object of this name describes the decoder.
-      flat: config.json itself may describe it, as early files do.
-      further_layers: the key of config.json that counts the layers behind the last, which predict
-        further tokens and are not run.
-      further_tensors: what the names of their tensors begin with, where they are no layers.
-      quant_method: what quantization_config may say; experts are then MXFP4's blocks and scales.
+      required: keys of config.json that this class requires and others do not.
+      optional: keys that this class may omit and others may not.
+      defaults: key of config.json -> its value if omitted.
+      renamed: usual key of config.json -> this class's name for it.
+      biases: boolean key of config.json -> groups of biases that it enables.
+      tensors: boolean key of config.json -> tensors that it enables, by GGUF name.
+      held: tensors that are optional in GGUF files but always present in such checkpoints.
+      lacking: boolean key of config.json -> function of (config, layer) that returns the tensors
+        that the layer then lacks.
+      window: whether sliding_window applies, or the boolean key that enables it.
+      every_layer_windowed: the window applies to every layer, although GGUF files ignore it.
+      partial_rope: partial_rotary_factor may give the rotated fraction of a head.
+      sections: mrope_section gives the numbers of pairs rotated by time, height and width.
+      keys: further metadata: GGUF key -> key of config.json.
+      optional_keys: like `keys`, for keys that config.json may omit.
+      computed: function of config.json that returns further metadata, and overrides other keys.
+      layer_types: the key layer_types selects the windowed layers; the last layer must not be one.
+      implied: key of config.json -> function of the config that returns its only accepted value.
+      activations: further accepted values of hidden_act; all mean the architecture's activation.
+      accepted: key that other classes reject -> values accepted here; `...` accepts any value.
+      rope_by_type: rope_parameters has parameters for each layer type, never common ones.
+      rope_needed: rope_parameters or rope_scaling is required, because the class defaults to YaRN.
+      tied: whether input and output embeddings are tied if tie_word_embeddings is missing.
+      tied_key: another key for this, which takes precedence.
+      tied_by_text: text_config may tie them even if config.json itself says no.
+      text_config: a multimodal class; the object text_config describes the decoder.
+      flat: config.json itself may describe the decoder instead, as in early files.
+      further_layers: key of config.json that counts the multi-token-prediction (MTP) layers after
+        the last layer, which are not run.
+      further_tensors: prefix of the names of MTP tensors that are not numbered as layers.
+      quant_method: accepted value in quantization_config; experts are then MXFP4 blocks and scales.
     """
 
     name: str
@@ -130,13 +133,13 @@ class CheckpointClass:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """How a token's experts are chosen; None: metadata says it.
+    """MoE routing; a None field is read from metadata.
 
     Attributes:
-      gating: what makes scores of logits: "softmax", or "sigmoid".
-      normalize: the weights of a token's experts add up to 1.
-      scaled: metadata may say what weights are multiplied by.
-      default_gating: (layers, vocab_size) -> gating where metadata may say it and does not.
+      gating: function from logits to scores, "softmax" or "sigmoid".
+      normalize: whether the weights of a token's experts are normalized to sum to 1.
+      scaled: whether metadata may give a factor of the weights.
+      default_gating: function of (layers, vocab_size); used if metadata lacks the gating.
     """
 
     gating: Literal["softmax", "sigmoid"] | None = "softmax"
@@ -147,58 +150,59 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """A decoder's kind; `Config` has its dimensions.
+    """Properties of an architecture; `Config` has the dimensions.
 
     Attributes:
       name: `general.architecture` in GGUF files.
-      checkpoints: the classes of checkpoints that become it.
-      input, output: the tensors before the layers and behind them.
-      attention, norms, mlp: each layer's tensors.
-      delta, convolution: those in the place of `attention` in layers with a gated delta net, or
-        with a short convolution; (): there are no such layers.
-      tiled_heads: value head h of a gated delta net takes key head h % key_heads, instead of
+      checkpoints: transformers classes that convert to it.
+      input, output: tensors before and after the layers.
+      attention, norms, mlp: tensors of each layer.
+      delta, convolution: tensors that replace `attention` in layers with a gated delta net or a
+        short convolution; (): no such layers.
+      tiled_heads: value head h of a gated delta net uses key head h % key_heads instead of
         h // (value_heads / key_heads).
-      output_gate: attn_q has rows of a gate, too, behind those of each head's queries: attention is
-        multiplied by its sigmoid.
-      value_norm: values are normalized, by their root mean square alone.
+      output_gate: in attn_q, gate rows follow the rows of each head's queries; the sigmoid of the
+        gate multiplies the attention output.
+      value_norm: values are divided by their root mean square; the norm has no weight.
       varied_kv_heads: `attention.head_count_kv` may differ between layers.
-      local_heads: `attention.key_length_swa` may say how large the heads of windowed layers are.
+      local_heads: `attention.key_length_swa` may give another head_dim for windowed layers.
       latent: attention is multi-head latent attention.
-      predicts_further: the layer behind the last of its files may predict further tokens, by
-        attention.
-      per_layer_embeddings: layers may get parts of a token's embedding, and share keys and values.
-      experts: those in the place of `mlp` in layers with experts; (): there are no such layers.
-      further: those that each layer has beside them.
-      fused: tensors of files that hold the rows of several, as `fused.FUSED` has them; in whatever
-        architecture attn_qkv and ffn_gate_up_exps may be read.
+      predicts_further: files may have a multi-token-prediction layer, with attention, after the
+        last layer.
+      per_layer_embeddings: layers may have per-layer embeddings, and share keys and values.
+      experts: tensors that replace `mlp` in MoE layers; (): no such layers.
+      further: further tensors of each layer.
+      fused: tensors in files that hold the rows of several, see `fused.FUSED`. attn_qkv and
+        ffn_gate_up_exps are read in every architecture.
       biases: groups of biases that every file holds.
-      layer_norm: norms subtract the mean (LayerNorm), instead of RMSNorm.
+      layer_norm: norms are LayerNorm, which subtracts the mean, instead of RMSNorm.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1) instead of (i, i + rope_dim / 2).
-      rotated: (layer, whether it is windowed) -> whether it has rotary positions; None: every one.
-      optional_rope: `rope.scaling.finetuned` may say that no layer has rotary positions.
-      local_rope_theta: base of the rotation in windowed layers, which nothing stretches, where
-        `rope.freq_base_swa` names no other; "global": that of all layers; None: windowed layers
-        rotate as all others.
-      yarn_keys: `rope.scaling.yarn_*` may say what YaRN's constants are.
-      divisors_in_metadata: llama.cpp reads no `rope_freqs.weight` of such files.
-      temperature: `attention.temperature_scale` may say how queries grow with their position.
-      activation: of the gate, or of `up` where there is none: a name of
-        `jax_q4k.ACTIVATION_FUNCTIONS`.
-      windowed: layer -> whether `attention.sliding_window` bounds what it attends to, where
-        `attention.sliding_window_pattern` does not say; None: no layer, and the window bounds the
-        context length.
-      window: tokens, where `attention.sliding_window` does not say; 0: no layer is windowed.
-      attention_soft_cap: what bounds scores where `attn_logit_softcapping` does not say: cap *
-        tanh(score / cap); 0: nothing does; None: such a key is refused.
-      final_soft_cap: the same of logits, and of `final_logit_softcapping`.
-      scales: those of `embedding_scale`, `residual_scale` and `attention.scale` that metadata may
-        give: of embeddings, of what a sublayer adds, of scores.
-      logit_scale: the value of `logit_scale`, which files then hold -> the factor of logits.
-      embedding_scale: config -> what embeddings are multiplied by; None: nothing.
-      attention_scale: config -> what scores are multiplied by; None: head_dim ** -0.5.
-      routing: of layers with experts.
-      metadata: config -> what files hold beyond it, by keys under the name.
-      norm_offset: norms of checkpoints are the weights minus it.
+      rotated: function of (layer, is windowed) that tells whether the layer uses rope; None: all
+        layers do.
+      optional_rope: `rope.scaling.finetuned` may say that no layer uses rope.
+      local_rope_theta: rope base in windowed layers, where `rope.freq_base_swa` may override it and
+        rope scaling does not apply. "global": that of the other layers. None: windowed layers
+        rotate like all others.
+      yarn_keys: `rope.scaling.yarn_*` may set YaRN's constants.
+      divisors_in_metadata: llama.cpp does not read `rope_freqs.weight` from such files.
+      temperature: `attention.temperature_scale` may scale queries by position.
+      activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, applied to the gate, or to `up` in
+        networks without a gate.
+      windowed: function of the layer that tells whether `attention.sliding_window` applies, unless
+        `attention.sliding_window_pattern` does. None: no layer is windowed, and the window limits
+        the context length.
+      window: default of `attention.sliding_window` in tokens; 0: no layer is windowed.
+      attention_soft_cap: default of `attn_logit_softcapping`; scores become
+        cap * tanh(score / cap). 0: no cap. None: the key is rejected.
+      final_soft_cap: the same for logits, with `final_logit_softcapping`.
+      scales: keys that metadata may set: `embedding_scale`, `residual_scale` (of sublayer outputs)
+        and `attention.scale` (of scores).
+      logit_scale: maps `logit_scale`, which files then must hold, to the factor of logits.
+      embedding_scale: maps the config to the factor of embeddings; None: 1.
+      attention_scale: maps the config to the factor of scores; None: head_dim ** -0.5.
+      routing: of MoE layers.
+      metadata: maps the config to further metadata of files, with keys relative to the name.
+      norm_offset: added to the norm weights of checkpoints.
     """
 
     name: str

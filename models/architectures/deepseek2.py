@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def attention_scale(config: Config) -> float:
-    """1 / sqrt(head_dim), times YaRN's growth squared (https://arxiv.org/abs/2309.00071)."""
+    """Returns m**2 / sqrt(head_dim), with YaRN's magnitude m (https://arxiv.org/abs/2309.00071)."""
     log_multiplier = 0.0 if config.yarn is None else config.yarn[2]
     growth = 1 + log_multiplier * math.log(max(config.rope_factor, 1.0))
     return growth**2 / math.sqrt(config.head_dim)
 
 
 def default_gating(layers: int, vocab_size: int) -> str:
-    """The gating of files that do not say it; those of GLM 4.7 Flash are told by their sizes."""
+    """Returns the gating of files without the key; recognizes GLM 4.7 Flash by its sizes."""
     is_glm = layers in (47, 48) and vocab_size == 154880
     return "sigmoid" if is_glm else "softmax"
 
 
 def sizes(fields: JSONFields) -> dict[str, Any]:
-    """Those of a head, and of the vector in the place of its keys and values."""
+    """Returns metadata with the sizes of heads and of the latent vector."""
     rank, rope_dim = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     return {
         "attention.head_count_kv": 1,
@@ -39,17 +39,17 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
 
 
 def with_softmax(fields: JSONFields) -> dict[str, Any]:
-    """Those sizes, and how experts are chosen in DeepSeek V2: without groups."""
+    """Returns `sizes` and the routing of DeepSeek V2, which has no groups of experts."""
     return {**sizes(fields), "expert_gating_func": 1, "expert_weights_norm": False}
 
 
 def with_sigmoid(fields: JSONFields) -> dict[str, Any]:
-    """Those sizes, and how experts are chosen in DeepSeek V3."""
+    """Returns `sizes` and the routing of DeepSeek V3."""
     return {**sizes(fields), "expert_gating_func": 2}
 
 
 def of_glm(fields: JSONFields) -> dict[str, Any]:
-    """As DeepSeek V3, and which layers have experts: all but the first ones."""
+    """Returns metadata as for DeepSeek V3, and the number of dense layers before MoE layers."""
     layers = fields.array("mlp_layer_types", None)
     dense = fields.integer("first_k_dense_replace", 1)
     if layers is not None:

@@ -10,7 +10,7 @@ ARCHITECTURE = Architecture(
         CheckpointClass(
             "GemmaForCausalLM",
             required=("num_key_value_heads", "head_dim"),
-            activations=("gelu",),  # early files; trained with the approximation all the same
+            activations=("gelu",),  # in early files, although training used the approximation
             tied=True,
         ),
     ),

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def query_pre_attn_scalar(config: Config, *, layers_of_27b: int = 46) -> int:
-    """What scores are divided by the root of; GGUF has no key: 27B is told by its layers."""
+    """Returns the number whose square root divides scores.
+
+    GGUF has no key for it, so the 27B model is recognized by its number of layers.
+    """
     is_27b = config.num_layers == layers_of_27b
     return config.hidden_size // config.num_heads if is_27b else config.head_dim
 

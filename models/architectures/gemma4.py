@@ -31,7 +31,7 @@ _BEFORE, _AFTER, *_OF_NETWORK = NORMS_AND_POST_NORMS
 
 
 def sizes(fields: JSONFields) -> dict[str, Any]:
-    """Sizes that differ between layers: heads of windowed and of other layers, inner sizes."""
+    """Returns metadata with the sizes that differ between layers: heads and inner sizes."""
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
     types = fields.array("layer_types", [])
     if not types and layers % 6:
@@ -71,9 +71,9 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
 def _of_full_layers(
     fields: JSONFields, layers: int, full: list[int], head_dim: int, kv_heads: int
 ) -> tuple[int, int]:
-    """The size of heads of layers that are not windowed, and the heads of their keys.
+    """Returns head_dim and number of KV heads of the layers with full attention.
 
-    per_layer_config says what differs in a layer; in earlier files two keys do.
+    They come from per_layer_config, or from two keys in earlier files.
     """
     given = fields.object("per_layer_config")
     if given is None:
@@ -101,7 +101,10 @@ def _of_full_layers(
 
 
 def without_values(config: Config, layer: int) -> tuple[str, ...]:
-    """Where attention_k_eq_v holds, layers that are not windowed take keys as values."""
+    """Returns the tensors that a layer lacks with attention_k_eq_v.
+
+    Layers with full attention then use keys as values.
+    """
     return () if config.window_of(layer) is not None else ("attn_v",)
 
 
@@ -148,7 +151,7 @@ TEXT = CheckpointClass(
     layer_types=True,
     implied={"attention_bias": lambda _: False},
     accepted={
-        "use_bidirectional_attention": ("vision",),  # of images alone
+        "use_bidirectional_attention": ("vision",),  # only for images
         "per_layer_config": ...,
     },
     tied=True,
@@ -159,7 +162,7 @@ ARCHITECTURE = Architecture(
     "gemma4",
     checkpoints=(TEXT, TEXT_AND_IMAGES),
     input=INPUT + PER_LAYER_INPUT,
-    # Layers without values of their own take the keys' projection.
+    # Layers without attn_v use the key projection as values.
     attention=(_QUERY, _KEY, *optional((_VALUE,)), _OUTPUT, *QK_NORMS),
     norms=(_BEFORE, _AFTER),
     mlp=(*GATED_MLP, *_OF_NETWORK),

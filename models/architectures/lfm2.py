@@ -24,7 +24,7 @@ STORED = (
 
 
 def kv_heads(fields: JSONFields) -> dict[str, Any]:
-    """Of each layer; 0 where it has a convolution in the place of attention."""
+    """Returns metadata with the KV heads of each layer; 0 for layers with a convolution."""
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
     count = fields.integer("num_key_value_heads", least=1, most=1 << 24)
     if (types := fields.array("layer_types", None)) is not None:
@@ -36,7 +36,10 @@ def kv_heads(fields: JSONFields) -> dict[str, Any]:
 
 
 def sizes(fields: JSONFields) -> dict[str, Any]:
-    """Heads, and the inner size, which config.json may say as that before it is adjusted."""
+    """Returns metadata with KV heads and the inner size.
+
+    config.json may give the inner size before its adjustment, which is then computed here.
+    """
     key = "block_ff_dim" if "block_ff_dim" in fields else "intermediate_size"
     inner = fields.integer(key, least=1, most=1 << 24)
     if fields.boolean("block_auto_adjust_ff_dim", True):

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Mistral, Mixtral, and what is built like them."""
+"""Llama 1 to 3, Mistral, Mixtral, and models of the same structure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ARCHITECTURE = Architecture(
     checkpoints=(
         CheckpointClass(
             "LlamaForCausalLM",
-            required=(),  # early files leave out heads of keys where all heads have their own
+            required=(),  # early files omit num_key_value_heads if it equals the number of heads
             biases={"attention_bias": ("qkv", "attention_output"), "mlp_bias": ("mlp",)},
         ),
         CheckpointClass("MistralForCausalLM", defaults={"sliding_window": 4096}, window=True),

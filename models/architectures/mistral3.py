@@ -11,7 +11,7 @@ from .tensor_tables import EXPERTS, SHARED_EXPERT
 
 
 def of_text(fields: JSONFields) -> dict[str, Any]:
-    """Requires the keys whose defaults depend on which of two classes the decoder is of."""
+    """Requires the keys whose defaults depend on the decoder's class, mistral or ministral3."""
     needed = {"mistral": ("sliding_window",), "ministral3": ("head_dim", "rope_parameters")}
     kind = fields.string("model_type", "mistral")
     if kind not in needed:

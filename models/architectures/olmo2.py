@@ -27,6 +27,6 @@ ARCHITECTURE = Architecture(
     ),
     attention=ATTENTION + WIDE_QK_NORMS,
     norms=POST_NORMS,
-    windowed=lambda layer: layer % 4 < 3,  # of OLMo 3, whose files have a window
+    windowed=lambda layer: layer % 4 < 3,  # applies to OLMo 3, whose files have a window
     local_rope_theta="global",
 )

@@ -21,5 +21,5 @@ ARCHITECTURE = Architecture(
         ),
     ),
     fused=("attn_qkv", "ffn_up"),
-    windowed=lambda layer: False,  # files have a window, which llama.cpp leaves out
+    windowed=lambda layer: False,  # files have a window, which llama.cpp ignores
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def rope_sections(config: Config) -> dict[str, Any]:
-    """Pairs that rotate by time, height and width, which are equal for every token of text."""
+    """Returns the numbers of pairs rotated by time, height and width; equal for text tokens."""
     eighth = config.rope_dim // 8
     space = (config.rope_dim // 2 - eighth) // 2
     time = config.rope_dim // 2 - 2 * space

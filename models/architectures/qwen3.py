@@ -10,7 +10,7 @@ ARCHITECTURE = Architecture(
     checkpoints=(
         CheckpointClass(
             "Qwen3ForCausalLM",
-            required=("num_key_value_heads", "head_dim"),  # whose default is 128
+            required=("num_key_value_heads", "head_dim"),  # transformers defaults head_dim to 128
             biases={"attention_bias": ("qkv", "attention_output")},
             window="use_sliding_window",
         ),

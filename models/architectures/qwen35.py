@@ -8,10 +8,10 @@ from .base import Architecture, CheckpointClass, Stored
 from .qwen2vl import rope_sections
 from .tensor_tables import DELTA, GATED_ATTENTION, NORMS_AFTER_ATTENTION, QK_NORMS
 
-#: Of gated delta nets, whose value heads stand by their key heads in checkpoints.
+#: Gated delta net tensors; checkpoints order value heads by key head.
 _QKV = Stored("linear_attn.in_proj_qkv", ("attn_qkv",), value_heads=(0, "delta_head"))
 _GATE = Stored("linear_attn.in_proj_z", ("attn_gate",), value_heads=(0, "delta_head"))
-#: Those that no class has in another order or form.
+#: Gated delta net tensors that all classes store alike.
 STORED = (
     Stored("linear_attn.conv1d", ("ssm_conv1d",), channels=True, value_heads=(0, "delta_head")),
     Stored("linear_attn.dt_bias", ("ssm_dt",), value_heads=(0, "one")),

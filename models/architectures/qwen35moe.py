@@ -9,7 +9,7 @@ from .base import CheckpointClass, Stored
 from .qwen3moe import EXPERT_KEYS
 from .tensor_tables import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
-#: Experts in stacks, where they are not one by one, and the gate of the one that all tokens have.
+#: Experts in stacks, unless each has its own tensors, and the gate of the shared expert.
 STORED = (
     Stored("mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), bare=True, optional=True),
     Stored("mlp.experts.down_proj", ("ffn_down_exps",), bare=True, optional=True),
@@ -18,7 +18,7 @@ STORED = (
 
 
 def with_experts(checkpoint: CheckpointClass, name: str) -> CheckpointClass:
-    """The class of this name: `checkpoint` with experts."""
+    """Returns the class `name`: `checkpoint` with experts."""
     return dataclasses.replace(
         checkpoint,
         name=name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import Architecture, CheckpointClass
 from .tensor_tables import ATTENTION, EXPERTS, QK_NORMS
 
-#: GGUF's keys -> those of Qwen's config.json.
+#: GGUF key -> key of Qwen's config.json.
 EXPERT_KEYS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",

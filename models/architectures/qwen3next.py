@@ -8,7 +8,7 @@ from . import qwen35, qwen35moe
 from .base import Stored
 from .tensor_tables import DELTA, Tensor
 
-#: For each key head, the betas of its value heads and then their alphas.
+#: Projection to, for each key head, the betas of its value heads and then their alphas.
 BETA_ALPHA = Tensor("ssm_ba", "delta.beta_alpha", "linear_attn.in_proj_ba", "delta_heads*2 hidden")
 
 _QKVZ = Stored(

@@ -1,4 +1,4 @@
-"""Tensors that architectures are made of: their names, shapes and places in the decoder."""
+"""Tables of the tensors of architectures: names, shapes, and module paths in the decoder."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ class Tensor:
     """A tensor of the model, or of each layer.
 
     Attributes:
-      gguf: its name in GGUF files, without `blk.LAYER.` before it and `suffix` behind.
-      module: its place in Decoder, or in DecoderLayer.
-      checkpoint: its name in checkpoints, without `model.layers.LAYER.` and `suffix`; None: it is
-        not stored there. `{expert}` stands for an expert's number: one tensor for each.
-      shape: row-major, (n, k) of a matrix, by the names of `tensors.sizes`.
-      split: the axis along which tensor parallelism splits it; None: every device has all of it.
-      bias: the group of biases that its own is one of; None: it has none.
-      rotated: which number of heads its rows are, where rope rotates them.
+      gguf: name in GGUF files, without the prefix `blk.LAYER.` and `suffix`.
+      module: module path in Decoder, or in DecoderLayer.
+      checkpoint: name in checkpoints, without `model.layers.LAYER.` and `suffix`; None: not stored
+        there. With `{expert}` there is one tensor per expert, and `{expert}` is its number.
+      shape: row-major, (n, k) for a matrix, by the names of `tensors.sizes`.
+      split: axis that tensor parallelism splits; None: replicated.
+      bias: group of biases that the tensor's bias belongs to; None: it has no bias.
+      rotated: Config field that counts the heads in its rows, if rope rotates them.
       required: whether every file holds it.
-      suffix: behind its name; "": there is none.
-      exact: it is read as float32 and never quantized.
-      table: it is an array by itself, whose rows are looked up, or taps of a convolution.
-      where, unless: names of sizes: it is there where the one is not 0, and the other is; "": that
-        says nothing.
+      suffix: suffix of the name; "": none.
+      exact: read as float32 and never quantized.
+      table: a plain array instead of a Linear: an embedding table, or taps of a convolution.
+      where, unless: names of sizes. The tensor exists if `where` is not 0 and `unless` is 0; "": no
+        condition.
     """
 
     gguf: str
@@ -42,36 +42,36 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """In GGUF files, without `blk.LAYER.`."""
+        """Name in GGUF files, without `blk.LAYER.`."""
         return f"{self.gguf}.{self.suffix}" if self.suffix else self.gguf
 
     @property
     def is_norm(self) -> bool:
-        """True of a norm's weight, which is a module of its own kind."""
+        """Whether it is the weight of a norm, which has its own module class."""
         return self.gguf.rstrip("_12").endswith("_norm")
 
     @property
     def is_matrix(self) -> bool:
-        """True of a Linear's or an ExpertLinear's weight that may be quantized."""
+        """Whether it is the weight of a Linear or ExpertLinear, which may be quantized."""
         several = len(self.shape.split()) > 1
         return several and not (self.is_norm or self.exact or self.table)
 
     @property
     def of_experts(self) -> bool:
-        """True of matrices that lie in a stack, one per expert."""
+        """Whether it is a stack of matrices, one per expert."""
         return len(self.shape.split()) == 3
 
 
 def optional(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Tensors that files may lack."""
+    """Returns the tensors marked as optional in files."""
     return tuple(dataclasses.replace(tensor, required=False) for tensor in tensors)
 
 
 #: Groups of biases that files of any architecture may hold.
 OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output")
 
-#: Suffixes of what any matrix may have beside it, float32 (1,) or (experts,), as NVFP4 files do:
-#: the factor of its products, and that of calibrated activations, which products do not use.
+#: Suffixes of scales that any matrix may have, float32 (1,) or (experts,), as in NVFP4 files: the
+#: factor of its products, and the scale of calibrated activations, which products ignore.
 SCALES = ("scale", "input_scale")
 
 INPUT = (
@@ -84,7 +84,7 @@ OUTPUT = (
     Tensor("output_norm", "norm", "model.norm", "hidden", bias="norm"),
     Tensor("output", "output", "lm_head", "vocab hidden", 0, "output", required=False),  # else tied
 )
-#: The norm by another name, which is not that of an embedding.
+#: LFM2 calls the output norm token_embd_norm, although it does not normalize embeddings.
 OUTPUT_BESIDE_EMBEDDING = (
     Tensor("token_embd_norm", "norm", "model.embedding_norm", "hidden"),
     OUTPUT[1],
@@ -99,26 +99,26 @@ ATTENTION = (
     ),
 )
 SINKS = (Tensor("attn_sinks", "attention.sinks", "self_attn.sinks", "heads"),)
-#: Of each head's queries and keys.
+#: Norms of each head's queries and keys.
 QK_NORMS = (
     Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "head"),
     Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "k_head"),
 )
-#: Of all heads' queries and keys together.
+#: Norms over all heads' queries and keys.
 WIDE_QK_NORMS = (
     Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "q"),
     Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "kv"),
 )
-#: Of each head's queries and keys, and with weights of each head.
+#: Norms of each head's queries and keys, with separate weights per head.
 HEADWISE_QK_NORMS = (
     Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "heads head", required=False),
     Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "kv_heads head", required=False),
 )
 
-#: Queries, each head's with the gate of what comes out of it.
+#: Attention with an output gate: attn_q holds the gate of each head after its queries.
 GATED_ATTENTION = (dataclasses.replace(ATTENTION[0], shape="gated_q hidden"), *ATTENTION[1:])
 
-#: Multi-head latent attention; queries may be projections of a vector of rank `query_rank`.
+#: Multi-head latent attention; queries may come from a low-rank vector of size `query_rank`.
 LATENT_ATTENTION = (
     Tensor("attn_q", "attention.query", "self_attn.q_proj", "q hidden", unless="query_rank"),
     Tensor("attn_q_a", "attention.query_a", "self_attn.q_a_proj", "query_rank hidden"),
@@ -131,7 +131,7 @@ LATENT_ATTENTION = (
     Tensor("attn_output", "attention.output", "self_attn.o_proj", "hidden values"),
 )
 
-#: A gated delta net in the place of attention.
+#: Gated delta net, which replaces attention.
 DELTA = (
     Tensor("attn_qkv", "delta.qkv", "linear_attn.in_proj_qkv", "delta_channels hidden"),
     Tensor("attn_gate", "delta.gate", "linear_attn.in_proj_z", "delta_values hidden"),
@@ -152,7 +152,7 @@ DELTA = (
     Tensor("ssm_norm", "delta.output_norm", "linear_attn.norm", "delta_head"),
     Tensor("ssm_out", "delta.output", "linear_attn.out_proj", "hidden delta_values"),
 )
-#: A short convolution in the place of attention.
+#: Short convolution, which replaces attention.
 CONVOLUTION = (
     Tensor("shortconv.in_proj", "convolution.input", "conv.in_proj", "hidden*3 hidden"),
     Tensor(
@@ -170,7 +170,7 @@ NORMS = (
     Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden", bias="norm"),
     Tensor("ffn_norm", "mlp.norm", "post_attention_layernorm", "hidden", bias="norm"),
 )
-#: As NORMS, by another name in GGUF files.
+#: Like NORMS, with another name in GGUF files.
 NORMS_AFTER_ATTENTION = (
     NORMS[0],
     Tensor("post_attention_norm", "mlp.norm", "post_attention_layernorm", "hidden"),
@@ -182,7 +182,7 @@ NORMS_AND_POST_NORMS = (
     Tensor("post_ffw_norm", "mlp.post_norm", "post_feedforward_layernorm", "hidden"),
 )
 POST_NORMS = (NORMS_AND_POST_NORMS[1], NORMS_AND_POST_NORMS[3])
-#: One norm, before attention and the network side by side.
+#: One norm for attention and MLP in parallel.
 PARALLEL_NORM = (Tensor("attn_norm", "norm", "input_layernorm", "hidden"),)
 
 GATED_MLP = (
@@ -222,7 +222,7 @@ EXPERTS = (
         "experts",
     ),
 )
-#: Every token's expert, in models that have one.
+#: Shared expert, in models that have one.
 SHARED_EXPERT = (
     Tensor("ffn_gate_shexp", "mlp.shared.gate", "mlp.shared_expert.gate_proj", "shared hidden", 0),
     Tensor("ffn_up_shexp", "mlp.shared.up", "mlp.shared_expert.up_proj", "shared hidden", 0),
@@ -242,7 +242,7 @@ SELECTION_BIAS = (
     ),
 )
 
-#: A dense network and experts side by side (Gemma 4); the norm behind both is the whole's.
+#: A dense MLP and experts in parallel (Gemma 4); the last norm applies to their sum.
 DENSE_BESIDE_EXPERTS = (
     Tensor("ffn_norm", "mlp.dense.norm", "pre_feedforward_layernorm", "hidden"),
     Tensor("ffn_gate", "mlp.dense.gate", "mlp.gate_proj", "inner hidden", 0),
@@ -264,7 +264,7 @@ DENSE_BESIDE_EXPERTS = (
     NORMS_AND_POST_NORMS[3],
 )
 
-#: What layers get of a token's embedding, beside the vectors that go through all of them.
+#: Per-layer embeddings.
 PER_LAYER_INPUT = (
     Tensor(
         "per_layer_token_embd",
@@ -297,7 +297,7 @@ OUTPUT_SCALE = (
     Tensor("layer_output_scale", "output_scale", "layer_scalar", "one", required=False, exact=True),
 )
 
-#: By each place of a DecoderLayer, a tensor that may stand there, in whatever architecture.
+#: Module path in a DecoderLayer -> a tensor of any architecture that may be there.
 OF_A_LAYER = {
     tensor.module: tensor
     for tensor in (

@@ -1,4 +1,4 @@
-"""Chat templates: a list of messages -> the prompt that a model was trained on."""
+"""Chat templates: turn a list of messages into the prompt format that a model was trained on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The forms of messages that a template takes, found by rendering probes.
+"""Adapts messages to the formats that a chat template supports, detected by rendering probes.
 
-Messages come in the forms of OpenAI's API. Templates were written for some of them: others raise an
-error, vanish, or are printed as Python spells them. A probe renders a message in two forms, and a
-form that a template does not take is changed to the one it takes, as llama.cpp does
-(common/chat.cpp).
+Messages have the formats of OpenAI's API. A template supports some of them; others raise an error,
+vanish, or are printed as Python reprs. A probe renders a message in two formats, and an unsupported
+format is converted to a supported one, as in llama.cpp (common/chat.cpp).
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
-#: A context -> the text, or None where the template raises an error.
+#: Renders a context; returns None if the template raises an error.
 Probe = Callable[[dict[str, Any]], str | None]
 
 Messages = list[dict[str, Any]]
 
-_MARK = "Zq8xProbe"  # no template has it, and none changes it
+_MARK = "Zq8xProbe"  # does not occur in templates, and none modifies it
 _PARTS = [{"type": "text", "text": _MARK}]
 _TOOL = {
     "type": "function",
@@ -30,18 +29,21 @@ _TOOL = {
 
 
 class Forms:
-    """The forms that one template takes; each is probed when a message first has it."""
+    """Message formats that one template supports; each is probed on first use."""
 
     def __init__(self, template: str, probe: Probe, found: dict[str, str]) -> None:
-        """found: what earlier probes of the template gave; takes what these give."""
+        """Uses and extends the cached results of probes.
+
+        found: name of a probe -> its result.
+        """
         self._template = template
         self._probe = probe
         self._found = found
 
     def adapt(self, messages: Sequence[Mapping[str, Any]]) -> Messages:
-        """The messages in forms that the template takes; those given stay as they are.
+        """Returns copies of the messages in formats that the template supports.
 
-        Raises ValueError for a part that is no text, where the template takes texts only.
+        Raises ValueError for a part that is not text if the template supports only text.
         """
         adapted = [self._with_calls(dict(message)) for message in messages]
         if "developer" not in self._template:
@@ -55,13 +57,13 @@ class Forms:
         return adapted
 
     def _is(self, name: str, value: str) -> bool:
-        """Whether the answer of a probe, `_probe_NAME`, is `value`."""
+        """Whether the result of the probe `_probe_NAME` is `value`."""
         if name not in self._found:
             self._found[name] = getattr(self, f"_probe_{name}")()
         return self._found[name] == value
 
     def _content(self, message: dict[str, Any], name: str) -> dict[str, Any]:
-        """What changes in a message's content."""
+        """Returns the replaced content of a message, or {} if it does not change."""
         role, content = message["role"], message.get("content")
         if content is None:
             needed = "tool_calls" in message and self._is("no_content", "text")
@@ -76,9 +78,9 @@ class Forms:
         return {}
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message whose tool calls' arguments are objects, or JSON texts, as the template needs.
+        """Converts arguments of tool calls to objects or JSON strings, as the template needs.
 
-        A text that is no JSON object stays.
+        A string that is not a JSON object is unchanged.
         """
         calls = message.get("tool_calls")
         if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -107,7 +109,7 @@ class Forms:
         )
 
     def _probe_system(self) -> str:
-        """Whether there is a system role: else its text is merged into the user's first."""
+        """Probes for a system role; "merged" if its text must go into the first user message."""
         typed = self._is("content_of_system", "parts")
         system = {"role": "system", "content": _PARTS if typed else _MARK}
         text = self._render(system, {"role": "user", "content": "A"})
@@ -116,7 +118,7 @@ class Forms:
         return "merged" if refused and alone is not None else "kept"
 
     def _probe_content(self, *before: dict[str, Any], role: str, tools: bool = False) -> str:
-        """The content that a role takes: text, typed parts, or both, which then look the same."""
+        """Probes the content format of a role: text, typed parts, or both with equal output."""
 
         def rendered(content: Any) -> str | None:
             after = [{"role": "user", "content": "A"}] if role == "system" else []
@@ -141,24 +143,24 @@ class Forms:
         return self._probe_content(*map(self._with_calls, before), role="tool", tools=True)
 
     def _probe_arguments(self) -> str:
-        """The arguments of a tool call that are understood: JSON texts, objects, or both."""
+        """Probes the format of tool call arguments: JSON strings, objects, or both."""
         given = {"key": _MARK}
         text, parsed = (self._after_call(self._call(a)) for a in (json.dumps(given), given))
         if text == parsed:
             return "both"
         if parsed is None or (text is not None and f"'key': {_MARK!r}" in parsed):
-            return "text"  # objects raise an error, or look as Python prints them
+            return "text"  # objects raise an error, or are printed as Python reprs
         return "object"
 
     def _probe_no_content(self) -> str:
-        """Whether a tool call must have a content, of no characters."""
+        """Probes whether a message with tool calls needs an empty content."""
         call = self._with_calls(self._call({"key": "A"}))
         missing = self._after_call(call | {"content": None})
         return "none" if missing == self._after_call(call) else "text"
 
     def _call(self, arguments: Any) -> dict[str, Any]:
         function = {"name": "tool", "arguments": arguments}
-        call = {"id": "call00001", "type": "function", "function": function}  # Mistral's ids: 9
+        call = {"id": "call00001", "type": "function", "function": function}  # 9, as Mistral's ids
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     def _after_call(self, call: dict[str, Any]) -> str | None:
@@ -173,7 +175,7 @@ def _are_parts(content: Any) -> TypeGuard[list[Mapping[str, Any]]]:
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> str:
-    """The texts of parts, a line end between them."""
+    """Joins the texts of parts with newlines."""
     texts = []
     for i, part in enumerate(parts):
         text = part.get("text")
@@ -185,7 +187,7 @@ def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def _merged(messages: Messages) -> Messages:
-    """Messages whose system message begins the user's, if that comes next."""
+    """Merges the system message into the user message, if that comes next."""
     system, user = messages[0].get("content"), messages[1].get("content")
     if _are_parts(system):
         system = _joined(system, "messages[0].content")

@@ -1,10 +1,10 @@
-"""Special tokens that messages spell stay text: their first characters are marked.
+"""Escapes special tokens in messages, so that they are encoded as text.
 
-Templates join messages and the model's own markup to one text. Before, the first character of every
-control token's text inside of messages is replaced by a character that occurs nowhere in them, a
-mark; behind the template the marks are read as the characters they stand for, which begin no token.
-Tokens that are user-defined are not marked: they are read in any text, and templates look for them
-("</think>").
+Templates join messages and the model's own markup into one text. Before that, the first character
+of the name of every control token in messages is replaced by a mark, a character that does not
+occur in them. When the rendered text is encoded, marks are read as the original characters, which
+then begin no token. User-defined tokens are not escaped, because they are parsed in any text and
+templates search for them ("</think>").
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: Unicode's private use area in the basic plane; a text with all of it cannot be marked.
+#: Unicode's private use area in the basic plane; a text with all of its characters has no mark.
 _PRIVATE = range(0xE000, 0xF900)
 
 
@@ -20,17 +20,19 @@ class Marks:
     """Marks for one conversation.
 
     Attributes:
-      meanings: mark -> the character it stands for; empty where no message spells a token.
+      meanings: mark -> original character; empty if no message contains a token's name.
     """
 
     def __init__(self, tokens: Iterable[str], data: Any) -> None:
-        """tokens: texts that must not be read in `data`, which is JSON.
+        """Chooses the marks.
 
-        Raises ValueError where `data` holds the whole private use area.
+        tokens: names of tokens that must not be parsed in `data`, which is JSON.
+
+        Raises ValueError if `data` contains the whole private use area.
         """
-        text = "\0".join(_strings(data))  # what spells a token across strings is marked in vain
+        text = "\0".join(_strings(data))  # a token across two strings gets an unused mark
         used = set(text)
-        # A vocabulary may have thousands, and most texts the first characters of none.
+        # A vocabulary may have thousands of tokens, and most texts none of their first characters.
         self._tokens = [token for token in tokens if token[0] in used and token in text]
         firsts = dict.fromkeys(token[0] for token in self._tokens)
         free = [chr(code) for code in _PRIVATE if chr(code) not in used]
@@ -40,12 +42,12 @@ class Marks:
         self._mark_of = {first: mark for mark, first in self.meanings.items()}
 
     def marked(self, value: Any) -> Any:
-        """`value`, JSON, with marks in all of its strings."""
+        """Returns the JSON `value` with marks in all of its strings."""
         if not self.meanings:
             return value
         if isinstance(value, str):
             for token in self._tokens:
-                while token in value:  # again: occurrences may overlap
+                while token in value:  # repeats, because occurrences may overlap
                     value = value.replace(token, self._mark_of[token[0]] + token[1:])
             return value
         if isinstance(value, Mapping):

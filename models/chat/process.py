@@ -1,4 +1,4 @@
-"""The lasting process that renders templates, from the side of the one that asks."""
+"""Client side of the long-lived process that renders chat templates."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _SCRIPT = Path(__file__).with_name("worker.py")
 
 
 class ChatTemplateError(ValueError):
-    """A chat template that is missing, malformed, refuses the messages or exceeds its limits."""
+    """A chat template is missing or malformed, rejects the messages, or exceeds its limits."""
 
 
 class _EndedError(Exception):
-    """The process ended before it answered; says how."""
+    """The process ended before it answered; the message tells how."""
 
 
 class TemplateProcess:
-    """Answers jobs in a process of its own, which is started for the first one.
+    """Runs jobs in a separate process, which is started for the first job.
 
-    One job runs at a time, whichever threads ask. A process that exceeds a job's time is killed,
-    and the next job gets a new one. Where a job fails for memory, or the process ends, in one that
-    has done other jobs, the job gets a new one at once: an answer depends on no earlier job.
+    Only one job runs at a time, from any thread. A process that exceeds a job's time is killed, and
+    the next job starts a new one. If a job runs out of memory or ends a process that has run other
+    jobs, it is retried once in a new process, so that a result never depends on earlier jobs.
 
-    The process ends with the one that started it, however that ends: its standard input closes. A
-    fork starts one of its own.
+    The process ends when its parent ends in any way, because its standard input closes. A fork of
+    the parent starts its own process.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class TemplateProcess:
         os.register_at_fork(after_in_child=self._forget)
 
     def run(self, job: dict[str, Any], seconds: float) -> dict[str, str]:
-        """The answer of `worker.py` to a job: {"text": ...} or {"error": ...}.
+        """Runs a job in `worker.py`; returns {"text": ...} or {"error": ...}.
 
         Raises:
-          ChatTemplateError: it takes longer than `seconds`, the start of a process included, or
-            ends the process. TypeError, ValueError: the job is not JSON data.
+          ChatTemplateError: the job takes longer than `seconds`, including the start of a process,
+            or ends the process. TypeError, ValueError: the job is not JSON data.
         """
         try:
             line = json.dumps(job | {"seconds": seconds}, allow_nan=False).encode() + b"\n"
@@ -67,7 +67,7 @@ class TemplateProcess:
                     raise ChatTemplateError(f"chat template took longer than {seconds} s") from None
                 except _EndedError as ended:
                     problem = f"chat template ended its process with {ended}"
-                except BaseException:  # an answer under way must not be the next job's
+                except BaseException:  # the next job must not read this job's answer
                     self.close()
                     raise
                 if fresh:
@@ -75,7 +75,7 @@ class TemplateProcess:
             raise ChatTemplateError(problem)
 
     def close(self) -> None:
-        """Ends the process, if there is one; the next job starts another."""
+        """Ends the process, if it runs; the next job starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -83,12 +83,12 @@ class TemplateProcess:
             process.wait()
 
     def _forget(self) -> None:
-        """In a fork: leaves the process to the one that started it."""
+        """Gives up the process in a fork; it belongs to the parent."""
         self._lock = threading.Lock()  # another thread may have held it
         process, self._process = self._process, None
         if process is not None:
-            _close_pipes(process)  # else it would not end with its owner
-            process.returncode = 0  # no child of this process: nothing to wait for
+            _close_pipes(process)  # else it would not end with its parent
+            process.returncode = 0  # not a child of this process, so it must not wait
 
     def _ask(self, line: bytes, deadline: float) -> dict[str, str]:
         process = self._process or self._start()
@@ -116,7 +116,7 @@ class TemplateProcess:
         return json.loads(received)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # -P: its own folder stays off the module path. A session of its own: Ctrl-C is not for it.
+        # -P keeps the script's folder off sys.path; the new session protects it from Ctrl-C.
         process = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", str(_SCRIPT)],
             bufsize=0,
@@ -132,7 +132,7 @@ class TemplateProcess:
         return process
 
     def _ended(self) -> _EndedError:
-        """How the process ended, which has closed a pipe."""
+        """Returns the error of a process that has closed a pipe."""
         process, self._process = self._process, None
         assert process is not None and process.stderr is not None
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,9 +1,9 @@
-"""Chat templates, rendered in a process of their own.
+"""Renders chat templates in a separate process.
 
-A template is a Jinja program that comes with a model's file, so it is not to be trusted. It runs in
-jinja2's `ImmutableSandboxedEnvironment` inside a process of its own, which ends when it exceeds its
-time, memory or output: no check inside the process that renders can bound `'x' * 10**10` or nested
-loops. That process lasts: a job takes a millisecond, starting it some 60.
+A template is an untrusted Jinja program from a model's file. It runs in jinja2's
+`ImmutableSandboxedEnvironment` in a separate process, which is ended if it exceeds its limits of
+time, memory or output, because no check inside that process can stop `'x' * 10**10` or nested
+loops. The process is kept: a job takes about 1 ms, and starting it about 60 ms.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .forms import Forms
 from .marking import Marks
 from .process import PROCESS, ChatTemplateError
 
-#: Templates whose forms are remembered.
+#: Number of templates whose probe results are cached.
 _REMEMBERED = 32
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of rendering one prompt, all above 0.
+    """Limits of rendering one prompt, all above 0.
 
-    seconds: wall clock, the process's start included. characters: of output. megabytes: of the
-    process's address space, enforced on Linux.
+    seconds: wall-clock time, including the start of the process. characters: length of the output.
+    megabytes: address space of the process, enforced on Linux.
     """
 
     seconds: float = 10.0
@@ -57,31 +57,31 @@ def render(
     limits: Limits = DEFAULT_LIMITS,
     **variables: Any,
 ) -> str:
-    """The prompt for a conversation, as text; `encode` gives its ids.
+    """Renders the prompt for a conversation as text; `encode` returns token ids instead.
 
-    Messages that spell control tokens then contain them: `encode` does not read those.
+    If messages spell control tokens, the text contains them. `encode` keeps them as plain text.
 
     Args:
-      source: a tokenizer, whose file brings the template, or a template's text. Take that text from
-        the operator, never from a request.
-      messages: dicts with "role" and "content", plain JSON data as in OpenAI's API; never read as a
-        template. Contents are texts or lists of parts, arguments of tool calls JSON texts or
-        objects: each is given to the template in a form that it takes, and what its file says of
-        a system message (Gemma 2 has none) is heeded: it then begins the user's first.
+      source: a tokenizer, whose file has the template, or the text of a template. That text must
+        come from the operator, never from a request.
+      messages: dicts with "role" and "content", plain JSON data as in OpenAI's API, never
+        interpreted as a template. Contents are strings or lists of parts; arguments of tool calls
+        are JSON strings or objects. Each is converted to a format that the template supports. If it
+        has no system role (Gemma 2), the system message is prepended to the first user message.
       add_generation_prompt: end with the header of the assistant's turn.
-      tools: descriptions of functions, as in OpenAI's API.
-      now: the time that the template may print; None: the present.
-      template: the name of one of the file's templates. None: "tool_use" where there are tools and
-        such a template, else the default one.
-      limits: of the process that renders.
-      variables: further ones that the template reads, such as `enable_thinking` or `documents`,
-        plain JSON data; `documents` is none unless it is given.
+      tools: function descriptions, as in OpenAI's API.
+      now: time that the template may print; None: the current time.
+      template: name of one of the file's templates. None: "tool_use" if there are tools and such a
+        template, else the default template.
+      limits: limits of the rendering process.
+      variables: further variables that the template reads, such as `enable_thinking` or
+        `documents`, as plain JSON data; `documents` is none by default.
 
     Raises:
-      ChatTemplateError: the template is missing, malformed, exceeds its limits or raises an error
-        of its own, whose message is in it.
-      TypeError, ValueError: messages, tools or variables are not JSON data, nested too deeply, or
-        of a form that the template cannot take.
+      ChatTemplateError: the template is missing or malformed, exceeds its limits, or raises an
+        error, whose message is included.
+      TypeError, ValueError: messages, tools or variables are not JSON data, are nested too deeply,
+        or have a format that the template does not support.
     """
     text, tokens = _template_of(source, template, tools)
     job = _Job(text, tokens | variables, add_generation_prompt, now, limits)
@@ -99,10 +99,10 @@ def encode(
     limits: Limits = DEFAULT_LIMITS,
     **variables: Any,
 ) -> list[int]:
-    """The prompt for a conversation, as token ids; arguments and errors as `render`'s.
+    """Returns the prompt for a conversation as token ids; arguments and errors as in `render`.
 
-    Only the template's own text becomes control tokens: those that messages or tools spell, such as
-    "<|im_end|>", stay text.
+    Only the template's own text becomes control tokens. Control tokens spelled in messages or
+    tools, such as "<|im_end|>", are encoded as text.
     """
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer")
@@ -119,7 +119,7 @@ def encode(
 
 @dataclass(frozen=True)
 class _Job:
-    """A template, and what it reads beside messages and tools."""
+    """A template, and its inputs except messages and tools."""
 
     template: str
     variables: dict[str, Any]
@@ -130,7 +130,7 @@ class _Job:
     def render(
         self, messages: list[Mapping[str, Any]], tools: list[Any] | None, marks: Marks | None
     ) -> str:
-        """The text; with marks in what is the messages' and the tools'."""
+        """Renders the text; escapes messages and tools if there are marks."""
         found = _found(self.template, _digest(self.variables))
         if not isinstance(self.now, datetime.datetime | None):
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
@@ -165,12 +165,12 @@ class _Job:
 
 @functools.lru_cache(_REMEMBERED)
 def _found(template: str, variables: str) -> dict[str, str]:
-    """Results of probing a template with variables of this digest; to be filled."""
+    """Returns the cached probe results of a template with variables of this digest; mutable."""
     return {}
 
 
 def _digest(variables: dict[str, Any]) -> str:
-    """A text that differs where variables do, by name or value: templates may look at both."""
+    """Returns a digest of the names and values of variables; templates may use both."""
     said = repr(sorted(variables.items(), key=lambda item: item[0]))
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
@@ -178,7 +178,7 @@ def _digest(variables: dict[str, Any]) -> str:
 def _template_of(
     source: Tokenizer | str, name: str | None, tools: object
 ) -> tuple[str, dict[str, str]]:
-    """A template's text, and the special tokens that it may name."""
+    """Returns a template's text, and the special tokens that it may use by name."""
     if isinstance(source, str):
         if name is not None:
             raise ChatTemplateError(f"template {name!r}: a template's text has no further ones")

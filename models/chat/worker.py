@@ -1,7 +1,7 @@
-"""The process in which `chat.render` runs chat templates: a JSON object a line in, and one out.
+"""The process in which `chat.render` runs chat templates; reads and writes JSON lines.
 
-It runs as a script, so that it imports jinja2 and nothing of this package. It ends with its
-standard input, and by an alarm of the kernel's where a template outlives the process that asked.
+It runs as a script, so that it imports jinja2 but nothing of this package. It ends when its
+standard input closes, or by a timer signal if a template outlives the client process.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_COMPILED = 8  # templates that are kept compiled,
-MAX_KEPT = 1 << 20  # each of so many characters at most
-GRACE = 1.0  # seconds beyond a job's limit, by which the asking process has ended this one
+MAX_COMPILED = 8  # compiled templates in the cache
+MAX_KEPT = 1 << 20  # characters; longer templates are not cached
+GRACE = 1.0  # seconds after a job's limit; by then the client has ended this process
 
-#: The present, or the time that a job names.
+#: Returns the current time, or the time of a job.
 Clock = Callable[[], datetime.datetime]
 
 
 class Generation(Extension):
-    """`{% generation %}`, which marks the assistant's text for training; its body is rendered."""
+    """The tag `{% generation %}`, which marks text for training; renders only its body."""
 
     tags = {"generation"}
 
@@ -39,10 +39,10 @@ class Generation(Extension):
 
 
 class Sandbox:
-    """One template in an environment of its own, with what transformers gives templates.
+    """One template in its own environment, with the extensions that transformers provides.
 
     Attributes:
-      clock: what `strftime_now` tells.
+      clock: time for `strftime_now`.
       marks: characters that `tojson` never escapes; see `marking.py`.
     """
 
@@ -65,7 +65,7 @@ class Sandbox:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """The `tojson` of transformers, without the escapes for HTML of Jinja's own."""
+        """Implements `tojson` like transformers, without the HTML escapes of Jinja's version."""
         text = json.dumps(
             value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
         )
@@ -76,7 +76,7 @@ class Sandbox:
         return character if character in self.marks else json.dumps(character)[1:-1]
 
     def render(self, context: dict[str, Any], characters: int) -> str:
-        """The text, of at most `characters`; Jinja's errors and the template's own."""
+        """Renders a text of at most `characters`; raises Jinja's errors and the template's own."""
         pieces, size = [], 0
         for piece in self.template.generate(context):
             pieces.append(piece)
@@ -87,12 +87,12 @@ class Sandbox:
 
 
 def raise_exception(message: str) -> NoReturn:
-    """A template's own error."""
+    """Raises an error on behalf of a template."""
     raise TemplateError(message)
 
 
 class Worker:
-    """Answers jobs; templates used lately stay compiled."""
+    """Runs jobs, with an LRU cache of compiled templates."""
 
     def __init__(self) -> None:
         self._compiled: collections.OrderedDict[str, Sandbox] = collections.OrderedDict()
@@ -100,13 +100,16 @@ class Worker:
     def _sandbox(self, template: str) -> Sandbox:
         sandbox = self._compiled.pop(template, None) or Sandbox(template)
         if len(template) <= MAX_KEPT:
-            self._compiled[template] = sandbox  # the latest, and so the last to go
+            self._compiled[template] = sandbox  # the newest is evicted last
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
         return sandbox
 
     def answer(self, job: dict[str, Any]) -> dict[str, str]:
-        """{"text": ...}, {"error": ...}, or {"memory": ...}, after which this process is spent."""
+        """Runs a job; returns {"text": ...}, {"error": ...} or {"memory": ...}.
+
+        After the last, this process must not be used again.
+        """
         try:
             sandbox = self._sandbox(job["template"])
             now, sandbox.marks = job["now"], job["marks"]
@@ -117,14 +120,14 @@ class Worker:
             return {"memory": f"needs more than {job['megabytes']} MB"}
         except RecursionError:
             return {"error": "recurses too deeply"}
-        except Exception as error:  # whatever a template can bring about is the template's error
+        except Exception as error:  # any error that a template causes is the template's error
             return {"error": f"{type(error).__name__}: {error}"[:2000]}
 
 
 def limit_memory(megabytes: int | None) -> None:
-    """Bounds the process's address space, on Linux; None lifts the bound."""
+    """Limits the process's address space on Linux; None removes the limit."""
     if sys.platform != "linux":
-        return  # elsewhere the limit is not honoured, or breaks the interpreter
+        return  # other systems ignore the limit, or it breaks the interpreter
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_AS)
@@ -136,7 +139,7 @@ def limit_memory(megabytes: int | None) -> None:
 
 
 def answered(worker: Worker, line: bytes) -> str:
-    """The answer to a job, both as JSON; keeps to the job's limits."""
+    """Runs a job within its limits; job and result are JSON."""
     job = json.loads(line)
     signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE)
     limit_memory(job["megabytes"])
@@ -147,7 +150,7 @@ def answered(worker: Worker, line: bytes) -> str:
 
 
 def main() -> None:
-    """Answers the jobs on standard input, one after the other."""
+    """Answers the jobs on standard input in sequence."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     worker = Worker()
     while line := sys.stdin.buffer.readline():

@@ -1,7 +1,7 @@
-"""The command line, `jax-q4k COMMAND`, one module for each command.
+"""The command line `jax-q4k COMMAND`, with one module per command.
 
-Text goes to standard output, everything else to standard error. A failure is one line and exit code
-2; a command may return another.
+Text goes to standard output, everything else to standard error. A failure prints one line and has
+exit code 2, unless a command returns another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import cache, interrupts
 from .arguments import COMMANDS_ELSEWHERE, Parser, add_elsewhere, finish
 from .output import UsageError, devices, printable, split_cpu
 
-#: Each is a module of `commands`.
+#: Names of commands; each is a module of `commands`.
 COMMANDS = (
     "bench",
     "chat",
@@ -41,7 +41,7 @@ COMMANDS = (
 )
 
 FAILURE = 2
-INTERRUPTED = 128 + signal.SIGINT  # as shells count
+INTERRUPTED = 128 + signal.SIGINT  # convention of shells
 
 _ERRORS = (
     UsageError,
@@ -56,31 +56,31 @@ _ERRORS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line (`sys.argv` if no arguments are given); returns the exit code.
+    """Runs the command line (by default `sys.argv`); returns the exit code.
 
-    Signals end the process at once; what was written in part is removed.
+    Signals end the process at once; partial files are removed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     notes = Console(stderr=True, highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal's encoding may lack what models write
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack characters
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
         with interrupts.ending_at_once(), seldom_collecting():
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
-                devices()  # or one line that says why there is none
+                devices()  # fails with one line if there is no device
             kept = cache.programs(notes, wanted=options.keeps_programs)
             with kept if options.runs_programs else contextlib.nullcontext() as options.kept:
                 code = options.command(options, notes)
         sys.stdout.flush()
-    except KeyboardInterrupt:  # outside of the block, or where a line is typed
-        # XLA may be compiling in a thread, and crashes where the interpreter ends under it.
+    except KeyboardInterrupt:  # outside the block, or while a line is typed
+        # A thread of XLA may be compiling, and would crash while the interpreter shuts down.
         os._exit(INTERRUPTED)
     except BrokenPipeError:
-        # The reader has gone; what is buffered must not be tried again when the interpreter ends.
+        # The reader is gone; the interpreter must not flush buffered output to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (*_ERRORS, RuntimeError) as error:
@@ -108,9 +108,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of all commands, or of one that the arguments begin with.
+    """Returns the parser of all commands, or only of the one that the arguments begin with.
 
-    The modules of the others take as long to import as a short command runs.
+    Importing the modules of all commands takes as long as running a short command.
     """
     parser = Parser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")

@@ -1,4 +1,4 @@
-"""Compiled programs, kept on disk from one run of a command to the next."""
+"""On-disk cache of compiled programs for the command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jax_q4k.cache.program_cache import ProgramCache
 
 from .output import printable
 
-#: Bytes of JAX's cache, and of programs kept whole. The programs used least recently make room; a
-#: large model's on a GPU take some megabytes.
+#: Size limit of JAX's cache, and of the program cache, in bytes. Least recently used programs are
+#: evicted; those of a large model on a GPU take a few megabytes.
 MAX_BYTES = 1 << 27
 
-#: For the first run of a model, which has many short compilations.
+#: Also caches short compilations, of which the first run of a model has many.
 _SETTINGS = {
     "jax_compilation_cache_max_size": MAX_BYTES,
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -30,13 +30,13 @@ _SETTINGS = {
 
 
 class _UnusableError(Exception):
-    """The folder cannot hold a cache; the message says why."""
+    """The folder cannot hold a cache; the message gives the reason."""
 
 
 def folder() -> Path:
-    """The cache's place: `jax-q4k/programs` in the user's folder for caches, as XDG defines it."""
+    """Returns the cache's folder, `jax-q4k/programs` in the XDG cache folder of the user."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):  # others are to be ignored, says the specification
+    if os.path.isabs(given):  # the specification says to ignore relative paths
         return Path(given) / "jax-q4k" / "programs"
     return Path("~/.cache/jax-q4k/programs").expanduser()
 
@@ -47,8 +47,8 @@ def _usable() -> Path:
         if not path.is_absolute():
             raise _UnusableError("there is no home directory")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A cached program is machine code that this process would run. Who may write the folder
-        # around may put another one in its place.
+        # A cached program is machine code that this process runs. Anyone who can write to the
+        # parent folder could replace the cache.
         for each in (path, path.parent):
             found = each.stat()
             if found.st_uid != os.geteuid():
@@ -64,11 +64,11 @@ def _usable() -> Path:
 
 @contextlib.contextmanager
 def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | None]:
-    """Inside the block JAX keeps what it compiles; not if not `wanted`.
+    """Enables JAX's compilation cache inside the block, or disables it if not `wanted`.
 
-    The block gets a place for whole programs, which need no tracing either. A cache that JAX was
-    told to use, by JAX_COMPILATION_CACHE_DIR, stays as it is, and is all. Where there can be none,
-    a line says why.
+    Yields a cache of complete programs, which need no tracing either. If
+    JAX_COMPILATION_CACHE_DIR already selects a cache, only that is used, unchanged. If there can be
+    no cache, prints one line with the reason.
     """
     settings: dict[str, object] = {}
     whole: ProgramCache | None = None
@@ -100,4 +100,4 @@ def _setting(name: str) -> object:
 def _update(settings: dict[str, object]) -> None:
     for name, value in settings.items():
         jax.config.update(name, value)
-    reset_cache()  # JAX reads them when it first compiles
+    reset_cache()  # JAX reads the settings when it first compiles

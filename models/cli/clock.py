@@ -1,4 +1,4 @@
-"""How long a command has run, from the start of its process, and with what."""
+"""Measures a command's time, in total since its process started, and per phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..engine.outputs import Timings
 
 
 def since_start() -> float:
-    """Seconds since the process was started; since this module's import where nothing says."""
+    """Returns seconds since the process started, or since this module's import if unknown."""
     try:
         after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")  # field 22, since boot
@@ -28,18 +28,18 @@ _IMPORTED = time.monotonic()
 
 @dataclass
 class Clock:
-    """Seconds of a command's parts.
+    """Seconds of a command's phases.
 
     Attributes:
-      imports: from the start of the process until its command ran.
-      load: of models.
+      imports: from the start of the process until the command ran.
+      load: loading models.
     """
 
     imports: float = field(default_factory=since_start)
     load: float = 0.0
 
     def described(self, timings: Timings) -> dict[str, float]:
-        """Seconds and counts of a command, as JSON has them."""
+        """Returns seconds and counts of a command for JSON output."""
         seconds = {
             "imports": self.imports,
             "load": self.load,

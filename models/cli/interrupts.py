@@ -1,4 +1,4 @@
-"""Signals that end a command: Ctrl-C, and what a shell or a service manager sends."""
+"""Handles signals that end a command: Ctrl-C, and those of shells and service managers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typing import Any, NoReturn
 from jax_q4k.cache import atomic_files
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_children: set[subprocess.Popen[Any]] = set()  # that end with this process
-_SHOW_CURSOR = b"\x1b[?25h\r\n"  # a bar or a status line hides it
+_children: set[subprocess.Popen[Any]] = set()  # killed when this process ends
+_SHOW_CURSOR = b"\x1b[?25h\r\n"  # progress bars and status lines hide it
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Signals end the process inside the block: the terminal as it was, no file written in part.
+    """Ends the process on signals inside the block; restores the terminal, removes partial files.
 
-    There is no exception, which Python drops where a finalizer runs; tracing a program runs many.
+    Raises no exception, because Python drops exceptions in finalizers, which run often in tracing.
     """
     end = functools.partial(_end, mode=_mode())
     with _handling(_SIGNALS, end):
@@ -35,7 +35,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
-    """Kills a process where a signal ends this one inside the block, or the block raises."""
+    """Kills a process if a signal ends this one inside the block, or the block raises."""
     _children.add(process)
     try:
         yield
@@ -48,7 +48,7 @@ def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising_at_prompt() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt inside the block, which waits for a line and does no more."""
+    """Lets Ctrl-C raise KeyboardInterrupt inside the block, which must only wait for a line."""
     with _handling((signal.SIGINT,), signal.default_int_handler):
         yield
 
@@ -62,10 +62,7 @@ class Pressed:
 
 @contextlib.contextmanager
 def noticing() -> Iterator[Pressed]:
-    """Ctrl-C inside the block is only noticed, unless it was before.
-
-    Then it ends the process at once, as inside of `ending_at_once`.
-    """
+    """Records Ctrl-C inside the block; a second one ends the process, as in `ending_at_once`."""
     pressed, mode = Pressed(), _mode()
 
     def notice(number: int, frame: FrameType | None) -> None:
@@ -78,7 +75,7 @@ def noticing() -> Iterator[Pressed]:
 
 
 def _mode() -> list[Any] | None:
-    """The terminal's, which a line that is typed changes; None: there is no terminal."""
+    """Returns the terminal's mode, which line editing changes; None without a terminal."""
     try:
         return termios.tcgetattr(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError, termios.error):  # closed, or a file
@@ -90,10 +87,10 @@ def _end(number: int, frame: FrameType | None, mode: list[Any] | None) -> NoRetu
     for process in list(_children):
         process.kill()
     if mode is not None:
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # which stops those in the background
-        with contextlib.suppress(OSError, termios.error):  # the terminal may have gone
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it would stop a background process
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
             os.write(sys.stderr.fileno(), _SHOW_CURSOR)
-            if os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp():  # else it is another's
+            if os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp():  # else another process owns it
                 termios.tcsetattr(sys.stderr.fileno(), termios.TCSANOW, mode)
     os._exit(128 + number)
 
@@ -102,7 +99,7 @@ def _end(number: int, frame: FrameType | None, mode: list[Any] | None) -> NoRetu
 def _handling(
     numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
-    """Handles signals inside the block, in the main thread only; ignored ones stay ignored."""
+    """Sets a signal handler inside the block, in the main thread; keeps ignored signals ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Messages that a user types, or that a script sends on standard input."""
+"""Reads messages from a terminal, or from standard input of a script."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _QUOTES = '"""'
 
 
 def line_reader() -> Callable[[str], str]:
-    """A function: prompt -> the next line, without its end; raises EOFError where there is none.
+    """Returns a function that shows a prompt and reads a line; it raises EOFError at the end.
 
-    On a terminal lines can be edited, and those typed before come back with the arrow keys; prompts
-    appear there only. They are kept in memory, not in a file.
+    Lines lack their newline. On a terminal they can be edited, with a history in memory on the
+    arrow keys. Prompts appear only on a terminal.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
-        with contextlib.suppress(ImportError):  # of Pythons built without it
+        with contextlib.suppress(ImportError):  # Python may be built without it
             import readline
 
             readline.parse_and_bind("set enable-bracketed-paste on")
@@ -36,12 +36,12 @@ def line_reader() -> Callable[[str], str]:
 
 
 def read_message(read: Callable[[str], str]) -> str:
-    r'''The next message, of one line or several.
+    r'''Reads the next message, of one or more lines.
 
-    A line that ends with a backslash goes on with the next one. A line that begins with """ begins
-    a message that ends at the next """. The end of the input ends a message, too.
+    A line that ends with a backslash continues on the next one. A line that begins with """ starts
+    a message that ends at the next """. The end of the input also ends a message.
 
-    read: as `line_reader` gives. Raises EOFError as it does, before anything of a message.
+    read: result of `line_reader`. Raises EOFError if the input ends before a message.
     '''
     line = read(PROMPT)
     if line.lstrip().startswith(_QUOTES):

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..sampling.file_defaults import USUAL, default_sampling
 from .arguments import add_alias
 from .output import UsageError, printable, warnings_in_a_line
 
-#: Of options whose default is not the field's.
+#: Help of options whose default differs from the field's.
 HELP = {
     "temperature": "randomness: 0 always takes the most likely token; default: the model file's, "
     "else 0.7",
@@ -41,7 +41,7 @@ ALIASES = {
 
 
 def add_running(parser: argparse._ActionsContainer) -> None:
-    """Options of how programs of generation run."""
+    """Adds options that control how generation runs."""
     add_lora(parser)
     add_cache_dtype(parser)
     add_draft(parser)
@@ -51,13 +51,13 @@ def add_running(parser: argparse._ActionsContainer) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """An option for every field of Sampling; `defaults` other than the fields' own.
+    """Adds an option for every field of Sampling; `defaults` override the fields' own.
 
-    Options that are not given are None: `sampling_of` knows what they are then.
+    Missing options are None; `sampling_of` fills them in.
     """
     groups = {name: parser.add_argument_group(name) for name in ("sampling", "penalties")}
     for field in dataclasses.fields(Sampling):
-        if "help" not in field.metadata:  # functions of Python
+        if "help" not in field.metadata:  # Python functions
             continue
         is_penalty = field.name.startswith("dry_") or field.name.endswith("_penalty")
         group = groups["penalties" if is_penalty else "sampling"]
@@ -84,7 +84,7 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    """`ID=X` of --logit-bias."""
+    """Parses `ID=X` of --logit-bias."""
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
@@ -93,9 +93,9 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sampling:
-    """The options', else as the model's file suggests, else as is usual; a seed by chance.
+    """Returns sampling parameters: the options, else the model file's defaults, else `USUAL`.
 
-    Raises UsageError for one out of range.
+    Without a seed option, the seed is random. Raises UsageError for a value out of range.
     """
     try:
         with warnings_in_a_line(notes):
@@ -113,14 +113,14 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Sampling's fields that `add_sampling`'s options give."""
+    """Returns the fields of Sampling that the options of `add_sampling` set."""
     fields = [field for field in dataclasses.fields(Sampling) if hasattr(options, field.name)]
     given = {field.name: getattr(options, field.name) for field in fields}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def add_cache_dtype(parser: argparse._ActionsContainer) -> None:
-    """--cache-dtype: what keys and values are stored in."""
+    """Adds --cache-dtype, the dtype of the KV cache."""
     parser.add_argument(
         "--cache-dtype",
         choices=[str(d) for d in jq.PAGE_DTYPES],
@@ -130,7 +130,7 @@ def add_cache_dtype(parser: argparse._ActionsContainer) -> None:
 
 
 def add_draft(parser: argparse._ActionsContainer) -> None:
-    """--draft: what guesses the next tokens."""
+    """Adds --draft, for speculative decoding."""
     parser.add_argument(
         "--draft",
         metavar="lookup|nextn|MODEL",
@@ -141,7 +141,7 @@ def add_draft(parser: argparse._ActionsContainer) -> None:
 
 
 def add_context_shift(parser: argparse._ActionsContainer) -> None:
-    """--context-shift and --keep: what happens where the context is full."""
+    """Adds --context-shift and --keep, for a full context."""
     parser.add_argument(
         "--context-shift",
         action="store_true",
@@ -157,7 +157,7 @@ def add_context_shift(parser: argparse._ActionsContainer) -> None:
 
 
 def add_lora(parser: argparse._ActionsContainer) -> None:
-    """--lora: adapters beside the weights."""
+    """Adds --lora, for LoRA adapters."""
     parser.add_argument(
         "--lora",
         action="append",
@@ -168,16 +168,16 @@ def add_lora(parser: argparse._ActionsContainer) -> None:
 
 
 def _adapter(text: str) -> tuple[str, float]:
-    """`FILE[=SCALE]` of --lora."""
+    """Parses `FILE[=SCALE]` of --lora."""
     path, _, scale = text.rpartition("=")
     try:
         return (path, float(scale)) if path else (text, 1.0)
-    except ValueError:  # the sign is part of a name
+    except ValueError:  # "=" is part of the file name
         return text, 1.0
 
 
 def add_no_cache(parser: argparse._ActionsContainer) -> None:
-    """--no-cache: what is compiled is not kept."""
+    """Adds --no-cache, which disables the on-disk cache of compiled programs."""
     parser.add_argument(
         "--no-cache",
         action="store_false",
@@ -187,7 +187,7 @@ def add_no_cache(parser: argparse._ActionsContainer) -> None:
 
 
 def add_devices(parser: argparse._ActionsContainer) -> None:
-    """--devices: how many the model is split over."""
+    """Adds --devices, the number of devices to shard the model over."""
     parser.add_argument(
         "--devices",
         type=int,
@@ -198,7 +198,7 @@ def add_devices(parser: argparse._ActionsContainer) -> None:
 
 
 def add_implementation(parser: argparse._ActionsContainer) -> None:
-    """--implementation: which kernels run."""
+    """Adds --implementation, which selects the kernels."""
     parser.add_argument(
         "--implementation",
         choices=jq.IMPLEMENTATIONS,

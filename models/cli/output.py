@@ -1,4 +1,4 @@
-"""Output that commands share: safe text, progress, errors that the user can mend."""
+"""Output shared by commands: safe text, progress bars, usage errors; also loads models."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .clock import Clock, since_start
 
 
 class UsageError(Exception):
-    """A request that cannot be met; the message says why."""
+    """A request that cannot be fulfilled; the message gives the reason."""
 
 
 def printable(text: str) -> str:
-    """Text without control characters: a file or a model could steer a terminal with them."""
+    """Replaces control characters, with which a file or a model could control the terminal."""
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}"
         for c in text
@@ -45,7 +45,7 @@ def printable(text: str) -> str:
 
 
 def table_console() -> Console:
-    """Standard output for tables; a pipe or a file has no width to fit."""
+    """Returns a console on standard output for tables; without width limit for pipes and files."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=10_000)
 
@@ -54,9 +54,9 @@ def table_console() -> Console:
 def progress(
     title: str, notes: Console, *count: ProgressColumn
 ) -> Iterator[Callable[[int, int], object]]:
-    """A bar, on a terminal only; the block gets a function of (done, in all) that moves it.
+    """Shows a progress bar on a terminal; yields a function of (done, total) that updates it.
 
-    count: columns that show the two.
+    count: columns that show the two numbers.
     """
     columns = (TextColumn(title), BarColumn(), *count, TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
@@ -67,12 +67,12 @@ def progress(
 def bytes_progress(
     title: str, notes: Console
 ) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
-    """`progress` of bytes."""
+    """Shows `progress` in bytes."""
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
 
 
 def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None = None) -> str:
-    """How fast an answer was; with a clock, what the whole process took, and with what."""
+    """Formats the speed of an answer and, with a clock, the seconds of each phase."""
     parts = [f"{timings.new_tokens} tokens"]
     if timings.decoded_tokens:
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
@@ -91,10 +91,10 @@ def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None 
 
 
 def devices(*platform: str) -> list[jax.Device]:
-    """`jax.devices`; RuntimeError where $JAX_PLATFORMS names no platform that starts here."""
+    """Returns `jax.devices`; raises RuntimeError if no platform of $JAX_PLATFORMS is available."""
     try:
         return jax.devices(*platform)
-    except AssertionError as error:  # of JAX, for a platform that it knows and that is not there
+    except AssertionError as error:  # raised by JAX for a known but missing platform
         named = os.environ.get("JAX_PLATFORMS", "")
         problem = f"Unable to initialize backend {named!r}, which $JAX_PLATFORMS names"
         raise RuntimeError(f"{problem}: this machine has no such device") from error
@@ -102,9 +102,9 @@ def devices(*platform: str) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def warnings_in_a_line(notes: Console) -> Iterator[None]:
-    """Prints the block's warnings when it ends, without the place in Python that gave them.
+    """Prints the warnings of the block at its end, without their Python locations.
 
-    It may end by an exception, which a warning may explain.
+    Also prints them if the block raises, since a warning may explain the error.
     """
     with warnings.catch_warnings(record=True) as caught:
         try:
@@ -115,21 +115,21 @@ def warnings_in_a_line(notes: Console) -> Iterator[None]:
 
 
 def split_cpu(count: int) -> None:
-    """Has a CPU count as `count` devices, where JAX has not started and is not told how many."""
+    """Splits a CPU into `count` JAX devices, unless JAX has started or XLA_FLAGS has a count."""
     if count > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with contextlib.suppress(RuntimeError):  # JAX has started
+        with contextlib.suppress(RuntimeError):  # JAX is already initialized
             jax.config.update("jax_num_cpu_devices", count)
 
 
 def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> Model:
-    """`models.load` with a bar, over `count` devices, with adapters.
+    """Calls `models.load` with a progress bar, `count` devices and LoRA adapters.
 
-    Raises UsageError where there are fewer.
+    Raises UsageError if there are fewer devices.
     """
     found = devices()
     if not 1 <= count <= len(found):
         raise UsageError(f"--devices {count} must be 1 to {len(found)}, the devices that there are")
-    path = os.fspath(located(path))  # a download has bars of its own
+    path = os.fspath(located(path))  # a download shows its own progress bars
     mesh = None
     if count > 1:
         mesh = Mesh(np.array(found[:count]), ("tp",), axis_types=(AxisType.Explicit,))
@@ -138,7 +138,7 @@ def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> M
 
 
 def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
-    """What `generate` takes as a draft."""
+    """Returns the `draft` argument of `generate` for --draft."""
     named = options.draft
     if named == "nextn":
         if options.model == DEMO or not os.path.isfile(options.model):

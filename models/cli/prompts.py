@@ -1,4 +1,4 @@
-"""Prompts of a command: texts, files, standard input, token ids."""
+"""Reads the prompts of a command: texts, files, standard input, token ids."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..runner.model import Model
 from .arguments import add_alias
 from .output import UsageError
 
-#: Bytes of a prompt's file. A longer text has more tokens than any context.
+#: Maximum bytes of a prompt file; a longer text exceeds any context.
 MAX_FILE = 1 << 26
 
 
 @dataclass(frozen=True)
 class Given:
-    """One of -p, -f and --tokens; `kind` is its name."""
+    """Value of -p, -f or --tokens; `kind` tells which."""
 
     kind: str
     value: str
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
-    """-p, -f and --tokens: one prompt, or several."""
+    """Adds -p, -f and --tokens, for one or more prompts."""
     group = parser.add_argument_group("prompts", "one, or several, which run as a batch")
     for names, kind, metavar, help in (
         (("-p", "--prompt"), "text", "TEXT", "text to continue"),
@@ -40,7 +40,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 class _Maker:
-    """An option's value with its kind; argparse names it in messages."""
+    """Converts an option's value to Given; argparse shows its name in messages."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self.__name__ = kind, kind
@@ -50,9 +50,9 @@ class _Maker:
 
 
 def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
-    """The prompts, files read: texts or token ids.
+    """Returns the prompts as texts or token ids; reads files.
 
-    Raises UsageError where there are none, or one cannot be read.
+    Raises UsageError without a prompt, or if one cannot be read.
     """
     if not options.prompts and is_piped():
         options.prompts = [Given("file", "-")]
@@ -75,7 +75,7 @@ def _text(given: Given) -> str | list[int]:
     if given.kind == "text":
         try:
             given.value.encode()
-        except UnicodeEncodeError as error:  # Python hands on other bytes as surrogates
+        except UnicodeEncodeError as error:  # Python passes invalid bytes as surrogates
             problem = f"-p is no UTF-8 text: the byte behind {error.start} characters is none of it"
             raise UsageError(problem) from None
         return given.value
@@ -88,7 +88,7 @@ def _text(given: Given) -> str | list[int]:
 
 
 def _file_text(path: str) -> str:
-    """A file's text, without the line break at its end."""
+    """Reads a file's text without the newline at its end."""
     if path == "-":
         if sys.stdin is None:
             raise UsageError("standard input is closed")
@@ -129,7 +129,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 def ids_of(
     prompts: list[str | list[int]], model: Model, options: argparse.Namespace
 ) -> list[list[int]]:
-    """Their token ids, by the chat template with --chat."""
+    """Returns the token ids of prompts; applies the chat template with --chat."""
     return [_ids(prompt, model, options) for prompt in prompts]
 
 

@@ -1,4 +1,4 @@
-"""Outputs of generation as JSON."""
+"""Converts outputs of generation to JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..sampling import Sampling
 def described(
     model: Model, index: int, prompt: str | list[int], output: Output, sampling: Sampling
 ) -> dict[str, Any]:
-    """One prompt's output; `index` is the prompt's number, from 0."""
+    """Returns the output of the prompt with this index, from 0, as a JSON object."""
     found: dict[str, Any] = {
         "index": index,
         "prompt": prompt,

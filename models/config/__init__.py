@@ -1,4 +1,4 @@
-"""A model's dimensions, read from and written to GGUF metadata."""
+"""Model configuration, read from and written to GGUF metadata."""
 
 from .config import Config
 

@@ -1,4 +1,4 @@
-"""Attention's heads in GGUF metadata: the fields of `Config` that say how many, and how large."""
+"""Reads and writes attention head counts and sizes in GGUF metadata."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from jax_q4k.gguf import Fields
 
 from ..architectures.base import Architecture
 
-# Far above any real model; they bound the work that a malformed file can ask for.
+# Far above any real model; bounds the work that a malformed file can cause.
 MAX_HEADS, _MAX_SIZE = 4096, 1 << 24
 
 _COUNT, _KV_COUNT = "attention.head_count", "attention.head_count_kv"
-#: The size of keys that latent vectors stand for. Files without it have that of `key_length`.
+#: Size of the keys that are projected from latent vectors; in older files `key_length` has it.
 LATENT_KEY = "attention.key_length_mla"
 
 
 class Latent(NamedTuple):
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434).
 
-    A token's keys and values are projections of one vector. The cache holds that, `rank` values,
-    and behind it a key of `rope_dim` that all heads share and that is rotated.
+    A token's keys and values are projections of one latent vector. The KV cache stores this vector
+    of `rank` elements, then a rotated key of `rope_dim` elements that all heads share.
     """
 
     rank: int
-    query_rank: int  # of the vector that queries are projections of; 0: there is none
-    value_dim: int  # of each head's values
+    query_rank: int  # size of the low-rank vector that queries are projected from; 0: none
+    value_dim: int  # elements of each head's values
 
     @property
     def stored_rank(self) -> int:
-        """Elements of the vector in a cache, with zeros up to a unit of pages."""
+        """Elements of the latent vector in the cache, padded to a unit of pages."""
         return _whole(self.rank)
 
     def stored_dim(self, rope_dim: int) -> int:
-        """Elements of the vector and the key in a cache, with zeros up to a unit of pages."""
+        """Returns the elements of vector and key in the cache, padded to a unit of pages."""
         return _whole(self.stored_rank + rope_dim)
 
 
@@ -49,9 +49,9 @@ def _whole(size: int) -> int:
 def read(
     get: Fields, kind: Architecture, hidden_size: int, layers: int, blocks: int
 ) -> dict[str, Any]:
-    """The fields, which depend on one another; GGUFError naming a key at fault.
+    """Returns the attention fields of `Config`; raises GGUFError that names the invalid key.
 
-    blocks: layers that the file counts, of which the last may predict further tokens.
+    blocks: number of layers in the file, including multi-token-prediction layers at the end.
     """
     heads = get.integer(_COUNT, least=1, most=MAX_HEADS, repeated=True)
     latent, by_layer = _latent(get, kind), _kv_heads(get, kind, heads, layers, blocks)
@@ -75,7 +75,7 @@ def read(
 
 
 def _sizes(get: Fields, default: int, suffix: str) -> tuple[int, int]:
-    """The size of heads, and how much of it is rotated."""
+    """Returns head_dim and rope_dim."""
     integer = functools.partial(get.integer, least=1, repeated=True)
     key, value_key = f"attention.key_length{suffix}", f"attention.value_length{suffix}"
     head_dim = integer(key, default, most=_MAX_SIZE)
@@ -95,7 +95,7 @@ def _sizes(get: Fields, default: int, suffix: str) -> tuple[int, int]:
 def _kv_heads(
     get: Fields, kind: Architecture, heads: int, layers: int, blocks: int
 ) -> tuple[int, ...]:
-    """Heads of keys and values, by layer; 0 where a layer has a convolution instead."""
+    """Returns the number of KV heads of each layer; 0 for layers with a convolution."""
     if not (kind.varied_kv_heads or kind.convolution):
         counts = (get.integer(_KV_COUNT, heads, least=1, most=heads, repeated=True),) * layers
     else:
@@ -122,7 +122,7 @@ def _latent(get: Fields, kind: Architecture) -> Latent | None:
 
 
 def _latent_sizes(get: Fields, latent: Latent, heads: int, kv_heads: int) -> dict[str, Any]:
-    is_today = LATENT_KEY in get  # earlier files describe the heads that latent vectors stand for
+    is_today = LATENT_KEY in get  # older files describe the projected heads instead
     key = LATENT_KEY if is_today else "attention.key_length"
     head_dim = get.integer(key, least=1, most=_MAX_SIZE)
     rope_dim = get.integer("rope.dimension_count", least=2, most=head_dim - 1)
@@ -157,9 +157,9 @@ def by_layer(
     least: int = 1,
     most: int,
 ) -> tuple[int, ...]:
-    """An integer of each layer, or one of all of them.
+    """Reads an array with one integer per layer, or one integer for all layers.
 
-    blocks: layers that the file counts, of which the first `layers` are returned.
+    blocks: number of layers in the file; only the first `layers` are returned.
     """
     given = get.value(key, None)
     if not isinstance(given, np.ndarray):
@@ -179,12 +179,12 @@ def by_layer(
 
 
 def array(by_layer: tuple[int, ...] | None, of_all: int) -> Any:
-    """Metadata that `by_layer` reads again."""
+    """Returns the metadata value that `by_layer` reads back."""
     return of_all if by_layer is None else np.array(by_layer, np.int32)
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Metadata that `read` turns into a Config's fields again, by keys under its name."""
+    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
     values: dict[str, Any] = {
         _COUNT: config.num_heads,
         _KV_COUNT: array(config.kv_heads, config.num_kv_heads),

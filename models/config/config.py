@@ -1,4 +1,4 @@
-"""A decoder's dimensions, read from a GGUF file's metadata."""
+"""Configuration of a decoder, read from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -29,23 +29,20 @@ from .mixer_fields import Delta
 from .rope import Rope, Yarn
 from .rope_fields import MAX_CONTEXT
 
-# Far above any real model; they bound the work that a malformed file can ask for.
+# Far above any real model; bounds the work that a malformed file can cause.
 MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
 
 
 class Scales(NamedTuple):
-    """Factors that a file gives; None: it gives none.
-
-    They are of embeddings, of what a sublayer adds, of scores, and of logits, as the file has it.
-    """
+    """Factors in a file's metadata; None if the file has no such key."""
 
     embedding: float | None = None
-    residual: float | None = None
-    attention: float | None = None
-    logits: float | None = None
+    residual: float | None = None  # of sublayer outputs
+    attention: float | None = None  # of scores
+    logits: float | None = None  # as in the file; `Architecture.logit_scale` converts it
 
 
-#: GGUF's keys of Scales; the values that ask for nothing.
+#: GGUF key of each of Scales -> values that have no effect.
 _SCALES = {
     "embedding_scale": (0, 1),
     "residual_scale": (0, 1),
@@ -53,7 +50,7 @@ _SCALES = {
     "logit_scale": (0, 1),
 }
 
-#: Of Config and Architecture -> GGUF's key.
+#: Field of Config and Architecture -> GGUF key.
 _SOFT_CAPS = {
     "attention_soft_cap": "attn_logit_softcapping",
     "final_soft_cap": "final_logit_softcapping",
@@ -62,16 +59,16 @@ _SOFT_CAPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A decoder's architecture and dimensions.
+    """Architecture and dimensions of a decoder.
 
-    Names are those of the field; GGUF's keys are in `from_metadata`.
+    Fields have the usual names of the literature; `from_metadata` has the GGUF keys.
     """
 
     architecture: str
     vocab_size: int
     context_length: int  # tokens
     hidden_size: int
-    intermediate_size: int  # of the feed-forward network
+    intermediate_size: int  # of the MLP
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -79,31 +76,29 @@ class Config:
     norm_eps: float
     rope_theta: float = 10000.0
     rope_dim: int = 0  # leading dimensions of a head that are rotated; 0: all
-    rope_factor: float = 1.0  # positions are divided by it, or YaRN's factor
-    rope_magnitude: float = 1.0  # factor of the rotations' cosines and sines
+    rope_factor: float = 1.0  # divides positions, or is YaRN's factor
+    rope_magnitude: float = 1.0  # factor of cosines and sines
     has_rope: bool = True
     yarn: tuple[float, float, float] | None = None  # beta_fast, beta_slow, log_multiplier
-    original_context: int | None = None  # tokens, before it was stretched; None: context_length
-    window: int | None = None  # tokens that windowed layers attend to; None: no layer is windowed
-    windowed_layers: tuple[bool, ...] | None = None  # which are; None: those of the architecture
+    original_context: int | None = None  # tokens, before context extension; None: context_length
+    window: int | None = None  # sliding window in tokens; None: no layer is windowed
+    windowed_layers: tuple[bool, ...] | None = None  # None: as the architecture implies
     local_rope_theta: float | None = None  # of windowed layers; None: rope_theta
     temperature_scale: float = 0.0  # of queries beyond the original context; 0: none
-    attention_soft_cap: float | None = (
-        None  # scores become cap * tanh(score / cap); None: they stay
-    )
-    final_soft_cap: float | None = None  # the same of logits
+    attention_soft_cap: float | None = None  # scores become cap * tanh(score / cap); None: no cap
+    final_soft_cap: float | None = None  # the same for logits
     scales: Scales = Scales()
-    experts: Experts | None = None  # of layers that have them
-    mixers: tuple[MixerKind, ...] | None = None  # what mixes tokens, by layer; None: attention
+    experts: Experts | None = None  # of MoE layers
+    mixers: tuple[MixerKind, ...] | None = None  # token mixer of each layer; None: attention
     delta: Delta | None = None  # of layers with a gated delta net
     convolution_width: int = 0  # tokens, of layers with a short convolution
-    latent: Latent | None = None  # of multi-head latent attention; None: heads have keys
-    kv_heads: tuple[int, ...] | None = None  # by layer; None: num_kv_heads
+    latent: Latent | None = None  # multi-head latent attention; None: ordinary keys and values
+    kv_heads: tuple[int, ...] | None = None  # per layer; None: num_kv_heads
     local_head_dim: int | None = None  # of windowed layers; None: head_dim
-    local_rope_dim: int | None = None  # the same of rope_dim
-    shared_kv_layers: int = 0  # last layers, which attend to keys and values of earlier ones
-    inner_sizes: tuple[int, ...] | None = None  # by layer; None: intermediate_size
-    per_layer_size: int = 0  # of what each layer gets of a token's embedding; 0: nothing
+    local_rope_dim: int | None = None  # of windowed layers; None: rope_dim
+    shared_kv_layers: int = 0  # number of last layers that share KV of earlier layers
+    inner_sizes: tuple[int, ...] | None = None  # per layer; None: intermediate_size
+    per_layer_size: int = 0  # of per-layer embeddings; 0: none
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -115,12 +110,12 @@ class Config:
 
     @property
     def kind(self) -> Architecture:
-        """The facts that `architecture` implies."""
+        """Properties that `architecture` implies."""
         return ARCHITECTURES[self.architecture]
 
     @property
     def interleaved_rope(self) -> bool:
-        """Rope rotates dimensions (2i, 2i + 1), instead of (i, i + rope_dim / 2)."""
+        """Whether rope rotates dimensions (2i, 2i + 1) instead of (i, i + rope_dim / 2)."""
         return self.kind.interleaved_rope
 
     @property
@@ -131,7 +126,7 @@ class Config:
 
     @property
     def attention_scale(self) -> float | None:
-        """Factor of attention's scores; None: head_dim ** -0.5."""
+        """Factor of attention scores; None: head_dim ** -0.5."""
         implied = self.kind.attention_scale
         return self.scales.attention if implied is None else implied(self)
 
@@ -142,7 +137,7 @@ class Config:
         return None if given is None or factor is None else factor(given)
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a query of this layer attends to; None: all before it."""
+        """Returns the sliding window of a layer in tokens; None: full attention."""
         if self.windowed_layers is not None:
             return self.window if self.windowed_layers[layer] else None
         windowed = self.kind.windowed is not None and self.kind.windowed(layer)
@@ -150,31 +145,31 @@ class Config:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The windows of layers, each once."""
+        """Distinct sliding windows of the layers."""
         found = dict.fromkeys(map(self.window_of, range(self.num_layers)))
         return tuple(window for window in found if window is not None)
 
     def mixer_of(self, layer: int) -> MixerKind:
-        """What mixes the tokens in a layer."""
+        """Returns the kind of a layer's token mixer."""
         return "attention" if self.mixers is None else self.mixers[layer]
 
     def head_dim_of(self, layer: int) -> int:
-        """The size of a layer's heads."""
+        """Returns head_dim of a layer."""
         windowed = self.window_of(layer) is not None
         return self.local_head_dim if windowed and self.local_head_dim else self.head_dim
 
     def kv_heads_of(self, layer: int) -> int:
-        """The heads of a layer's keys and values."""
+        """Returns the number of KV heads of a layer."""
         return self.num_kv_heads if self.kv_heads is None else self.kv_heads[layer]
 
     def inner_size_of(self, layer: int) -> int:
-        """The inner size of a layer's network, if it is dense."""
+        """Returns the inner size of a layer's dense MLP."""
         return self.intermediate_size if self.inner_sizes is None else self.inner_sizes[layer]
 
     def kv_layer_of(self, layer: int) -> int:
-        """The layer whose keys and values this one attends to: itself, or an earlier one.
+        """Returns the layer whose keys and values this layer uses: itself, or an earlier one.
 
-        It is the last one of its kind, windowed or not, that has keys and values.
+        The earlier one is the last layer of the same kind, windowed or not, that has its own.
         """
         first = self.num_layers - self.shared_kv_layers
         if layer < first:
@@ -185,16 +180,16 @@ class Config:
         )
 
     def has_experts(self, layer: int) -> bool:
-        """True of a layer whose feed-forward network is a mixture of experts."""
+        """Whether the feed-forward network of a layer is an MoE."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
     @functools.cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotations that layers choose from; the first is that of most."""
+        """Distinct ropes of the layers; the first is the one that most layers use."""
         return tuple(dict.fromkeys((self._rope, *map(self._rope_of, range(self.num_layers)))))
 
     def rope_of(self, layer: int) -> int:
-        """This layer's place in `ropes`."""
+        """Returns the index of a layer's rope in `ropes`."""
         return self.ropes.index(self._rope_of(layer))
 
     @property
@@ -202,7 +197,7 @@ class Config:
         original = self.original_context or self.context_length
         yarn = None if self.yarn is None else Yarn(original, *self.yarn)
         if yarn is not None and yarn.log_multiplier and self.latent is not None:
-            # There it is part of the scores' factor alone, and magnitudes cancel.
+            # MLA applies the multiplier to the scale of scores only, and magnitudes cancel.
             yarn = yarn._replace(log_multiplier=1.0)
         return Rope(self.rope_theta, self.rope_dim, self.rope_factor, yarn, self.rope_magnitude)
 
@@ -217,17 +212,17 @@ class Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
-        """Configuration that GGUF metadata describes.
+        """Reads a configuration from GGUF metadata.
 
-        Absent keys take llama.cpp's defaults. Where no layer is windowed, a sliding window bounds
-        the context length, within which it has no effect.
+        Missing keys get llama.cpp's defaults. If the architecture has no windowed layers, a sliding
+        window limits the context length, because it has no effect within that.
 
         Args:
-          metadata: keys as in the file. file: the source's name in error messages.
+          metadata: keys as in the file. file: name of the source in error messages.
 
         Raises:
-          jax_q4k.GGUFError: an architecture or feature that is not supported, a key that is
-            missing, or a value out of range, naming the key.
+          jax_q4k.GGUFError: an unsupported architecture or feature, a missing key, or a value out
+            of range; the error names the key.
         """
         name = metadata.get("general.architecture")
         if (kind_of_file := other_files.kind_of(metadata)) is not None:
@@ -245,7 +240,7 @@ class Config:
         if window and kind.windowed is None:
             context_length, window = min(context_length, window), 0
         blocks = integer("block_count", least=1, most=MAX_LAYERS)
-        # Files count layers that predict further tokens, which are not run.
+        # block_count includes multi-token-prediction layers, which are not run.
         layers = blocks - integer("nextn_predict_layers", 0, least=0, most=blocks - 1)
         inner = _inner_sizes(get, kind, layers, blocks)
         hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
@@ -273,7 +268,7 @@ class Config:
         )
 
     def to_metadata(self) -> dict[str, Any]:
-        """GGUF metadata that `from_metadata` turns into this configuration again."""
+        """Returns GGUF metadata from which `from_metadata` restores this configuration."""
         values: dict[str, Any] = {
             "vocab_size": self.vocab_size,
             "context_length": self.context_length,
@@ -343,7 +338,7 @@ def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
 def _windowed_layers(
     get: Fields, kind: Architecture, layers: int, blocks: int
 ) -> tuple[bool, ...] | None:
-    """Which layers are windowed; None: those of the architecture."""
+    """Returns whether each layer is windowed; None: as the architecture implies."""
     key = "attention.sliding_window_pattern"
     given = get.value(key, None)
     if given is None or kind.windowed is None:
@@ -353,14 +348,14 @@ def _windowed_layers(
         if len(pattern) != blocks:
             get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
         pattern = pattern[:layers]
-    else:  # all but the last of every n; 0: all
+    else:  # all layers but the last of every n are windowed; 0: all are
         n = get.integer(key, least=0, most=MAX_LAYERS)
         pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
     return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
 
 
 def _inner_sizes(get: Fields, kind: Architecture, layers: int, blocks: int) -> tuple[int, ...]:
-    """Of each layer's network, if it is dense; where none is, files need not say it."""
+    """Returns the inner size of each layer's dense MLP; optional in files with MoE layers only."""
     key = "feed_forward_length"
     if not kind.mlp and key not in get:
         key = f"expert_{key}"
@@ -378,7 +373,7 @@ def _per_layer_size(get: Fields, kind: Architecture) -> int:
 def _shared_kv_layers(
     get: Fields, kind: Architecture, layers: int, windowed_layers: tuple[bool, ...] | None
 ) -> int:
-    """Layers without keys and values of their own, each with one of its kind before them."""
+    """Returns how many last layers share the keys and values of earlier layers of their kind."""
     key = "attention.shared_kv_layers"
     if not kind.per_layer_embeddings:
         metadata_keys.refuse(get, key, (0,))

@@ -1,4 +1,4 @@
-"""Experts in GGUF metadata: the part of `Config` that says how many there are and who chooses."""
+"""Reads and writes the number, sizes and routing of experts in GGUF metadata."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architectures.base import Architecture, Routing
 
-MAX_EXPERTS = 1024  # of a layer: far above any real model
+MAX_EXPERTS = 1024  # per layer; far above any real model
 
 _GATINGS = {1: "softmax", 2: "sigmoid"}  # llama.cpp's numbers
 _COUNT, _USED, _SIZE = "expert_count", "expert_used_count", "expert_feed_forward_length"
@@ -22,13 +22,13 @@ _GROUPS, _GROUPS_USED = "expert_group_count", "expert_group_used_count"
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """The experts of a layer, and how a token's are chosen; see `jax_q4k.route`.
+    """Experts of an MoE layer, and how they are selected; see `jax_q4k.route`.
 
     Attributes:
-      count, used: experts of a layer, and of a token.
-      size: inner size of each. shared_size: of the one that every token has; 0: there is none.
-      dense_layers: leading layers without experts.
-      gating, normalize, scale, groups, groups_used: as `jax_q4k.route` takes them.
+      count, used: number of experts per layer, and per token.
+      size: inner size of each expert. shared_size: of the shared expert; 0: none.
+      dense_layers: number of leading layers without experts.
+      gating, normalize, scale, groups, groups_used: arguments of `jax_q4k.route`.
     """
 
     count: int
@@ -46,9 +46,10 @@ class Experts:
 def read(
     get: Fields, kind: Architecture, layers: int, vocab_size: int, most: int, inner: int
 ) -> Experts | None:
-    """The experts, of metadata under the architecture's name; None: every layer is dense.
+    """Reads experts from the architecture's metadata; None: every layer is dense.
 
-    most: of a size. inner: that of a dense layer. Raises GGUFError naming a key at fault.
+    most: largest accepted size. inner: inner size of a dense layer. Raises GGUFError that names
+    the invalid key.
     """
     integer = functools.partial(get.integer, repeated=True)
     if not kind.experts:
@@ -108,7 +109,7 @@ def _routing(
 
 
 def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
-    """Metadata that `read` turns into the experts again, by keys under the architecture's name."""
+    """Returns metadata that `read` turns back into the experts; keys have no prefix."""
     if experts is None:
         return {}
     values: dict[str, Any] = {_COUNT: experts.count, _USED: experts.used, _SIZE: experts.size}

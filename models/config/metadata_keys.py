@@ -1,7 +1,7 @@
-"""GGUF's keys under an architecture's name: which are read, and which may only say one thing.
+"""Checks an architecture's GGUF keys: which are read, and which accept only neutral values.
 
-A key in none of these lists is refused by name: a later llama.cpp may have a feature under it that
-this package lacks. Keys that other architectures read are ignored, as llama.cpp ignores them.
+Any other key is rejected, since a newer llama.cpp may use it for a feature that this package lacks.
+Keys that only other architectures read are ignored, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READ = frozenset(
     ssm.time_step_rank
     """.split()
 )
-#: Keys that change no logits of text, whatever they say.
+#: Keys that never change the logits of text.
 _HARMLESS = frozenset(
     """
     classifier.output_labels decoder_start_token_id n_deepstack_layers pooling_type
@@ -46,7 +46,7 @@ _HARMLESS = frozenset(
     """.split()
 )
 _MAGNITUDE = "rope.scaling.yarn_attn_factor"
-#: Features that a decoder here lacks -> values that ask for nothing.
+#: Key of an unsupported feature -> values that disable it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -63,9 +63,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check(get: Fields, kind: Architecture) -> None:
-    """Refuses keys that are not known, and values that a decoder of this kind would ignore.
+    """Rejects unknown keys, and values that a decoder of this kind would ignore.
 
-    get: metadata under the architecture's name. Raises GGUFError naming the key.
+    get: metadata of the architecture. Raises GGUFError that names the key.
     """
     neutral = _NEUTRAL | _of_kind(kind)
     for key in get.values:
@@ -79,7 +79,7 @@ def check(get: Fields, kind: Architecture) -> None:
 
 
 def _check_magnitude(get: Fields) -> None:
-    """Refuses a magnitude other than YaRN's own, which converters write and llama.cpp ignores."""
+    """Rejects a magnitude other than YaRN's own; converters write it, and llama.cpp ignores it."""
     value, factor = get.number(_MAGNITUDE), get.number("rope.scaling.factor", 1.0)
     own = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
     if value != 1 and not math.isclose(value, own, rel_tol=1e-5):
@@ -87,7 +87,7 @@ def _check_magnitude(get: Fields) -> None:
 
 
 def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
-    """Values that keys of other architectures must have."""
+    """Returns keys that only other architectures support, and their neutral values."""
     neutral: dict[str, tuple[Any, ...]] = {}
     if not kind.yarn_keys:
         neutral["rope.scaling.yarn_beta_fast"] = (32,)
@@ -97,7 +97,7 @@ def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
         neutral["attention.temperature_scale"] = (0,)
     if kind.experts and kind.routing.gating is not None:
         numbers = {"softmax": (0, 1), "sigmoid": (0, 2)}[kind.routing.gating]
-        # 3: the softmax of the chosen experts' logits, which is that of all, normalized.
+        # 3 is a softmax over the selected logits, which equals a normalized softmax over all.
         neutral["expert_gating_func"] = (*numbers, 3) if kind.routing.normalize else numbers
     if kind.experts and kind.routing.normalize is not None:
         neutral["expert_weights_norm"] = (kind.routing.normalize,)
@@ -107,7 +107,7 @@ def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
 
 
 def refuse(get: Fields, key: str, neutral: tuple[Any, ...]) -> None:
-    """Refuses a key that asks for anything."""
+    """Rejects a key whose value is not neutral."""
     value = get.value(key, neutral[0])
     if isinstance(value, np.ndarray) or value not in neutral:
         get.fail(key, f"{value!r} is not supported")

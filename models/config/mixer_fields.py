@@ -1,4 +1,4 @@
-"""What mixes tokens in each layer, in GGUF metadata: attention, or a recurrence with a state."""
+"""Reads and writes the token mixer of each layer in GGUF metadata."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from jax_q4k.gguf import Fields
 
 from ..architectures.base import Architecture, MixerKind
 
-MAX_WIDTH = 64  # tokens of a convolution: far above any real model
-# Of a gated delta net: states grow with the square of a head's size, which tensors do not bound.
+MAX_WIDTH = 64  # tokens of a convolution; far above any real model
+# Limits for gated delta nets, whose state grows with the square of a head's size; tensors in the
+# file do not bound it.
 _MAX_HEADS, _MAX_HEAD_DIM = 4096, 512
 
 _INTERVAL, _RECURRENT = "full_attention_interval", "attention.recurrent_layers"
@@ -20,7 +21,7 @@ _WIDTH, _CACHE = "ssm.conv_kernel", "shortconv.l_cache"
 
 
 class Delta(NamedTuple):
-    """The sizes of a gated delta net; see `jax_q4k.gated_delta_rule`."""
+    """Sizes of a gated delta net; see `jax_q4k.gated_delta_rule`."""
 
     key_heads: int
     value_heads: int
@@ -39,7 +40,7 @@ class Delta(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
 
 
@@ -50,9 +51,9 @@ def read(
     blocks: int,
     kv_heads: tuple[int, ...] | None,
 ) -> dict[str, Any]:
-    """The fields, of metadata under the architecture's name; GGUFError naming a key at fault.
+    """Returns the mixer fields of `Config`; raises GGUFError that names the invalid key.
 
-    blocks: layers that the file counts. kv_heads: of each layer, where they differ.
+    blocks: number of layers in the file. kv_heads: per layer, if layers differ.
     """
     if kind.convolution:
         mixers: tuple[MixerKind, ...] = tuple(
@@ -75,7 +76,7 @@ def _delta_layers(get: Fields, layers: int, blocks: int) -> tuple[MixerKind, ...
             get.fail(_RECURRENT, f"must hold a boolean for each of {blocks} layers")
         recurrent = given[:layers].tolist()
     if all(recurrent):
-        # Pages of attention's keys and values say how many tokens a cache has room for.
+        # The pages of attention layers define the capacity of the KV cache.
         problem = f"leaves none of {layers} layers with attention, which is not supported"
         get.fail(_INTERVAL if given is None else _RECURRENT, problem)
     return tuple("delta" if delta else "attention" for delta in recurrent)
@@ -98,7 +99,7 @@ def _delta(get: Fields) -> Delta:
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Metadata that `read` turns into a Config's fields again, by keys under its name."""
+    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
     if config.convolution_width:
         return {_CACHE: config.convolution_width}
     if (delta := config.delta) is None:

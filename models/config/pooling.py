@@ -1,4 +1,4 @@
-"""Pooling and normalization of vectors, as a model's file says."""
+"""Reads pooling and normalization of embeddings from a model's metadata."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any
 
 import numpy as np
 
-#: How the vectors of a text become one; "none": they do not.
+#: Poolings of a text's hidden states; "none" keeps one vector per token.
 POOLINGS = ("mean", "last", "cls", "none")
-#: Where a file says nothing.
+#: Pooling of files without the key.
 USUAL = "mean"
 
-#: GGUF's numbers; "rank" is a classifier's head, which gives a score instead of a vector.
+#: Indexed by GGUF's numbers; "rank" is a classification head, which returns a score.
 _TYPES = ("none", "mean", "cls", "last", "rank")
 
-#: Keys for what a sentence-transformers folder says and GGUF has no key for: whether vectors are
-#: divided by their length, and why its vectors cannot be made here.
+#: Keys for settings of sentence-transformers that GGUF has no key for: whether embeddings are
+#: normalized to length 1, and the reason if they cannot be computed here.
 NORMALIZE = "jax_q4k.embeddings.normalize"
 UNSUPPORTED = "jax_q4k.embeddings.unsupported"
 
 
 def key_of(architecture: str) -> str:
-    """The metadata key of the pooling."""
+    """Returns the metadata key of the pooling."""
     return f"{architecture}.pooling_type"
 
 
 def metadata_of(architecture: str, pooling: str) -> dict[str, Any]:
-    """Metadata that says a pooling."""
+    """Returns metadata that selects a pooling."""
     return {key_of(architecture): _TYPES.index(pooling)}
 
 
 def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
-    """The pooling of a file, one of POOLINGS.
+    """Returns the pooling of a file, one of POOLINGS.
 
     Raises:
-      ValueError: the file asks for one that is unknown or not supported; the message names its key.
+      ValueError: the file's pooling is unknown or not supported; the message names the key.
     """
     if (reason := metadata.get(UNSUPPORTED)) is not None:
         raise ValueError(f"{reason}; pass pooling=, one of {', '.join(POOLINGS)}, to do without")
@@ -54,5 +54,5 @@ def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
 
 
 def normalizes(metadata: Mapping[str, Any]) -> bool:
-    """Tells whether a file divides vectors by their length."""
+    """Returns whether the file asks for embeddings of length 1."""
     return metadata.get(NORMALIZE) is True

@@ -1,4 +1,4 @@
-"""Rotary positions in GGUF metadata: the fields of `Config` that say how layers rotate."""
+"""Reads and writes rotary position parameters in GGUF metadata."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jax_q4k.gguf import Fields
 
 from ..architectures.base import Architecture
 
-MIN_DIVISOR = 1e-6  # what divides a frequency is above this, so that angles stay finite
-MAX_CONTEXT = 1 << 28  # tokens: far above any real model
+MIN_DIVISOR = 1e-6  # divisors of frequencies must be above it, so that angles stay finite
+MAX_CONTEXT = 1 << 28  # tokens; far above any real model
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")
-#: YaRN's constants and what they are where no key says it.
+#: Keys of YaRN's constants, and their defaults.
 _YARN = {
     "rope.scaling.yarn_beta_fast": 32.0,
     "rope.scaling.yarn_beta_slow": 1.0,
@@ -25,7 +25,7 @@ _YARN = {
 
 
 def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]:
-    """The fields, of metadata under the architecture's name; GGUFError naming a key at fault."""
+    """Returns the rope fields of `Config`; raises GGUFError that names the invalid key."""
     base, local = functools.partial(get.number, above=1.0, most=1e12), kind.local_rope_theta
     theta = base("rope.freq_base", 10000.0)
     if kind.windowed and local is None and base("rope.freq_base_swa", theta) != theta:
@@ -51,7 +51,7 @@ def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]
 
 
 def write(fields: Mapping[str, Any], kind: Architecture) -> dict[str, Any]:
-    """Metadata that `read` turns into the fields again, by keys under the architecture's name."""
+    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
     values: dict[str, Any] = {"rope.freq_base": fields["rope_theta"]}
     yarn, factor = fields["yarn"], fields["rope_factor"]
     if factor != 1.0 or yarn is not None:
@@ -79,7 +79,7 @@ def _factor(get: Fields) -> float:
 
 
 def _nonzero(get: Fields, key: str, default: float) -> float:
-    """A positive number; 0 stands for the default."""
+    """Reads a positive number; 0 selects the default."""
     value = get.value(key, 0.0)
     if np.ndim(value) == 0 and value == 0:
         return default
@@ -87,7 +87,7 @@ def _nonzero(get: Fields, key: str, default: float) -> float:
 
 
 def _yarn(get: Fields, kind: Architecture) -> tuple[float, float, float]:
-    """YaRN's betas and log multiplier."""
+    """Reads YaRN's beta_fast, beta_slow and log_multiplier."""
     if not kind.yarn_keys:
         fast, slow, log_multiplier = _YARN.values()
     else:

@@ -1,6 +1,6 @@
-"""A model's tensors: one table, which building, naming and checking walk over.
+"""The table of a model's tensors, from which it is built, named and checked.
 
-It also says how tensor parallelism splits each (`place.py`).
+The table also has the axis of each tensor that tensor parallelism splits (`sharding/plan.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from jax_q4k.gguf import Metadata
 from ..architectures.tensor_tables import OPTIONAL_BIASES, SCALES, Tensor
 from .config import MAX_LAYERS, Config
 
-#: Vision, audio, and the prediction of further tokens: what generating text does not use.
+#: Tensors of vision, audio and multi-token prediction, which text generation does not use.
 _UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")
 
-#: Tensors that mean nothing without another.
+#: (tensor, other tensor that it requires).
 _TOGETHER = (
     ("rope_factors_long.weight", "rope_factors_short.weight"),
     ("rope_factors_short.weight", "rope_factors_long.weight"),
@@ -30,7 +30,7 @@ _TOGETHER = (
 
 
 def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
-    """The tensors of a layer."""
+    """Returns the tensors of a layer."""
     kind, mixer = config.kind, config.mixer_of(layer)
     tensors = {"attention": kind.attention, "delta": kind.delta, "convolution": kind.convolution}
     network = kind.experts if config.has_experts(layer) else kind.mlp
@@ -41,20 +41,23 @@ def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
 
 
 def _is_there(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
-    """True of a tensor whose axes, and what it goes with, a model has."""
+    """Whether a model with these sizes has the tensor."""
     needed = (*tensor.shape.split(), *tensor.where.split())
     return all(lengths[name] for name in needed) and not lengths.get(tensor.unless, 0)
 
 
 def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
-    """A norm of attention as that of what stands in its place."""
+    """Moves a norm of attention to the layer's actual token mixer."""
     owner, _, place = tensor.module.partition(".")
     module = f"{mixer}.{place}" if owner == "attention" else tensor.module
     return dataclasses.replace(tensor, module=module)
 
 
 def sizes(config: Config, layer: int | None) -> dict[str, int]:
-    """The lengths of axes by their names; 0: no tensor with it is there. layer: None: of none."""
+    """Returns axis name -> length; tensors with an axis of length 0 do not exist.
+
+    layer: None for tensors outside the layers.
+    """
     at = 0 if layer is None else layer
     head_dim, kv_heads = config.head_dim_of(at), config.kv_heads_of(at)
     owns_kv = layer is None or config.kv_layer_of(at) == at
@@ -104,7 +107,7 @@ def sizes(config: Config, layer: int | None) -> dict[str, int]:
 
 
 def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
-    """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
+    """Yields (tensor, prefix of its GGUF name, prefix of its checkpoint name, layer or None)."""
     lengths, kind = sizes(config, None), config.kind
     held = (tensor for tensor in kind.input if _is_there(tensor, lengths))
     yield from ((tensor, "", "", None) for tensor in held)
@@ -115,10 +118,11 @@ def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
 
 
 class Expected(NamedTuple):
-    """A tensor that a model may hold; `required`: as GGUF files do.
+    """A tensor that a model may hold.
 
-    split: as `Tensor.split`. entry: the table's. beside: the suffix of what stands beside the
-    entry, its bias or one of its SCALES; None: it is the entry itself.
+    required: whether every GGUF file holds it. split: see `Tensor.split`. entry: its table entry,
+    or that of the weight it belongs to. beside: "bias" or one of SCALES for a bias or scale of
+    `entry`; None for `entry` itself.
     """
 
     shape: tuple[int, ...]
@@ -129,12 +133,12 @@ class Expected(NamedTuple):
 
     @property
     def is_bias(self) -> bool:
-        """Whether it is the entry's bias."""
+        """Whether it is the bias of `entry`."""
         return self.beside == "bias"
 
 
 def expected_tensors(config: Config) -> dict[str, Expected]:
-    """GGUF's name -> every tensor that a file of this configuration may hold."""
+    """Returns every tensor that a file of this configuration may hold, by GGUF name."""
     expected: dict[str, Expected] = {}
     biases = config.kind.biases
     of_layer = {layer: sizes(config, layer) for layer in (None, *range(config.num_layers))}
@@ -143,7 +147,7 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
         shape = tuple(lengths[name] for name in tensor.shape.split())
         expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, None)
         if tensor.bias in (*biases, *OPTIONAL_BIASES):
-            split = 0 if tensor.split == 0 else None  # partial sums are added before it is
+            split = 0 if tensor.split == 0 else None  # with columns split, added after the sum
             expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
                 shape[:-1] or shape,
                 tensor.bias in biases,
@@ -160,10 +164,10 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
 
 
 def unused_tensors(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """Those of a GGUF file's tensors that generating text does not use.
+    """Returns the names of tensors in a GGUF file that text generation does not use.
 
-    They are those of vision (`v.`, `mm.`) and audio (`a.`), and the last layers, which predict
-    further tokens, as many as `nextn_predict_layers` says.
+    These are the tensors of vision (`v.`, `mm.`), audio (`a.`) and multi-token prediction: the last
+    `nextn_predict_layers` layers.
     """
     layers, further = _layer_counts(metadata)
     last = tuple(f"blk.{i}." for i in range(layers - further, layers))
@@ -171,7 +175,7 @@ def unused_tensors(metadata: Mapping[str, Any], names: Iterable[str]) -> list[st
 
 
 def without_unused_layers(metadata: Mapping[str, Any]) -> Metadata:
-    """Metadata of a file without its `unused_tensors`."""
+    """Returns the metadata of a file without its `unused_tensors`."""
     layers, further = _layer_counts(metadata)
     trunk, architecture = Metadata(metadata), metadata.get("general.architecture")
     if further:
@@ -181,7 +185,7 @@ def without_unused_layers(metadata: Mapping[str, Any]) -> Metadata:
 
 
 def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
-    """(layers, those of them that predict further tokens); (0, 0) where `Config` refuses them."""
+    """Returns the numbers of all layers and of MTP layers; (0, 0) if `Config` would reject them."""
     architecture = metadata.get("general.architecture")
     keys = (f"{architecture}.{key}" for key in ("block_count", "nextn_predict_layers"))
     layers, further = (metadata.get(key, 0) for key in keys)
@@ -190,9 +194,9 @@ def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:
-    """Raises GGUFError unless `tensors` are those of `config`, all and no others.
+    """Raises GGUFError unless `tensors` are exactly those of `config`.
 
-    `tensors` holds anything with `.shape`.
+    tensors: values may be anything with `.shape`.
     """
     expected = expected_tensors(config)
     for name, (shape, required, *_) in expected.items():
@@ -217,7 +221,7 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
 
 
 def float_array(tensor: QuantizedArray | jax.Array) -> jax.Array:
-    """A norm's weight, a bias or a router as float32."""
+    """Converts the weight of a norm, a bias or a router to float32."""
     if isinstance(tensor, QuantizedArray):
         return tensor.dequantize()
     return jnp.asarray(tensor).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""A batch of prompts on its way: the state on the device, the rows on the host."""
+"""One generation batch: state on the device, and bookkeeping of its requests on the host."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .outputs import Output, Timings, TokenLogprobs
 from .prefix_cache import PIECE, Prefix
 from .request import ContextShift, Request
 
-#: Most tokens generated between two looks at the text, in a stream or where stop strings are given.
+#: Maximum tokens between two checks of the text, in a stream or with stop strings.
 INTERVAL = 16
 
-#: Seconds of a call of `generate`, after which an interrupt ends it: a call on a device cannot.
+#: Target duration of one device call in seconds; Ctrl-C takes effect only between calls.
 CALL = 0.1
 
-#: Tokens. Caches of fewer would only mean more programs.
+#: Minimum capacity of the KV cache in tokens; smaller caches would only cause more compilations.
 MIN_CAPACITY = 64
 
 
 def capacity_of(
     prompts: list[np.ndarray], samplings: list[Sampling], context: int | None = None
 ) -> int:
-    """Tokens that caches have room for; context: the most of a text at a time, None: all."""
+    """Returns the KV cache capacity for these prompts, rounded up; `context`, if set, limits it."""
     rows = zip(prompts, samplings, strict=True)
     needed = max(len(ids) + sampling.max_new_tokens for ids, sampling in rows)
     needed = needed if context is None else min(needed, context)
@@ -47,10 +47,10 @@ def capacity_of(
 
 
 def draft_of(draft: Any, model: Model) -> Draft | None:
-    """Checks a `draft` argument and returns its drafts.
+    """Checks a `draft` argument and converts it to a Draft.
 
     Raises:
-      TypeError: an argument of another kind. ValueError: a draft for another model.
+      TypeError: an argument of another type. ValueError: a draft for another model.
     """
     if isinstance(draft, Model):
         draft = DraftModel(draft)
@@ -72,7 +72,7 @@ def draft_of(draft: Any, model: Model) -> Draft | None:
 
 
 def _breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
-    """Texts -> bool (vocab_size,), tokens that hold one of them."""
+    """Returns a function from strings to the mask (vocab_size,) of tokens that contain one."""
 
     def breaks(texts: tuple[str, ...]) -> np.ndarray:
         found = np.zeros(model.config.vocab_size, bool)
@@ -85,13 +85,13 @@ def _breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
 
 
 def _with_room(sampling: Sampling, row: Request) -> Sampling:
-    """As many new tokens as the row's context has room for."""
+    """Returns `sampling` with `max_new_tokens` limited to the free context of the row."""
     room = max(row.room, 1)
     return sampling if room == sampling.max_new_tokens else sampling.replaced(max_new_tokens=room)
 
 
 class GenerationBatch:
-    """One call of `generate` or `stream`: the state on the device, the rows on the host."""
+    """One call of `generate` or `stream`: state on the device, requests on the host."""
 
     def __init__(
         self,
@@ -104,7 +104,10 @@ class GenerationBatch:
         prefix: Prefix | None = None,
         shift: ContextShift | None = None,
     ) -> None:
-        """filled_to: rows of the batch at least, as batches before it had."""
+        """Checks the arguments and prepares the arrays of the batch.
+
+        filled_to: minimum number of rows, so that batches of one call share programs.
+        """
         self.most_tokens = max(sampling.max_new_tokens for sampling in samplings)
         self.has_stops = any(sampling.stop for sampling in samplings)
         end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
@@ -121,13 +124,13 @@ class GenerationBatch:
         if all(sampling.ignore_end for sampling in samplings):
             end_ids = ()
         stages = model.stage_sets.serving(SamplingStages.of(samplings, end_ids))
-        self._sampled = model.network, stages, kind  # fields of all programs of the call
+        self._sampled = model.network, stages, kind  # fields of every program of this call
         weights: Any = model.weights
         if isinstance(kind, DraftModel):
             weights = model.weights, kind.model.weights
         elif isinstance(kind, NextTokens):
             weights = model.weights, dict(kind.weights)
-        # of the call: a stream's steps run wherever it is read
+        # taken at the call, because a stream may be read in another context
         self._selection = current_selection()
         self._programs = CachedPrograms(model, weights, self._selection)
         self._samplings, self._way, self._end_ids = samplings, stages, end_ids
@@ -141,10 +144,10 @@ class GenerationBatch:
         self._prefix = prefix if can_reuse else None
 
     def _lay_out(self) -> None:
-        """The arrays of rows that go on: prompts, and parameters."""
+        """Prepares prompts and sampling parameters of the unfinished rows as arrays."""
         going_on = [row.prompt if row.finish_reason is None else [] for row in self.rows]
         length = self._model.padded_length(max(map(len, going_on)))
-        self._lengths = np.zeros(self._batch, np.int32)  # 0: a row that only fills up the batch
+        self._lengths = np.zeros(self._batch, np.int32)  # 0: a padding row
         self._prompts = np.zeros((self._batch, length), np.int32)
         for row, ids in enumerate(going_on):
             self._lengths[row], self._prompts[row, : len(ids)] = len(ids), ids
@@ -165,7 +168,7 @@ class GenerationBatch:
         self.timings.first_token = self._begin()
 
     def _begin(self) -> float:
-        """`start`; returns the seconds."""
+        """Prefills the prompts and samples the first tokens; returns the seconds."""
         model = self._model
         if self._prefix is not None:
             prompt = self._prompts[0, : self._lengths[0]].tolist()
@@ -183,7 +186,7 @@ class GenerationBatch:
             others: Any = (self._parameters,)
         else:
             program = Start(*self._sampled)
-            prompts = model.put(prompts)  # else XLA chooses where lengths, a result too, lie
+            prompts = model.put(prompts)  # else XLA chooses the sharding of `lengths` in the result
             cache = PagedCache.create(
                 model.config,
                 len(self._prompts),
@@ -196,7 +199,7 @@ class GenerationBatch:
         return self._call(program, *prompts, *others) + self._collect()
 
     def _resume(self, cache: PagedCache, count: int) -> float:
-        """`_begin` of one prompt whose first `count` tokens the cache holds."""
+        """Prefills one prompt in chunks after the first `count` tokens, which the cache holds."""
         seconds = 0.0
         length, batch = int(self._lengths[0]), len(self._prompts)
         self.timings.reused_tokens = count
@@ -209,7 +212,7 @@ class GenerationBatch:
             history = TokenHistory(whole, np.array([last], np.int32))  # type: ignore[arg-type]
             given = piece, np.array([last - first], np.int32), cache, self._parameters, history
             seconds += self._call(Start(*self._sampled), *given)
-            cache = self._state.cache  # but for the last piece, the token is none of the text's
+            cache = self._state.cache  # only the last chunk's token belongs to the output
         return seconds + self._collect()
 
     def advance(self, count: int) -> float:
@@ -225,7 +228,7 @@ class GenerationBatch:
         return seconds
 
     def _shifted(self, shift: ContextShift) -> float:
-        """Begins another context for the rows that are not done; returns the seconds."""
+        """Shifts the context of unfinished rows and prefills it again; returns the seconds."""
         for row in self.rows:
             if not row.is_done:
                 row.shift(shift)
@@ -234,11 +237,11 @@ class GenerationBatch:
         return self._begin()
 
     def finish(self) -> None:
-        """Samples every token, in calls of about CALL seconds."""
+        """Samples all tokens, in calls of about CALL seconds."""
         count = INTERVAL
         while not self.done:
             seconds, before = self.advance(count), count
-            # Processes that share the devices must make the same calls, whatever their clocks say.
+            # Processes that share the devices must make the same calls, so clocks cannot decide.
             if self.shared:
                 count = self.most_tokens
             elif not self.has_stops and seconds > 0:
@@ -259,7 +262,7 @@ class GenerationBatch:
         ]
 
     def keep(self) -> None:
-        """Leaves the text's cache to the prefix that was given."""
+        """Stores the KV cache in the `Prefix` of this call, if there is one."""
         state, prefix = getattr(self, "_state", None), self._prefix
         if prefix is None or state is None:
             return
@@ -272,13 +275,13 @@ class GenerationBatch:
         prefix.keep(self._model, (prompt + new)[:stored], state.cache, self._selection)
 
     def _collect(self) -> float:
-        """Hands new tokens to the rows, and rows that met a stop string back to the device.
+        """Copies new tokens to the host; marks rows with a stop string as finished on the device.
 
-        Returns the seconds that it took, and waited for them.
+        Returns the seconds that this took, waiting for the device included.
         """
         began = time.perf_counter()
         arrays = self._state.tokens, self._state.counts
-        if self._model.network.on_gpu:  # else they are there: the call takes longer than the copy
+        if self._model.network.on_gpu:  # on a CPU the call costs more than the copy
             for array in arrays:
                 array.copy_to_host_async()
         with jax.transfer_guard_device_to_host("allow"):
@@ -288,10 +291,10 @@ class GenerationBatch:
         for index, (row, new, count) in enumerate(zip(self.rows, tokens, counts, strict=True)):
             if row.is_done:
                 continue
-            wanted = min(count, row.room)  # drafts may have given some more
+            wanted = min(count, row.room)  # speculative decoding may overshoot
             for at, token in enumerate(new[row.taken : wanted].tolist(), row.taken):
                 row.push(token, logprobs_at(index, at))
-            first = 0 if row.begun else 1  # of a text, which the prompt's pass gives
+            first = 0 if row.begun else 1  # prefill samples the first token of a request
             self.timings.decoded_tokens += max(wanted - max(row.taken, first), 0)
             row.taken = wanted
             if row.begun + wanted == row.most_tokens:
@@ -312,7 +315,7 @@ class GenerationBatch:
         return time.perf_counter() - began
 
     def _logprobs(self) -> Callable[[int, int], TokenLogprobs | None]:
-        """(row, place) -> those of the token there; None where the row wants none."""
+        """Returns a function of (row, index of token); its result is None for rows without."""
         if self._state.logprobs is None:
             return lambda row, at: None
         with jax.transfer_guard_device_to_host("allow"):

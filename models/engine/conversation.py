@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, its answers, and prompts that fit the context."""
+"""Multi-turn chat: messages, answers, and prompts that fit into the context."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from . import generate
 from .outputs import Output, Piece
 from .prefix_cache import Prefix
 
-#: For files without a template, which are seldom trained for chats: a transcript.
+#: Chat template for files without one, which are rarely trained for chat: a transcript.
 TRANSCRIPT = (
     "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n{% endfor %}Assistant:"
 )
-TRANSCRIPT_STOP = "\nUser:"  # where a model goes on with the user's part
+TRANSCRIPT_STOP = "\nUser:"  # the model starts to write the user's next turn
 
 _FINAL, _ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
 
 
 class TooLongError(ValueError):
-    """A message that leaves no token of the context to answer it."""
+    """The message leaves no room in the context for an answer."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a model is to continue.
+    """A prompt for the model.
 
     Attributes:
-      tokens: ids.
-      max_new_tokens: as many as asked for, or as the context has left.
-      dropped: messages that were left out, the oldest ones.
+      tokens: token ids.
+      max_new_tokens: requested number, or what remains of the context.
+      dropped: number of oldest messages that were dropped.
     """
 
     tokens: list[int]
@@ -47,10 +47,10 @@ class Prompt:
 class Conversation:
     """Messages of a user and a model that has a tokenizer.
 
-    What is computed of them stays for the next answer.
+    The KV cache is reused for the next answer.
 
     Attributes:
-      system: the system message; None: none.
+      system: the system message, or None.
       turns: dicts with "role" and "content", without the system message.
       prefix: the KV cache of the last prompt and answer.
       variables: passed on to the chat template, such as {"enable_thinking": False}.
@@ -65,7 +65,10 @@ class Conversation:
     _answers: bool = field(default=False, init=False, repr=False, compare=False)
 
     def answer(self, message: str, sampling: Sampling | None = None, **options: Any) -> Output:
-        """The model's answer to a message; both are turns then. Arguments as `generate`'s."""
+        """Returns the model's answer, and adds message and answer to the turns.
+
+        Takes the arguments of `generate`.
+        """
         *_, last = self.stream(message, sampling, **options)
         assert last.output is not None
         return last.output
@@ -73,14 +76,14 @@ class Conversation:
     def stream(
         self, message: str, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[Piece]:
-        """As `answer`, piece by piece; what has come when the iterator is closed is the answer.
+        """Yields the answer piece by piece; if closed early, keeps the text so far as the answer.
 
-        The oldest turns are dropped where the context is full, as `prompt` says.
+        Drops the oldest turns if the context is full, see `prompt`.
 
         Raises:
           TooLongError: no room is left for an answer. chat.ChatTemplateError, ValueError,
-            TypeError: as `chat.encode` and `generate` do. The turns are as before then.
-            RuntimeError, here or at the first piece: another answer is under way, or has come
+            TypeError: as in `chat.encode` and `generate`. The turns are then unchanged.
+            RuntimeError, here or at the first piece: another answer is in progress, or was added
             since the call.
         """
         with self._lock:
@@ -117,7 +120,7 @@ class Conversation:
     def _answering(
         self, before: list[dict[str, Any]], asked: dict[str, Any], pieces: Iterator[Piece]
     ) -> Iterator[Piece]:
-        """before: the turns that the prompt was made of."""
+        """Yields the pieces and adds the turns; `before` has the turns of the prompt."""
         with self._lock:
             self._check_turn()
             if self.turns != before:
@@ -130,33 +133,33 @@ class Conversation:
                 text += piece.text
                 yield piece
         finally:
-            pieces.close()  # type: ignore[attr-defined]  # which leaves its cache to the prefix
+            pieces.close()  # type: ignore[attr-defined]  # stores the KV cache in the prefix
             with self._lock:
                 if text.strip():
                     self.add_answer(text.strip())
                 else:
-                    self.turns.pop()  # no template takes two messages of the user in a row
+                    self.turns.pop()  # templates reject two user messages in a row
                 self._answers = False
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages, the system's first."""
+        """All messages, the system message first."""
         return self._with_system(self.turns)
 
     @property
     def has_template(self) -> bool:
-        """False: prompts are transcripts."""
+        """Whether the model has a chat template; without one, prompts are transcripts."""
         return bool(self.model.tokenizer and self.model.tokenizer.chat_templates)
 
     def prompt(self, max_new_tokens: int) -> Prompt:
-        """The prompt for an answer to the last turn, the user's.
+        """Returns the prompt for an answer to the last turn, which must be the user's.
 
-        Where the context, less room for the answer (`max_new_tokens`, half of the context at most),
-        is shorter than the conversation, its oldest turns are dropped for good.
+        Reserves `max_new_tokens`, at most half of the context, for the answer. If the conversation
+        does not fit into the rest, its oldest turns are dropped permanently.
 
         Raises:
           TooLongError: the system message and the last turn alone leave no room at all.
-          chat.ChatTemplateError: as `chat.encode` does.
+          chat.ChatTemplateError: as in `chat.encode`.
         """
         context = self.model.config.context_length
         room = min(max_new_tokens, context // 2)
@@ -176,7 +179,7 @@ class Conversation:
     def add_answer(self, text: str) -> None:
         """Appends a model's answer.
 
-        Templates take gpt-oss' channels apart from each other, not as the model wrote them.
+        Splits the channels of gpt-oss, because templates expect them as separate fields.
         """
         answer = {"role": "assistant", "content": text}
         analysis, final, content = text.rpartition(_FINAL)
@@ -184,7 +187,7 @@ class Conversation:
             answer["content"] = content
             thinking = analysis.partition(_ANALYSIS)[2].partition("<|end|>")[0]
             answer |= {"thinking": thinking} if thinking else {}
-        elif text.startswith(_ANALYSIS):  # stopped before it came to an answer
+        elif text.startswith(_ANALYSIS):  # stopped before the final channel
             answer |= {"content": "", "thinking": text.removeprefix(_ANALYSIS)}
         self.turns.append(answer)
 

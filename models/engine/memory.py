@@ -1,4 +1,4 @@
-"""Many prompts in batches that fit into memory."""
+"""Splits many prompts into batches that fit into memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..config import Config
 from ..kv_cache import PagedCache
 from ..runner.model import Model
 
-#: Most prompts that run beside each other: more are no faster.
+#: Maximum prompts per batch; larger batches are not faster.
 MAX_ROWS = 256
 
-#: Share of the memory that is free which a batch may take.
+#: Fraction of the free memory that a batch may use.
 SHARE = 0.5
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_dtype: Any) -> int:
-    """How many of some prompts run in one batch.
+    """Returns how many prompts run in one batch.
 
-    longest: tokens of the longest. capacity: tokens that each one's cache has room for.
+    longest: tokens of the longest prompt. capacity: KV cache capacity of each, in tokens.
     """
     if prompts == 1:
         return 1
     placement = model.placement
-    if placement is not None and placement.spans_processes:  # all must find the same
+    if placement is not None and placement.spans_processes:  # all processes must agree
         return min(prompts, MAX_ROWS)
     free = free_bytes(model)
     if free is None:
@@ -39,10 +39,10 @@ def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_
 
 
 def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> int:
-    """About the memory that a prompt takes: its cache, vectors of its tokens, and its logits."""
+    """Estimates the bytes of a prompt: its KV cache, hidden states and logits."""
     config = model.config
     inner = max(config.inner_size_of(layer) for layer in range(config.num_layers))
-    # Some vectors of each kind are there at a time; sampling has some copies of logits.
+    # Several hidden states are live at a time, and sampling holds several copies of logits.
     of_token = 8 * config.hidden_size + 4 * inner
     held = _cache_bytes(config, capacity, cache_dtype)
     return held + 4 * (model.padded_length(longest) * of_token + 6 * config.vocab_size)
@@ -50,13 +50,13 @@ def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> i
 
 @functools.lru_cache(maxsize=64)  # tracing takes as long as some decode steps
 def _cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
-    """The size of one sequence's cache."""
+    """Returns the size of one sequence's KV cache in bytes."""
     cache = jax.eval_shape(lambda: PagedCache.create(config, 1, capacity, dtype=cache_dtype))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
 def free_bytes(model: Model) -> int | None:
-    """Memory that is free where the model lies: a GPU's, or the machine's. None: unknown."""
+    """Returns the free bytes of the model's GPU, or of the machine; None: unknown."""
     stats = [device.memory_stats() for device in model.weights[0].devices()]
     free = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
     if free:
@@ -66,7 +66,7 @@ def free_bytes(model: Model) -> int | None:
 
 
 def _available() -> int | None:
-    """What Linux says that new programs may take."""
+    """Returns MemAvailable of /proc/meminfo in bytes."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -76,14 +76,14 @@ def _available() -> int | None:
 
 
 def _in_cgroup() -> int | None:
-    """What the container's limit leaves."""
+    """Returns the free bytes under the cgroup limit; None without a limit."""
     try:
         limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
         return max(int(limit) - int(used), 0)
-    except (OSError, ValueError):  # there is none: "max"
+    except (OSError, ValueError):  # "max": no limit
         return None
 
 
 def cut(prompts: int, rows: int) -> list[slice]:
-    """Batches of up to `rows` of some prompts, in order."""
+    """Returns slices that split prompts, in order, into batches of up to `rows`."""
     return [slice(at, at + rows) for at in range(0, prompts, rows)]

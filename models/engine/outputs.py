@@ -1,4 +1,4 @@
-"""What generation gives: outputs, the pieces of a stream, and what they took."""
+"""Results of generation: outputs, pieces of a stream, timings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ FinishReason = Literal["length", "end", "stop"]
 
 @dataclasses.dataclass
 class Timings:
-    """Seconds and counts of one call, of all its rows together.
+    """Seconds and counts of one call, over all its rows.
 
     Attributes:
       prompt_tokens, new_tokens: sums over the rows.
-      reused_tokens: of the prompt, which a `Prefix` had computed.
-      compile: tracing and compiling; 0 once a program for the shapes exists.
-      drafted_tokens, accepted_tokens: of drafts in all, and those that stayed.
-      first_token: from the checked prompt to the first token of every row.
-      decode: from there to the last token.
-      decoded_tokens: tokens that `decode` covers: all but each row's first.
+      reused_tokens: prompt tokens found in the prefix cache.
+      compile: seconds of tracing and compiling; 0 if programs for the shapes exist.
+      drafted_tokens, accepted_tokens: total draft tokens, and those that were accepted.
+      first_token: seconds from the checked prompt to the first token of every row.
+      decode: seconds from there to the last token.
+      decoded_tokens: tokens that `decode` covers, all but each row's first.
     """
 
     prompt_tokens: int = 0
@@ -34,7 +34,7 @@ class Timings:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoding's speed; NaN if a single token was asked for."""
+        """Decode speed; NaN if only one token was requested."""
         return (
             self.decoded_tokens / self.decode
             if self.decoded_tokens and self.decode
@@ -43,11 +43,12 @@ class Timings:
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities at one place, by the model's own logits.
+    """Log-probabilities (natural) at one position, from the model's unmodified logits.
 
     Attributes:
-      logprob: of the token that stands there.
-      top: the likeliest tokens and theirs, the likeliest first; as many as `Sampling.logprobs`.
+      logprob: of the sampled token.
+      top: (token, log-probability) of the most likely tokens, in descending order; as many as
+        `Sampling.logprobs`.
     """
 
     logprob: float
@@ -56,15 +57,15 @@ class TokenLogprobs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One prompt's continuation.
+    """Continuation of one prompt.
 
     Attributes:
-      tokens: the new token ids, without the end token, with those of a stop string.
-      text: what follows the prompt's text, up to a stop string; None if the model has no tokenizer.
+      tokens: new token ids, without the end token, but with those of a stop string.
+      text: new text, up to a stop string; None if the model has no tokenizer.
       finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop
         string).
-      timings: of the call; the outputs of a batch share them.
-      logprobs: of each of `tokens`; None unless `Sampling.logprobs` asks for them.
+      timings: of the call, shared by the outputs of a batch.
+      logprobs: one entry per token of `tokens`; None unless `Sampling.logprobs` is set.
     """
 
     tokens: list[int]
@@ -76,10 +77,10 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One step of a stream: its token, and the text that became certain with it (perhaps empty).
+    """One step of a stream: a token, and the text that is final with it, possibly empty.
 
-    The last piece has `output`, and a token of None if all tokens were in pieces before it.
-    `logprobs` is the token's, where they were asked for.
+    The last piece has `output`, and token None if earlier pieces had all tokens. `logprobs` is the
+    token's if requested.
     """
 
     token: int | None

@@ -1,4 +1,4 @@
-"""Prompts that begin as an earlier text: what is computed of it stays."""
+"""Prefix cache: reuses the KV cache of an earlier text for prompts that share its prefix."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..config import Config
 from ..kv_cache.paged import PagedCache, grown
 from ..runner.model import Model
 
-#: Tokens of a prompt that go on with a cache at a time.
+#: Chunk of a prompt, in tokens, that is appended to a cache at a time.
 PIECE = 128
 
-#: Of a prompt that is longer than some pieces, at least this share must be there: a token that goes
-#: on with a cache reads it by itself, which takes longer than one of a whole prompt.
+#: Minimum cached fraction of a prompt longer than a few chunks. Below it a full prefill is faster,
+#: because each token of a chunk reads the cache separately.
 SHARE = 0.5
 
 
 class Prefix:
-    """The keys, values and states of a model's last text, for prompts that begin with it.
+    """KV cache and recurrent state of a model's last text, for prompts with the same prefix.
 
-    Give one object to successive calls of `generate` or `stream`. It is right for any prompt: what
-    differs is computed. Calls in several threads may share one: the first takes what it holds.
-    Models with windows or recurrent layers go on only where the whole text was continued. It holds
-    a cache's memory until it is dropped or `clear` is called.
+    Pass one object to successive calls of `generate` or `stream`. Any prompt is allowed; tokens
+    after the common prefix are computed. Threads may share an object: the first call takes its
+    cache. Models with sliding windows or recurrent layers reuse it only if the prompt continues the
+    whole text. The object holds the cache's memory until it is deleted or `clear` is called.
 
     Attributes:
-      tokens: the text's ids, as far as they are computed.
+      tokens: token ids in the cache.
     """
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class Prefix:
             self._selection: Any = None
 
     def keep(self, model: Model, tokens: Sequence[int], cache: PagedCache, selection: Any) -> None:
-        """Takes over the cache of a text, of one sequence.
+        """Stores the cache of a text, a single sequence.
 
-        selection: `jax_q4k.current_selection()` of the operations that made it.
+        selection: `jax_q4k.current_selection()` of the operations that computed it.
         """
         with self._lock:
             self.tokens, self._cache, self._model = list(tokens), cache, weakref.ref(model)
@@ -63,12 +63,12 @@ class Prefix:
         dtype: Any,
         selection: Any,
     ) -> tuple[PagedCache, int] | None:
-        """The cache of a prompt's first tokens, and how many they are; None: there is none to use.
+        """Returns a cache with the first tokens of a prompt, and their number; None if none match.
 
-        What was held is held no longer: of several threads, one takes it.
+        The object no longer holds the cache, so that only one of several threads gets it.
 
-        capacity: tokens that the cache is to have room for, at least. dtype: of its pages.
-        selection: of the operations that are to go on with it, which are to have made it.
+        capacity: minimum capacity of the cache in tokens. dtype: of its pages. selection: of the
+        operations that will use the cache, which must be the ones that computed it.
         """
         with self._lock:
             cache, tokens, owner, made_by = self._cache, self.tokens, self._model, self._selection
@@ -82,7 +82,7 @@ class Prefix:
 
     @property
     def capacity(self) -> int:
-        """Of the cache; 0: there is none."""
+        """Capacity of the cache in tokens; 0 without one."""
         return 0 if self._cache is None else self._cache.capacity
 
 
@@ -94,17 +94,17 @@ def _usable(
     capacity: int,
     dtype: Any,
 ) -> int:
-    """How many of a prompt's tokens need not be computed again, with the cache of `tokens`."""
+    """Returns the number of leading prompt tokens that the cache of `tokens` covers."""
     if cache.dtype != dtype:
         return 0
     pairs = zip(tokens, prompt, strict=False)
     count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     rewinds = not any(config.windows) and not any(cache.states)
-    if count == len(prompt):  # the last token's logits are not there any more
+    if count == len(prompt):  # the last token's logits must be computed again
         count -= 1
     if count < len(tokens) and not rewinds:
         return 0
-    original = config.original_context or capacity  # beyond it, ropes may be others
+    original = config.original_context or capacity  # beyond it, rope frequencies may differ
     if (cache.capacity <= original) != (max(capacity, cache.capacity) <= original):
         return 0
     rest = len(prompt) - count

@@ -1,4 +1,4 @@
-"""One request on the host: its tokens, the text decoded so far, and how its context shifts."""
+"""A request on the host: its tokens, the text decoded so far, and its context shift."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .outputs import FinishReason, TokenLogprobs
 
 @dataclasses.dataclass(frozen=True)
 class ContextShift:
-    """How a text goes on where the context is full: half of it goes, behind its first tokens.
+    """Context shift: a full context keeps its first tokens and the newer half of the rest.
 
     Attributes:
-      keep: tokens at the text's beginning that stay, such as BOS and a system message.
+      keep: number of first tokens to keep, such as BOS and a system message.
     """
 
     keep: int = 1
@@ -26,12 +26,12 @@ class ContextShift:
             raise ValueError(f"keep={self.keep} must be at least 0")
 
     def rest(self, tokens: list[int]) -> list[int]:
-        """What stays of a full context."""
+        """Returns the tokens that remain after the shift."""
         return tokens[: self.keep] + tokens[self.keep + (len(tokens) - self.keep + 1) // 2 :]
 
 
 class Request:
-    """One request on the host: its new tokens, and the decoded text that can no longer change."""
+    """A request on the host: its new tokens, and the decoded text that can no longer change."""
 
     def __init__(
         self,
@@ -41,15 +41,18 @@ class Request:
         prompt: Sequence[int] = (),
         context: int = 2**31,
     ) -> None:
-        """context: tokens of prompt and new ones at a time, where the context shifts."""
-        self.prompt = list(prompt)  # with which the context began
-        self.begun = 0  # new tokens before that
+        """Starts a request.
+
+        context: maximum tokens of prompt and new tokens before the context shifts.
+        """
+        self.prompt = list(prompt)  # first tokens of the current context
+        self.begun = 0  # new tokens before the current context
         self._context = context
         self.tokens: list[int] = []
-        self.ends: list[int] = []  # of the text that was certain with each token
+        self.ends: list[int] = []  # length of the final text after each token
         self.text = ""
         self.finish_reason: FinishReason | None = None
-        # The ids continue a text, so their first space counts.
+        # The ids continue a text, so a leading space is kept.
         self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
         self._stop = StopStrings(sampling.stops)
         if tokenizer is not None:
@@ -57,22 +60,22 @@ class Request:
         self._end_ids = () if sampling.ignore_end else end_ids
         self._taken = 0
         self.most_tokens = sampling.max_new_tokens
-        self.top = sampling.logprobs  # likeliest tokens that are wanted; None: no probabilities
+        self.top = sampling.logprobs  # number of most likely tokens; None: no log-probabilities
         self.logprobs: list[TokenLogprobs] = []  # of `tokens`
-        self.taken = 0  # of the tokens that the device has sampled in this context
+        self.taken = 0  # tokens taken over from the device in this context
 
     @property
     def room(self) -> int:
-        """New tokens that the context has room for, of those that are wanted."""
+        """Number of new tokens in this context: those wanted, limited by the free context."""
         return min(self.most_tokens - self.begun, self._context - len(self.prompt))
 
     @property
     def is_full(self) -> bool:
-        """True where the row goes on in another context."""
+        """Whether the request needs a context shift to continue."""
         return self.finish_reason is None and self.taken == self.room
 
     def shift(self, shift: ContextShift) -> None:
-        """Begins another context with what stays of this one."""
+        """Begins a new context with the tokens that remain of this one."""
         self.prompt = shift.rest(self.prompt + self.tokens[self.begun :])
         self.begun, self.taken = len(self.tokens), 0
 
@@ -81,7 +84,7 @@ class Request:
         return self.finish_reason is not None
 
     def push(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes the next token; ignored once the row is finished."""
+        """Appends the next token; ignores it if the request is finished."""
         if self.finish_reason is not None:
             return
         if token in self._end_ids:
@@ -98,7 +101,7 @@ class Request:
         self.ends.append(len(self.text))
 
     def finish(self, reason: FinishReason) -> None:
-        """Ends the row, unless it has ended, with the text that was held back."""
+        """Finishes the request, unless it is finished, and releases the text held back."""
         if self.finish_reason is not None:
             return
         self.finish_reason = reason
@@ -108,7 +111,7 @@ class Request:
             self.ends[-1] = len(self.text)
 
     def take_text(self, end: int | None = None) -> str:
-        """The text from where the last call ended, up to `end`."""
+        """Returns the text from the end of the last call up to `end`."""
         end = len(self.text) if end is None else end
         text, self._taken = self.text[self._taken : end], end
         return text

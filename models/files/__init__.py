@@ -1,1 +1,1 @@
-"""Files of models: GGUF, Hugging Face checkpoints, importance matrices, and quantizing them."""
+"""Model files: GGUF, Hugging Face checkpoints, LoRA adapters, importance matrices, quantization."""

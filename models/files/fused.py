@@ -1,4 +1,4 @@
-"""Tensors of GGUF files that hold the rows of several: read as their parts, and written whole."""
+"""Fused tensors of GGUF files: split into their parts when read, fused again when written."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..architectures.tensor_tables import SCALES
 from ..config import Config
 from ..config.tensors import expected_tensors
 
-#: A file's tensor -> those whose rows it holds, in this order.
+#: Fused tensor -> tensors whose rows it holds, in this order.
 FUSED = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
-    "ffn_up": ("ffn_gate", "ffn_up"),  # in architectures that say so
-    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # of each expert
+    "ffn_up": ("ffn_gate", "ffn_up"),  # in architectures that list it in `fused`
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # for each expert
 }
 _NAME = re.compile(rf"(blk\.\d+\.)(\w+)\.(weight|bias|{'|'.join(SCALES)})")
-#: What no file holds in parts.
+#: Fused tensors that no file holds in parts.
 _ALWAYS = ("ffn_up",)
 
 
 def split(
     config: Config, tensors: Mapping[str, gguf.TensorInfo], file: str
 ) -> dict[str, gguf.TensorInfo]:
-    """A file's tensors, those that hold the rows of several as these.
+    """Returns a file's tensors with fused ones replaced by their parts.
 
-    The whole's scales are those of each of them.
+    Each part gets the scales of the fused tensor.
 
-    Raises GGUFError for one of another shape, or beside its parts.
+    Raises GGUFError if a fused tensor has another shape, or the file also holds a part.
     """
     fused = {name: parts for name in tensors if (parts := parts_of(config, name))}
     if not fused:
@@ -44,7 +44,7 @@ def split(
         if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
             parts = ()
         is_scale = _suffix(name) in SCALES
-        if is_scale and _beside(name) not in tensors:  # then its parts' weights have none
+        if is_scale and _beside(name) not in tensors:  # the weights are not fused
             parts = ()
         if not parts:
             found[name] = info
@@ -68,7 +68,7 @@ def split(
 
 
 def parts_of(config: Config, name: str) -> tuple[str, ...]:
-    """The names of the tensors whose rows one of this name holds; (): it is one of its own."""
+    """Returns the names of the parts of a fused tensor; (): the tensor is not fused."""
     match = _NAME.fullmatch(name)
     if match is None:
         return ()
@@ -79,7 +79,7 @@ def parts_of(config: Config, name: str) -> tuple[str, ...]:
 
 
 def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
-    """True of the `ffn_up` of a file that has a `ffn_gate` beside it."""
+    """Whether `name` is a plain `ffn_up`, since the file also has `ffn_gate`."""
     return name in parts and all(_beside(part) in tensors for part in parts)
 
 
@@ -88,12 +88,12 @@ def _suffix(name: str) -> str:
 
 
 def _beside(name: str, suffix: str = "weight") -> str:
-    """The name of what stands beside a tensor in files, such as a bias beside a weight."""
+    """Returns the name of a related tensor, such as the bias of a weight."""
     return f"{name.rpartition('.')[0]}.{suffix}"
 
 
 def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(name in files, names of its parts) of those that the architecture's files hold so."""
+    """Yields (fused name, names of its parts) for tensors that the architecture's files fuse."""
     for layer, short, suffix in itertools.product(
         range(config.num_layers), config.kind.fused, ("weight", "bias")
     ):
@@ -106,9 +106,9 @@ def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tup
 def joined(
     config: Config, tensors: Mapping[str, gguf.TensorPieces], file: str
 ) -> dict[str, gguf.TensorPieces]:
-    """Tensors as the architecture's files hold them: the inverse of `split`.
+    """Fuses tensors as in the architecture's files; the inverse of `split`.
 
-    Parts of several types or scales stay apart; GGUFError where no file holds them so.
+    Parts with different types or scales are not fused. Raises GGUFError if files must fuse them.
     """
     found = dict(tensors)
     for whole, parts in _wholes(config, tensors):
@@ -134,12 +134,12 @@ def joined(
 
 
 def _of_experts(whole: str) -> bool:
-    """True of what holds rows of several for each expert."""
+    """Whether a fused tensor is fused within each expert."""
     return "_exps." in whole
 
 
 def _shape(parts: list[tuple[int, ...]], of_experts: bool) -> tuple[int, ...]:
-    """The shape of what holds the rows of these."""
+    """Returns the shape of the tensor fused from parts of these shapes."""
     first = parts[0]
     return (*first[:of_experts], sum(part[of_experts] for part in parts), *first[of_experts + 1 :])
 
@@ -147,7 +147,7 @@ def _shape(parts: list[tuple[int, ...]], of_experts: bool) -> tuple[int, ...]:
 def _scales(
     name: str, tensors: Mapping[str, gguf.TensorPieces]
 ) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Suffix -> type, shape and bytes of the scales beside a weight."""
+    """Returns suffix -> (type, shape, bytes) of the scales of a weight."""
     if _suffix(name) != "weight":
         return {}
     held = {suffix: tensors.get(_beside(name, suffix)) for suffix in SCALES}
@@ -159,14 +159,14 @@ def _scales(
 
 
 def _chained(pieces: list[gguf.TensorPieces], of_experts: bool) -> Callable[[], Iterator[Any]]:
-    """The bytes of parts behind one another, of the whole or of each expert."""
+    """Returns a function that yields the parts' bytes, concatenated, or so within each expert."""
     if not of_experts:
         return lambda: itertools.chain.from_iterable(piece.pieces() for piece in pieces)
     return lambda: itertools.chain.from_iterable(zip(*map(_by_expert, pieces), strict=True))
 
 
 def _by_expert(stack: gguf.TensorPieces) -> Iterator[bytes]:
-    """The bytes of one expert after another."""
+    """Yields the bytes of each expert."""
     held, size = bytearray(), stack.nbytes // stack.shape[0]
     for piece in stack.pieces():
         held += np.ascontiguousarray(piece).tobytes()
@@ -180,9 +180,9 @@ def types_by_file(
     shapes: Mapping[str, tuple[int, ...]],
     types: Callable[[dict[str, tuple[int, ...]]], dict[str, str]],
 ) -> dict[str, str]:
-    """Types of tensors, as `types` has those of the tensors that files hold: name -> type.
+    """Returns name -> type, with the same type for all parts of a fused tensor.
 
-    types: names in files -> shapes, to their types.
+    types: maps name -> shape of the tensors in files, fused ones included, to name -> type.
     """
     wholes, in_files = dict(_wholes(config, shapes)), dict(shapes)
     for whole, parts in wholes.items():

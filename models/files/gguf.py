@@ -1,4 +1,4 @@
-"""Models from GGUF files, and to them."""
+"""Loads models from GGUF files, and saves them."""
 
 from __future__ import annotations
 
@@ -46,23 +46,22 @@ def from_gguf(
     mesh: Mesh | None = None,
     rules: Rules | None = None,
 ) -> Model:
-    """Loads a model of one of the `architectures`, its weights packed as they lie in the file.
+    """Loads a model of one of the `architectures`; weights stay packed as in the file.
 
-    Metadata and tensor shapes are checked before any tensor is read. Tensors that generating text
-    does not use are skipped with a warning: vision, audio, layers that predict further tokens.
+    Metadata and tensor shapes are checked before any tensor is read. Tensors that text generation
+    does not use are skipped with a warning: vision, audio, multi-token prediction.
 
     Args:
-      path: a GGUF file, or the first of a model's several, NAME-00001-of-00003.gguf.
-      progress: called with (bytes done, bytes in all) while tensors are read.
-      check_scales: refuse NaN and infinite block scales.
-      mesh, rules: devices that the model is split over, and how, as `load` takes them.
+      path: a GGUF file, or the first of several, NAME-00001-of-00003.gguf.
+      progress: called with (bytes done, total bytes) while tensors are read.
+      check_scales: reject NaN and infinite block scales.
+      mesh, rules: sharding over devices, as in `load`.
 
     Returns:
-      The model; its tokenizer is None if the file holds no vocabulary.
+      The model; its tokenizer is None if the file has no vocabulary.
 
     Raises:
-      jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot
-        be read.
+      jax_q4k.GGUFError: the file is malformed or not supported. OSError: it cannot be read.
     """
     file = os.fsdecode(path)
     described: list[tuple[Config, Tokenizer | None]] = []
@@ -112,7 +111,7 @@ def described_config(header: gguf.Header, file: str) -> Config:
 
 
 def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
-    """The tensors that generating text uses, fused ones as their parts; warns where others are."""
+    """Returns the tensors that text generation uses, with fused ones split; warns of others."""
     unused = frozenset(unused_tensors(header.metadata, header.tensors))
     if unused:
         kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in unused})
@@ -128,11 +127,11 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
 def describe(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str
 ) -> tuple[Config, Tokenizer | None]:
-    """Configuration, and tokenizer if there is one, of metadata and tensors.
+    """Returns the configuration, and the tokenizer or None.
 
-    Checks that metadata and tensors fit together.
+    Checks that metadata and tensors are consistent.
 
-    tensors: name -> anything with `.shape`. Raises GGUFError naming the key or the tensor at fault.
+    tensors: name -> anything with `.shape`. Raises GGUFError that names the invalid key or tensor.
     """
     config = Config.from_metadata(metadata, file)
     check_tensors(config, tensors, file)
@@ -153,29 +152,29 @@ def save_gguf(
     max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
-    """Writes a model that llama.cpp and `from_gguf` load: the inverse of `from_gguf`.
+    """Writes a model for llama.cpp and `from_gguf`; the inverse of `from_gguf`.
 
-    Packed weights keep their bytes, float ones their type (float32, float16 or bfloat16); norms and
-    biases are float32. The metadata is the model's, with `general.file_type`,
-    `general.quantization_version` and `tokenizer.ggml.model` added where they are missing, and the
-    keys of a folder's tokenizer: what these cannot say and files usually leave out is warned of. A
-    failure leaves no half-written file.
+    Packed weights keep their bytes, float weights their type (float32, float16 or bfloat16); norms
+    and biases are float32. The metadata is the model's. Missing `general.file_type`,
+    `general.quantization_version` and `tokenizer.ggml.model` are added, and so are the keys of a
+    checkpoint folder's tokenizer. A warning names tokenizer settings that GGUF has no key for and
+    most files omit. A failure leaves no partial file.
 
     Args:
-      max_bytes: tensor data of a file; more goes into several, NAME-00001-of-00003.gguf, ... for a
-        `path` of NAME.gguf, and `load` takes the first of them.
-      progress: called with (bytes of tensor data written, bytes in all).
+      max_bytes: limit of tensor data per file. For a `path` of NAME.gguf a larger model is split
+        into NAME-00001-of-00003.gguf and so on; `load` takes the first of them.
+      progress: called with (bytes of tensor data written, total bytes).
 
     Returns:
       The files that were written.
 
     Raises:
       ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys; a float
-        weight is NaN or infinite; `max_bytes` is no positive integer, or makes more files than
-        `load` takes. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not
-        those of its configuration. jax_q4k.CheckpointError, a ValueError: GGUF cannot say a
+        weight is NaN or infinite; `max_bytes` is not a positive integer, or results in more files
+        than `load` accepts. jax_q4k.GGUFError, a ValueError: the decoder's tensors do not match its
+        configuration. jax_q4k.CheckpointError, a ValueError: GGUF cannot express a checkpoint
         folder's tokenizer.
-        TypeError: no Model, or weights of another type. OSError: the file cannot be written.
+        TypeError: not a Model, or weights of another type. OSError: the file cannot be written.
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is a {type(model).__name__}; it must be a Model")
@@ -208,12 +207,12 @@ def _vectors_in_float32(tensor: Any) -> Any:
 
 
 def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None) -> gguf.Metadata:
-    """Metadata with the keys of a folder's tokenizer; those of a GGUF file's have them.
+    """Adds the keys of a checkpoint folder's tokenizer; GGUF files already have them.
 
-    Raises CheckpointError for a tokenizer that GGUF cannot say.
+    Raises CheckpointError for a tokenizer that GGUF cannot express.
     """
     words = {} if text_tokenizer is None else text_tokenizer.gguf_metadata()
-    if needed := words.get("general.name"):  # the folder may be called anything
+    if needed := words.get("general.name"):  # the folder's own name may lack it
         found = str(metadata.get("general.name", "model"))
         words["general.name"] = found if needed in found.lower() else f"{found} ({needed})"
     full = gguf.Metadata(metadata)
@@ -222,7 +221,7 @@ def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None
 
 
 def completed(metadata: Mapping[str, Any], file_type: int) -> gguf.Metadata:
-    """Metadata with what every file has to say."""
+    """Adds the metadata keys that every file needs."""
     full = gguf.Metadata(metadata)
     full["general.file_type"] = file_type
     full.setdefault("general.quantization_version", gguf.QUANTIZATION_VERSION)
@@ -245,9 +244,9 @@ def _check_metadata(model: Model, metadata: Mapping[str, Any]) -> None:
 
 
 def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]) -> int:
-    """`general.file_type`: the type of most weights.
+    """Returns `general.file_type`, from the type of most weights.
 
-    For packed ones the metadata's own value counts unless it is a float file's: it knows recipes.
+    Packed models keep the value in the metadata, which names the recipe, unless it is a float type.
     """
     weights: collections.Counter[str] = collections.Counter()
     for tensor in tensors:

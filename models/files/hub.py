@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub by name: downloaded, or from its cache, by `huggingface_hub`.
+"""Downloads models from the Hugging Face hub by name, or finds them in the cache of the hub.
 
-Only weights and their descriptions are fetched: nothing that would run, and no pickles.
+Only weights and their descriptions are fetched, never code or pickles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from jax_q4k import gguf
 
 DEFAULT = "Q4_K_M"
-#: Of a checkpoint: what `from_pretrained` reads.
+#: Files of a checkpoint that `from_pretrained` reads.
 CHECKPOINT = (
     "config.json",
     "generation_config.json",
@@ -41,7 +41,7 @@ _NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?::(?P<kind>\w+)|/(?P<file
 NO_MODELS = re.compile(r"(mmproj|imatrix)", re.IGNORECASE)
 _FILES = (".gguf", ".safetensors", ".json", ".bin")
 _OF_PARTS = re.compile(r"-(\d{5})-of-(\d{5})$")
-#: The hub's own answers, by the names of their classes: a cache may not stand in for these.
+#: Exceptions with which the hub refuses a request, by class name; the cache is not used after them.
 _REFUSED = {
     "RepositoryNotFoundError": "there is no such model on the Hugging Face hub, or it is private",
     "GatedRepoError": "its owner asks for consent: give it on the model's page, then `hf auth "
@@ -52,13 +52,13 @@ _REFUSED = {
 
 
 class Name(NamedTuple):
-    """A model of the hub.
+    """Parsed name of a model on the hub.
 
     Attributes:
-      text: as it was given.
+      text: the name before parsing.
       repository: ORGANIZATION/NAME.
-      kind: the type of a GGUF file, Q4_K_M; None: none was named.
-      file: of the repository; None: none was named.
+      kind: type of a GGUF file, such as Q4_K_M; None if the name has none.
+      file: file in the repository; None if the name has none.
     """
 
     text: str
@@ -68,10 +68,10 @@ class Name(NamedTuple):
 
 
 def named(path: str | os.PathLike[str]) -> Name | None:
-    """The model of the hub that a path names; None: it is a file's, which may be missing.
+    """Parses the name of a model on the hub; None for the path of a file, which may be missing.
 
-    Names are ORG/NAME, ORG/NAME:TYPE and ORG/NAME/FILE.gguf, where there is no such file and no
-    folder ORG.
+    Names are ORG/NAME, ORG/NAME:TYPE and ORG/NAME/FILE.gguf. They are paths instead if such a file
+    or a folder ORG exists.
     """
     text = os.fsdecode(path)
     match = _NAME.fullmatch(text)
@@ -86,15 +86,15 @@ def named(path: str | os.PathLike[str]) -> Name | None:
 
 
 def fetched(name: Name) -> Path:
-    """The file, the first of several, or the folder of a model, which are then on this machine.
+    """Downloads a model; returns the path of its file, of the first of several, or of its folder.
 
-    Of a repository's GGUF files it is the one of the type that is named, of DEFAULT if none is, or
-    the only one; without GGUF files, the checkpoint.
+    Chooses the repository's GGUF file of the named type, or of type DEFAULT, or its only GGUF file;
+    without GGUF files, the checkpoint.
 
-    Raises OSError, which says what to do: the hub cannot be reached and its cache lacks the model,
-    there is no such model, or no such file of it.
+    Raises OSError, whose message tells what to do: the hub cannot be reached and its cache lacks
+    the model, or the model or file does not exist.
     """
-    hub = importlib.import_module("huggingface_hub")  # a quarter of a second, for these names alone
+    hub = importlib.import_module("huggingface_hub")  # takes 0.25 s, so only when needed
     if name.file is not None:
         return _files(hub, name, _parts_of(name.file))
     listed = _asked(name, lambda: hub.list_repo_files(name.repository))
@@ -111,12 +111,12 @@ def fetched(name: Name) -> Path:
 
 
 def _files(hub: Any, name: Name, files: list[str]) -> Path:
-    """The first of some files, which lie beside one another."""
+    """Downloads files into one folder; returns the first."""
     paths = []
     for file in files:
         download = functools.partial(hub.hf_hub_download, name.repository, file)
         found = _asked(name, download)
-        if isinstance(found, Exception):  # perhaps there is no network, and it is in the cache
+        if isinstance(found, Exception):  # perhaps offline; tries the cache
             cached = _asked(name, functools.partial(download, local_files_only=True))
             found = found if isinstance(cached, Exception) else cached
         paths.append(Path(_there(name, found)))
@@ -124,7 +124,7 @@ def _files(hub: Any, name: Name, files: list[str]) -> Path:
 
 
 def _cached(hub: Any, name: Name, error: Exception) -> Path:
-    """What an earlier download has left, where the hub cannot be reached."""
+    """Returns the path of an earlier download, for use without a connection to the hub."""
     folder = _asked(name, lambda: hub.snapshot_download(name.repository, local_files_only=True))
     if isinstance(folder, Exception):
         _there(name, error)
@@ -135,9 +135,9 @@ def _cached(hub: Any, name: Name, error: Exception) -> Path:
 
 
 def _chosen(name: Name, files: list[str], *, all_of_them: bool = True) -> list[str] | None:
-    """The GGUF file of a repository, or all its parts; None: its checkpoint.
+    """Returns the GGUF file of a repository, or all parts of it; None: its checkpoint.
 
-    all_of_them: False: the repository may have others.
+    all_of_them: whether `files` lists the whole repository.
     """
     wanted = name.kind or DEFAULT
     models = [f for f in files if f.endswith(".gguf") and not NO_MODELS.search(f)]
@@ -175,13 +175,13 @@ def _parts_of(file: str) -> list[str]:
 
 
 def _asked(name: Name, call: Callable[[], Any]) -> Any:
-    """What the hub gives, or the exception that says that it cannot be reached.
+    """Returns the hub's result, or the exception if the hub cannot be reached.
 
-    Raises OSError for its refusals.
+    Raises OSError if the hub refuses the request.
     """
     try:
         return call()
-    except Exception as error:  # of its libraries for HTTP, too, whose kinds have changed
+    except Exception as error:  # includes errors of HTTP libraries, which differ between versions
         problem = _REFUSED.get(type(error).__name__)
         if problem is not None:
             _fail(name, problem, error)
@@ -189,7 +189,7 @@ def _asked(name: Name, call: Callable[[], Any]) -> Any:
 
 
 def _there(name: Name, found: Any) -> Any:
-    """What `_asked` has found; raises OSError where that is an exception."""
+    """Returns the result of `_asked`; raises OSError if it is an exception."""
     if not isinstance(found, Exception):
         return found
     said = next(iter(str(found).splitlines()), "") or type(found).__name__

@@ -1,8 +1,8 @@
-"""Tensors and metadata of files that earlier converters wrote, as today's files have them.
+"""Converts tensors and metadata of legacy GGUF files to the current layout.
 
-DeepSeek's `attn_kv_b` is each head's `attn_k_b`, its axes exchanged, and behind it its `attn_v_b`.
-Qwen3-Next's `ssm_in` is, for each key head, its rows of queries, keys and values (`attn_qkv`) and
-those of gates (`attn_gate`).
+DeepSeek's `attn_kv_b` holds, for each head, the transposed `attn_k_b` and then `attn_v_b`.
+Qwen3-Next's `ssm_in` holds, for each key head, rows of queries, keys and values (`attn_qkv`) and
+then rows of gates (`attn_gate`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ..config.tensors import expected_tensors, float_array
 
 _NAME = re.compile(r"(blk\.\d+\.)(attn_kv_b|ssm_in)\.weight")
 
-#: A whole tensor -> one of today's.
+#: Function from a legacy tensor to a current one.
 Part: TypeAlias = Callable[[Any], Any]
 
 
 def parts_of(config: Config, name: str) -> dict[str, Part]:
-    """Today's names of what a tensor holds, and how to get it; {}: it is one of today's."""
+    """Returns current name -> function that extracts it from a legacy tensor; {}: not legacy."""
     match = _NAME.fullmatch(name)
     if match is None:
         return {}
@@ -46,9 +46,9 @@ def parts_of(config: Config, name: str) -> dict[str, Part]:
 def described(
     config: Config, tensors: Mapping[str, gguf.TensorInfo], file: str
 ) -> dict[str, gguf.TensorInfo]:
-    """A file's tensors by today's names, types and shapes; their places in the file mean nothing.
+    """Returns a file's tensors with current names, types and shapes; their offsets are invalid.
 
-    Raises GGUFError for an earlier one of another shape, or beside what it holds.
+    Raises GGUFError if a legacy tensor has another shape, or the file also holds a part of it.
     """
     expected, found = expected_tensors(config), {}
     for name, info in tensors.items():
@@ -72,7 +72,10 @@ def described(
 
 
 def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors by today's names. A packed `attn_k_b` becomes float32: its blocks lie across."""
+    """Returns tensors with current names.
+
+    A packed `attn_k_b` becomes float32, because its blocks run along the other axis.
+    """
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         parts = parts_of(config, name)
@@ -81,7 +84,7 @@ def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metadata:
-    """Metadata that says of attention's heads what today's files say."""
+    """Returns metadata with the current keys of attention heads."""
     found, prefix = gguf.Metadata(metadata), metadata["general.architecture"]
     if config.latent is not None and f"{prefix}.{attention_fields.LATENT_KEY}" not in found:
         for key, value in attention_fields.write(config).items():
@@ -90,7 +93,7 @@ def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metad
 
 
 def _whole(config: Config, name: str) -> tuple[int, int]:
-    """The shape of an earlier tensor."""
+    """Returns the shape of a legacy tensor."""
     if config.latent is not None:
         of_head = config.head_dim - config.rope_dim + config.latent.value_dim
         return config.num_heads * of_head, config.latent.rank
@@ -99,7 +102,7 @@ def _whole(config: Config, name: str) -> tuple[int, int]:
 
 
 def _rows(tensor: Any, heads: int, take: Callable[[Any], Any]) -> Any:
-    """Rows by `take`, of arrays (heads, rows of a head, ...): the tensor, or each of its planes."""
+    """Applies `take` to the tensor, or each of its planes, as (heads, rows of a head, ...)."""
 
     def of_array(array: Any) -> jax.Array:
         return take(jnp.asarray(array).reshape(heads, -1, *array.shape[1:]))
@@ -107,7 +110,7 @@ def _rows(tensor: Any, heads: int, take: Callable[[Any], Any]) -> Any:
     if not isinstance(tensor, QuantizedArray):
         return of_array(tensor)
     planes = [of_array(plane) for plane in tensor.planes]
-    # Planes are (rows ..., blocks, bytes of one); a matrix's columns stay.
+    # Planes are (rows ..., blocks, bytes of a block); the number of columns does not change.
     return QuantizedArray(tensor.format, (*planes[0].shape[:-2], tensor.shape[-1]), planes)
 
 

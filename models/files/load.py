@@ -1,4 +1,4 @@
-"""Models by path or name: a GGUF file, a checkpoint, the demo, or one of the hub."""
+"""Loads a model by path or name: a GGUF file, a checkpoint, the demo, or a model on the hub."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The path itself, or that of the model that it names.
-
-    That is the one that comes with this package for "demo", or one of the Hugging Face hub.
-    """
+    """Resolves "demo" and names on the Hugging Face hub to paths; returns other paths unchanged."""
     if path == DEMO:
         return demo_path()
     named = hub.named(path)
@@ -74,30 +71,29 @@ def load(
     rules: Rules | None = None,
     lora: Any = None,
 ) -> Model:
-    """Loads a model, as `from_gguf` or `from_pretrained` does.
+    """Loads a model with `from_gguf` or `from_pretrained`.
 
     Args:
-      path: a GGUF file, or the first of several, NAME-00001-of-00003.gguf; a Hugging Face
-        checkpoint's folder, or one .safetensors file in it; "demo", the small model that comes with
-        this package; or, where there is no such file, a name on the Hugging Face hub, ORG/NAME,
+      path: a GGUF file, or the first of several, NAME-00001-of-00003.gguf; the folder of a Hugging
+        Face checkpoint, or one .safetensors file in it; or "demo", the small model that comes with
+        this package. If no such file exists, a name on the Hugging Face hub, ORG/NAME,
         ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf, which is downloaded.
-      progress: called with (bytes done, bytes in all) while tensors are read.
-      mesh: devices that the model is split over: along the mesh's only axis, or that named `tp`,
-        `model` or `tensor`. Along one named `dp`, `data` or `batch` batches are split, and each
-        part of the model is held by all devices. Each tensor's parts go to their devices as they
-        are read; a process reads those of its own devices.
-      rules: GGUF's name of a tensor, without `blk.N.` and `.weight`, to where its axes are split,
-        {"attn_q": P("tp"), "attn_output": P(None, "tp")}; tensors without a rule are whole on every
-        device. None: Megatron's: rows of what comes first in attention and in the network, columns
-        of what comes behind; rows, too, where columns do not divide at their blocks; a warning
-        names tensors that stay whole.
-      lora: an adapter to put beside the weights, by its path, (path, scale), or a list of these;
-        `with_lora` says what they may be.
+      progress: called with (bytes done, total bytes) while tensors are read.
+      mesh: devices to shard the model over, along the mesh's only axis, or the axis named `tp`,
+        `model` or `tensor`. Along an axis named `dp`, `data` or `batch`, batches are split and the
+        model is replicated. Shards are sent to their devices while tensors are read; a process
+        reads only the shards of its own devices.
+      rules: GGUF tensor name without `blk.N.` and `.weight` -> partition of its axes,
+        {"attn_q": P("tp"), "attn_output": P(None, "tp")}; tensors without a rule are replicated.
+        None: Megatron's rules, which split the first projections of attention and MLP by rows and
+        the last by columns, or by rows if columns cannot be split between blocks. A warning names
+        tensors that are replicated.
+      lora: LoRA adapters: a path, (path, scale), or a list of these; see `with_lora`.
 
     Raises:
-      jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed, or holds what is not
-        supported. OSError: it cannot be read. ValueError: a rule that names no tensor or no axis of
-        the mesh, or splits an axis within a row or a block. TypeError: no Mesh, no PartitionSpec.
+      jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed or not supported. OSError: it
+        cannot be read. ValueError: a rule names an unknown tensor or mesh axis, or splits within a
+        row or block. TypeError: not a Mesh, or not a PartitionSpec.
     """
     path = located(path)
     read = from_pretrained if is_checkpoint(path) else from_gguf

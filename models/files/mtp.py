@@ -1,4 +1,4 @@
-"""The layer of a GGUF file that predicts further tokens, read for drafts."""
+"""Loads the multi-token-prediction (MTP) layer of a GGUF file, for drafts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from ..runner.speculative.mtp import Drafter, NextTokens
 if TYPE_CHECKING:
     from ..network.decoder import Decoder
 
-#: GGUF's names of its own tensors, behind `blk.N.nextn.`, to the one that takes their place where a
-#: file lacks them.
+#: Tensor of an MTP layer after `blk.N.nextn.` -> the tensor used instead if a file lacks it.
 _OWN = {
     "eh_proj": None,
     "enorm": None,
@@ -35,16 +34,16 @@ _PREFIX = "blk.0."
 
 
 def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> NextTokens:
-    """The layer of a GGUF file that predicts further tokens, for `generate(..., draft=)`.
+    """Loads the multi-token-prediction layer of a GGUF file, for `generate(..., draft=)`.
 
-    Nothing else of the file is read.
+    Reads nothing else of the file.
 
     Args:
-      tokens: of a draft; None: as many as pay.
+      tokens: tokens per draft; None: a default for the device.
 
     Raises:
-      jax_q4k.GGUFError: the file is malformed, has no such layer or several, or its tensors are
-        not those of one. OSError: it cannot be read.
+      jax_q4k.GGUFError: the file is malformed, has no such layer or several, or the layer's tensors
+        are wrong. OSError: it cannot be read.
     """
     file = os.fsdecode(path)
     header = gguf.read_header(path)
@@ -77,15 +76,15 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
 
 
 def _drafter(config: Config, weights: Mapping[str, Any], trunk: Decoder) -> Drafter:
-    """The layer with `weights`, which may be tracers, beside the trunk's modules."""
-    from ..network.build import build  # with Flax, which only programs need
+    """Builds the layer from `weights`, which may be tracers, and modules of the main model."""
+    from ..network.build import build  # imports Flax, which only programs need
     from ..network.layers import AdaptedLinear, Linear, RMSNorm
 
     tensors = {n: t for n, t in weights.items() if n.startswith(_PREFIX)}
     tensors["output_norm.weight"] = weights.get("shared_head_norm", trunk.norm.weight[...])
     tensors["token_embd.weight"] = weights.get("embed_tokens", trunk.embedding.get_value())
     head, output = weights.get("shared_head_head"), trunk.output
-    while isinstance(output, AdaptedLinear):  # a draft may differ from what the model says
+    while isinstance(output, AdaptedLinear):  # drafts may ignore adapters
         output = output.base
     if head is None and output is not None:
         head = output.weight.get_value()
@@ -104,7 +103,7 @@ def _check(
     file: str,
     prefix: str,
 ) -> None:
-    """Raises GGUFError unless a layer's tensors, and its own, are all there and fit."""
+    """Raises GGUFError unless the tensors of layer and MTP are complete and have their shapes."""
     size, vocab = config.hidden_size, config.vocab_size
     expected: dict[str, tuple[int, ...]] = {"eh_proj": (size, 2 * size)}
     expected |= dict.fromkeys(("enorm", "hnorm", "shared_head_norm"), (size,))

@@ -1,7 +1,6 @@
-"""Divisors of rope frequencies in GGUF files of architectures that have no tensor for them.
+"""Stores rope frequency divisors in metadata for architectures without a tensor for them.
 
-llama.cpp refuses a file that holds a tensor which it does not read. There the divisors are a key
-of the metadata, which it ignores.
+llama.cpp rejects files with a tensor that it does not read, but ignores unknown metadata keys.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..config import Config
 from ..config.rope import DIVISORS
 from ..config.rope_fields import MIN_DIVISOR
 
-#: Numbers, one for each pair of a head's dimensions.
+#: Metadata key; one number per pair of a head's dimensions.
 KEY = "jax_q4k.rope_freqs"
 _TENSOR = DIVISORS[0]
 
@@ -25,7 +24,10 @@ _TENSOR = DIVISORS[0]
 def in_metadata(
     config: Config, metadata: Mapping[str, Any], tensors: Mapping[str, gguf.TensorPieces]
 ) -> tuple[gguf.Metadata, dict[str, gguf.TensorPieces]]:
-    """Metadata and tensors of a file to write, with the divisors where its readers look."""
+    """Moves the divisors of a file to write from tensors to metadata, if the architecture needs it.
+
+    Returns metadata and tensors.
+    """
     full, left = gguf.Metadata(metadata), dict(tensors)
     if config.kind.divisors_in_metadata and (found := left.pop(_TENSOR, None)) is not None:
         pieces = [np.asarray(piece, np.float32).reshape(-1) for piece in found.pieces()]
@@ -34,9 +36,9 @@ def in_metadata(
 
 
 def of_metadata(config: Config, metadata: Mapping[str, Any], file: str) -> dict[str, np.ndarray]:
-    """GGUF's name -> the divisors that a file's metadata holds, float32 (rope_dim / 2,).
+    """Returns GGUF name -> divisors from metadata, float32 (rope_dim / 2,); empty without the key.
 
-    Raises GGUFError naming the key for what are no such numbers.
+    Raises GGUFError that names the key if they are invalid.
     """
     if KEY not in metadata:
         return {}

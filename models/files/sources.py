@@ -1,4 +1,4 @@
-"""A model's tensors in a file, read one at a time, as quantizing it does."""
+"""Reads a model's tensors from files one at a time, for quantization."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .gguf import described_config, used_tensors
 
 
 class TensorSource(Protocol):
-    """A model that is not loaded."""
+    """Protocol of model files that are read one tensor at a time."""
 
     @property
     def name(self) -> str:
-        """Its name in errors."""
+        """Name in error messages."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -32,21 +32,21 @@ class TensorSource(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
-        """GGUF's names -> row-major shapes."""
+        """GGUF name -> row-major shape."""
 
     @property
     def packed(self) -> Mapping[str, str]:
-        """Names of tensors that are quantized already -> their types."""
+        """Name -> type of tensors that are already quantized."""
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
-        """One tensor in host memory, packed or float32, float16 or bfloat16.
+        """Reads one tensor into host memory, packed or float32, float16 or bfloat16.
 
-        It is finite, or an error names it.
+        Raises an error that names the tensor if it is not finite.
         """
 
 
 class GGUFSource(gguf.TensorFile):
-    """A GGUF file as a `TensorSource`. Raises GGUFError for what is malformed or not supported."""
+    """A GGUF file as a `TensorSource`; raises GGUFError if it is malformed or not supported."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fsdecode(path)
@@ -66,7 +66,7 @@ class GGUFSource(gguf.TensorFile):
         }
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
-        """As `TensorSource.read`."""
+        """Reads one tensor, see `TensorSource.read`."""
         if name not in self._whole:
             return super().read(name)
         whole, take = self._whole[name]
@@ -74,10 +74,10 @@ class GGUFSource(gguf.TensorFile):
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """True of a checkpoint, a folder or a .safetensors file; False of a GGUF file."""
+    """Whether a path is a checkpoint, a folder or a .safetensors file, instead of a GGUF file."""
     return os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors")
 
 
 def open_source(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[TensorSource]:
-    """The tensors of a GGUF file, or of a checkpoint: its folder, or a .safetensors file."""
+    """Opens a GGUF file, or a checkpoint by its folder or a .safetensors file."""
     return CheckpointSource(path) if is_checkpoint(path) else GGUFSource(path)

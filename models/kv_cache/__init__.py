@@ -1,4 +1,4 @@
-"""What a batch keeps between steps: pages of keys and values, and recurrent state."""
+"""Paged KV cache and recurrent state of a batch."""
 
 from .paged import PagedCache
 

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedCache:
-    """Keys and values of all layers, states of others, and where each sequence's tokens lie.
+    """Keys and values of attention layers, state of recurrent layers, and the block tables.
 
-    Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size. Where
-    devices hold groups of the sequences, block_tables is (groups, batch / groups, ...) and its ids
-    count from the first page of the group's part.
+    Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size. With
+    the batch sharded over devices, block_tables is (groups, batch / groups, ...), and page ids
+    count from the first page of the group's shard.
 
-    Windowed layers have pages for what their window sees, which later tokens take in turn: in their
-    tables a page comes again after as many.
+    Windowed layers have only the pages that their window needs. Later tokens reuse them in turn, so
+    page ids repeat in their block tables.
 
     Attributes:
-      pages: per layer arrays of its own, so that each can be updated in place.
+      pages: separate arrays for each layer, so that each can be updated in place.
       block_tables: int32 (batch, pages_per_sequence), shared by the layers without a window.
       context_lens: int32 (batch,), tokens stored so far.
-      window_tables: as block_tables, of each of `Config.windows`.
-      states: per layer; what they hold of a sequence without tokens means nothing.
+      window_tables: block tables like `block_tables`, one for each of `Config.windows`.
+      states: recurrent state per layer; unspecified for sequences without tokens.
     """
 
     pages: list[Pages]
@@ -61,18 +61,17 @@ class PagedCache:
         ahead: int = 1,
         placement: Placement | None = None,
     ) -> PagedCache:
-        """An empty cache for `batch` sequences of up to `capacity` tokens.
+        """Creates an empty cache for `batch` sequences of up to `capacity` tokens.
 
-        ahead: tokens of a sequence that `Decoder.extend` may append at a time, where layers are
-        windowed.
+        ahead: tokens of a sequence that `Decoder.extend` may append at a time in windowed layers.
 
-        Each sequence has pages of its own. On several devices, each holds the pages of its rows of
-        the batch and of its heads; where devices are more than the model's KV heads, groups of them
-        hold the same head.
+        Each sequence has its own pages. On several devices, each device holds the pages of its
+        batch rows and its KV heads. With more devices than KV heads, several devices hold copies of
+        the same head.
 
         Raises:
-          ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots; a batch that the
-            mesh's axis for batches does not divide. TypeError: `dtype` is none of float32,
+          ValueError: batch or capacity is below 1, there are more than 2^31 - 1 slots, or the
+            mesh's batch axis does not divide the batch. TypeError: `dtype` is none of float32,
             bfloat16, float16, int8, float8_e4m3fn.
         """
         dtype = jq.page_dtype(dtype)
@@ -95,7 +94,7 @@ class PagedCache:
     def shapes(
         cls, config: Config, batch: int, capacity: int, *, dtype: Any, ahead: int
     ) -> PagedCache:
-        """Shapes and dtypes of what `create` gives on one device, as `jax.ShapeDtypeStruct`s."""
+        """Returns the result of `create` on one device as `jax.ShapeDtypeStruct`s."""
         per_sequence = -(-capacity // PAGE_SIZE)
 
         def array(shape: tuple[int, ...], dtype: Any, _: Any) -> Any:
@@ -120,27 +119,27 @@ class PagedCache:
         put: Callable[[np.ndarray], Any],
         zeros: Callable[[tuple[int, ...], Any, NamedSharding | None], Any],
     ) -> PagedCache:
-        """An empty cache whose arrays `put` and `zeros` make.
+        """Creates an empty cache; `put` and `zeros` make its arrays.
 
-        per_sequence: pages of a sequence.
+        per_sequence: number of pages per sequence.
         """
         groups = 1 if placement is None else placement.groups
 
         def pages(layer: int) -> Pages:
-            """A layer's."""
+            """Creates the pages of a layer."""
             own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
             heads, over = heads_of(config, layer, placement)
             arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
             return tuple(zeros(shape, dtype, over) for shape, dtype in arrays)
 
         def state(layer: int) -> State:
-            """A layer's."""
+            """Creates the recurrent state of a layer."""
             over = placement and NamedSharding(placement.mesh, PartitionSpec(placement.data))
             shapes = state_shapes(config, layer, batch)
             return tuple(zeros(shape, jnp.float32, over) for shape in shapes)
 
         def tables(window: int | None) -> jax.Array:
-            """The pages of each sequence, in turn."""
+            """Creates the block tables, which give each sequence consecutive pages."""
             own = min(per_sequence, window_pages(window, page_size, ahead))
             first = np.arange(batch // groups, dtype=np.int32)[:, None] * own
             group = first + np.arange(per_sequence, dtype=np.int32) % own
@@ -160,25 +159,25 @@ class PagedCache:
 
     @property
     def dtype(self) -> Any:
-        """That of cached keys and values."""
+        """Dtype of keys and values."""
         return next(pages[0].dtype for pages in self.pages if pages)
 
     @property
     def capacity(self) -> int:
-        """Tokens a sequence can hold."""
+        """Capacity per sequence in tokens."""
         return self.block_tables.shape[-1] * self.page_size
 
     def tables(self, config: Config) -> dict[int | None, jax.Array]:
-        """The block tables of layers by their window."""
+        """Returns window -> block tables of the layers with that window."""
         return {
             None: self.block_tables,
             **dict(zip(config.windows, self.window_tables, strict=True)),
         }
 
     def kept(self, positions: jax.Array, lengths: jax.Array, window: int | None) -> jax.Array:
-        """True of the tokens of whole prompts that a layer's pages keep, bool (batch, time).
+        """Returns the mask (batch, time) of prompt tokens that a layer with this window stores.
 
-        positions: (batch, time). lengths: (batch,), beyond which is padding.
+        positions: (batch, time). lengths: (batch,), prompt lengths without padding.
         """
         last = lengths[:, None] - 1
         valid = positions <= last
@@ -188,7 +187,7 @@ class PagedCache:
         return valid & (positions // self.page_size > last // self.page_size - pages)
 
     def reset(self, rows: jax.Array) -> PagedCache:
-        """The cache with these sequences empty; rows: bool (batch,)."""
+        """Returns the cache with the sequences of the mask `rows`, bool (batch,), emptied."""
         return dataclasses.replace(self, context_lens=jnp.where(rows, 0, self.context_lens))
 
     def slots(
@@ -197,10 +196,10 @@ class PagedCache:
         valid: jax.Array,
         tables: jax.Array | None = None,
     ) -> jax.Array:
-        """Slots of token positions (batch, time), for `append_kv`.
+        """Returns the slots of token positions (batch, time), for `append_kv`.
 
-        They are int32 (batch * time,), or (groups, batch / groups * time). A slot is -1 where not
-        valid, and for a position beyond the capacity. tables: None: `block_tables`.
+        The result is int32 (batch * time,), or (groups, batch / groups * time). Invalid tokens and
+        positions beyond the capacity get slot -1. tables: by default `block_tables`.
         """
         size = jnp.int32(self.page_size)
         tables = self.block_tables if tables is None else tables
@@ -213,7 +212,7 @@ class PagedCache:
 
 
 def grown(cache: PagedCache, config: Config, capacity: int, ahead: int) -> PagedCache:
-    """The cache of one sequence with room for `capacity` tokens, at least as many as before."""
+    """Grows the cache of one sequence to `capacity` tokens; never shrinks it."""
     if capacity <= cache.capacity:
         return cache
     options = {"page_size": cache.page_size, "dtype": cache.dtype, "ahead": ahead}
@@ -233,7 +232,7 @@ def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> ja
 
 @functools.cache
 def _compiled_zeros(over: NamedSharding | None) -> Any:
-    """Compiled once for all layers: each needs pages of its own."""
+    """Returns a jitted `zeros`; layers share it, and each call makes a separate buffer."""
     if over is None:
         return jax.jit(jnp.zeros, static_argnums=(0, 1))
     return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=over)

@@ -1,6 +1,6 @@
 """Gathers, copies and resets rows of recurrent state as sequences join or leave a batch.
 
-Pages need none of this: a sequence's block table says which are its own.
+Pages need none of this, because block tables assign them to sequences.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from .shapes import State
 
 
 def gather(states: list[State], rows: jax.Array) -> list[State]:
-    """States (n, ...) of rows int32 (n,): a batch put together anew, some rows several times."""
+    """Builds the states (n, ...) of a new batch from `rows`, int32 (n,), which may repeat."""
     return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), states)
 
 
 def copy(states: list[State], source: jax.Array, target: jax.Array) -> list[State]:
-    """States with the rows `source` int32 (n,) also in the place of the rows `target` (n,)."""
+    """Copies rows `source`, int32 (n,), over rows `target` (n,)."""
     return jax.tree.map(lambda x: x.at[target].set(jnp.take(x, source, axis=0)), states)
 
 
 def reset(states: list[State], rows: jax.Array) -> list[State]:
-    """States with zeros in rows bool (batch,), as those of sequences without tokens."""
+    """Zeroes the rows of the mask `rows`, bool (batch,), as for sequences without tokens."""
 
     def zeroed(x: jax.Array) -> jax.Array:
         return jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), jnp.zeros_like(x), x)

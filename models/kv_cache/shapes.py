@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 16  # tokens
 
-#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of
-#: int8 pages also their scales, both float32 (num_pages, num_kv_heads, page_size). Of latent
-#: attention: one array instead of two. (): the layer has none of its own.
+#: Pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim). int8
+#: pages have their scales too, both float32 (num_pages, num_kv_heads, page_size). Latent attention
+#: has one array instead of each pair. Empty for a layer without pages of its own.
 Pages = tuple[jax.Array, ...]
 
-#: The state of one layer that is recurrent, float32: its convolution's last inputs (batch, width,
-#: channels), that of token t in slot t % width; of a gated delta net then (batch, value heads, head
-#: dim, head dim). (): the layer has none.
+#: Recurrent state of one layer, float32: the convolution's last inputs (batch, width, channels),
+#: token t in slot t % width. A gated delta net also has matrices (batch, value heads, head dim,
+#: head dim). Empty for attention layers.
 State = tuple[jax.Array, ...]
 
 
 def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
-    """Pages that the windows of `ahead` tokens can see parts of, the last anywhere in a page."""
+    """Returns how many pages the windows of `ahead` consecutive tokens can overlap.
+
+    The last token may lie anywhere in its page.
+    """
     if window is None:
         return np.iinfo(np.int32).max
     return -(-(window + ahead - 2) // page_size) + 1
@@ -37,11 +40,11 @@ def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
 def page_shapes(
     config: Config, layer: int, count: int, page_size: int, dtype: Any, heads: int = 1
 ) -> list[tuple[tuple[int, ...], Any]]:
-    """Shapes and dtypes of a layer's `Pages`, `count` of them."""
+    """Returns shapes and dtypes of a layer's `Pages` arrays with `count` pages."""
     if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
         return []
     kinds, head_dim = 2, config.head_dim_of(layer)
-    if config.latent is not None:  # keys, whose first elements are the values
+    if config.latent is not None:  # values are the first elements of keys
         kinds, head_dim = 1, config.latent.stored_dim(config.rope_dim)
     shapes: list[tuple[tuple[int, ...], Any]] = [((count, heads, page_size, head_dim), dtype)]
     if dtype == jnp.int8:
@@ -50,7 +53,7 @@ def page_shapes(
 
 
 def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a layer's `State`."""
+    """Returns the shapes of a layer's `State`."""
     mixer, delta = config.mixer_of(layer), config.delta
     if mixer == "convolution":
         return ((batch, config.convolution_width, config.hidden_size),)
@@ -63,7 +66,10 @@ def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...
 def heads_of(
     config: Config, layer: int, placement: Placement | None
 ) -> tuple[int, NamedSharding | None]:
-    """Heads that a layer's pages hold, and where they lie; latent vectors are whole."""
+    """Returns how many heads a layer's pages hold, and their sharding.
+
+    Latent vectors are not split over heads.
+    """
     num_kv_heads, num_heads = config.kv_heads_of(layer), config.num_heads
     if placement is None:
         return num_kv_heads, None

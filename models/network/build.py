@@ -1,4 +1,4 @@
-"""The decoder of a model's tensors, and the tensors of a decoder."""
+"""Builds a decoder from a model's tensors, and lists the tensors of a decoder."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def build(
     tensors: Mapping[str, QuantizedArray | jax.Array],
     rope_frequencies: Sequence[jax.Array] | None = None,
 ) -> Decoder:
-    """The decoder of tensors that `check_tensors` has passed.
+    """Builds the decoder from tensors that `check_tensors` has accepted.
 
-    rope_frequencies: as Decoder has them; None: what config and tensors say.
+    rope_frequencies: `Decoder.rope_frequencies`; None computes them from config and tensors.
     """
 
     def held(tensor: Tensor, prefix: str = "") -> Any:
-        """A tensor's module, or variable; None where the model has no such tensor."""
+        """Returns a tensor's module or variable; None if the model lacks the tensor."""
         weight = tensors.get(prefix + tensor.name)
         bias = tensors.get(f"{prefix}{tensor.gguf}.bias")
         if weight is None:
@@ -65,7 +65,7 @@ def build(
         return Linear(weight, *given) if dimensions == 2 else ExpertLinear(weight, *given)
 
     def owners(tensors: Iterable[tuple[Tensor, str]]) -> dict[str, dict[str, Any]]:
-        """Modules and variables by their owner's place, then by theirs."""
+        """Returns path of the owning module -> attribute -> module or variable."""
         parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
         for tensor, prefix in tensors:
             owner, _, place = tensor.module.rpartition(".")
@@ -90,7 +90,7 @@ def build(
 
 
 def _layer(config: Config, i: int, parts: dict[str, dict[str, Any]]) -> DecoderLayer:
-    """A layer of its modules and variables, by their owner's place and by theirs."""
+    """Builds a layer from `parts`: path of the owning module -> attribute -> module or variable."""
     activation, mixer = config.kind.activation, config.mixer_of(i)
     per_layer = parts.get("per_layer")
     mixed: dict[str, Any] = {mixer: _mixer(config, i, parts[mixer])}
@@ -105,7 +105,7 @@ def _layer(config: Config, i: int, parts: dict[str, dict[str, Any]]) -> DecoderL
 def _network(
     config: Config, i: int, parts: dict[str, dict[str, Any]]
 ) -> MLP | Experts | DenseBesideExperts:
-    """The feed-forward network of a layer."""
+    """Builds the feed-forward network of a layer."""
     options: dict[str, Any] = {"activation": config.kind.activation}
     scaled: dict[str, Any] = {"residual_scale": config.scales.residual}
     if config.experts is None or not config.has_experts(i):
@@ -120,7 +120,7 @@ def _network(
 
 
 def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
-    """What mixes tokens in a layer."""
+    """Builds the token mixer of a layer: attention, convolution or delta net."""
     kind = config.kind
     if config.mixer_of(layer) == "convolution":
         return ShortConvolution(**parts)
@@ -148,13 +148,12 @@ def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
 
 
 def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax.Array]:
-    """GGUF's names -> a decoder's tensors: the inverse of `build`.
+    """Returns a decoder's tensors by GGUF name; the inverse of `build`.
 
-    Tensors that its architecture has not, such as norms of a llama's queries, are among them:
-    `check_tensors` refuses these.
+    Includes tensors that the architecture does not define, such as query norms in a llama;
+    `check_tensors` rejects those.
 
-    TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter
-    around it.
+    Raises TypeError if another module, such as an adapter, replaces a Linear or an RMSNorm.
     """
     decoder = model if isinstance(model, Decoder) else model.decoder()
     tensors: dict[str, Any] = {}
@@ -162,7 +161,7 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
         module: Any = decoder if layer is None else decoder.layers[layer]
         for name in tensor.module.split("."):
             module = getattr(module, name, None)
-        if module is None:  # a norm that the layer has not, an output tied to the embedding
+        if module is None:  # an absent norm, or an output tied to the embedding
             continue
         if isinstance(module, nnx.Variable):
             tensors[prefix + tensor.name] = module.get_value()
@@ -179,7 +178,7 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
 
 
 def _with_strangers(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
-    """`table`, and tensors of other architectures at each place that a layer's own leave free."""
+    """Yields `table`, then tensors of other architectures at module paths that a layer lacks."""
     yield from table(config)
     for i in range(config.num_layers):
         own = {tensor.module for tensor in layer_tensors(config, i)}

@@ -1,8 +1,8 @@
 """The decoder: a tree of Flax NNX modules whose weights stay packed.
 
-Its passes differ only in each layer's memory: what attention appends to and attends to, `Fresh`
-keys and values or `Paged` ones; and the state that others go on from, with a `Chunk` of tokens or
-one `Step`.
+Its passes differ only in the `memory` that each layer gets. Attention layers get keys and values,
+`Fresh` ones of a whole prompt or `Paged` ones of a cache. Recurrent layers get their state and a
+`Chunk` of tokens or one `Step`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from .rows import last_tokens
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RopeDivisors(nnx.Module):
-    """Divisors of rope frequencies, (rope_dim / 2,) each, or None: of every context, or of two."""
+    """Divisors of rope frequencies, (rope_dim / 2,) each or None.
+
+    Either `all` applies to every context length, or `long` and `short` depend on it.
+    """
 
     all: nnx.Variable[Array] | None = None
     long: nnx.Variable[Array] | None = None
@@ -52,11 +55,11 @@ class Decoder(nnx.Module):
 
     Attributes:
       embedding: (vocab_size, hidden_size), packed or float.
-      output: None where it is tied to the embedding.
-      rope_frequencies: (rope_dim / 2,) of each of the config's ropes, and behind them those of the
-        first in long contexts, where they differ.
-      rope_divisors: what went into them, kept so that a saved file holds it.
-      per_layer: what layers get of a token's embedding; None: nothing.
+      output: projection to logits; None if it is tied to the embedding.
+      rope_frequencies: (rope_dim / 2,) for each of the config's ropes. If the first rope has other
+        frequencies in long contexts, they come last.
+      rope_divisors: divisors that `rope_frequencies` include; kept for saving.
+      per_layer: per-layer embeddings; None without.
     """
 
     config: Config
@@ -71,12 +74,12 @@ class Decoder(nnx.Module):
     def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
         """Full causal pass: tokens (batch, time) int32 -> logits (batch, time, vocab_size) float32.
 
-        lengths: int32 (batch,), where rows are padded on the right; None: no padding.
+        lengths: int32 (batch,), tokens of each row before right padding; None: no padding.
         """
         return self.logits(self.vectors(tokens, lengths))
 
     def vectors(self, tokens: Array, lengths: Array | None = None) -> Array:
-        """As a call, of vectors (batch, time, hidden_size) that `logits` makes logits of."""
+        """Like `__call__`, but returns hidden states (batch, time, hidden_size) before `logits`."""
         if lengths is None:
             lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
 
@@ -89,13 +92,13 @@ class Decoder(nnx.Module):
         return self._hidden(tokens, positions, memory, tokens.shape[1])[0]
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
-        """A full causal pass that stores keys and values from position 0 on.
+        """Runs a full causal pass that stores keys and values from position 0 on.
 
         Args:
-          tokens: (batch, time) int32, padded on the right; any id serves as padding.
-          lengths: (batch,) int32, up to time and to the cache's capacity; 0: the sequence stays as
-            it is, and gets meaningless logits.
-          cache: of `batch` sequences; what it held of the others is overwritten.
+          tokens: (batch, time) int32, padded on the right with any id.
+          lengths: (batch,) int32, at most time and the cache's capacity. A sequence of length 0
+            keeps its cache, and its logits are unspecified.
+          cache: for `batch` sequences; earlier content of sequences with tokens is overwritten.
 
         Returns:
           Logits of each row's last token, float32 (batch, vocab_size), and the cache.
@@ -106,9 +109,9 @@ class Decoder(nnx.Module):
     def prefill_vectors(
         self, tokens: Array, lengths: Array, cache: PagedCache, given: Array | None = None
     ) -> tuple[Array, PagedCache]:
-        """As `prefill`, of vectors (batch, time, hidden_size) that `logits` makes logits of.
+        """Like `prefill`, but returns the hidden states (batch, time, hidden_size) of all tokens.
 
-        given: the vectors that the first layer gets; None: the tokens' embeddings.
+        given: input of the first layer, (batch, time, hidden_size); None: the tokens' embeddings.
         """
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         slots = {
@@ -129,18 +132,18 @@ class Decoder(nnx.Module):
     def extend(
         self, tokens: Array, lengths: Array, cache: PagedCache, *, every: bool = True
     ) -> tuple[Array, PagedCache]:
-        """A pass over tokens that continue the sequences of a cache, such as pieces of a prompt.
+        """Appends tokens to the sequences of a cache, such as the next chunk of a prompt.
 
-        On a GPU a piece reads pages as `jq.paged_attention` says: once for many of its tokens.
-        Otherwise every token reads its sequence's pages by itself: then pieces of up to some
-        hundred tokens are best.
+        On a GPU `jq.paged_attention` reads the pages once for many tokens of a chunk. Elsewhere
+        each token reads all pages of its sequence, so chunks of up to a few hundred tokens are
+        best.
 
         Args:
-          tokens: (batch, time) int32, padded on the right. Windowed layers take as many as the
-            cache was created for, `ahead`.
-          lengths: (batch,) int32, 0 to time: tokens of each sequence.
-          cache: with room for them.
-          every: False: only each sequence's last token gets logits.
+          tokens: (batch, time) int32, padded on the right. Windowed layers limit time to the
+            `ahead` that the cache was created with.
+          lengths: (batch,) int32, 0 to time: new tokens of each sequence.
+          cache: must have room for the tokens.
+          every: False computes only the logits of each sequence's last token.
 
         Returns:
           Logits float32 (batch, time, vocab_size), or (batch, vocab_size), and the cache.
@@ -154,18 +157,18 @@ class Decoder(nnx.Module):
     def extend_vectors(
         self, tokens: Array, lengths: Array, cache: PagedCache, given: Array | None = None
     ) -> tuple[Array, PagedCache]:
-        """As `extend`, of vectors as `prefill_vectors` has them."""
+        """Like `extend`, but returns hidden states; `given` is as in `prefill_vectors`."""
         x, after = self._continued(tokens, lengths, cache, given)
         return x, self._stored(cache, after, cache.context_lens + lengths)
 
     def try_tokens(
         self, tokens: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, Callable[[Array], PagedCache]]:
-        """As `extend_vectors`, of tokens of which only the first may stay.
+        """Like `extend_vectors`, for draft tokens of which only the first few may be accepted.
 
         Returns:
-          The vectors, and a function: how many of each sequence's tokens stay, int32 (batch,), to
-          the cache with these.
+          Hidden states, and a function that maps the number of accepted tokens of each sequence,
+          int32 (batch,), to the cache with those tokens.
         """
         x, after = self._continued(tokens, lengths, cache, trial=True)
 
@@ -187,7 +190,7 @@ class Decoder(nnx.Module):
         *,
         trial: bool = False,
     ) -> tuple[Array, list[KV | Memory]]:
-        """The last layer's vectors (batch, time, hidden_size), and each layer's memory."""
+        """Returns the last layer's hidden states (batch, time, hidden_size) and all memories."""
         batch, time = tokens.shape
         self._check_ahead(time, cache)
         steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
@@ -211,12 +214,13 @@ class Decoder(nnx.Module):
     def decode(
         self, token: Array, cache: PagedCache, active: Array | None = None
     ) -> tuple[Array, PagedCache]:
-        """One step: stores one token per sequence and predicts the next.
+        """Runs one step: stores one token per sequence and predicts the next.
 
         Args:
           token: (batch,) int32.
-          cache: with room for one more token in every active sequence.
-          active: bool (batch,); the others stay as they are and get meaningless logits. None: all.
+          cache: must have room for one more token in every active sequence.
+          active: bool (batch,); None: all. Inactive sequences keep their cache, and their logits
+            are unspecified.
 
         Returns:
           Logits float32 (batch, vocab_size), and the cache.
@@ -231,7 +235,10 @@ class Decoder(nnx.Module):
         active: Array | None = None,
         given: Array | None = None,
     ) -> tuple[Array, PagedCache]:
-        """As `decode`, of vectors (batch, hidden_size), as `prefill_vectors` has them."""
+        """Like `decode`, but returns hidden states (batch, hidden_size).
+
+        given: input of the first layer, (batch, hidden_size); None: the tokens' embeddings.
+        """
         positions = cache.context_lens
         active = jnp.ones(token.shape, bool) if active is None else active
         tables, lens = cache.tables(self.config), positions + active.astype(jnp.int32)
@@ -256,7 +263,7 @@ class Decoder(nnx.Module):
     def _stored(
         self, cache: PagedCache, after: Sequence[KV | Memory], context_lens: Array
     ) -> PagedCache:
-        """The cache with what layers have after a pass."""
+        """Returns the cache with the pages and states that `after` holds for each layer."""
         return dataclasses.replace(
             cache,
             pages=[
@@ -268,7 +275,7 @@ class Decoder(nnx.Module):
         )
 
     def _check_ahead(self, time: int, cache: PagedCache) -> None:
-        """Raises ValueError if later tokens would take the pages that earlier ones still see."""
+        """Raises ValueError if later tokens would overwrite pages that earlier ones still read."""
         size, sequences = cache.page_size, cache.context_lens.shape[0]
         for layer, pages in enumerate(cache.pages):
             window = self.config.window_of(layer)
@@ -288,17 +295,17 @@ class Decoder(nnx.Module):
         capacity: int,
         given: Array | None = None,
     ) -> tuple[Array, list[KV | Memory]]:
-        """The last layer's vectors, and each layer's memory after it.
+        """Runs all layers; returns the last hidden states, and each layer's memory after the pass.
 
-        memory(layer, rotation=, temperature=). capacity: tokens that a sequence may have. given:
-        the first layer's vectors; None: embeddings.
+        memory: called as memory(layer, rotation=, temperature=). capacity: maximum tokens of a
+        sequence. given: input of the first layer; None: embeddings.
         """
         after: list[KV | Memory] = []
         config = self.config
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
         x = self.embedded(tokens) if given is None else given
         parts = None if self.per_layer is None else self.per_layer(tokens, x)
-        # what each layer's last launch asks for
+        # projections whose weights each layer's last kernel prefetches
         ahead = [layer.first for layer in list(self.layers)[1:]] + [[self._output]]
         for i, layer in enumerate(self.layers):
             rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
@@ -307,14 +314,14 @@ class Decoder(nnx.Module):
                 if source == i
                 else after[source]
             )
-            with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
+            with jax.named_scope(f"layer{i}"):  # shown in profiles and in XLA's kernel names
                 part = None if parts is None else parts[..., i, :]
                 x, memory_after = layer(x, held, part, ahead[i])
             after.append(memory_after)
         return x, after
 
     def _rotations(self, positions: Array, capacity: int) -> list[rope.Rotation]:
-        """The angles of positions by each of the config's ropes."""
+        """Returns the rotations at `positions`, one for each of the config's ropes."""
         config, tables = self.config, [f.get_value() for f in self.rope_frequencies]
         if len(tables) > len(config.ropes):
             *tables, long = tables
@@ -327,7 +334,7 @@ class Decoder(nnx.Module):
         return rotations
 
     def _temperature(self, positions: Array) -> Array | None:
-        """Factor of the queries at positions: 1 + scale * log(1 + floor(position / original))."""
+        """Returns query factors: 1 + scale * log(1 + floor(position / original context))."""
         scale, config = self.config.temperature_scale, self.config
         if not scale:
             return None
@@ -335,17 +342,17 @@ class Decoder(nnx.Module):
         return 1 + scale * jnp.log1p((positions // original).astype(jnp.float32))
 
     def embedded(self, tokens: Array) -> Array:
-        """The vectors (..., hidden_size) of tokens int32 (...)."""
+        """Returns the scaled embeddings (..., hidden_size) of tokens int32 (...)."""
         x = jq.embedding(tokens, self.embedding)
         return x if self.config.embedding_scale is None else x * self.config.embedding_scale
 
     @property
     def _output(self) -> Linear:
-        """The projection to logits."""
+        """Projection to logits."""
         return self.output or Linear(self.embedding.get_value())
 
     def logits(self, x: Array) -> Array:
-        """Logits float32 (..., vocab_size), of the last layer's vectors (..., hidden_size)."""
+        """Returns logits float32 (..., vocab_size) of hidden states (..., hidden_size)."""
         logits, cap = linear(x, self._output, norm=self.norm)[0], self.config.final_soft_cap
         if self.config.logit_scale is not None:
             logits = logits * self.config.logit_scale

@@ -1,4 +1,4 @@
-"""QuantizedArray in Flax: its type of Variable, and what Flax must know to store and show one."""
+"""QuantizedArray in Flax: its Variable type, serialization and display."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import jax_q4k as jq
 
 
 class Packed(nnx.Variable[jq.QuantizedArray]):
-    """Packed weights: bytes that no gradient reaches and no optimizer changes.
+    """Packed weights: bytes without gradients, which no optimizer updates.
 
-    A type of its own, so that `nnx.Param` is what can be trained.
+    A separate Variable type, so that `nnx.Param` selects exactly the trainable weights.
     """
 
 
 def variable(weight: Any) -> nnx.Variable[Any]:
-    """A weight as Packed if it is packed, else as nnx.Param."""
+    """Wraps a weight in Packed if it is packed, else in nnx.Param."""
     return Packed(weight) if jq.is_quantized(weight) else nnx.Param(weight)
 
 
 def _state_dict(w: jq.QuantizedArray) -> dict[str, Any]:
-    """The planes by name, as key paths have them."""
+    """Returns the planes by name, the names that key paths use."""
     names = [plane.name for plane in jq.formats.get(w.format).planes]
     return {name: serialization.to_state_dict(p) for name, p in zip(names, w.planes, strict=True)}
 
@@ -38,7 +38,7 @@ def _from_state_dict(w: jq.QuantizedArray, state: dict[str, Any]) -> jq.Quantize
 
 nnx.register_data_type(jq.QuantizedArray)
 serialization.register_serialization_state(jq.QuantizedArray, _state_dict, _from_state_dict)
-# `linen.tabulate` writes a tree of its leaves' descriptions by PyYAML.
+# `linen.tabulate` prints the tree of descriptions of its leaves with PyYAML.
 yaml.SafeDumper.add_representer(
     jq.QuantizedArray, lambda dumper, w: dumper.represent_dict({w.format: _state_dict(w)})
 )

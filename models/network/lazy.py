@@ -1,4 +1,4 @@
-"""A decoder that is built only where a program is traced: what else uses a model needs no Flax."""
+"""Lazy decoder: builds the Flax modules at trace time, so that other uses need not import Flax."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def unbuilt(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
-    """The parts of `build(config, tensors)`, for a Model."""
+    """Returns `build(config, tensors)` as Parts for a Model; merging them builds the modules."""
     held = {
         name: tensor if len(tensor.shape) > 1 else float_array(tensor)
         for name, tensor in tensors.items()

@@ -18,10 +18,10 @@ class Parts(NamedTuple):
     """A decoder split into weights and a function that merges them back, like `nnx.split`.
 
     Attributes:
-      state: a pytree of its weights.
-      merge: a state, whose arrays may be tracers -> the decoder's modules.
-      static: what `merge` depends on besides the config and the state's structure, as an object
-        whose repr tells it; None: nothing.
+      state: a pytree of the weights.
+      merge: maps a state, whose arrays may be tracers, to the decoder's modules.
+      static: an object whose repr identifies everything else that `merge` depends on, besides
+        config and structure of the state; None if there is nothing else.
     """
 
     config: Config
@@ -31,15 +31,15 @@ class Parts(NamedTuple):
 
 
 def split(decoder: Decoder) -> Parts:
-    """The parts of a decoder's modules."""
-    from flax import nnx  # which has been imported, or there were no modules
+    """Splits a decoder into Parts."""
+    from flax import nnx  # already imported, since a decoder exists
 
     graph, state = nnx.split(decoder)
     return Parts(decoder.config, state, functools.partial(nnx.merge, graph), graph)
 
 
 class HasDecoder(Protocol):
-    """A model that holds a decoder, such as `runner.model.Model`."""
+    """Protocol of models that hold a decoder, such as `runner.model.Model`."""
 
     @property
     def config(self) -> Config: ...

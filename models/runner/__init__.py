@@ -1,1 +1,1 @@
-"""Compiled programs of a model and the state they pass on. Knows no request and no queue."""
+"""Compiled programs of a model, and the state that they pass on; knows no requests or queues."""

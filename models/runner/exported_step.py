@@ -1,4 +1,4 @@
-"""A model's decode step, compiled ahead of time into a file, and run from it."""
+"""Compiles a model's decode step ahead of time into a file, and runs it from there."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NAME = "decode step, version 1"
 
 
 class CompiledStep:
-    """A decode step from a file, machine code for one batch and capacity, with a model's weights.
+    """A decode step loaded from a file: machine code for one batch and capacity, with weights.
 
     Attributes:
-      batch, capacity, cache_dtype: that it was compiled for.
+      batch, capacity, cache_dtype: what it was compiled for.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class CompiledStep:
         self._weights = jax.device_put(model.weights, program.device)
 
     def create_cache(self) -> PagedCache:
-        """An empty cache of the step's batch and capacity, on its device."""
+        """Creates an empty KV cache of the step's batch and capacity, on its device."""
         cache = PagedCache.create(self._config, self.batch, self.capacity, dtype=self.cache_dtype)
         return jax.device_put(cache, self._program.device)
 
     def __call__(self, token: Any, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
-        """One step, as `Decoder.decode`: logits float32 (batch, vocab_size) and the cache.
+        """Runs one step like `Decoder.decode`; returns float32 logits (batch, vocab_size), cache.
 
         Args:
-          token: (batch,) int32, one more of each sequence; ids outside the vocabulary give NaN.
-          cache: as `create_cache` makes it or a step gives it; it is donated.
+          token: (batch,) int32, next token of each sequence; invalid ids result in NaN.
+          cache: from `create_cache` or the previous step; it is donated.
 
         Raises:
           TypeError: shapes or dtypes that the step was not compiled for.
@@ -65,21 +65,22 @@ def compile_step(
     context: int | None = None,
     cache_dtype: Any = jnp.float32,
 ) -> int:
-    """Compiles the decode step for a device that need not be here, into a file; returns its bytes.
+    """Compiles the decode step into a file; returns the size of its code in bytes.
 
-    What `jax_q4k.implementation` says counts. The weights are not in the file.
+    The target device need not be present. `jax_q4k.implementation` selects the kernels. The weights
+    are not in the file.
 
     Args:
-      target: `cpu`, this machine's; or `h200`, an NVIDIA H200, which takes JAX's CUDA plugin but no
+      target: `cpu` of this machine; or `h200`, an NVIDIA H200, which needs JAX's CUDA plugin but no
         GPU.
-      batch: sequences of a step.
-      context: tokens that a sequence can have; None: as many as the model.
-      cache_dtype: as `generate` takes it.
+      batch: sequences per step.
+      context: maximum tokens of a sequence; None: the model's context length.
+      cache_dtype: as in `generate`.
 
     Raises:
       ValueError: an unknown target, a batch below 1, a context beyond the model's.
-      jax_q4k.UnavailableError: what the target takes is not installed. OSError: the file cannot be
-        written.
+      jax_q4k.UnavailableError: something that the target needs is not installed. OSError: the file
+        cannot be written.
     """
     longest = model.config.context_length
     context = longest if context is None else context
@@ -105,13 +106,13 @@ def compile_step(
 
 
 def load_compiled(path: str | os.PathLike[str], model: Model) -> CompiledStep:
-    """The step of a file that `compile_step` wrote, with a model's weights, on JAX's first device.
+    """Loads a file of `compile_step` with a model's weights, onto JAX's first device.
 
-    Nothing of a file is used before its checks; what runs then is machine code, so load files of
-    those alone whose programs you would run.
+    The file is checked before anything of it is used. It then runs as machine code, so load only
+    files from sources whose programs you would run.
 
     Raises:
-      jax_q4k.CompiledFileError: a file that is damaged, cut off or no compiled program, or that is
+      jax_q4k.CompiledFileError: the file is damaged, truncated or not a compiled program, or it is
         for another model, device, or version of JAX, jaxlib or this package. OSError: it cannot be
         read.
     """
@@ -128,13 +129,13 @@ def load_compiled(path: str | os.PathLike[str], model: Model) -> CompiledStep:
 
 
 def _arguments(model: Model, batch: int, context: int, dtype: Any) -> tuple[Any, ...]:
-    """The step's, as far as shapes and dtypes go."""
+    """Returns the arguments of the step, or their shapes and dtypes."""
     cache = jax.eval_shape(lambda: PagedCache.create(model.config, batch, context, dtype=dtype))
     return model.weights, jax.ShapeDtypeStruct((batch,), jnp.int32), cache
 
 
 def _shapes(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """What a file says of its step's arguments."""
+    """Returns the description of the step's arguments for the file's header."""
     _, token, cache = arguments
     return {
         "batch": token.shape[0],

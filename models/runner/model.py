@@ -1,7 +1,4 @@
-"""A decoder that is ready to run.
-
-It has weights as flat arrays, a tokenizer and compiled programs.
-"""
+"""A decoder ready to run: weights as flat arrays, a tokenizer and compiled programs."""
 
 from __future__ import annotations
 
@@ -34,28 +31,28 @@ if TYPE_CHECKING:
     from .speculative.drafts import Draft
 
 
-#: Compiled programs of a model that are kept in memory, of about 10 MB each.
+#: Maximum number of compiled programs in memory per model, of about 10 MB each.
 MOST_PROGRAMS = 64
 
 
 class Model:
     """A decoder and its tokenizer.
 
-    The module tree is split once: programs take the weights as arguments, as a flat list, since
-    weights that a program closes over become constants of it, and splitting a tree at every call
-    costs more than a step.
+    The module tree is split once, and programs take the weights as a flat list of arguments.
+    Weights that a program closes over would become its constants, and splitting the tree at every
+    call costs more than a step.
 
     Attributes:
-      config: the decoder's dimensions.
-      tokenizer: None if the file has no vocabulary; prompts are token ids then.
-      metadata: GGUF's keys and values: what a saved file says of the model, but for the keys of a
-        folder's tokenizer, which `tokenizer.gguf_metadata` gives.
-      weights: the arrays of the decoder, packed ones as their planes.
-      layout: their names in the decoder, as text, and the formats of packed ones.
-      placement: how they lie on several devices; None: on one.
-      network: the decoder without its weights, as programs depend on it.
+      config: configuration of the decoder.
+      tokenizer: None if the file has no vocabulary; prompts must then be token ids.
+      metadata: GGUF metadata for a saved file, without the keys of a checkpoint folder's tokenizer,
+        which `tokenizer.gguf_metadata` returns.
+      weights: arrays of the decoder; packed ones as their planes.
+      layout: names of the weights in the decoder, and formats of packed ones, as a string.
+      placement: sharding over several devices; None: one device.
+      network: the decoder without its weights, which programs depend on.
       ready: LRU cache of compiled programs, keyed by everything that they depend on.
-      stage_sets: the sampling stages that programs have been compiled for.
+      stage_sets: sampling stages that programs have been compiled for.
       program_cache: on-disk cache of compiled generation programs; None: memory only.
     """
 
@@ -66,9 +63,9 @@ class Model:
         metadata: Mapping[str, Any] | None = None,
         placement: Placement | None = None,
     ) -> None:
-        """Takes `metadata` as complete if it names `general.architecture`.
+        """Splits the decoder, and completes `metadata`.
 
-        Otherwise the config's keys are added.
+        Metadata without `general.architecture` gets the keys of the config.
         """
         parts = decoder if isinstance(decoder, Parts) else split(decoder)
         self.config: Config = parts.config
@@ -81,8 +78,8 @@ class Model:
         if placement is not None:
             self.weights = placement.spread(self.weights)
 
-        # Programs keep this and not the model: a cycle of references would keep the weights after
-        # the last use.
+        # Programs hold this instead of the model, since a reference cycle would keep the weights
+        # alive after the last use.
         put_together = parts.merge
         self._tree, self._put_together, self._static = tree, put_together, parts.static
 
@@ -114,26 +111,26 @@ class Model:
         return self.network.placement
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
-        """The decoder's modules with `weights`, which may be tracers.
+        """Builds the decoder's modules from `weights`, which may be tracers.
 
-        None takes the model's own.
+        Uses the model's own weights if None.
         """
         return self.network.merge(self.weights if weights is None else weights)
 
     def parts(self) -> Parts:
-        """The decoder's parts, with this model's weights."""
+        """Returns the decoder split into Parts, with this model's weights."""
         state = jax.tree.unflatten(self._tree, self.weights)
         return Parts(self.config, state, self._put_together, self._static)
 
     def logits(self, tokens: Any) -> jax.Array:
-        """Logits, float32 (batch, time, vocab_size), of tokens (batch, time), integers.
+        """Returns logits, float32 (batch, time, vocab_size), of integer tokens (batch, time).
 
-        This is a full causal pass. Position t predicts token t + 1. One program serves all lengths
-        up to the next of 8, 16, 32, ... Inside a program of your own call
+        Runs a full causal pass; position t predicts token t + 1. One program serves all lengths up
+        to the next of 8, 16, 32, ... Inside your own jitted function call
         `model.decoder(weights)(tokens)`, with `model.weights` as its argument.
 
         Raises:
-          TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens
+          TypeError: `tokens` are not integers, or are traced. ValueError: not two axes, more tokens
             than the context, or an id outside the vocabulary.
         """
         if isinstance(tokens, jax.core.Tracer):
@@ -159,9 +156,9 @@ class Model:
             return _first(full_pass(self.weights, *given), time)
 
     def vectors(self, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
-        """The final norm's output (batch, time, hidden_size) of tokens int32 (batch, time).
+        """Returns the final norm's output (batch, time, hidden_size).
 
-        lengths: int32 (batch,), beyond which a row is padding.
+        tokens: int32 (batch, time). lengths: int32 (batch,), tokens of each row before padding.
         """
         given = self.put((tokens, lengths))
         with self.on_devices():
@@ -169,27 +166,27 @@ class Model:
             return full_pass(self.weights, *given)
 
     def put(self, arrays: Any) -> Any:
-        """NumPy's arrays on the model's devices, whole on each; alike in every process."""
+        """Replicates NumPy arrays on the model's devices; they must be equal in every process."""
         return jax.device_put(arrays) if self.placement is None else self.placement.put(arrays)
 
     def on_devices(self) -> contextlib.AbstractContextManager[Any]:
-        """A block in which programs of the model run, if it lies on an explicit mesh."""
+        """Returns a context manager that sets the mesh if the model's mesh has explicit axes."""
         if self.placement is None or not self.placement.explicit:
             return contextlib.nullcontext()
         return jax.set_mesh(self.placement.mesh)
 
     def padded_length(self, time: int) -> int:
-        """Tokens that a prompt of `time` is padded to, so that few programs serve all lengths.
+        """Returns the length that a prompt of `time` tokens is padded to, to limit compilations.
 
-        On a GPU, where compiling takes longer than padding, a power of two; elsewhere, from 64 on,
-        a quarter more at most.
+        On a GPU, where compiling costs more than padding, it is a power of two. Elsewhere padding
+        adds at most a quarter from 64 on.
         """
         return bucket(time) if self._on_gpu() else fine_bucket(time)
 
     def padded_batch(self, rows: int) -> int:
-        """Rows that a batch is padded to.
+        """Returns the number of rows that a batch is padded to.
 
-        Devices split its pages evenly, and few programs serve all batches of more than 8.
+        The result divides evenly over devices, and larger batches than 8 share few programs.
         """
         groups = 1 if self.placement is None else self.placement.groups
         if rows > 8:
@@ -210,15 +207,15 @@ class Model:
     def programs(
         self, stages: SamplingStages | None = None, draft: Draft | None = None
     ) -> Programs:
-        """The jitted programs of generation and scoring.
+        """Returns the jitted programs of generation and scoring.
 
-        They are made once per way of sampling, None: greedy, and kind of drafts.
+        There is one set per sampling stages (None: greedy) and kind of drafts.
         """
         key = SamplingStages() if stages is None else stages, draft
         return self._programs.get(key, lambda: Programs(self.network, *key))
 
     def _on_gpu(self) -> bool:
-        # none: weights that stand for shapes only
+        # abstract weights have no devices
         devices = getattr(self.weights[0], "devices", None)
         return devices is not None and next(iter(devices())).platform == "gpu"
 
@@ -234,7 +231,7 @@ class Model:
         self.program_cache = cache
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy by decoder: programs are compiled again."""
+        """Pickles and copies the decoder without programs, which are compiled again."""
         return type(self), (self.decoder(), self.tokenizer, self.metadata)
 
     def __repr__(self) -> str:
@@ -244,12 +241,12 @@ class Model:
 
 
 def _fingerprint(config: Config, static: Any, layout: str, shapes: list[str]) -> str:
-    """A SHA-256 of all of a model that its programs depend on: not of its weights' values."""
+    """Returns a SHA-256 of everything in a model that programs depend on, without weight values."""
     parts = [repr(config), repr(static), layout, *shapes]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @functools.partial(jax.jit, static_argnames="count")
 def _first(logits: jax.Array, count: int) -> jax.Array:
-    """Logits (batch, time, vocab_size) of the first tokens."""
+    """Returns the logits (batch, count, vocab_size) of the first `count` tokens."""
     return logits[:, :count]

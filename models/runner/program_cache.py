@@ -22,7 +22,7 @@ from .state import State
 class CachedPrograms:
     """Runs the programs of one generation; each is compiled at most once per model.
 
-    Make one per call of `generate`: the types of the weights and JAX's settings are part of every
+    Make one per call of `generate`. The types of the weights and JAX's settings are part of every
     key, and computing them takes longer than a step of a small model.
 
     Attributes:
@@ -37,14 +37,14 @@ class CachedPrograms:
         self.compile_seconds = 0.0
         self._model, self._weights, self._selection = model, weights, selection
         self._weight_types = Types(weights)
-        # Executables on disk depend on JAX's settings too; for those in memory JAX checks them.
+        # Executables on disk depend on JAX's settings too; JAX checks them for those in memory.
         on_disk = model.program_cache
         self._disk = None if on_disk is None else (on_disk, _settings_of(model))
 
     def run(self, program: Start | Begin | Loop, *arguments: Any) -> tuple[State, float]:
-        """Returns the new State, and the seconds without compiling."""
+        """Runs a program; returns the new State, and the seconds it took without compiling."""
         arguments = self._weights, *arguments
-        # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
+        # The implicit transfer of NumPy arguments is intended; `device_put` is ten times slower.
         allowed = jax.transfer_guard_host_to_device("allow")
         with selected(self._selection), self._model.on_devices(), allowed:
             on_disk = is_cacheable(self._model, program)
@@ -65,7 +65,7 @@ class CachedPrograms:
             ready = cached_program(self._model, program, arguments)
         else:
             ready = program.jitted()
-            ready.lower(*arguments).compile()  # calling it reuses what this compiles
+            ready.lower(*arguments).compile()  # later calls reuse this executable
         self.compile_seconds += time.perf_counter() - began
         return ready
 
@@ -78,7 +78,7 @@ def _settings_of(model: Model) -> str:
 def cached_program(
     model: Model, program: Start | Begin | Loop, arguments: tuple[Any, ...]
 ) -> Callable[..., State]:
-    """`program` for arguments of these shapes, by way of `model.program_cache`."""
+    """Returns `program` compiled for arguments of these shapes, from `model.program_cache`."""
     assert model.program_cache is not None
     (device,) = model.weights[0].devices()
     results = program.results(arguments)
@@ -103,6 +103,6 @@ def cached_program(
 
 
 def is_cacheable(model: Model, program: Start | Begin | Loop) -> bool:
-    """Whether files can hold the program: without users' functions and drafts, on one device."""
+    """Whether a program can be cached on disk: no user functions or drafts, and on one device."""
     alone = model.placement is None and program.draft is None and not program.stages.processors
     return model.program_cache is not None and alone

@@ -1,4 +1,4 @@
-"""The programs of a model: prompts, the loop of tokens, one step, and scores of whole texts."""
+"""The jitted programs of a model: prefill, generation loop, single step, and scoring of texts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .state import State
 if TYPE_CHECKING:
     from ..network.decoder import Decoder
 
-#: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
-#: by itself. Products of decoded weights are cuBLAS's: where XLA cannot measure, ahead of time, it
-#: would take kernels of its own with tiles far too small for long prompts.
+#: Makes XLA put the whole loop with its kernels into one CUDA graph, which runs without the host.
+#: Products of dequantized weights use cuBLAS. When XLA compiles ahead of time and cannot measure,
+#: it would otherwise choose Triton kernels with tiles far too small for long prompts.
 CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
@@ -37,20 +37,20 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_triton_gemm": "False",
 }
 
-#: Of a model; with a draft model, a tuple of both models'.
+#: Weights of a model; with a draft model, a tuple of both models' weights.
 Weights = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """A model's layers, as programs depend on them: all but the weights, which are arguments.
+    """Everything in a model that programs depend on, except the weights, which are arguments.
 
-    Compared by identity: each model has its own.
+    Compared by identity; each model has its own.
 
     Attributes:
-      merge: weights, which may be tracers -> the decoder.
-      fingerprint: () -> a SHA-256 that two networks share only where all programs are the same.
-      on_gpu: whether the weights lie on one.
+      merge: maps weights, which may be tracers, to the decoder.
+      fingerprint: returns a SHA-256; networks with equal fingerprints have equal programs.
+      on_gpu: whether the weights are on a GPU.
     """
 
     config: Config
@@ -64,13 +64,13 @@ class Network:
 class Program:
     """A function of arrays that a model runs.
 
-    What a program does follows from its class, its fields, the types of its arguments and JAX's
-    settings, and from nothing else: equal programs compile to the same code. So caches in memory
-    are keyed by the program itself, and those on disk by `about`.
+    A program depends only on its class, its fields, the types of its arguments and JAX's settings,
+    so equal programs compile to the same code. Caches in memory use the program itself as key, and
+    caches on disk use `about`.
 
     Attributes:
-      stages: of sampling.
-      draft: None: there are no drafts.
+      stages: sampling stages.
+      draft: kind of drafts; None: no speculative decoding.
     """
 
     network: Network
@@ -95,7 +95,7 @@ class Program:
         def function(*arguments: Any) -> Any:
             return run(*arguments)
 
-        # JAX keeps what it compiles by the function; equal programs' functions are not equal.
+        # JAX caches executables by function, and functions of equal programs are not equal.
         function.__name__ = function.__qualname__ = self.name
         return jax.jit(
             function,
@@ -105,9 +105,9 @@ class Program:
         )
 
     def about(self) -> dict[str, Any]:
-        """All fields as JSON, for the key of a file.
+        """Returns all fields as JSON, for the key of a cached file.
 
-        Raises TypeError for a field that no text tells apart, such as a user's function.
+        Raises TypeError for a field that text cannot identify, such as a user's function.
         """
         return {"program": type(self).__name__, **_fields_as_json(self)}
 
@@ -117,14 +117,14 @@ class Program:
 
     @property
     def reads_history(self) -> bool:
-        """Whether states hold the text so far."""
+        """Whether the state holds the token history."""
         return self.draft is not None or self.stages.reads_history
 
     def _decoder(self, weights: Weights) -> Decoder:
         return self.network.merge(self._own(weights))
 
     def _own(self, weights: Weights) -> Weights:
-        """The model's, of both models' where there is a draft model."""
+        """Returns the main model's weights, without the draft model's."""
         return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
 
     def _rows(self, x: jax.Array) -> jax.Array:
@@ -134,12 +134,12 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Sampling(Program):
-    """A program that gives a State."""
+    """A program that returns a State."""
 
     def _speculation(
         self, weights: Weights, decoder: Decoder, parameters: SamplingArrays
     ) -> verify.Speculation:
-        """Steps with drafts, by which a row may get some tokens more than asked for."""
+        """Returns the speculative decoder; rows may get a few more tokens than requested."""
         draft = self.draft
         assert draft is not None
         drafter: Decoder | Drafter | None = None
@@ -163,7 +163,7 @@ class _Sampling(Program):
     ) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
-        if not self.stages.is_argmax:  # which is one of parts
+        if not self.stages.is_argmax:  # an argmax works on sharded logits
             logits = _whole(logits)
         lengths, history = cache.context_lens, state.history
         given = None if history is None else TokenHistory(history, lengths)
@@ -175,7 +175,7 @@ class _Sampling(Program):
         counts = state.counts + active.astype(jnp.int32)
         ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
         if history is not None:
-            at = jnp.where(active, lengths, history.shape[1])  # beyond the last: dropped
+            at = jnp.where(active, lengths, history.shape[1])  # out of range is dropped
             rows = jnp.arange(len(token), dtype=jnp.int32)
             history = history.at[rows, at].set(token, mode="drop")
         return dataclasses.replace(
@@ -200,9 +200,9 @@ class _Sampling(Program):
 
 @dataclasses.dataclass(frozen=True)
 class Start(_Sampling):
-    """Stores prompts in an empty cache, or behind what it holds, and samples the first tokens.
+    """Prefill: appends prompts to the cache and samples the first tokens.
 
-    (weights, tokens (batch, time), lengths (batch,), cache, parameters, text) -> State. A row of
+    (weights, tokens (batch, time), lengths (batch,), cache, parameters, history) -> State. A row of
     length 0 is finished. The cache is donated.
     """
 
@@ -217,7 +217,10 @@ class Start(_Sampling):
         parameters: SamplingArrays,
         history: TokenHistory | None = None,
     ) -> State:
-        """text: that of whole prompts, whose beginnings the cache holds; None: it is empty."""
+        """Runs the program.
+
+        history: complete prompts, if the cache holds their first tokens; None: the cache is empty.
+        """
         decoder, speculation, batch = self._decoder(weights), None, tokens.shape[0]
         if self.draft is not None:
             drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
@@ -235,7 +238,7 @@ class Start(_Sampling):
         vocab_size = decoder.config.vocab_size
         state = dataclasses.replace(
             _state(self, batch, cache, jnp.zeros),
-            finished=lengths == 0,  # rows that only fill up the batch
+            finished=lengths == 0,  # padding rows of the batch
             seen=count_tokens(*whole, vocab_size) if self.stages.penalizes else None,
             history=whole.tokens if self.reads_history else None,
             speculation=speculation,
@@ -250,9 +253,9 @@ class Start(_Sampling):
     def _draft_cache(
         self, weights: Weights, tokens: jax.Array, lengths: jax.Array, cache: PagedCache
     ) -> PagedCache | None:
-        """The draft model's, with the prompts; None: there is no such model."""
+        """Returns the draft model's cache with the prompts; None without a draft model."""
         options = {"dtype": cache.dtype, "ahead": self.draft_tokens + 1}
-        if isinstance(self.draft, NextTokens):  # its prompt's vectors are not there yet
+        if isinstance(self.draft, NextTokens):  # needs hidden states, which are computed later
             return PagedCache.create(self.draft.config, len(tokens), cache.capacity, **options)
         if not isinstance(self.draft, DraftModel):
             return None
@@ -261,19 +264,19 @@ class Start(_Sampling):
         return drafter.prefill(tokens, lengths, empty)[1]
 
     def results(self, arguments: tuple[Any, ...]) -> State:
-        """The result's shapes and dtypes for arguments, or for their shapes; without drafts."""
+        """Returns shapes and dtypes of the result for arguments or their shapes; without drafts."""
         return _state(self, len(arguments[1]), _shapes(arguments[3]), jax.ShapeDtypeStruct)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Begin(Start):
-    """Start on one device, with a cache that it makes.
+    """Prefill on one device that also creates the cache.
 
     (weights, tokens, lengths, parameters) -> State.
 
     Attributes:
-      capacity: tokens that a sequence's cache has room for.
-      cache_dtype: of its pages.
+      capacity: capacity of the cache per sequence, in tokens.
+      cache_dtype: dtype of its pages.
       ahead: tokens that `Decoder.extend` may append to it at a time.
     """
 
@@ -305,8 +308,8 @@ class Begin(Start):
 class Loop(_Sampling):
     """Samples tokens in one `lax.while_loop`.
 
-    (weights, state, parameters, until) -> State: goes on until `until` tokens are sampled in all
-    or every row is finished. The state is donated.
+    (weights, state, parameters, until) -> State. Stops when every row has `until` tokens
+    or is finished. The state is donated.
     """
 
     donated: ClassVar[tuple[int, ...]] = (1,)
@@ -329,14 +332,14 @@ class Loop(_Sampling):
         return jax.lax.while_loop(unfinished, step, state)
 
     def results(self, arguments: tuple[Any, ...]) -> State:
-        """The result's shapes and dtypes for arguments, or for their shapes."""
+        """Returns shapes and dtypes of the result for arguments, or for their shapes."""
         shapes: State = _shapes(arguments[1])
         return shapes
 
 
 @dataclasses.dataclass(frozen=True)
 class Decode(Program):
-    """One step by itself: (weights, token (batch,), cache) -> logits, cache, which is donated."""
+    """Single decode step: (weights, token (batch,), cache) -> logits, cache. Donates the cache."""
 
     donated: ClassVar[tuple[int, ...]] = (2,)
 
@@ -348,10 +351,10 @@ class Decode(Program):
 
 @dataclasses.dataclass(frozen=True)
 class Score(Program):
-    """Negative log-likelihoods of whole texts.
+    """Negative log-likelihoods of texts, independent of sampling.
 
     (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows, time - 1): -log p of each
-    row's tokens from its second on, 0 behind its length. It depends on no sampling.
+    row's tokens from the second on, and 0 for padding.
     """
 
     def __call__(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -363,7 +366,10 @@ class Score(Program):
 
 
 class Programs:
-    """Jitted programs of one model, way of sampling and kind of drafts; each compiles per shape."""
+    """Jitted programs of one model, set of sampling stages and kind of drafts.
+
+    Each compiles once per shape.
+    """
 
     def __init__(
         self, network: Network, stages: SamplingStages, draft: Draft | None = None
@@ -378,9 +384,9 @@ def _shapes(tree: Any) -> Any:
 
 
 def _state(program: Program, batch: int, cache: PagedCache, array: Callable[..., Any]) -> State:
-    """A program's State without drafts, before the first token.
+    """Returns a program's State before the first token, without drafts.
 
-    array: (shape, dtype) -> an array of it, `jnp.zeros`; or its description, which nobody traces.
+    array: maps (shape, dtype) to an array (`jnp.zeros`) or its `jax.ShapeDtypeStruct`.
     """
     stages, vocab_size, rows = (
         program.stages,
@@ -410,7 +416,7 @@ def _fields_as_json(value: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """A program's field: JSON that differs where the program may."""
+    """Returns a field of a program as JSON, different for different programs."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.dtype):
@@ -429,18 +435,18 @@ def _as_json(value: Any) -> Any:
 
 
 def _padded(tokens: jax.Array, capacity: int) -> jax.Array:
-    """Prompts (batch, time) in texts (batch, capacity)."""
-    time = min(tokens.shape[1], capacity)  # a prompt's padding may be longer than the cache
+    """Pads prompts (batch, time) to (batch, capacity)."""
+    time = min(tokens.shape[1], capacity)  # a padded prompt may be longer than the cache
     return jnp.pad(tokens[:, :time], ((0, 0), (0, capacity - time)))
 
 
 def _stored(rows: jax.Array, column: jax.Array, step: jax.Array) -> jax.Array:
-    """`rows` (batch, capacity, ...) with a step's values (batch, ...)."""
+    """Writes a step's values (batch, ...) into `rows` (batch, capacity, ...)."""
     return jax.lax.dynamic_update_slice_in_dim(rows, column[:, None], step, axis=1)
 
 
 def _whole(logits: jax.Array) -> jax.Array:
-    """Logits on every device: on an explicit mesh, a split axis is neither sorted nor indexed."""
+    """Replicates logits, because JAX does not sort or index split axes of an explicit mesh."""
     sharding = jax.typeof(logits).sharding
     if all(axes is None for axes in sharding.spec):
         return logits
@@ -456,17 +462,14 @@ def abstract_programs(
     sampling: Sampling | None = None,
     cache_dtype: Any = jnp.float32,
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """Programs with shapes to lower them for: name -> (jitted function, arguments).
-
-    No data is needed.
+    """Returns name -> (jitted function, abstract arguments), to lower programs without data.
 
     `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine
-    without;
-    pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole
-    loop).
+    without one; then pass CUDA_COMPILER_OPTIONS to `compile`. Keys: `prefill`, `decode`, `generate`
+    (the whole loop).
     """
     samplings = [sampling or Sampling()] * batch
-    network = dataclasses.replace(model.network, on_gpu=False)  # compiler options are the caller's
+    network = dataclasses.replace(model.network, on_gpu=False)  # the caller sets compiler options
     programs = Programs(network, SamplingStages.of(samplings))
     struct = jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)

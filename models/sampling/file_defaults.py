@@ -10,7 +10,7 @@ import numpy as np
 from ..support.warn import warn
 from .params import Sampling
 
-#: Fields of Sampling -> GGUF's keys.
+#: Field of Sampling -> GGUF key.
 KEYS = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -19,13 +19,13 @@ KEYS = {
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
 
-#: GGUF's keys of what `Sampling` lacks -> the value that asks for nothing.
+#: GGUF key that `Sampling` lacks -> value that disables it.
 _NOT_APPLIED: dict[str, Any] = {
     "general.sampling.sequence": "",
     "general.sampling.xtc_probability": 0,
     "general.sampling.mirostat": 0,
 }
-#: How many tokens a repetition penalty looks at: here, all of them.
+#: Number of tokens that a repetition penalty considers; here always all.
 _LAST_TOKENS = "general.sampling.penalty_last_n"
 
 #: The command line's defaults for files without any.
@@ -38,7 +38,7 @@ def default_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     Warns about keys that are not applied.
 
     Raises:
-      ValueError: one is of another type or out of range; the message names its key.
+      ValueError: a value has another type or is out of range; the message names the key.
     """
     found = {}
     for field, key in KEYS.items():

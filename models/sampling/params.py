@@ -1,4 +1,4 @@
-"""Ways to continue a prompt, as users say them: `Sampling`, one for a call or for each prompt."""
+"""Sampling parameters for users: `Sampling`, one per call or per prompt."""
 
 from __future__ import annotations
 
@@ -12,67 +12,66 @@ import numpy as np
 
 from .stop_strings import StopStrings
 
-#: Temperatures below it take the likeliest token.
+#: Temperatures below it select the most likely token.
 LEAST_TEMPERATURE = 1e-5
-#: Most tokens that `logit_bias` may name.
+#: Maximum number of tokens in `logit_bias`.
 MAX_BIASES = 4096
-#: Bounds of a bias: beyond the lower one float32 is infinite, and so it may be above the upper one
-#: once penalties have multiplied it.
+#: Bounds of a bias. Below the lower one float32 is infinite; above the upper one it may become
+#: infinite when penalties multiply it.
 LEAST_BIAS, MOST_BIAS = -float(np.finfo(np.float32).max), 1e30
-#: What is closer to 0 counts as 0 in programs.
+#: Programs flush smaller magnitudes to 0.
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
-#: Most likely tokens whose probabilities `logprobs` may ask for.
+#: Largest value of `logprobs`.
 MAX_LOGPROBS = 1024
 
 #: (logits float32 (vocab_size,), tokens int32 (capacity,), length int32 ()) -> logits, in jit. The
-#: first `length` of the tokens are the prompt and what was generated.
+#: first `length` tokens are the prompt and the generated tokens.
 Processor: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 def _field(default: Any, help: str, **metadata: Any) -> Any:
-    """A field, with its text in the command line's help."""
+    """Returns a dataclass field with its help text for the command line."""
     return dataclasses.field(default=default, metadata=metadata | {"help": help})
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """A way to continue a prompt; validated and hashable.
+    """Sampling parameters; validated and hashable.
 
-    Filters apply in llama.cpp's order: bias, penalties, DRY, `processors`, top-k, top-p, min-p,
-    then temperature, so which tokens stay does not depend on the temperature. The numbers are
-    traced: changing them does not recompile (`stages.SamplingStages` lists what does). They become
-    float32, so numbers other than 0 below 1.2e-38 in magnitude are refused.
+    Stages apply in llama.cpp's order: bias, penalties, DRY, `processors`, top-k, top-p, min-p, then
+    temperature, so the filters do not depend on the temperature. The numbers are traced: changing
+    them does not recompile (`stages.SamplingStages` lists what does). They become float32, so
+    nonzero numbers below 1.2e-38 in magnitude are rejected.
 
     Attributes:
       max_new_tokens: at least 1.
-      temperature: 0 to 100; 0, and anything below 1e-5, takes the most likely token, whatever the
-        filters.
+      temperature: 0 to 100; below 1e-5 the most likely token is taken, regardless of filters.
       top_k: keeps this many of the most likely tokens; 0 keeps all.
-      top_p: above 0, up to 1: keeps the fewest most likely tokens whose probabilities sum to this
-        at least.
-      min_p: 0 to 1: keeps tokens at least this fraction as likely as the most likely one.
-      repetition_penalty: 0.01 to 100: divides positive logits of tokens seen before, prompt
+      top_p: above 0, up to 1; keeps the fewest most likely tokens whose probabilities sum to at
+        least this.
+      min_p: 0 to 1; keeps tokens at least this fraction as likely as the most likely one.
+      repetition_penalty: 0.01 to 100; divides positive logits of tokens seen before, prompt
         included, and multiplies negative ones.
-      presence_penalty: -100 to 100: is subtracted from logits of tokens seen before, prompt
-        included.
-      frequency_penalty: -100 to 100: is subtracted as often as they were seen.
-      dry_multiplier: 0 to 100: what a token costs that makes a run of `dry_allowed_length` tokens,
-        which stood in the text before, longer; each token of a longer run multiplies it by
-        `dry_base`, 1 to 100. 0: nothing.
-      dry_penalty_last_n: the last tokens that runs are looked for in; -1: all.
-      dry_sequence_breakers: texts; no run goes across a token that holds one. Kept as a tuple.
-      logit_bias: token ids -> what is added to their logits, -3.4e38 to 1e30; -inf excludes one.
-        Kept as a tuple of pairs, by id.
-      processors: functions of a row's logits, in jit, one behind the other: (logits float32
+      presence_penalty: -100 to 100; subtracted from logits of tokens seen before, prompt included.
+      frequency_penalty: -100 to 100; subtracted once per occurrence, prompt included.
+      dry_multiplier: 0 to 100; penalty of a token that would extend a repeated run of
+        `dry_allowed_length` tokens. Each further token of the run multiplies it by `dry_base`, 1 to
+        100. 0 disables DRY.
+      dry_penalty_last_n: number of last tokens to search for runs; -1: all.
+      dry_sequence_breakers: strings; runs do not extend across a token that contains one. Stored as
+        a tuple.
+      logit_bias: token id -> number added to its logit, -3.4e38 to 1e30; -inf excludes the token.
+        Stored as a tuple of pairs, sorted by id.
+      processors: functions of a row's logits, applied in sequence, in jit: (logits float32
         (vocab_size,), tokens int32 (capacity,), length int32 ()) -> logits. The first `length`
-        tokens are the text so far. Each function is traced once for a program: give the same object
-        again. Kept as a tuple.
-      logprobs: 0 to 1024: an Output holds the log-probability of each token, and of as many of the
-        likeliest ones, by the model's own logits. None: it does not.
-      seed: 0 to 2^32 - 1. Row i of a batch draws as a prompt alone does with `seed + i`.
-      stop: strings that end a text, or one; they need a tokenizer. Control tokens, which have no
-        text, match where a string spells them: "<|im_end|>". Kept as a tuple. None: none.
-      ignore_end: does not end at the tokenizer's end tokens.
+        tokens are the prompt and the tokens so far. A function is traced once per program if the
+        same object is passed again. Stored as a tuple.
+      logprobs: 0 to 1024; an Output then has the log-probability of each token and of this many
+        most likely tokens, from the model's unmodified logits. None: it has none.
+      seed: 0 to 2^32 - 1. Row i of a batch samples like a single prompt with `seed + i`.
+      stop: one or several strings that end the text; they need a tokenizer. A string also matches
+        control tokens that it spells, such as "<|im_end|>". Stored as a tuple. None: no strings.
+      ignore_end: continue after the tokenizer's end tokens.
     """
 
     max_new_tokens: int = _field(64, "most new tokens; default: 64", short="-n", metavar="N")
@@ -157,12 +156,12 @@ class Sampling:
         object.__setattr__(self, "dry_sequence_breakers", breakers)
 
     def replaced(self, **fields: Any) -> Sampling:
-        """With other values of some fields, checked."""
+        """Returns a copy with other values of some fields, validated."""
         return dataclasses.replace(self, **fields)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """`logit_bias` as pairs, by id."""
+        """`logit_bias` as pairs, sorted by id."""
         return self.logit_bias  # type: ignore[return-value]
 
     @property
@@ -176,13 +175,13 @@ class Sampling:
 
     @property
     def penalizes(self) -> bool:
-        """True where tokens seen before count."""
+        """Whether a penalty depends on tokens seen before."""
         penalties = self.presence_penalty, self.frequency_penalty
         return self.repetition_penalty != 1 or any(penalties)
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
-    """A logit_bias as pairs, by id."""
+    """Returns a checked logit_bias as pairs, sorted by id."""
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         found = sorted((operator.index(token), float(bias)) for token, bias in pairs)
@@ -233,7 +232,7 @@ def _in_range(field: dataclasses.Field[Any], value: Any) -> float:
     # Written so that NaN fails.
     if not (low < number <= high if open_low else low <= number <= high):
         raise ValueError(message)
-    # Temperatures near 0 take the likeliest token, whatever they are.
+    # All temperatures near 0 select the most likely token.
     if 0 < abs(number) < _LEAST_NORMAL and field.name != "temperature":
         raise ValueError(f"{message}; float32 takes it for 0")
     return number

@@ -10,7 +10,7 @@ import numpy as np
 
 from .stages import SamplingArrays, SamplingStages
 
-#: The largest penalty of DRY: a token with it is never taken, and float32 does not overflow.
+#: Largest DRY penalty: excludes a token without overflow of float32.
 _MOST = np.float32(1e30)
 
 
@@ -68,10 +68,11 @@ def changed(
 def count_tokens(tokens: jax.Array, lengths: jax.Array, vocab_size: int) -> jax.Array:
     """Counts the occurrences of each token in right-padded prompts: int32 (batch, vocab).
 
-    tokens: int32 (batch, time); lengths: int32 (batch,), what follows is padding and not counted.
+    tokens: int32 (batch, time). lengths: int32 (batch,), tokens before padding, which is not
+    counted.
     """
     rows, steps = (jnp.arange(size, dtype=jnp.int32) for size in tokens.shape)
-    # Padding goes to an index out of range, which mode="drop" leaves out.
+    # Padding gets an index out of range, which mode="drop" ignores.
     index = jnp.where(steps[None] < lengths[:, None], tokens, vocab_size)
     counts = jnp.zeros((tokens.shape[0], vocab_size), jnp.int32)
     return counts.at[rows[:, None], index].add(1, mode="drop")
@@ -85,9 +86,9 @@ def count_token(counts: jax.Array, tokens: jax.Array) -> jax.Array:
 def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size: int) -> jax.Array:
     """DRY penalty per token, float32 (batch, vocab).
 
-    If the last n tokens occurred before, the token that followed them there is penalized by
+    If the last n tokens occurred before, the token that followed them then is penalized by
     multiplier * base ** (n - allowed_length), for n >= allowed_length
-    (https://github.com/oobabooga/text-generation-webui/pull/5677). Of several matches the longest
+    (https://github.com/oobabooga/text-generation-webui/pull/5677). The longest match of a token
     counts.
     """
     tokens, lengths = history
@@ -98,7 +99,7 @@ def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size:
     lengths = lengths[:, None]
     inside = (at >= start) & (at < lengths)
     breaks = inside & jnp.take_along_axis(parameters.dry_breaks, tokens, axis=1)
-    # Behind the last break; no run begins before it.
+    # Runs begin after the last break.
     first = jnp.max(jnp.where(breaks, at + 1, start), axis=1, keepdims=True)
     most = lengths - first
 
@@ -108,7 +109,10 @@ def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size:
     def longer(
         carry: tuple[jax.Array, jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Runs before each place of `size` tokens that also end the text, of size + 1."""
+        """Extends matches with the end of the history from `size` tokens to size + 1.
+
+        A match is a run that ends before a position and equals the last tokens of the history.
+        """
         size, alike, runs = carry
         last = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1 - size, 0), axis=1)
         before = jnp.take_along_axis(tokens, jnp.maximum(at - 1 - size, 0), axis=1)

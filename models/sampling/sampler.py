@@ -23,12 +23,12 @@ from .stages import ALL, SamplingArrays, SamplingStages
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Logprobs:
-    """Natural logarithms of tokens' probabilities.
+    """Natural logarithms of token probabilities.
 
     Attributes:
-      chosen: float32 (batch, ...), of the tokens that were taken.
-      tokens: int32 (batch, ..., n), the likeliest ones, in their order.
-      likeliest: float32 (batch, ..., n), theirs.
+      chosen: float32 (batch, ...), of the sampled tokens.
+      tokens: int32 (batch, ..., n), the most likely tokens, in descending order. The last field has
+        their log-probabilities, float32 (batch, ..., n).
     """
 
     chosen: jax.Array
@@ -44,15 +44,18 @@ def sample(
     counts: jax.Array | None = None,
     history: TokenHistory | None = None,
 ) -> jax.Array:
-    """Next tokens, int32 (batch,): a row's by its own logits, parameters, step and text alone.
+    """Samples the next tokens, int32 (batch,).
+
+    A row's token depends only on its own logits, parameters, step and history.
 
     Args:
       logits: float (batch, vocab).
-      steps: int32 (batch,), tokens that each row has sampled before.
-      counts: int32 (batch, vocab), needed if `stages.penalizes`: `count_tokens` and `count_token`.
-      history: needed if `stages.reads_history`.
+      steps: int32 (batch,), number of tokens that each row has sampled before.
+      counts: int32 (batch, vocab), required if `stages.penalizes`; see `count_tokens` and
+        `count_token` of `penalties`.
+      history: required if `stages.reads_history`.
 
-    Raises ValueError at trace time where shapes do not fit.
+    Raises ValueError at trace time if shapes do not match.
     """
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
@@ -65,7 +68,7 @@ def sample(
         return chosen
 
     def of_all(_: jax.Array) -> jax.Array:
-        """For all rows where one needs it: the sort takes as long, however many do."""
+        """Sorts all tokens of every row, since sorting takes as long for some rows as for all."""
         kept, tokens, _ = filtered(logits, stages._replace(candidates=ALL), parameters)
         return jnp.where(enough, chosen, _drawn(kept, tokens, parameters, steps))
 
@@ -75,8 +78,8 @@ def sample(
 def _drawn(
     logits: jax.Array, tokens: jax.Array, parameters: SamplingArrays, steps: jax.Array
 ) -> jax.Array:
-    """A token of each row, int32 (batch,), of what `filtered` has left."""
-    # Shifted so that a tiny temperature gives -inf, never inf - inf.
+    """Draws a token of each row, int32 (batch,), from the result of `filtered`."""
+    # Shifted so that a tiny temperature results in -inf, never in inf - inf.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     temperature = parameters.temperature[:, None]
     drawn = logits / jnp.maximum(temperature, 1e-30) + _noise(parameters.seed, steps, tokens)
@@ -87,11 +90,11 @@ def _drawn(
 def filtered(
     logits: jax.Array, stages: SamplingStages, parameters: SamplingArrays
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Top-k, top-p and min-p of logits float32 (batch, vocab): dropped ones become -inf.
+    """Applies top-k, top-p and min-p to logits float32 (batch, vocab); drops with -inf.
 
-    Returns logits float32 (batch, n) and their tokens, int32 (batch, n); where rows filter by order
-    the most likely first, else all in theirs. Of equal logits the lower token counts as the more
-    likely. And whether these are all tokens that stay, bool (batch,).
+    Returns logits float32 (batch, n), their tokens int32 (batch, n), and whether these include all
+    tokens that pass the filters, bool (batch,). If rows use top-k or top-p, tokens are sorted by
+    descending likelihood, and equal logits by token id; otherwise all tokens keep their order.
     """
     vocab = logits.shape[-1]
     tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
@@ -107,7 +110,7 @@ def filtered(
         top_k, top_p = parameters.top_k[:, None], parameters.top_p[:, None]
         logits = jnp.where((rank < top_k) | (top_k == 0), logits, -jnp.inf)
         norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        if stages.checks or not some:  # without top-k: of all tokens, whatever their order here
+        if stages.checks or not some:  # rows without top-k normalize over all tokens
             norm = jnp.where(top_k == 0, jax.nn.logsumexp(whole, axis=-1, keepdims=True), norm)
         shares = jnp.exp(logits - norm)
         sums = jnp.cumsum(shares, axis=-1)
@@ -122,7 +125,7 @@ def filtered(
 
 
 def logprobs_of(logits: jax.Array, chosen: jax.Array, count: int) -> Logprobs:
-    """Log-probabilities of tokens int32 (batch,), and the `count` likeliest, by the model's logits.
+    """Returns log-probabilities of tokens int32 (batch,) and of the `count` most likely tokens.
 
     logits: float (batch, vocab), before biases, penalties, temperature and filters.
     """
@@ -136,9 +139,9 @@ def logprobs_of(logits: jax.Array, chosen: jax.Array, count: int) -> Logprobs:
 
 
 def _noise(seeds: jax.Array, steps: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Gumbel's noise float32 (batch, n) of tokens: each token's own, whichever stand beside it.
+    """Returns Gumbel noise float32 (batch, n), which depends on each token's id, not its index.
 
-    The likeliest token with it is a draw (https://arxiv.org/abs/1411.0030).
+    The argmax of logits plus noise is a sample (https://arxiv.org/abs/1411.0030).
     """
 
     def of_row(seed: jax.Array, step: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -147,6 +150,6 @@ def _noise(seeds: jax.Array, steps: jax.Array, tokens: jax.Array) -> jax.Array:
         return jax.random.key_data(of_each)[:, 0]
 
     bits = jax.vmap(of_row)(seeds, steps, tokens)
-    # 23 bits, and half of one more, so that neither 0 nor 1 comes out.
+    # 23 bits plus half a bit, so that the result is neither 0 nor 1.
     uniform = ((bits >> 9).astype(jnp.float32) + 0.5) * 2**-23
     return -jnp.log(-jnp.log(uniform))

@@ -1,31 +1,31 @@
-"""Stop strings over text that arrives in pieces."""
+"""Matches stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-#: Marks stand in a text for tokens that it does not show: no decoded text holds lone surrogates.
+#: Characters that mark tokens without text; decoded text never contains lone surrogates.
 _FIRST_MARK, _LAST_MARK = 0xD800, 0xDFFF
 _MARKS = re.compile("[\ud800-\udfff]+")
 
 
 class StopStrings:
-    """Passes text on until a stop string completes, and holds back a beginning of one.
+    """Passes text on until a stop string is complete, and holds back a possible prefix of one.
 
-    The match that completes first wins, the longest of those that complete together; so the outcome
-    does not depend on how the text is cut into pieces. Neither the stop string nor the text behind
-    it is passed on.
+    The match that completes first wins, or the longest of those that complete together, so the
+    result does not depend on how the text is split. Neither the stop string nor the text after it
+    is passed on.
 
-    Control tokens have no text. A stop string that holds a control token's text matches that token
-    in its place, as well as the text: "<|im_end|>\\n" is the token <|im_end|> and a line end.
+    Control tokens have no text. A stop string that contains the name of a control token matches
+    that token as well as the literal text: "<|im_end|>\\n" is the token <|im_end|> and a newline.
 
     Attributes:
-      marks: ids of control tokens that stop strings name -> what to push where one stands.
+      marks: id of a control token in a stop string -> character to push in its place.
     """
 
     def __init__(self, stops: str | Iterable[str] = ()) -> None:
-        """Raises TypeError on a stop that is not a str, ValueError on an empty one."""
+        """Raises TypeError for a stop that is not a str, ValueError for an empty one."""
         self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
         for stop in self.stops:
             if not isinstance(stop, str):
@@ -33,13 +33,13 @@ class StopStrings:
             if not stop:
                 raise ValueError("stop string is empty, expected at least one character")
         self.marks: dict[int, str] = {}
-        # Forms in the text -> the stop strings; those that no text holds would be taken for marks.
+        # (form in the text, stop string); stops with surrogates would be mistaken for marks.
         self._forms = [(stop, stop) for stop in self.stops if not _MARKS.search(stop)]
         self.matched: str | None = None
         self._held = ""
 
     def read_controls(self, cut: Callable[[str], Sequence[str | int]]) -> StopStrings:
-        """Takes stop strings as control tokens, too; `cut` cuts a text into texts and their ids."""
+        """Also matches control tokens in stop strings; `cut` splits a text into texts and ids."""
         for stop in self.stops:
             parts = cut(stop)
             ids = [part for part in parts if isinstance(part, int)]
@@ -56,7 +56,7 @@ class StopStrings:
         return self
 
     def push(self, text: str) -> str:
-        """The text that is certain to belong to the output; check `matched` afterwards."""
+        """Adds text; returns the text that is certainly output. Check `matched` afterwards."""
         if self.matched is not None:
             return ""
         self._held += text
@@ -72,11 +72,11 @@ class StopStrings:
         return self._release(len(self._held) - self._partial())
 
     def finish(self) -> str:
-        """The text still held back, once no more will come."""
+        """Returns the text still held back, when no more will come."""
         return self._release(len(self._held))
 
     def _partial(self) -> int:
-        """Characters at the end of the held text that begin a stop string."""
+        """Returns how many characters at the end of the held text may begin a stop string."""
         longest = max((len(form) for form, _ in self._forms), default=1) - 1
         for size in range(min(len(self._held), longest), 0, -1):
             if any(form.startswith(self._held[-size:]) for form, _ in self._forms):

@@ -1,1 +1,1 @@
-"""How a model's weights and state are laid out on a mesh of devices."""
+"""Sharding of a model's weights and cache over a mesh of devices."""

@@ -1,4 +1,4 @@
-"""Where a model's arrays lie on several devices."""
+"""Sharding of one model's arrays over a mesh of devices."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 class Placement(NamedTuple):
-    """Where a model's tensors and its cache lie.
+    """Sharding of a model's tensors and KV cache.
 
     Attributes:
-      axis: of the mesh, over which heads are split; None: every device has all of them.
-      data: the mesh's axis over which a batch's rows and their pages are split; None: every device
-        has all of them.
-      tensors: by GGUF's names.
+      axis: mesh axis over which heads are split; None: heads are replicated.
+      data: mesh axis over which batch rows and their pages are split; None: they are replicated.
+      tensors: GGUF tensor name -> sharding.
     """
 
     mesh: Mesh
@@ -26,41 +25,41 @@ class Placement(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Devices along `axis`."""
+        """Number of devices along `axis`."""
         return int(self.mesh.shape[self.axis]) if self.axis else 1
 
     @property
     def groups(self) -> int:
-        """Parts that a batch is split into, each with pages of its own."""
+        """Number of shards of the batch, each with its own pages."""
         return int(self.mesh.shape[self.data]) if self.data else 1
 
     @property
     def whole(self) -> NamedSharding:
-        """All of an array on every device."""
+        """Fully replicated sharding."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
     def explicit(self) -> bool:
-        """True if an axis of the mesh is part of arrays' types."""
+        """Whether a mesh axis has type Explicit, so that shardings are part of array types."""
         return AxisType.Explicit in self.mesh.axis_types
 
     @property
     def spans_processes(self) -> bool:
-        """True if devices of other processes are among the mesh's."""
+        """Whether the mesh has devices of other processes."""
         return not self.whole.is_fully_addressable
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """Inside a program: x (batch, ...), its rows split over `data` if they divide evenly."""
+        """Shards the rows of x (batch, ...) over `data` if they divide evenly, inside jit."""
         if self.data is None or x.shape[0] % self.groups:
             return x
         return self._moved(x, PartitionSpec(self.data))
 
     def all_rows(self, x: jax.Array) -> jax.Array:
-        """Inside a program: a small x (batch, ...), whole on every device."""
+        """Replicates a small x (batch, ...) whose rows may be sharded, inside jit."""
         return x if self.data is None else self.everywhere(x)
 
     def everywhere(self, x: jax.Array) -> jax.Array:
-        """Inside a program: x, whole on every device."""
+        """Replicates x, inside jit."""
         return self._moved(x, PartitionSpec())
 
     def _moved(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
@@ -68,18 +67,18 @@ class Placement(NamedTuple):
         return moved(x, NamedSharding(self.mesh, spec))
 
     def put(self, arrays: Any) -> Any:
-        """A tree of arrays, alike in every process, whole on every device."""
+        """Replicates a tree of arrays, which must be equal in every process."""
         if not self.spans_processes:
             return jax.device_put(arrays, self.whole)
         return jax.tree.map(self._put_own, arrays)
 
     def _put_own(self, array: Any) -> jax.Array:
-        # `device_put` would compare all processes' values: a program and a sum for each array.
+        # `device_put` would compare the values of all processes: one program and sum per array.
         given = np.asarray(array)
         return jax.make_array_from_callback(given.shape, self.whole, lambda index: given[index])
 
     def spread(self, arrays: list[Any]) -> list[Any]:
-        """Arrays; those that lie on a single device, whole on every one of the mesh."""
+        """Replicates the arrays that are not yet on the mesh's devices."""
         devices = set(self.mesh.devices.flat)
 
         def moved(array: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models over several devices: which axis of each tensor is split over which axis of the mesh."""
+"""Sharding plan: which axis of each tensor is split over which mesh axis."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ..config.tensors import expected_tensors
 from ..support.warn import warn
 from .placement import Placement
 
-#: Names of mesh axes that tensors are split over; a mesh of one axis may call it as it likes.
+#: Names of mesh axes for tensor parallelism; a mesh with a single axis may use any other name.
 TENSOR_AXES = ("tp", "model", "tensor")
 
-#: Names of the mesh axis that a batch's rows and their pages are split over.
+#: Names of mesh axes for data parallelism, which splits batch rows and their pages.
 DATA_AXES = ("dp", "data", "batch")
 
 _OF_KV = ("attn_k", "attn_v")
 
-#: GGUF's name of a tensor, without `blk.N.` and `.weight` or `.bias`, to where its axes are split.
+#: GGUF tensor name without `blk.N.` and `.weight` or `.bias` -> partition of the tensor's axes.
 Rules = Mapping[str, PartitionSpec]
 
 
 def tensor_axis(mesh: Mesh) -> str | None:
-    """The mesh's axis for tensor parallelism; None: it has one for batches alone.
+    """Returns the mesh axis for tensor parallelism; None if the only axis is for batches.
 
-    Raises ValueError where the mesh has several axes, none of them of TENSOR_AXES.
+    Raises ValueError if the mesh has several axes, none of them in TENSOR_AXES.
     """
     if len(mesh.axis_names) == 1:
         (name,) = mesh.axis_names
@@ -48,18 +48,19 @@ def tensor_axis(mesh: Mesh) -> str | None:
 def place(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None
 ) -> Placement:
-    """Where each of `tensors` goes.
+    """Chooses the sharding of each of `tensors`.
 
     Args:
-      tensors: GGUF's names -> anything with `.shape` and a `.type` of ggml.
-      rules: None: Megatron's (https://arxiv.org/abs/1909.08053): rows of what comes first in
-        attention and in the network, columns of what comes behind, so that a layer has two sums
-        over devices. Where columns do not divide at their blocks, rows are split; where these do
-        not either, every device has the whole tensor. With rules, tensors without one are whole.
+      tensors: GGUF names -> anything with `.shape` and a ggml `.type`.
+      rules: tensors without a rule are replicated. None: Megatron's rules
+        (https://arxiv.org/abs/1909.08053). They split the first projections of attention and MLP by
+        rows and the last by columns, so that a layer needs two all-reduces. If columns cannot be
+        split between blocks, rows are split. If rows do not divide either, the tensor is
+        replicated.
 
     Raises:
-      TypeError: no Mesh. ValueError: a rule names no tensor or an axis that the mesh has not, or
-        splits an axis into parts that are not whole rows or blocks.
+      TypeError: `mesh` is not a Mesh. ValueError: a rule names an unknown tensor or mesh axis, or
+        splits within a row or block.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh is a {type(mesh).__name__}; it must be a jax.sharding.Mesh")
@@ -74,19 +75,19 @@ def place(
 
 
 def short_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `attn_q`."""
+    """Maps `blk.3.attn_q.weight` to `attn_q`."""
     parts = name.split(".")
     return parts[2] if parts[0] == "blk" and len(parts) > 2 else parts[0]
 
 
 def _units(info: Any) -> tuple[int, ...]:
-    """What each axis can be split into: rows, and blocks of the last axis."""
+    """Returns the number of indivisible units per axis: rows, and blocks of the last axis."""
     *leading, k = info.shape
     return (*leading, k // _block(info))
 
 
 def _block(info: Any) -> int:
-    """Weights of a block along k; 1 where the tensor is not packed."""
+    """Returns the block size along k; 1 for a tensor that is not packed."""
     name = getattr(getattr(info, "type", None), "name", None)
     return formats.get(name).block_size if name in formats.names() else 1
 
@@ -115,7 +116,7 @@ def _megatron(
 
 
 def _heads_of(config: Config, name: str, otherwise: int) -> int:
-    """Heads that a tensor of attention's projections has rows of."""
+    """Returns the number of heads in an attention projection; `otherwise` for other tensors."""
     short = short_name(name)
     if short == "attn_q":
         return config.num_heads
@@ -136,7 +137,7 @@ def _ruled(tensors: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, Pa
     specs = {}
     for name, info in tensors.items():
         spec = rules.get(short_name(name), PartitionSpec())
-        if name.endswith(".bias"):  # of rows; sums over columns are added up before it
+        if name.endswith(".bias"):  # has rows only, and is added after the sum over columns
             spec = PartitionSpec(*spec[:1])
         elif name.endswith(tuple(f".{suffix}" for suffix in SCALES)):
             spec = PartitionSpec()

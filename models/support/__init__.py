@@ -1,1 +1,1 @@
-"""Helpers without a subject of their own; they import nothing else of `models`."""
+"""General helpers, which import nothing else of `models`."""

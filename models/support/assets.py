@@ -1,4 +1,4 @@
-"""Files that the package ships beside its code: the demo model."""
+"""Data files of the package: the demo model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def demo_path() -> Path:
-    """The GGUF file of the small model that the package ships, the only one in `jax_q4k/assets`.
+    """Returns the path of the demo model, the only GGUF file in `jax_q4k/assets`.
 
-    Raises FileNotFoundError where the package was built without it.
+    Raises FileNotFoundError if the package was built without it.
     """
     folder = importlib.resources.files("jax_q4k") / "assets"
     entries = folder.iterdir() if folder.is_dir() else ()
@@ -18,5 +18,5 @@ def demo_path() -> Path:
     if len(found) != 1:
         problem = f"{folder} holds {len(found)} .gguf files, expected one"
         raise FileNotFoundError(f"the demo model is not installed: {problem}")
-    # A file: packages are not run from archives.
+    # A real path, because the package is not run from an archive.
     return Path(os.fspath(found[0]))  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Sizes that shapes are rounded up to, so that a new length seldom compiles a new program."""
+"""Rounds sizes up to buckets, so that a new length rarely compiles a new program."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ SMALLEST = 8
 
 
 def bucket(size: int) -> int:
-    """The smallest of 8, 16, 32, 64, ... that is at least `size`."""
+    """Returns the smallest of 8, 16, 32, 64, ... that is at least `size`."""
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
 def fine_bucket(size: int) -> int:
-    """`bucket(size)` up to 64, then the next of 80, 96, 112, 128, 160, ...: four a doubling."""
+    """Returns `bucket(size)` up to 64, then the next of 80, 96, 112, 128, 160, ...
+
+    Above 64 there are four buckets per doubling.
+    """
     step = bucket(size) // 8
     return bucket(size) if size <= 64 else -(-size // step) * step

@@ -1,4 +1,4 @@
-"""Dataclasses of arrays as arguments and results of programs that `jax.export` serializes."""
+"""Lets `jax.export` serialize programs that take or return dataclasses of arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 def exportable(kind: type[T]) -> type[T]:
-    """Class decorator, above `jax.tree_util.register_dataclass`; every field is an array's."""
+    """Registers a dataclass for serialization by `jax.export`; all its fields hold arrays.
+
+    Goes above `jax.tree_util.register_dataclass`.
+    """
     return jax.export.register_pytree_node_serialization(
         kind,
         serialized_name=f"jax_q4k.models.{kind.__name__}",

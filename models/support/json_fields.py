@@ -1,4 +1,4 @@
-"""Untrusted JSON files: read with a bound, every field checked for its type."""
+"""Reads untrusted JSON files: limits their size, and checks the type of every field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ D = TypeVar("D")
 
 
 def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
-    """Strict JSON in UTF-8, whose objects name no key twice.
+    """Reads strict JSON in UTF-8; an object may not repeat a key.
 
     Raises:
-      CheckpointError: as `read_bytes`, and for what is not JSON.
-      OSError: it cannot be read.
+      CheckpointError: as in `read_bytes`, or the file is not JSON.
+      OSError: the file cannot be read.
     """
     file, data = os.fsdecode(path), read_bytes(path, max_bytes)
     try:
@@ -29,11 +29,11 @@ def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """A whole file.
+    """Reads a file.
 
     Raises:
-      CheckpointError: no regular file (a pipe could block for ever), or larger than `max_bytes`.
-      OSError: it cannot be read.
+      CheckpointError: not a regular file (a pipe could block forever), or larger than `max_bytes`.
+      OSError: the file cannot be read.
     """
     file = os.fsdecode(path)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -59,7 +59,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class JSONFields(Fields):
-    """A JSON object; null counts as missing, and errors name types as JSON does."""
+    """A JSON object; null counts as missing, and errors use the names of JSON types."""
 
     error = CheckpointError
     names = Fields.names | {dict: "an object", list: "an array"}
@@ -72,24 +72,24 @@ class JSONFields(Fields):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], max_bytes: int) -> JSONFields:
-        """The object that a file holds; raises as the function `read` does."""
+        """Reads a file that holds an object; raises like the function `read`."""
         return cls(read(path, max_bytes), os.fsdecode(path))
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The object under a key, its values unchecked."""
+        """Returns the object at a key, as a dict of unchecked values."""
         return self._typed(key, dict, REQUIRED)
 
     def array(self, key: str, default: D = REQUIRED) -> list[Any] | D:
-        """The array under a key, its elements unchecked."""
+        """Returns the array at a key; its elements are unchecked."""
         return self._typed(key, list, default)
 
     def object(self, key: str) -> JSONFields | None:
-        """The object under a key, None where there is none."""
+        """Returns the object at a key, or None if it is missing."""
         value = self.values.get(key)
         return None if value is None else JSONFields(value, self.file, f"{self.prefix}{key}.")
 
     def objects(self, key: str) -> list[JSONFields]:
-        """The objects of the array under a key; missing: none."""
+        """Returns the objects of the array at a key; an empty list if it is missing."""
         return [
             JSONFields(value, self.file, f"{self.prefix}{key}[{i}].")
             for i, value in enumerate(self.array(key, []))

@@ -16,14 +16,15 @@ class LRUCache:
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: OrderedDict[Any, Any] = OrderedDict()
-        self._making: dict[Any, tuple[threading.Event, int]] = {}  # and the thread that makes it
+        # key -> (set when done, id of the thread that computes the value)
+        self._making: dict[Any, tuple[threading.Event, int]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], T]) -> T:
         """Returns the value of `key`, calling `make()` if it is missing.
 
-        Of several threads that ask for one key, one calls `make` and the others wait. If it raises,
-        the next thread tries.
+        If several threads ask for one key, one of them calls `make` and the others wait. If `make`
+        raises, the next thread tries.
         """
         while True:
             with self._lock:
@@ -35,7 +36,7 @@ class LRUCache:
                     self._making[key] = made, threading.get_ident()
                     break
                 other, maker = self._making[key]
-            if maker == threading.get_ident():  # `make` asks for what it makes
+            if maker == threading.get_ident():  # `make` asks for its own key; waiting would hang
                 return make()
             other.wait()
         try:

@@ -1,16 +1,16 @@
-"""Warnings at the line of the program that called."""
+"""Warnings that point at the caller's line, outside this library."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-#: Packages whose lines a user has not written: ours, and what calls us on his behalf.
+#: Packages whose frames are skipped: this one, and those that call it on the user's behalf.
 _BETWEEN = frozenset({"jax_q4k", "jax", "flax", "contextlib", "functools"})
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issues a warning at the innermost line that is outside the library."""
+    """Issues a warning at the innermost line outside the library."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         level, frame = level + 1, frame.f_back

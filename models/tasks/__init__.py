@@ -1,1 +1,1 @@
-"""Embeddings, perplexity and speed of a model."""
+"""Tasks with a model: embeddings, perplexity, benchmarks."""

@@ -1,7 +1,7 @@
-"""A model's speed: tokens per second of prompts and of decoding, as llama.cpp's llama-bench has it.
+"""Measures prompt and decode speed in tokens per second, like llama.cpp's llama-bench.
 
-Random tokens; a program is compiled and run once before it is timed, and the clock stops when the
-device is done.
+Uses random tokens. Each program is compiled and run once before it is timed, and the clock stops
+when the device is done.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..support.buckets import bucket
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """What is timed.
+    """A benchmark.
 
     Attributes:
-      kind: "pp": a prompt of `tokens`; "tg": as many tokens decoded, one at a time.
-      depth: tokens that the sequences have before it, whose time does not count.
-      batch: sequences at a time.
+      kind: "pp": processes a prompt of `tokens`; "tg": decodes `tokens`, one at a time.
+      depth: tokens in the cache before the test, which are not timed.
+      batch: number of sequences.
     """
 
     kind: str
@@ -42,12 +42,12 @@ class Test:
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it: pp512, tg128 @ d2048."""
+        """Name in the format of llama-bench: pp512, tg128 @ d2048."""
         return f"{self.kind}{self.tokens}" + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence in all; decoding needs one to begin with."""
+        """Total tokens of a sequence; decoding needs one token to start from."""
         return self.tokens + max(self.depth, self.kind == "tg")
 
 
@@ -60,7 +60,7 @@ class Speed:
 
     @property
     def samples(self) -> list[float]:
-        """Tokens per second of each, of all sequences together."""
+        """Tokens per second of each repetition, over all sequences."""
         return [self.test.batch * self.test.tokens / seconds for seconds in self.seconds]
 
     @property
@@ -69,12 +69,12 @@ class Speed:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the samples; 0 of a single one."""
+        """Standard deviation of the samples; 0 for a single one."""
         return statistics.stdev(self.samples) if len(self.seconds) > 1 else 0.0
 
 
 def check(model: Model, test: Test) -> None:
-    """Raises ValueError for a test that the model's context is too short for."""
+    """Raises ValueError if a test needs more tokens than the model's context length."""
     if test.length > model.config.context_length:
         context = model.config.context_length
         raise ValueError(f"{test.name} takes {test.length} tokens; the context length is {context}")
@@ -83,7 +83,7 @@ def check(model: Model, test: Test) -> None:
 def measure(
     model: Model, test: Test, repetitions: int, cache_dtype: Any = jnp.float32, seed: int = 0
 ) -> Speed:
-    """Runs a test `repetitions` times, after once that does not count."""
+    """Runs a test `repetitions` times, after one run for warm-up."""
     check(model, test)
     bench = _Bench(model, test, jq.page_dtype(cache_dtype), np.random.default_rng(seed))
     run = bench.prompts if test.kind == "pp" else bench.decoding
@@ -91,7 +91,7 @@ def measure(
 
 
 class _Bench:
-    """A test's programs and data, by way of `Decoder` alone."""
+    """Programs and data of a test; uses only `Decoder`."""
 
     def __init__(self, model: Model, test: Test, dtype: Any, rng: np.random.Generator) -> None:
         self.model, self.test, self.dtype, self.rng = model, test, dtype, rng
@@ -121,7 +121,7 @@ class _Bench:
         self.prefill, self.extend, self.decode = jit(prefill), jit(extend), jit(decode)
 
     def prompts(self, times: int) -> list[float]:
-        """Seconds of a prompt, whole where nothing is before it, else in pieces."""
+        """Times a prompt: in one pass, or in chunks if the cache already holds tokens."""
         test, before = self.test, None
         pieces = [self.chunk(test.tokens)]
         if test.depth:
@@ -138,7 +138,7 @@ class _Bench:
         return _seconds(times, run, lambda: self.cache() if before is None else _copied(before))
 
     def decoding(self, times: int) -> list[float]:
-        """Seconds of some steps."""
+        """Times `Test.tokens` decode steps."""
         before = self.begun(max(self.test.depth, 1))
 
         def run(before: Any) -> Any:
@@ -148,17 +148,17 @@ class _Bench:
         return _seconds(times, run, lambda: _copied(before))
 
     def begun(self, depth: int, ahead: int = 1) -> tuple[jax.Array, PagedCache]:
-        """The last token, and the cache, of sequences of `depth` tokens."""
+        """Prefills sequences of `depth` tokens; returns the next tokens and the cache."""
         return self.prefill(self.model.weights, *self.chunk(depth), cache=self.cache(ahead))
 
     def cache(self, ahead: int = 1) -> PagedCache:
-        """An empty one, as large as generation would have it."""
+        """Creates an empty cache of the size that generation would use."""
         room, batch = bucket(self.test.length + 1), self.test.batch
         config = self.model.config
         return PagedCache.create(config, batch, room, dtype=self.dtype, ahead=ahead)
 
     def chunk(self, tokens: int, padded: int | None = None) -> tuple[jax.Array, jax.Array]:
-        """Random tokens (batch, padded) and their numbers (batch,)."""
+        """Returns random tokens (batch, padded) and their lengths (batch,)."""
         padded = self.model.padded_length(tokens) if padded is None else padded
         ids = self.rng.integers(0, self.model.config.vocab_size, (self.test.batch, padded))
         return self.model.put((ids.astype(np.int32), np.full(len(ids), tokens, np.int32)))
@@ -173,7 +173,7 @@ def _copied(tree: Any) -> Any:
 
 
 def _seconds(times: int, run: Callable[[Any], Any], prepare: Callable[[], Any]) -> list[float]:
-    """Of run(prepare()), without preparing."""
+    """Times run(prepare()) without the preparation."""
     seconds = []
     for _ in range(times):
         prepared = jax.block_until_ready(prepare())

@@ -1,4 +1,4 @@
-"""Texts as vectors: what the final norm makes of a decoder's last layer, one vector for a text."""
+"""Computes text embeddings from the output of a decoder's final norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from ..config.pooling import POOLINGS, normalizes, pooling_of
 from ..runner.model import Model
 
-#: Tokens of a batch, with padding; a longer text has one to itself.
+#: Tokens per batch, padding included; a longer text is a batch of its own.
 TOKENS = 4096
 MAX_ROWS = 64
 
@@ -26,29 +26,29 @@ def embed(
     normalize: bool | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Any:
-    """Vectors of texts, float32 (rows, hidden_size): the output of the model's final norm.
+    """Computes embeddings of texts, float32 (rows, hidden_size), from the final norm's output.
 
-    A text's vectors do not depend on the others but by rounding: batches are padded, and padding
-    counts for nothing. BOS and EOS are added as the model's file asks, and count.
+    Embeddings do not depend on the other texts of a batch, except for rounding. BOS and EOS are
+    added as the model's file asks, and are pooled like other tokens.
 
     Args:
-      texts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
-      pooling: "mean" of all tokens' vectors; that of the "last" token, which alone has seen the
-        whole text; that of the first, "cls"; or "none", every token's. None: as the model's file
-        says (`pooling_type`, a folder's 1_Pooling), "mean" where it says nothing.
-      normalize: divides every vector by its length; one of length 0 stays as it is. None: where the
-        model's folder says so (modules.json).
-      progress: called with (texts done, texts in all).
+      texts: a text, a sequence of token ids, or a list of either kind with any lengths.
+      pooling: "mean" over all tokens; "last", the only token that attends to the whole text; "cls",
+        the first token; or "none", one vector per token. None: as the model says (`pooling_type`,
+        or a folder's 1_Pooling), by default "mean".
+      normalize: divides vectors by their length, except those of length 0. None: as the model's
+        folder says (modules.json).
+      progress: called with (texts done, number of texts).
 
     Returns:
-      An array (rows, hidden_size), or (hidden_size,) of a single text; with pooling="none" a list
+      An array (rows, hidden_size), or (hidden_size,) for a single text; with pooling="none" a list
       of arrays (tokens, hidden_size), or one of them.
 
     Raises:
-      ValueError: no texts, one of no tokens or beyond the context length, an id outside the
-        vocabulary, a text without a tokenizer, another pooling, or a file that asks for one that
-        is not supported. TypeError: texts of another type.
-        All of them before any work.
+      ValueError: no texts, a text without tokens or beyond the context length, an id outside the
+        vocabulary, a string but no tokenizer, an unknown pooling, or an unsupported one in the
+        model's file. TypeError: texts of another type.
+        All are raised before any computation.
     """
     if pooling is None:
         pooling = pooling_of(model.metadata, model.config.architecture)
@@ -72,7 +72,7 @@ def embed(
 
 
 def _rows(model: Model, texts: Any) -> tuple[list[np.ndarray], bool]:
-    """Every text's ids, and whether there was a single one instead of a list."""
+    """Returns the ids of every text, and whether `texts` is a single text instead of a list."""
     if not isinstance(texts, Sequence | np.ndarray | jax.Array) or isinstance(texts, bytes):
         rule = "it must be a text, ids, or a list of either"
         raise TypeError(f"texts is of type {type(texts).__name__}; {rule}")
@@ -101,7 +101,7 @@ def _ids(model: Model, text: Any, name: str) -> np.ndarray:
 
 
 def _batches(model: Model, rows: list[np.ndarray]) -> Iterator[list[int]]:
-    """Indices of rows that run beside each other: those of like lengths, the longest first."""
+    """Yields indices of rows to run in one batch, by descending length."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     while order:
         count = min(max(TOKENS // model.padded_length(len(rows[order[0]])), 1), MAX_ROWS)
@@ -112,7 +112,7 @@ def _batches(model: Model, rows: list[np.ndarray]) -> Iterator[list[int]]:
 def _of_batch(
     model: Model, rows: list[np.ndarray], pooling: str, normalize: bool
 ) -> list[np.ndarray]:
-    # Few shapes: rows are padded to a power of two, with a token that nobody looks at.
+    # The number of rows is padded to a power of two, to limit compilations.
     batch = model.padded_batch(1 << (len(rows) - 1).bit_length())
     tokens = np.zeros((batch, model.padded_length(max(map(len, rows)))), np.int32)
     lengths = np.ones(batch, np.int32)
@@ -128,9 +128,9 @@ def _of_batch(
 
 @functools.partial(jax.jit, static_argnames=("pooling", "normalize"))
 def _pooled(x: jax.Array, lengths: jax.Array, pooling: str, normalize: bool) -> jax.Array:
-    """Vectors (batch, hidden_size), or of "none" (batch, time, hidden_size), of x (batch, time, n).
+    """Pools x (batch, time, hidden_size) to (batch, hidden_size); "none" keeps all tokens.
 
-    lengths: (batch,), tokens of x that count.
+    lengths: (batch,), tokens of each row before padding.
     """
     x = x.astype(jnp.float32)
     if pooling == "mean":

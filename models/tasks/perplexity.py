@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte of a text."""
+"""Computes perplexity and bits per byte of a text."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ BATCH = 8  # windows in one call
 
 
 class TooShortError(ValueError):
-    """A text of fewer tokens than two of llama.cpp's windows have."""
+    """The text has fewer tokens than two of llama.cpp's windows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The negative log-likelihood of a text.
+    """Negative log-likelihood of a text.
 
     Attributes:
-      nats: the sum of -log p over all predicted tokens.
-      tokens: predicted.
-      bytes: UTF-8 of the tokens that were predicted.
-      squares: the sum of (-log p)^2.
-      second_halves: of the tokens of windows' second halves alone, with windows="llama.cpp".
+      nats: sum of -log p over all predicted tokens.
+      tokens: number of predicted tokens.
+      bytes: UTF-8 bytes of the predicted tokens.
+      squares: sum of (-log p)^2.
+      second_halves: score of only the second half of each window, with windows="llama.cpp".
     """
 
     nats: float
@@ -40,9 +40,9 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean nats per token, infinite beyond float64.
+        """Exponential of the mean nats per token, infinite beyond float64.
 
-        It compares models of one tokenizer only.
+        Comparable only between models with the same tokenizer.
         """
         try:
             return math.exp(self.nats / self.tokens)
@@ -51,7 +51,7 @@ class Score:
 
     @property
     def error(self) -> float:
-        """The standard error of `perplexity`, as if tokens were independent; NaN for one token."""
+        """Standard error of `perplexity`, assuming independent tokens; NaN for a single token."""
         if self.tokens < 2:
             return math.nan
         variance = max(self.squares / self.tokens - (self.nats / self.tokens) ** 2, 0.0)
@@ -59,7 +59,7 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float:
-        """Bits per byte of text, which compares models whatever their tokenizers."""
+        """Bits per byte of text, comparable between models with different tokenizers."""
         return self.nats / math.log(2) / self.bytes
 
 
@@ -71,23 +71,22 @@ def score(
     windows: Literal["whole", "llama.cpp"] = "whole",
     progress: Callable[[int, int], object] | None = None,
 ) -> Score:
-    """Predicts `text` in windows that follow one another without overlap.
+    """Computes the negative log-likelihood of `text` in consecutive windows without overlap.
 
-    Every window begins with the tokenizer's BOS, where it adds one; without it a window's first
-    token is context only.
+    Every window begins with BOS if the tokenizer adds one. Without BOS a window's first token is
+    not predicted.
 
     Args:
-      context: tokens per window, BOS included; None takes the model's context length, 512 at most.
-      windows: "whole": BOS stands before a window's tokens, and the text's end is a shorter window.
-        "llama.cpp": as its `perplexity` program does, BOS takes the place of a window's first
-        token, and an end shorter than a window is left out; `second_halves.perplexity` is its
-        figure.
-      progress: called with (windows done, windows in all).
+      context: tokens per window, BOS included; None: the model's context length, at most 512.
+      windows: "whole": BOS precedes the tokens of a window, and the last window may be shorter.
+        "llama.cpp": as in its `perplexity` program, BOS replaces the first token of a window, and a
+        shorter last window is dropped; `second_halves.perplexity` is the number that it prints.
+      progress: called with (windows done, number of windows).
 
     Raises:
-      ValueError: no tokenizer, a context below 2 or beyond the model's, or a text that is too
-        short to predict anything. TooShortError: it is too short for two windows of llama.cpp's.
-        TypeError: a context that is no integer.
+      ValueError: no tokenizer, a context below 2 or beyond the model's, or a text too short to
+        predict anything. TooShortError: the text is shorter than two of llama.cpp's windows.
+        TypeError: the context is not an integer.
     """
     tokenizer, longest = model.tokenizer, model.config.context_length
     if tokenizer is None:
@@ -121,27 +120,30 @@ def score(
     whole = _score(tokenizer, nats, targets)
     if windows == "whole":
         return whole
-    behind = length // 2  # the token there predicts the first one that counts
+    behind = length // 2  # the token at this index predicts the first one that is scored
     halves = [row[behind:] for row in nats], [ids[behind:] for ids in targets]
     return dataclasses.replace(whole, second_halves=_score(tokenizer, *halves))
 
 
 def _score(tokenizer: Tokenizer, nats: list[np.ndarray], targets: list[list[int]]) -> Score:
-    """Of predicted tokens, window by window."""
+    """Returns the score of predicted tokens, listed by window."""
     values = np.concatenate(nats)
     size = sum(len(tokenizer.token_bytes(token)) for window in targets for token in window)
     return Score(float(values.sum()), len(values), size, float((values**2).sum()))
 
 
 def _windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
-    """Ids in windows of `length` tokens that begin with `start`; none has only one token."""
+    """Splits ids into windows of up to `length` tokens that begin with `start`.
+
+    Drops a window with a single token.
+    """
     room = length - len(start)
     windows = [start + ids[i : i + room] for i in range(0, len(ids), room)]
     return [window for window in windows if len(window) > 1]
 
 
 def _llama_windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
-    """Ids in whole windows of `length` tokens, whose first `start` takes the place of."""
+    """Splits ids into windows of exactly `length` tokens; `start` replaces the first of each."""
     if len(ids) < 2 * length:
         needed = f"llama.cpp's windows of {length} tokens need {2 * length}"
         raise TooShortError(f"text has {len(ids)} tokens; {needed}")
@@ -150,7 +152,10 @@ def _llama_windows(ids: list[int], start: list[int], length: int) -> list[list[i
 
 
 def _padded(windows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (rows, time) and lengths (rows,), of few shapes; a row of padding predicts nothing."""
+    """Returns tokens (rows, time) and lengths (rows,), padded to one of a few shapes.
+
+    Padding rows predict nothing.
+    """
     count = 1 << (len(windows) - 1).bit_length()
     tokens = np.zeros((count, min(length, bucket(max(map(len, windows))))), np.int32)
     lengths = np.ones(count, np.int32)

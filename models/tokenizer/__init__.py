@@ -1,8 +1,8 @@
-"""Tokenizers of GGUF files, by their metadata, and of folders, by their tokenizer.json.
+"""Tokenizers from GGUF metadata, and from the tokenizer.json of checkpoint folders.
 
 `tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE) or
 "gemma4" (BPE of raw UTF-8); ids equal llama.cpp's for the same text and flags. A tokenizer.json is
-read by the `tokenizers` library; `metadata_from_json` says in GGUF's keys what these can say of it.
+read by the `tokenizers` library; `metadata_from_json` converts it to GGUF metadata where possible.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ __all__ = [
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """True if the metadata holds a vocabulary, which test models often do not."""
+    """Whether the metadata has a vocabulary; test models often have none."""
     model = metadata.get("tokenizer.ggml.model", "none")
-    # `from_metadata` refuses a model that is no str.
+    # `from_metadata` rejects a model that is not a str.
     return not isinstance(model, str) or model not in NO_VOCABULARY
 
 
 def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokenizer:
-    """The tokenizer that GGUF metadata describes.
+    """Builds the tokenizer that GGUF metadata describes.
 
     Args:
       metadata: keys as in the file, arrays as any sequence.
-      file: its name in errors.
+      file: name of the file in error messages.
 
     Raises:
-      jax_q4k.GGUFError: the metadata is inconsistent, or names a tokenizer that is not supported.
+      jax_q4k.GGUFError: the metadata is inconsistent, or the tokenizer is not supported.
     """
     vocabulary = GGUFVocabulary.from_metadata(metadata, file)
     return Tokenizer(vocabulary, GGUFEncoder(vocabulary))
 
 
 def from_gguf(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a GGUF file, vocabulary-only files included. No tensor data is read.
+    """Loads the tokenizer of a GGUF file, which may have only a vocabulary; reads no tensor data.
 
     Raises:
-      jax_q4k.GGUFError: a malformed file, and as `from_metadata` does.
+      jax_q4k.GGUFError: the file is malformed, or as in `from_metadata`.
     """
     return from_metadata(gguf.read_header(path).metadata, os.fsdecode(path))

@@ -1,4 +1,4 @@
-"""A GGUF file's texts -> ids, by the `tokenizers` library's BPE."""
+"""Encodes texts with a GGUF vocabulary, using the BPE of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from jax_q4k import GGUFError
 from .pretokenizers import PRE_TOKENIZERS, splitter
 from .vocabulary import KEY, GGUFVocabulary, Vocabulary
 
-#: Encodes a text without special tokens.
+#: Function that encodes a text without special tokens.
 TextEncoder = Callable[[str], list[int]]
 
-SPACE = "\u2581"  # what SentencePiece writes for a space
+SPACE = "\u2581"  # SentencePiece's character for a space
 
-# Far above any real vocabulary: a few megabytes of tokens can have billions of splits.
-LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
+# Far above any real vocabulary; a few megabytes of tokens can have billions of splits.
+LONGEST_MERGED = 256  # characters; longer tokens are never formed by merging
 MAX_MERGES = 1 << 22
 
 
 class GGUFEncoder:
-    """Encodes texts as llama.cpp does: special tokens are cut out first."""
+    """Encodes texts like llama.cpp, which splits off special tokens first."""
 
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
-        """Raises GGUFError for a vocabulary that cannot be."""
+        """Raises GGUFError for an invalid vocabulary."""
         check(vocabulary)
         self._vocabulary = vocabulary
-        # A SentencePiece text starts with a space; each part after a special token does, too.
+        # SentencePiece adds a space before a text, and before each part after a special token.
         self._prefix = " " if vocabulary.adds_space else ""
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: an encoder is a function of the process that built it."""
+        """Pickles without the encoder, a function that cannot be pickled."""
         return {name: value for name, value in vars(self).items() if name != "_encode"}
 
     @functools.cached_property
     def _encode(self) -> TextEncoder:
-        """The encoder, built for the first text: a large vocabulary takes tenths of a second."""
+        """The encoder, built on first use because a large vocabulary takes tenths of a second."""
         return build(self._vocabulary)
 
     def encode(self, text: str, parse_special: bool, marks: Mapping[str, str]) -> list[int]:
-        """Ids of a text; arguments as `Tokenizer.encode`'s."""
+        """Returns the ids of a text; takes the arguments of `Tokenizer.encode`."""
         special = [entry for entry in self._vocabulary.special if parse_special or not entry[2]]
         ids: list[int] = []
         prefix, meanings = self._prefix, str.maketrans(dict(marks))
@@ -65,10 +65,10 @@ class GGUFEncoder:
 def cut(
     text: str, special: Iterable[tuple[str, int, bool]], stripping: Container[int] = ()
 ) -> list[str | int]:
-    """Text cut at tokens: text parts (never empty) and ids.
+    """Splits a text at special tokens; returns non-empty text parts and ids.
 
-    As in llama.cpp the first token of `special` is cut out first, wherever it stands. The white
-    space behind those of `stripping` goes.
+    As in llama.cpp, tokens are searched in the order of `special`, each in the whole text. White
+    space after the tokens in `stripping` is removed.
     """
     parts: list[str | int] = [text] if text else []
     for token, token_id, _ in special:
@@ -88,7 +88,7 @@ def cut(
 
 
 def check(vocabulary: GGUFVocabulary) -> None:
-    """Raises GGUFError for a vocabulary that `build` could not take, in less time than it takes."""
+    """Raises GGUFError for a vocabulary that `build` cannot handle; faster than building it."""
     if not vocabulary.raw:
         return
     if len(_byte_ids(vocabulary)) < 256 and vocabulary.unknown_token_id is None:
@@ -97,7 +97,7 @@ def check(vocabulary: GGUFVocabulary) -> None:
     if vocabulary.model != "llama":
         return
     cuts = sum(len(token) - 1 for token in vocabulary.tokens if len(token) <= LONGEST_MERGED)
-    if cuts > MAX_MERGES:  # far from what real ones have, and still few of them may give two tokens
+    if cuts > MAX_MERGES:  # an upper bound, so counts the splits into two tokens
         splits = _splits(vocabulary, _with_characters(vocabulary))
         if next(itertools.islice(splits, MAX_MERGES, None), None) is not None:
             problem = f"can be split into two other tokens in more than {MAX_MERGES} ways"
@@ -105,16 +105,17 @@ def check(vocabulary: GGUFVocabulary) -> None:
 
 
 def build(vocabulary: GGUFVocabulary) -> TextEncoder:
-    """The encoder of a vocabulary that `check` has passed."""
+    """Builds the encoder of a vocabulary that `check` has accepted."""
     if vocabulary.model == "llama":
         return sentencepiece(vocabulary)
     return raw_utf8(vocabulary) if vocabulary.raw else byte_level(vocabulary)
 
 
 def byte_level(vocabulary: GGUFVocabulary) -> TextEncoder:
-    """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says.
+    """Builds a byte-level BPE encoder (GPT-2's byte alphabet) with the named pre-tokenizer.
 
-    Bytes without a token vanish, after merging: what is around them stays apart, as in llama.cpp.
+    Bytes without a token are dropped after merging, so their neighbors are not merged, as in
+    llama.cpp.
     """
     assert vocabulary.pre is not None
     pre = PRE_TOKENIZERS[vocabulary.pre]
@@ -134,9 +135,9 @@ def byte_level(vocabulary: GGUFVocabulary) -> TextEncoder:
 
 
 def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
-    """BPE by merges of text spelled as SentencePiece does: Gemma 4, Sarvam.
+    """Builds a BPE encoder with merges of text with SentencePiece's spaces: Gemma 4, Sarvam.
 
-    Gemma's runs of line ends that are a token stay whole, whether or not merges lead to them.
+    For Gemma, a run of newlines that is a token is never split, whether or not merges form it.
     """
     assert vocabulary.pre is not None
     pre = PRE_TOKENIZERS[vocabulary.pre]
@@ -157,13 +158,13 @@ def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
 
 
 def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
-    """SentencePiece's BPE, by the library that merges pairs.
+    """Builds an encoder for SentencePiece's BPE, with merges for the library.
 
-    Of all neighbours that form a token, those of the highest score are joined first. The library
-    merges by rank of pairs, so every way of splitting a token in two becomes a merge, ranked by the
-    token's score. That is the same order as long as scores differ. Of equal ones llama.cpp joins
-    the leftmost, which ranks cannot say: `_leftmost` does. (Llama 2's runs of spaces share one
-    score; both orders lead to the same ids there.)
+    SentencePiece first joins the neighbors that form the token with the highest score. The library
+    joins pairs by rank, so every split of a token into two becomes a merge with the rank of the
+    token's score. The order is the same if scores differ. Among equal scores llama.cpp joins the
+    leftmost pair, which ranks cannot express; `_leftmost` handles that. (Llama 2's runs of spaces
+    share one score, but both orders result in the same ids.)
     """
     unknown, ids = vocabulary.unknown_token_id, _with_characters(vocabulary)
     byte_ids = _byte_ids(vocabulary)
@@ -189,7 +190,7 @@ def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
 
 
 def _has_ties(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]]) -> bool:
-    """True if tokens of equal scores are formed, other than runs of one character."""
+    """Whether merges form tokens of equal score other than runs of one character."""
     assert vocabulary.scores is not None
     formed = list(dict.fromkeys(left + right for left, right in merges))
     scores = vocabulary.scores[[vocabulary.ids[token] for token in formed]]
@@ -198,9 +199,9 @@ def _has_ties(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]]) -> bool
 
 
 def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
-    """SentencePiece's BPE in Python: of equal scores the leftmost pair is joined first.
+    """Builds a SentencePiece encoder in Python, which joins the leftmost of equal scores first.
 
-    formed: tokens that pairs are joined to.
+    formed: tokens that merges form.
     """
     assert vocabulary.scores is not None
     costs = {token: -float(vocabulary.scores[vocabulary.ids[token]]) for token in formed}
@@ -230,7 +231,7 @@ def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
             _, left, token = heapq.heappop(pairs)
             right = behind[left]
             if not symbols[left] or right >= count or symbols[left] + symbols[right] != token:
-                continue  # one of them has been joined to another
+                continue  # one of the two was joined with another symbol
             symbols[left], symbols[right] = token, ""
             behind[left] = behind[right]
             if behind[left] < count:
@@ -245,7 +246,7 @@ def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
 def _with_byte_fallback(
     vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]]
 ) -> Tokenizer:
-    """BPE that spells a character without a token in bytes, or else as the unknown token."""
+    """Builds BPE that encodes characters without a token as bytes, or as the unknown token."""
     unknown = vocabulary.unknown_token_id
     model = models.BPE(
         vocab=ids,
@@ -257,17 +258,20 @@ def _with_byte_fallback(
 
 
 def _merges(vocabulary: GGUFVocabulary) -> list[tuple[str, str]]:
-    """The file's; the library keeps the last of two equal ones, llama.cpp the first."""
+    """Returns the file's merges without duplicates; keeps the first of two, like llama.cpp."""
     return list(dict.fromkeys(vocabulary.merges))
 
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:
-    """The ids of the byte tokens that are there, in the bytes' order."""
+    """Returns the ids of the byte tokens in the vocabulary, ordered by byte."""
     return [i for byte in range(256) if (i := vocabulary.ids.get(f"<0x{byte:02X}>")) is not None]
 
 
 def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
-    """Token -> id, with new ids for characters that only longer tokens hold: merges need them."""
+    """Returns token -> id, with new ids for characters that occur only in longer tokens.
+
+    Merges need them.
+    """
     ids = dict(vocabulary.ids)
     for character in sorted(set().union(*vocabulary.tokens) - ids.keys()):
         ids[character] = len(ids)
@@ -275,7 +279,7 @@ def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _splits(vocabulary: GGUFVocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """Every way of splitting a token into two of `ids`, tokens of the highest score first."""
+    """Yields every split of a token into two tokens of `ids`, by descending score of the token."""
     assert vocabulary.scores is not None
     for i in np.argsort(-vocabulary.scores, kind="stable").tolist():
         token = vocabulary.tokens[i]

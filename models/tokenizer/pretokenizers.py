@@ -1,10 +1,10 @@
-r"""Pre-tokenizers of byte-level BPE, which split a text before merging: `tokenizer.ggml.pre`.
+r"""Pre-tokenizers of byte-level BPE (`tokenizer.ggml.pre`), which split a text before merging.
 
-Each name stands for the split patterns of a published tokenizer.json, applied one after the other.
-Matches and the text between them are merged apart. Patterns are those of llama.cpp
-(`llm_tokenizer_bpe`), which spells case-blind contractions out so that only ASCII letters fold.
-`tekken`, `gpt-4o` and `kimi-k2` are the exceptions: llama.cpp approximates their letter classes
-(`\p{Lu}` and so on), which the regex engine here has, so the models' own patterns are used.
+Each name stands for the split patterns of a published tokenizer.json, applied in sequence. Merges
+do not cross the borders of matches. Patterns are those of llama.cpp (`llm_tokenizer_bpe`), which
+spells out case-insensitive contractions so that only ASCII letters fold. The exceptions are
+`tekken`, `gpt-4o` and `kimi-k2`: llama.cpp approximates their letter classes (`\p{Lu}` and so on),
+but the regex engine here supports them, so the models' own patterns are used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tokenizers import Regex, pre_tokenizers
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Split patterns (Oniguruma syntax) and the defaults that go with the name.
+    """Split patterns (Oniguruma syntax), and the defaults that a name implies.
 
-    ignore_merges: a match that is a token stays whole, whether or not merges lead to it.
-    add_bos: whether a BOS is prepended where the file has no `add_bos_token`.
+    ignore_merges: a match that is a token is never split, whether or not merges form it.
+    add_bos: whether BOS is prepended if the file has no `add_bos_token`.
     raw: matches are merged as UTF-8 with SentencePiece's spaces and byte tokens, not in GPT-2's
       byte alphabet.
-    whole_lines: of raw ones: a run of line ends that is a token stays whole.
+    whole_lines: with `raw`, a run of newlines that is a token is never split.
     """
 
     patterns: tuple[str, ...]
@@ -43,7 +43,7 @@ def _tiktoken(
     spaces: str = _SPACES,
     contraction: str = f"{_CONTRACTION}|",
 ) -> str:
-    r"""The pattern of the tiktoken line, cl100k and its relatives; its members differ in a part."""
+    r"""Returns a pattern of the cl100k family of tiktoken, whose members differ in one part."""
     return rf"{contraction}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{spaces}"
 
 
@@ -55,10 +55,10 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _by_case(digits: str, suffix: str = "", ends: str = r"[\r\n/]*", without: str = "") -> str:
-    r"""The pattern of o200k and its relatives: capitals begin a word.
+    r"""Returns a pattern of the o200k family, in which a capital begins a word.
 
-    suffix: what a word may end with. ends: what symbols may end with. without: a condition on
-    letters, as the engine's classes take it.
+    suffix: optional end of a word. ends: optional end of symbols. without: condition on letters, in
+    the syntax of character classes.
     """
     before, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{_UPPER}{without}]", f"[{_LOWER}{without}]"
     words = rf"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}"
@@ -71,7 +71,7 @@ _KIMI = r"\p{Han}+|" + _by_case(
     r"\p{N}{1,3}", _CONTRACTION + "?", ends=r"[\r\n]*", without=r"&&[^\p{Han}]"
 )
 
-# Letters with case, as far as the publisher's list goes.
+# Letters with case, as listed by the publisher.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
     "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
@@ -100,9 +100,9 @@ _CHINESE_JAPANESE = "[一-龥\u3040-ゟ゠-ヿ]+"
 
 
 def _by_symbols(ends: str) -> str:
-    r"""The last pattern of DeepSeek V3 and its relatives: a symbol begins a word of ASCII letters.
+    r"""Returns the last pattern of the DeepSeek V3 family: a symbol begins a word of ASCII letters.
 
-    ends: what symbols may end with, and white space.
+    ends: optional end of symbols, and white space.
     """
     return (
         r'[!"#$%&'
@@ -145,7 +145,7 @@ _EXAONE = _tiktoken(
     symbols=r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
     spaces=r"\s*[\r\n]|\s+(?!\S)|\s+",
 )
-#: Runs of spaces are cut into powers of two.
+#: Splits runs of spaces into powers of two.
 _JAIS_SPACES = "|".join(rf"\s{{{2**i}}}(?!\S)" for i in range(9, 1, -1))
 _JAIS = _tiktoken(
     digits=r"\p{N}{1,3}", spaces=rf"\s*[\r\n]+|{_JAIS_SPACES}|\s{{1,2}}(?!\S)|\s{{1}}"
@@ -214,7 +214,7 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
 
 
 def splitter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """Splits a text, and spells its parts in GPT-2's byte alphabet."""
+    """Builds the step that splits a text and writes the parts in GPT-2's byte alphabet."""
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     byte_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, byte_alphabet])
@@ -224,10 +224,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES
 
 
 def by_patterns(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
-    """The name of split patterns that are spelled as in published tokenizer.json files, or None.
+    """Returns the name of split patterns from a tokenizer.json file, or None.
 
-    Those files write case-blind contractions with `(?i:...)`, which folds U+017F to s too, and some
-    hold line ends themselves instead of their escapes.
+    Published files write case-insensitive contractions as `(?i:...)`, which also folds U+017F to s,
+    and some contain literal newlines instead of escapes.
     """
     spellings = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION), ("\r", r"\r"), ("\n", r"\n")
     for published, spelled in spellings:

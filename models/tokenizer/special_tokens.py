@@ -1,4 +1,4 @@
-"""Special tokens known by their text, as in llama.cpp: GGUF names few of them by key."""
+"""Recognizes special tokens by their text, like llama.cpp; GGUF has keys for only a few."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gguf.constants import TokenType
 
-#: Texts that end a turn or a document in published models.
+#: Tokens that end a turn or a document in published models.
 END_TEXTS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
     "<|calls|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "_<EOT>",
@@ -16,11 +16,11 @@ END_TEXTS = frozenset({
 })  # fmt: skip
 
 
-#: Texts of a vocabulary -> one of END_TEXTS that ends nothing beside them, and its type.
+#: (end tokens of a vocabulary, one of END_TEXTS that then does not end generation, its type).
 EXCEPTIONS = (
-    # gpt-oss: ends a channel, after which the answer comes.
+    # gpt-oss: ends a channel, and the answer follows.
     (("<|return|>", "<|call|>"), "<|end|>", TokenType.USER_DEFINED),
-    # Solar Open; and the mixtures of both that llama.cpp's rule covers.
+    # Solar Open; and combinations of both that llama.cpp's rule covers.
     (("<|calls|>", "<|flush|>"), "<|end|>", TokenType.USER_DEFINED),
     (("<|call|>", "<|flush|>"), "<|end|>", TokenType.USER_DEFINED),
     (("<|return|>", "<|calls|>"), "<|end|>", TokenType.USER_DEFINED),
@@ -29,7 +29,7 @@ EXCEPTIONS = (
     (("<|plamo:eos|>",), "</s>", TokenType.NORMAL),
 )
 
-#: Texts that are printed whatever their type: gpt-oss' answer stands among them.
+#: Tokens that are printed regardless of type, because they delimit the answers of gpt-oss.
 PRINTED_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
@@ -38,7 +38,7 @@ class FillInMiddle:
     """A fill-in-the-middle token."""
 
     key: str  # without "tokenizer.ggml."
-    texts: tuple[str, ...]  # one of them names the token where the key is missing
+    texts: tuple[str, ...]  # candidates if the key is missing
     ends: bool = False  # whether it ends generation
 
 
@@ -70,9 +70,10 @@ FILL_IN_MIDDLE = (
 def classify(
     ids: dict[str, int], named: Callable[[str], int | None], ends_of_file: Iterable[int]
 ) -> tuple[tuple[int, ...], dict[int, TokenType]]:
-    """Ids that end generation, ascending, and id -> type where it is not the file's.
+    """Returns the ids that end generation, ascending, and id -> type that overrides the file's.
 
-    ids: token text -> id. named: metadata key -> id or None. ends_of_file: those that it names.
+    ids: token text -> id. named: maps a metadata key to an id or None. ends_of_file: end tokens
+    that the file names.
     """
     types = {ids[text]: TokenType.CONTROL for text in END_TEXTS if text in ids}
     ends = {*types, *ends_of_file}

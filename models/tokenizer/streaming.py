@@ -1,4 +1,4 @@
-"""Decoding ids one at a time, as they are generated."""
+"""Decodes token ids one at a time, as they are generated."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Callable
 
 
 class StreamDecoder:
-    """Token ids -> the text that is certain; a character whose bytes are incomplete waits.
+    """Decodes token ids to text, and holds back characters whose bytes are incomplete.
 
     All pieces and `finish()` together equal `Tokenizer.decode` of all ids with the same flags.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], *, strip_space: bool = False) -> None:
-        """bytes_of: a token's UTF-8. strip_space: drop a space at the beginning of the text."""
+        """Starts a text.
+
+        bytes_of: returns the UTF-8 of a token. strip_space: drop a space at the start of the text.
+        """
         self._bytes_of = bytes_of
         self._strip_space = strip_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes, perhaps empty. Raises as `bytes_of` does."""
+        """Returns the text that this token completes, possibly empty; raises like `bytes_of`."""
         raw = self._bytes_of(token_id)
         if raw and self._strip_space:
             self._strip_space = False
@@ -27,5 +30,5 @@ class StreamDecoder:
         return self._utf8.decode(raw)
 
     def finish(self) -> str:
-        """The rest: U+FFFD for bytes that never became a character."""
+        """Returns the rest, with U+FFFD for bytes of an incomplete character."""
         return self._utf8.decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""Text <-> token ids."""
+"""Encodes text to token ids, and decodes ids to text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .encoders import SPACE, cut
 from .streaming import StreamDecoder
 from .vocabulary import Vocabulary
 
-#: Answers of `tokens_with` that are kept.
+#: Number of cached results of `tokens_with`.
 _MOST_HOLDING = 8
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's character -> byte: printable Latin-1 is itself, other bytes are U+0100 and on."""
+    """Returns GPT-2's character -> byte; printable Latin-1 is unchanged, others are U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in plain]
     alphabet = {chr(byte): byte for byte in plain} | {
@@ -30,29 +30,29 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 class Encoder(Protocol):
-    """Texts -> ids."""
+    """Protocol of encoders from text to ids."""
 
     def encode(self, text: str, parse_special: bool, marks: Mapping[str, str]) -> list[int]:
-        """Ids of a text, without those at its ends; arguments as `Tokenizer.encode`'s."""
+        """Returns the ids of a text without BOS and EOS; arguments as in `Tokenizer.encode`."""
 
 
 class Tokenizer:
-    """The tokenizer of a GGUF file or of a folder.
+    """Tokenizer of a GGUF file or of a checkpoint folder.
 
-    Ids of a GGUF file equal llama.cpp's for the same text and flags, those of a folder the
-    `tokenizers` library's for its tokenizer.json. Build one with `from_gguf`, `from_metadata` or
+    Ids of a GGUF file equal llama.cpp's for the same text and flags. Ids of a folder equal those of
+    the `tokenizers` library for its tokenizer.json. Build one with `from_gguf`, `from_metadata` or
     `from_json`.
 
     Attributes:
-      vocabulary: the file's, checked.
-      vocab_size: tokens.
-      bos_token_id, eos_token_id: int, or None where the file names none.
-      eos_token_ids: every id that ends generation, ends of turns included.
-      chat_template: str, or None where the file holds none.
+      vocabulary: checked vocabulary of the file.
+      vocab_size: number of tokens.
+      bos_token_id, eos_token_id: int, or None if the file has none.
+      eos_token_ids: all ids that end generation, ends of turns included.
+      chat_template: str, or None if the file has none.
       chat_templates: name -> template; the file's own is "default".
-      special_tokens: a chat template's name of a special token, such as "eos_token" -> its text;
-        BOS and EOS are "" where the file has none.
-      control_tokens: texts that only `parse_special` reads, the longest first.
+      special_tokens: name of a special token in chat templates, such as "eos_token" -> its text;
+        BOS and EOS are "" if the file has none.
+      control_tokens: texts that are tokens only with `parse_special`, the longest first.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class Tokenizer:
         encoder: Encoder,
         metadata: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """metadata: makes GGUF's keys, as `gguf_metadata`; None: those of the file are at hand."""
+        """Combines a vocabulary and its encoder.
+
+        metadata: implements `gguf_metadata`; None: the tokenizer came from GGUF metadata.
+        """
         self.vocabulary = vocabulary
         self._encoder = encoder
         self._metadata = metadata
@@ -105,21 +108,21 @@ class Tokenizer:
 
     @property
     def adds_space(self) -> bool:
-        """True if texts are encoded with a space in front (SentencePiece)."""
+        """Whether a space is added before texts (SentencePiece)."""
         return self.vocabulary.adds_space
 
     def gguf_metadata(self) -> dict[str, Any]:
-        """GGUF's keys that say this tokenizer; none of one that comes from such keys.
+        """Returns GGUF metadata of this tokenizer; empty if it came from GGUF metadata.
 
-        Warns of what GGUF cannot say and most files leave out.
+        Warns of settings that GGUF has no key for and most files omit.
 
         Raises:
-          jax_q4k.CheckpointError: GGUF cannot say it.
+          jax_q4k.CheckpointError: GGUF cannot express the tokenizer.
         """
         return {} if self._metadata is None else self._metadata()
 
     def token(self, token_id: int) -> str:
-        """A token's text as the vocabulary spells it."""
+        """Returns a token's text as spelled in the vocabulary."""
         return self.vocabulary.tokens[self._check(token_id)]
 
     def encode(
@@ -131,18 +134,18 @@ class Tokenizer:
         add_end: bool = True,
         marks: Mapping[str, str] | None = None,
     ) -> list[int]:
-        """Token ids of a text.
+        """Returns the token ids of a text.
 
         Args:
-          add_special: add BOS and EOS, or what else the file asks for at a text's ends.
-          parse_special: read control tokens' text, such as "<|im_end|>", as those tokens; leave it
-            off for text from users. User-defined tokens are always read.
-          add_end: with `add_special`, add the EOS, too, where the file asks for one, as texts to
-            embed have it; False: not, as for a prompt that generation continues.
-          marks: characters of `text` -> those they stand for, which begin no special token.
+          add_special: add BOS and EOS, or other tokens that the file asks for.
+          parse_special: parse the text of control tokens, such as "<|im_end|>", as those tokens;
+            leave it off for text from users. User-defined tokens are always parsed.
+          add_end: with `add_special`, also add EOS if the file asks for it, as for embeddings. Pass
+            False for a prompt that generation continues.
+          marks: character of `text` -> character that it replaces, which begins no special token.
 
         Raises:
-          TypeError: `text` is no str. ValueError: it holds lone surrogates.
+          TypeError: `text` is not a str. ValueError: it contains lone surrogates.
           jax_q4k.CheckpointError, a ValueError: a folder's tokenizer.json fails on it.
         """
         if not isinstance(text, str):
@@ -159,15 +162,15 @@ class Tokenizer:
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True
     ) -> str:
-        """Text of token ids, the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
+        """Returns the text of token ids, the inverse of `encode`; invalid UTF-8 becomes U+FFFD.
 
         Args:
-          skip_special: leave out control and unknown tokens.
-          strip_prefix: drop the space that a SentencePiece tokenizer puts before a text; pass False
+          skip_special: omit control and unknown tokens.
+          strip_prefix: drop the space that a SentencePiece tokenizer adds before a text; pass False
             for ids that continue a text.
 
         Raises:
-          TypeError: ids are no integers. ValueError: an id outside of the vocabulary.
+          TypeError: ids are not integers. ValueError: an id outside the vocabulary.
         """
         if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
             raise TypeError(f"ids is of type {type(ids).__name__}; it must be a list of token ids")
@@ -175,12 +178,12 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def stream(self, skip_special: bool = True, strip_prefix: bool = True) -> StreamDecoder:
-        """A decoder that takes ids one at a time; its pieces together equal `decode`'s text."""
+        """Returns a decoder for ids one at a time; its pieces together equal `decode`'s text."""
         bytes_of = functools.partial(self.token_bytes, skip_special=skip_special)
         return StreamDecoder(bytes_of, strip_space=strip_prefix and self.adds_space)
 
     def token_bytes(self, token_id: int, skip_special: bool = False) -> bytes:
-        """A token's UTF-8 bytes, perhaps a part of a character; unused tokens have none."""
+        """Returns a token's UTF-8 bytes, possibly part of a character; empty for unused tokens."""
         token_id = self._check(token_id)
         text, kind = self.vocabulary.tokens[token_id], self._types[token_id]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -195,15 +198,15 @@ class Tokenizer:
             return text.replace(SPACE, " ").encode()
         try:
             return bytes(map(self._byte_of.__getitem__, text))
-        except KeyError:  # not spelled in the byte alphabet: an added token of type normal
+        except KeyError:  # an added token of type normal, not in the byte alphabet
             return text.encode()
 
     def cut_at_controls(self, text: str) -> list[str | int]:
-        """A text cut at what spells control tokens: texts (never empty) and ids."""
+        """Splits a text at the names of control tokens; returns non-empty texts and ids."""
         return cut(text, [entry for entry in self.vocabulary.special if entry[2]])
 
     def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """Ids of the tokens that hold one of some texts, control tokens as they are spelled."""
+        """Returns the ids of tokens that contain one of some texts; control tokens as spelled."""
         if texts not in self._holding:
             wanted = [text.encode() for text in texts]
             every = map(self.token_bytes, range(self.vocab_size))

@@ -1,4 +1,4 @@
-"""Vocabularies: what tokens are; and that of a GGUF file's tokenizer, checked."""
+"""Vocabularies of tokenizers; reads and checks those of GGUF files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from .special_tokens import classify
 
 NO_VOCABULARY = ("no_vocab", "none")
 KEY = "tokenizer.ggml."
-#: Texts in `general.name` of models whose special tokens swallow white space, and the exceptions.
+#: Substrings of `general.name` of models whose special tokens strip white space after them, and
+#: special tokens that do not.
 PHI_3_NAMES = ("phi-3", "phi3")
 PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
-#: Transformers' names of special tokens -> GGUF's keys, spelled as there, of those that are only
-#: for chat templates.
+#: Transformers' name of a special token -> GGUF key (with its spelling); used only by chat
+#: templates.
 SPECIAL_TOKENS = {
     "pad_token": "padding_token_id",
     "sep_token": "seperator_token_id",
@@ -34,20 +35,20 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A checked vocabulary: what tokens stand for, whatever encodes texts.
+    """A checked vocabulary, independent of the encoder.
 
     Attributes:
-      tokens: their texts, by id.
+      tokens: texts of the tokens, by id.
       ids: text -> id.
       types: int32 (vocab,), TokenType.
       raw: tokens are UTF-8 with SentencePiece's spaces, not spelled in GPT-2's byte alphabet.
-      adds_space: a text's tokens begin with a space that is not the text's.
-      bos_token_id, eos_token_id, unknown_token_id: None where the file names none.
-      eos_token_ids: every id that ends generation, ascending.
-      before, after: ids that a text gets at its ends.
-      special_ids: a chat template's name of a special token -> id.
+      adds_space: encoding adds a space before a text.
+      bos_token_id, eos_token_id, unknown_token_id: None if the file has none.
+      eos_token_ids: all ids that end generation, ascending.
+      before, after: ids added before and after a text.
+      special_ids: name of a special token in chat templates -> id.
       chat_templates: name -> template; the file's own is "default".
-      file: its name in errors.
+      file: name of the file in error messages.
     """
 
     tokens: tuple[str, ...]
@@ -67,7 +68,7 @@ class Vocabulary:
 
     @functools.cached_property
     def special(self) -> list[tuple[str, int, bool]]:
-        """(text, id, True if only parse_special reads it) of tokens, longest text first."""
+        """Special tokens as (text, id, whether it needs parse_special), longest text first."""
         kinds: dict[int, bool] = {
             TokenType.CONTROL: True,
             TokenType.UNKNOWN: True,
@@ -84,17 +85,17 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class GGUFVocabulary(Vocabulary):
-    """A GGUF file's vocabulary, and how it encodes.
+    """Vocabulary of a GGUF file, with the data that encoders need.
 
     Defaults of missing keys are llama.cpp's, except that byte-level BPE has no BOS and EOS unless
-    the file names them (llama.cpp then takes id 11, a comma in most vocabularies).
+    the file names them (llama.cpp then uses id 11, a comma in most vocabularies).
 
     Attributes:
       model: "llama" (SentencePiece), "gpt2" (BPE) or "gemma4" (BPE of raw UTF-8).
       scores: float32 (vocab,), SentencePiece only.
       merges: by rank, BPE only.
-      pre: the pre-tokenizer's name, BPE only.
-      stripping_ids: special tokens that swallow the white space after them.
+      pre: name of the pre-tokenizer, BPE only.
+      stripping_ids: special tokens that strip the white space after them.
     """
 
     model: str
@@ -105,12 +106,12 @@ class GGUFVocabulary(Vocabulary):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str) -> GGUFVocabulary:
-        """Raises `GGUFError` naming `file` and the key at fault."""
+        """Reads a vocabulary; raises `GGUFError` that names `file` and the invalid key."""
         return _Reader(Fields(metadata, file)).vocabulary()
 
 
 def chat_templates(fields: Fields) -> dict[str, str]:
-    """Name -> template, of GGUF's one without a name, "default", and of those that it lists."""
+    """Returns name -> template: GGUF's unnamed template as "default", and the named ones."""
     key, found = "tokenizer.chat_template", {}
     default = fields.string(key, None)
     if default is not None:
@@ -123,7 +124,7 @@ def chat_templates(fields: Fields) -> dict[str, str]:
 
 
 class _Reader:
-    """Reads the keys `tokenizer.*` one after the other."""
+    """Reads the keys `tokenizer.*`."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields.under(KEY)
@@ -147,7 +148,7 @@ class _Reader:
         bos = self.token_id("bos_token_id", count, default=1 if spm else None)
         eos = self.token_id("eos_token_id", count, default=2 if spm else None)
         add_bos = fields.boolean("add_bos_token", PRE_TOKENIZERS[pre].add_bos if pre else True)
-        if pre == "gemma4":  # early files say false, and the model needs one
+        if pre == "gemma4":  # early files say false, but the model needs BOS
             add_bos = True
         add_eos = fields.boolean("add_eos_token", False)
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
@@ -161,7 +162,7 @@ class _Reader:
         unknown = self.token_id("unknown_token_id", count, default=0 if spm else None)
         others = {name: fields.integer(key, None) for name, key in SPECIAL_TOKENS.items()}
         special = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, **others}
-        # As in llama.cpp a padding id beyond the vocabulary counts as none: files have them.
+        # Some files have padding ids beyond the vocabulary; ignored, as in llama.cpp.
         named = {name: i for name, i in special.items() if i is not None and 0 <= i < count}
         types = self.types(tokens)
         types[list(overruled)] = list(overruled.values())
@@ -189,7 +190,7 @@ class _Reader:
         )
 
     def token_id(self, name: str, count: int, default: int | None = None) -> int | None:
-        """An id below `count`, the vocabulary's size; a default beyond it counts as none."""
+        """Reads an id below `count`, the vocabulary size; ignores a default beyond it."""
         token = self.fields.integer(name, None)
         if token is None:
             return default if default is not None and default < count else None
@@ -199,11 +200,11 @@ class _Reader:
         return token
 
     def tokens(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        """The tokens' texts, and text -> id."""
+        """Reads the tokens' texts; also returns text -> id."""
         texts = self.fields.strings("tokens")
         if not texts:
             self.fields.fail("tokens", "is empty")
-        # Some files pad with empty texts; as in llama.cpp each gets a name of its own.
+        # Some files pad with empty texts; each gets a unique name, as in llama.cpp.
         tokens = tuple(text or f"[EMPTY_{i}]" for i, text in enumerate(texts))
         ids: dict[str, int] = {}
         for i, token in enumerate(tokens):
@@ -213,7 +214,7 @@ class _Reader:
         return tokens, ids
 
     def types(self, tokens: tuple[str, ...]) -> np.ndarray:
-        """int32 (vocab,), TokenType; normal where the file gives none."""
+        """Reads token types, int32 (vocab,); NORMAL if the file has none."""
         types = self.per_token("token_type", np.int64, len(tokens))
         if types is None:
             return np.full(len(tokens), TokenType.NORMAL, np.int32)
@@ -227,7 +228,7 @@ class _Reader:
         return types.astype(np.int32)
 
     def stripping_ids(self, tokens: tuple[str, ...], types: np.ndarray) -> frozenset[int]:
-        """Phi-3's special tokens but three; llama.cpp knows it by its name, GGUF has no key."""
+        """Returns Phi-3's special tokens except three; recognizes Phi-3 by name, like llama.cpp."""
         if not any(name in self.name for name in PHI_3_NAMES):
             return frozenset()
         special = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
@@ -235,7 +236,7 @@ class _Reader:
         return frozenset(i for i in kept if tokens[i] not in PHI_3_KEEPS)
 
     def scores(self, count: int) -> np.ndarray:
-        """float32 (vocab,)."""
+        """Reads token scores, float32 (vocab,)."""
         scores = self.per_token("scores", np.float32, count)
         if scores is None:
             problem = "is missing, but a SentencePiece vocabulary merges by it"
@@ -246,7 +247,7 @@ class _Reader:
         return scores
 
     def per_token(self, name: str, dtype: type[np.generic], count: int) -> np.ndarray | None:
-        """One number for each of `count` tokens: (count,) of `dtype`."""
+        """Reads one number per token, (count,) of `dtype`; None if the key is missing."""
         values = self.fields.numbers(name, dtype, None)
         if values is not None and len(values) != count:
             problem = f"has {len(values)} entries, expected one for each of the {count} tokens"
@@ -254,7 +255,7 @@ class _Reader:
         return values
 
     def merges(self, ids: dict[str, int]) -> tuple[tuple[str, str], ...]:
-        """The two tokens of every merge, by rank."""
+        """Reads the two tokens of every merge, by rank."""
         pairs = []
         for rank, merge in enumerate(self.fields.strings("merges")):
             left, _, right = merge.partition(" ")
@@ -265,7 +266,7 @@ class _Reader:
         return tuple(pairs)
 
     def pre_tokenizer(self) -> str:
-        """The pre-tokenizer's name."""
+        """Reads the name of the pre-tokenizer."""
         pre = self.fields.string("pre", "default")
         if pre not in PRE_TOKENIZERS:
             supported = ", ".join(sorted(PRE_TOKENIZERS))

@@ -1,1 +1,1 @@
-"""The commands of `jax-q4k`, one module each."""
+"""Commands of `jax-q4k`, one module each."""

@@ -1,4 +1,4 @@
-"""`jax-q4k bench`: tokens per second of prompts and of decoding, as a table, JSON or a picture."""
+"""`jax-q4k bench`: measures prompt and decode speed; prints a table or JSON, or draws a chart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ..options import (
 )
 from ..output import UsageError, devices, load_model, printable, table_console
 
-#: The number of threads of XLA's CPU client, and of this package's kernels, which are its.
+#: Variable with the number of threads of XLA's CPU client, which also run this package's kernels.
 THREADS = "PJRT_NPROC"
 MOST_THREADS = 1024
 _UNITS = (("B", 1e9), ("M", 1e6), ("K", 1e3))
@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _numbers(least: int, most: int = 1 << 31) -> Any:
-    """The type of an option that takes integers between commas."""
+    """Returns the argparse type of comma-separated integers."""
 
     def numbers(text: str) -> list[int]:
         parts = text.split(",")
@@ -113,7 +113,7 @@ def _bench(options: argparse.Namespace, notes: Console) -> int:
         for count in options.threads:
             code, found = _in_a_process(options, count, notes)
             if code:
-                return code  # it has said why
+                return code  # the process has printed the reason
             rows += found
     else:
         rows = _measured(options, tests, notes)
@@ -127,7 +127,7 @@ def _bench(options: argparse.Namespace, notes: Console) -> int:
 
 
 def _tests(options: argparse.Namespace) -> list[Test]:
-    """Prompts, then decoding, at every depth and batch; 0 tokens are none."""
+    """Returns prompt tests, then decode tests, for every depth and batch; omits 0 tokens."""
     kinds = [("pp", tokens) for tokens in options.prompt] + [("tg", n) for n in options.new]
     each = itertools.product(options.batch, options.depth, filter(lambda kind: kind[1], kinds))
     return [Test(kind, tokens, depth, batch) for batch, depth, (kind, tokens) in each]
@@ -136,7 +136,7 @@ def _tests(options: argparse.Namespace) -> list[Test]:
 def _in_a_process(
     options: argparse.Namespace, threads: int, notes: Console
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The exit code and the rows of a process with so many threads."""
+    """Runs the tests in a process with `threads` threads; returns its exit code and rows."""
     command = [sys.executable, "-m", "jax_q4k", "bench", options.model, "--json"]
     for name in ("prompt", "new", "depth", "batch", "repetitions"):
         option = {"prompt": "n-prompt", "new": "n-gen", "depth": "n-depth"}.get(name, name)
@@ -157,7 +157,7 @@ def _in_a_process(
 def _measured(
     options: argparse.Namespace, tests: list[Test], notes: Console
 ) -> list[dict[str, Any]]:
-    """The rows of this process."""
+    """Runs the tests in this process; returns the rows."""
     model = load_model(options.model, notes)
     (repetitions,) = options.repetitions
     speeds = []
@@ -179,8 +179,8 @@ def _status(text: str, notes: Console) -> contextlib.AbstractContextManager[Any]
 
 
 def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
-    """What is measured; llama-bench's names where it has the same."""
-    from ...network.build import named_tensors  # with Flax
+    """Returns columns that describe the measurement, with llama-bench's names if it has them."""
+    from ...network.build import named_tensors  # imports Flax
 
     (device,) = model.weights[0].devices()
     used = options.implementation or jq.default_implementation(device.platform)
@@ -203,7 +203,7 @@ def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _threads() -> int:
-    """Those that XLA's CPU client starts."""
+    """Returns the number of threads that XLA's CPU client starts."""
     for name in (THREADS, "NPROC"):
         if os.environ.get(name, "").isdecimal():
             return int(os.environ[name])
@@ -259,7 +259,7 @@ def _shortened(count: int) -> str:
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens per second over the depth: prompts above, decoding below, a line for each setting."""
+    """Plots tokens per second over depth: prompts above, decoding below, one line per setting."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""`jax-q4k chat`: a conversation in the terminal."""
+"""`jax-q4k chat`: chats with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
 
 
 class Session:
-    """Reads messages and commands until the user ends; writes answers as they come."""
+    """Reads messages and commands until the user quits; streams answers."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class Session:
         running: dict[str, Any],
         notes: Console,
     ) -> None:
-        """running: further arguments of `stream`."""
+        """Prepares a session; `running` has further arguments of `stream`."""
         self.conversation = conversation
         self.sampling = sampling
         self.running = running
         self.notes = notes
         self.interactive = sys.stdin.isatty()
-        self.saved: set[str] = set()  # files that may be written again
-        self.pressed = interrupts.Pressed()  # since the last line was typed
+        self.saved: set[str] = set()  # files that may be overwritten
+        self.pressed = interrupts.Pressed()  # Ctrl-C since the last line
         self.commands: dict[str, Callable[[str], None]] = {
             "/system": self.set_system,
             "/reset": self.reset,
@@ -90,11 +90,11 @@ class Session:
         }
 
     def say(self, text: str) -> None:
-        """A line to the user, beside the answers."""
+        """Prints a note to the user, separate from answers."""
         self.notes.print(f"[dim]{escape(printable(text))}[/]", soft_wrap=True)
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Runs the session; returns the exit code."""
         if self.interactive:
             self.say("/help lists commands; Ctrl-D ends.")
         if not self.conversation.has_template:
@@ -124,14 +124,14 @@ class Session:
                 self.take(message)
 
     def take(self, message: str) -> None:
-        """Obeys a command, or answers a message; in a script, an error ends the chat."""
+        """Executes a command, or answers a message; in a script, an error ends the chat."""
         name, _, rest = message.partition(" ")
         try:
             if re.fullmatch("/[a-z]+", name):
                 self.commands.get(name, self.unknown)(rest.strip())
             elif message.strip():
                 self.answer(message)
-        except BrokenPipeError:  # nobody reads the answers any more
+        except BrokenPipeError:  # the reader of the answers is gone
             raise
         except (ValueError, OSError) as error:
             if not self.interactive:
@@ -162,7 +162,7 @@ class Session:
         self.say(f"{len(self.conversation.messages)} messages are in {file}")
 
     def answer(self, message: str) -> None:
-        """Sends a message, and writes the answer piece by piece until it ends or Ctrl-C."""
+        """Sends a message, and streams the answer until it ends or Ctrl-C is pressed."""
         before = len(self.conversation.turns)
         pieces = self.conversation.stream(message, self.sampling, **self.running)
         if dropped := before - len(self.conversation.turns):
@@ -172,7 +172,7 @@ class Session:
         self.say("stopped" if timings is None else timings_line(timings))
 
     def write(self, pieces: Iterator[Piece]) -> Timings | None:
-        """Writes an answer; returns the timings of one that was not stopped."""
+        """Writes an answer; returns its timings, or None if it was stopped."""
         text = ""
         timings: Timings | None = None
         status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""`jax-q4k compile`: a model's decode step as machine code in a file."""
+"""`jax-q4k compile`: compiles a model's decode step to machine code in a file."""
 
 from __future__ import annotations
 

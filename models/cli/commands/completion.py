@@ -1,4 +1,4 @@
-"""`jax-q4k completion`: a script that lets a shell complete commands, options and files."""
+"""`jax-q4k completion`: writes a script for shell completion of commands, options and files."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _completion(options: argparse.Namespace, notes: Console) -> None:
 
     parser = parser_of()
     for one in _parsers(parser):
-        for action in one._actions:  # argparse names no public way to them
+        for action in one._actions:  # argparse has no public access to them
             if _takes_file(action):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     sys.stdout.write(shtab.complete(parser, shell=options.shell) + "\n")
 
 
 def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """The parser and those of its commands."""
+    """Returns the parser and the parsers of its commands."""
     found = [parser]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -51,7 +51,7 @@ def _parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def _takes_file(action: argparse.Action) -> bool:
-    """Whether a file's or a folder's name is expected."""
+    """Whether an argument is a file or folder."""
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or ()
     words = ("MODEL", "FILE", "SOURCE", "TARGET", "TEXT.txt", "PATH", "IN", "OUT", "FOLDER")
     return any(word in str(name) for name in names for word in words)

@@ -1,4 +1,4 @@
-"""`jax-q4k doctor`: the kernels that run on this machine, and the parts that are missing."""
+"""`jax-q4k doctor`: shows which kernels run on this machine, and what is missing for others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN = 1
 _PACKAGES = ("jax", "jaxlib", "numpy", "flax")
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
-#: Kernels -> the instruction sets that they need, by Linux's names.
+#: Kernels -> instruction sets that they need, by the names that Linux uses.
 NEEDS = {
     "avx512": ("avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"),
     "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
@@ -76,7 +76,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def instruction_sets() -> frozenset[str]:
-    """The processor's instruction sets by Linux's names; empty where /proc does not tell."""
+    """Returns the processor's instruction sets by Linux's names; empty without /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -120,7 +120,7 @@ def _cpu() -> Iterator[tuple[str, str]]:
 
 
 def _threads() -> str:
-    """The number that XLA's CPU client starts, and where it comes from."""
+    """Describes how many threads XLA's CPU client starts, and why."""
     for name in ("PJRT_NPROC", "NPROC"):
         if os.environ.get(name, "").isdecimal():
             return f"{os.environ[name]}, as ${name} says"
@@ -154,7 +154,7 @@ def _gpu() -> Iterator[tuple[str, str]]:
 
 
 def _jit_cache() -> environment.JitCache | None:
-    """The CUDA driver's cache; None where neither a GPU nor JAX's plugin for one is there."""
+    """Returns the CUDA driver's cache; None if there is neither a GPU nor JAX's plugin for one."""
     if environment.cuda_devices() or any(map(_installed, _CUDA_PLUGINS)):
         return environment.jit_cache()
     return None
@@ -187,7 +187,7 @@ def _defaults() -> Iterator[tuple[str, str]]:
 
 
 def _broken() -> str | None:
-    """The first thing that is there and does not work."""
+    """Returns the first problem with a part that is installed but does not work, or None."""
     try:
         devices()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""`jax-q4k embed`: vectors of texts, as JSON."""
+"""`jax-q4k embed`: prints embeddings of texts as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
 from ..prompts import is_piped
 
-MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
+MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
 
 def add_parser(commands: Any) -> None:
@@ -78,7 +78,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
             )
         except ValueError as error:
             raise UsageError(error) from error
-    # A vector a line: thousands of numbers would take as many lines otherwise.
+    # One line per vector; indented JSON would use a line per number.
     rows = (
         json.dumps({"object": "embedding", "index": i, "embedding": _numbers(vector)})
         for i, vector in enumerate(vectors)
@@ -87,7 +87,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
 
 
 def _numbers(vector: np.ndarray) -> list[Any]:
-    """A vector's elements, or its rows', with as many digits as float32 has."""
+    """Returns the elements of a vector or matrix, rounded to the precision of float32."""
     if vector.ndim > 1:
         return [_numbers(row) for row in vector]
     return [float(f"{x:.9g}") for x in vector.tolist()]
@@ -99,7 +99,7 @@ def _lines(path: str) -> list[str]:
             raise UsageError("standard input is closed")
         data = sys.stdin.buffer.read(MAX_TEXT + 1)
     else:
-        with open(path, "rb") as file:  # perhaps a pipe
+        with open(path, "rb") as file:  # may be a pipe
             data = file.read(MAX_TEXT + 1)
     if len(data) > MAX_TEXT:
         raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
@@ -107,5 +107,5 @@ def _lines(path: str) -> list[str]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: byte {error.start}") from error
-    lines = text.replace("\r\n", "\n").split("\n")  # other ends of lines may stand in a text
+    lines = text.replace("\r\n", "\n").split("\n")  # texts may contain other line separators
     return lines[:-1] if lines[-1] == "" else lines

@@ -1,4 +1,4 @@
-"""`jax-q4k generate`: continue prompts."""
+"""`jax-q4k generate`: continues prompts."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def _shift(options: argparse.Namespace) -> ContextShift | None:
 
 
 def _within(model: Model, ids: list[int], sampling: Sampling, notes: Console) -> Sampling:
-    """With as many new tokens as the context has left."""
+    """Limits the new tokens to the free context, and prints a note if it does."""
     left = model.config.context_length - len(ids)
-    if left < 1 or sampling.max_new_tokens <= left:  # `generate` refuses a prompt that is too long
+    if left < 1 or sampling.max_new_tokens <= left:  # `generate` rejects a prompt that is too long
         return sampling
     notes.print(
         f"[dim]The context of {model.config.context_length} tokens ends after {left} new ones; "
@@ -158,7 +158,7 @@ def _status(notes: Console) -> contextlib.AbstractContextManager[Any]:
 
 
 def _write_pieces(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
-    """Writes the text piece by piece, or token ids; returns the last piece's output."""
+    """Streams the text or token ids; returns the last piece's output."""
     output = None
     for piece in pieces:
         text = f"{piece.token} " if as_ids and piece.token is not None else piece.text
@@ -179,7 +179,7 @@ def _write(
     samplings: list[Sampling],
     clock: Clock,
 ) -> None:
-    """Writes all outputs: as JSON, or texts with a line of --- between them."""
+    """Writes all outputs as JSON, or as texts separated by lines of ---."""
     if options.json or options.jsonl:
         rows = zip(texts, outputs, samplings, strict=True)
         found = [described(model, i, *row) for i, row in enumerate(rows)]

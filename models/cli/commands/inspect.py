@@ -1,4 +1,4 @@
-"""`jax-q4k inspect`: metadata, tensors and bytes per type of a GGUF file, as tables."""
+"""`jax-q4k inspect`: shows metadata, tensors and bytes per type of a GGUF file as tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...files.load import located
 from ..arguments import add_model
 from ..output import table_console
 
-#: Characters of a value that are shown; chat templates have thousands.
+#: Maximum characters shown of a value; chat templates have thousands.
 _WIDTH = 72
 
 
@@ -39,7 +39,7 @@ def _inspect(options: argparse.Namespace, notes: Console) -> None:
 
 
 def show(header: Header, console: Console) -> None:
-    """Prints the tables. Text of the file is escaped: it could steer a terminal."""
+    """Prints the tables; escapes text of the file, which could control the terminal."""
     tensors = list(header.tensors.values())
     unused = set(unused_tensors(header.metadata, header.tensors))
     console.print(_metadata(header))
@@ -61,7 +61,7 @@ def show(header: Header, console: Console) -> None:
 
 def _metadata(header: Header) -> Table:
     table = Table(title="Metadata", title_justify="left", show_header=False)
-    table.add_column(overflow="fold")  # a narrow terminal gets whole keys
+    table.add_column(overflow="fold")  # shows complete keys in a narrow terminal
     table.add_column(overflow="fold")
     for key, value in header.metadata.items():
         table.add_row(_escaped(key), Text(_value(value)))

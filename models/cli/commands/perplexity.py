@@ -1,4 +1,4 @@
-"""`jax-q4k perplexity`: a text's perplexity and bits per byte."""
+"""`jax-q4k perplexity`: computes perplexity and bits per byte of a text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
 
-MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
+MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
 
 def add_parser(commands: Any) -> None:
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _read(path: str) -> str:
-    with open(path, "rb") as file:  # perhaps a pipe
+    with open(path, "rb") as file:  # may be a pipe
         data = file.read(MAX_TEXT + 1)
     if len(data) > MAX_TEXT:
         raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
@@ -83,7 +83,7 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
 
 
 def _score(model: Model, text: str, context: int | None, report: Any, notes: Console) -> Score:
-    """By llama.cpp's windows; of a text that is too short for two of them, by our own."""
+    """Scores with llama.cpp's windows, or with our own if the text is shorter than two of them."""
     try:
         return score(model, text, context=context, windows="llama.cpp", progress=report)
     except TooShortError as error:
@@ -92,7 +92,7 @@ def _score(model: Model, text: str, context: int | None, report: Any, notes: Con
 
 
 def _described(found: Score) -> dict[str, Any]:
-    """As JSON has it; numbers beyond float64 are null."""
+    """Returns a score for JSON output; numbers beyond float64 are null."""
     halves, of_llama_cpp = found.second_halves, None
     if halves is not None:
         estimate = {"perplexity": _finite(halves.perplexity), "error": _finite(halves.error)}

@@ -1,4 +1,4 @@
-"""`jax-q4k quantize`: a model's file in another type."""
+"""`jax-q4k quantize`: converts a model file to another type."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
 
 
 def _check_targets(source: Path, options: argparse.Namespace) -> None:
-    """Refuses to replace the input, and without --force anything."""
+    """Refuses to overwrite the input and, without --force, any other file."""
     target = Path(options.target)
     targets = [target]
-    if options.split_max_size is not None:  # what the sizes of tensors decide on may be any of them
+    if options.split_max_size is not None:  # the number of files is not known yet, so checks all
         name = glob.escape(os.fspath(target).removesuffix(".gguf"))
         targets += map(Path, sorted(glob.glob(f"{name}-{_NUMBER}-of-{_NUMBER}.gguf")))
     for file in filter(Path.exists, targets):
@@ -92,7 +92,7 @@ def _check_targets(source: Path, options: argparse.Namespace) -> None:
 
 
 def _bytes(text: str) -> int:
-    """A number of bytes, of megabytes or of gigabytes, as llama-gguf-split takes it."""
+    """Parses a number of bytes, megabytes or gigabytes, like llama-gguf-split."""
     match = re.fullmatch(r"([1-9][0-9]{0,11})([MG]?)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or one and M or G")
@@ -100,7 +100,7 @@ def _bytes(text: str) -> int:
 
 
 def _files(source: Path) -> list[Path]:
-    """What a model is read from."""
+    """Returns the files that a model is read from."""
     if source.is_dir():
         return list(source.glob("*.safetensors"))
     return [part for part in gguf.part_names(source) if part.exists()]

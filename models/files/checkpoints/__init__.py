@@ -1,1 +1,1 @@
-"""Checkpoint folders of Hugging Face transformers, read into a model."""
+"""Loads Hugging Face checkpoint folders."""

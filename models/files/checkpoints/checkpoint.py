@@ -1,7 +1,7 @@
-"""Hugging Face checkpoints, as GGUF metadata and tensors that are read one at a time.
+"""Reads Hugging Face checkpoints as GGUF metadata and tensors, one tensor at a time.
 
-A checkpoint is a folder: config.json (`config_json`), tokenizer.json and its relatives
-(`tokenizer_files`) and weights (`safetensors`). This file gives its tensors GGUF's names.
+A checkpoint is a folder with config.json (read by `config_json`), tokenizer.json and related files
+(`tokenizer_files`), and weights (`safetensors`). This module maps its tensors to GGUF names.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from . import config_json, sentence_transformers, tensor_places, tokenizer_files
 from .safetensors import PACKED, TYPES, Weights
 from .tensor_places import Place
 
-# Early files store what rope_theta says.
+# Early files store the rope frequencies, which follow from rope_theta.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-# Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
+# Multimodal classes: prefixes of the decoder in transformers 4 and 5, and of everything else.
 _DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
 _BESIDE_THE_DECODER = {
     "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
@@ -51,24 +51,26 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 class CheckpointSource:
     """A Hugging Face checkpoint whose tensors are read one at a time.
 
-    All but the values of its weights is checked at once. A context manager, whose end closes the
-    file that was read last.
+    The constructor checks everything except the values of weights. As a context manager it closes
+    the last file on exit.
 
     Attributes:
-      name: the folder or file, for errors.
-      config: the decoder's dimensions.
-      tokenizer: None if the folder holds none.
-      model_metadata: GGUF's keys, but for the tokenizer's.
-      tensors: GGUF's names -> shapes, row-major.
-      nbytes: GGUF's names -> bytes in the checkpoint.
+      name: folder or file, for error messages.
+      config: configuration of the decoder.
+      tokenizer: None if the folder has none.
+      model_metadata: GGUF metadata without the tokenizer's keys.
+      tensors: GGUF name -> shape, row-major.
+      nbytes: GGUF name -> bytes in the checkpoint.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """path: a folder, or a .safetensors file that lies beside config.json and tokenizer.json.
+        """Reads and checks all descriptions of a checkpoint.
+
+        path: a folder, or a .safetensors file in the same folder as config.json and tokenizer.json.
 
         Raises:
-          jax_q4k.CheckpointError: a file is malformed or asks for an unsupported feature, or the
-            files do not fit together.
+          jax_q4k.CheckpointError: a file is malformed or needs an unsupported feature, or files
+            contradict each other.
           OSError: a file cannot be read.
         """
         self.name = os.fsdecode(path)
@@ -96,7 +98,7 @@ class CheckpointSource:
             {name: place for name, place in of_class.items() if self._is_part(name)}
         )
         divisors = self.description.rope_divisors
-        self.packed: dict[str, str] = {}  # MXFP4 experts count as what the model was made of
+        self.packed: dict[str, str] = {}  # empty: MXFP4 experts count as original weights
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._expected[name].shape for name in self._places
         } | {name: values.shape for name, values in divisors.items()}
@@ -109,20 +111,20 @@ class CheckpointSource:
         self.close()
 
     def close(self) -> None:
-        """Closes the file that was read last; `read` opens it again."""
+        """Closes the last file; `read` opens it again."""
         self._weights.close()
 
     @functools.cached_property
     def metadata(self) -> Mapping[str, Any]:
-        """GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
+        """GGUF metadata, with `tokenizer.*` if the folder has a tokenizer.
 
-        Warns of what GGUF cannot say of the tokenizer and most files leave out; raises
-        CheckpointError where it cannot say it.
+        Warns of tokenizer settings that GGUF has no key for and most files omit. Raises
+        CheckpointError if GGUF cannot express the tokenizer.
         """
         return with_tokenizer(self.model_metadata, self.tokenizer)
 
     def read(self, name: str) -> np.ndarray | QuantizedArray:
-        """A tensor by GGUF's name, its rows in GGUF's order; norms and biases become float32.
+        """Reads a tensor by GGUF name, with rows in GGUF order; norms and biases become float32.
 
         Raises CheckpointError if a value is NaN or infinite, or the file has changed.
         """
@@ -144,7 +146,7 @@ class CheckpointSource:
         return values
 
     def _nbytes(self) -> dict[str, int]:
-        """GGUF's names -> bytes in the checkpoint, whose tensors may hold several."""
+        """Returns GGUF name -> bytes; divides the bytes of tensors that hold several."""
         parts = collections.Counter(place.names for place in self._places.values())
         sizes = {}
         for name, place in self._places.items():
@@ -153,13 +155,13 @@ class CheckpointSource:
         return sizes
 
     def _of_the_decoder(self) -> dict[str, str]:
-        """A decoder's names of its tensors -> the checkpoint's; warns of tensors beside them."""
+        """Returns name in a text-only decoder -> name in the checkpoint; warns of other tensors."""
         names = dict.fromkeys(self._weights.stored)
         if self.description.multimodal:
             for what, beside in _BESIDE_THE_DECODER.items():
                 self._skip(names, [name for name in names if beside.match(name)], what)
         multimodal = self.description.multimodal
-        headless = not multimodal and "embed_tokens.weight" in names  # of a class without a head
+        headless = not multimodal and "embed_tokens.weight" in names  # a class without lm_head
         found: dict[str, str] = {}
         for name in names:
             in_a_decoder = name_in_decoder(name) if multimodal else name
@@ -186,9 +188,10 @@ class CheckpointSource:
         return found
 
     def _tie(self) -> bool:
-        """Whether the embedding is the output layer of a model that config.json calls tied.
+        """Returns whether a model that config.json calls tied uses the embedding as output layer.
 
-        As in transformers 5, a head of other values counts, and one without an embedding is both.
+        As in transformers 5, a head with other values is used, and a head without an embedding
+        serves as both.
         """
         if _HEAD not in self._decoder:
             return True
@@ -204,7 +207,7 @@ class CheckpointSource:
         return False
 
     def _shares(self, layer: int) -> bool:
-        """True of a layer that attends to another's keys and values."""
+        """Whether a layer shares keys and values of an earlier layer."""
         return layer < self.config.num_layers and self.config.kv_layer_of(layer) != layer
 
     @staticmethod
@@ -216,9 +219,9 @@ class CheckpointSource:
             del names[name]
 
     def _match(self, places: dict[str, Place]) -> dict[str, Place]:
-        """Places by the checkpoint's own names.
+        """Resolves places to names in the checkpoint.
 
-        Refuses a tensor that is missing, of another shape or type, or no part of the model.
+        Rejects tensors that are missing, not part of the model, or of a wrong shape or type.
         """
         matched, known = {}, set()
         for name, unresolved in places.items():
@@ -242,7 +245,7 @@ class CheckpointSource:
         return matched
 
     def _found(self, in_a_decoder: str, shape: tuple[int, ...]) -> str:
-        """The checkpoint's own name of a tensor, which has this shape."""
+        """Returns the checkpoint's name of a tensor; checks that the tensor has this shape."""
         if in_a_decoder not in self._decoder:
             problem = f"is missing, expected with shape {shape}"
             if in_a_decoder == _HEAD:
@@ -255,7 +258,7 @@ class CheckpointSource:
         return name
 
     def _check_types(self, names: list[str], packed: bool) -> None:
-        """Refuses tensors of types that are not supported, and experts of several."""
+        """Rejects tensors of unsupported types, and experts of different types."""
         supported = (PACKED,) if packed else tuple(TYPES)
         first = self._weights.stored[names[0]].dtype
         for name in names:
@@ -273,7 +276,7 @@ class CheckpointSource:
         raise CheckpointError(file, f"tensor {stored_name!r}", problem)
 
     def _is_part(self, name: str) -> bool:
-        """True if config.json says that the checkpoint holds this tensor."""
+        """Whether the checkpoint holds this tensor according to config.json."""
         entry = self._expected[name].entry
         if name == "output.weight":
             return not self._tied
@@ -297,17 +300,16 @@ def from_pretrained(
     Weights keep their type (float32, float16 or bfloat16); norms and biases become float32.
 
     Args:
-      path: a folder as `save_pretrained` of the transformers library writes it, or one .safetensors
-        file in it.
-      progress: called with (bytes done, bytes in all) while tensors are read.
-      mesh, rules: devices that the model is split over, and how, as `load` takes them.
+      path: a folder written by `save_pretrained` of transformers, or one .safetensors file in it.
+      progress: called with (bytes done, total bytes) while tensors are read.
+      mesh, rules: sharding over devices, as in `load`.
 
     Returns:
-      The model; its tokenizer is None if the folder holds none.
+      The model; its tokenizer is None if the folder has none.
 
     Raises:
-      jax_q4k.CheckpointError: a file is malformed, or asks for an unsupported feature.
-      OSError: it cannot be read.
+      jax_q4k.CheckpointError: a file is malformed, or needs an unsupported feature.
+      OSError: a file cannot be read.
     """
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
@@ -326,15 +328,15 @@ def from_pretrained(
 
 
 def name_in_decoder(name: str) -> str:
-    """The name that a tensor or module has in a class of text alone."""
+    """Returns the name of a tensor or module in the text-only class."""
     return _DECODER.sub("model.", name).removeprefix("language_model.")
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection, or of its bias, reordered for interleaved rope.
+    """Reorders rows of a query or key projection, or of its bias, for interleaved rope.
 
     Interleaved rope rotates dimensions (2i, 2i + 1) of a head, the checkpoint's (i, i + head_dim /
-    2). rows: (heads * head_dim, ...) -> the same shape, contiguous.
+    2). rows: (heads * head_dim, ...). Returns the same shape, contiguous.
     """
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

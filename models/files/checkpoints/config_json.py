@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face checkpoint -> GGUF metadata."""
+"""Converts config.json of a Hugging Face checkpoint to GGUF metadata."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ...support.json_fields import JSONFields
 from . import config_keys
 from .rope_json import Rope
 
-MAX_CONFIG = 1 << 22  # bytes of config.json, and of each file of settings beside it
+MAX_CONFIG = 1 << 22  # bytes of config.json, and of each other file of settings
 
-#: GGUF's key -> that of config.json, how it is read, its default (REQUIRED: none).
+#: GGUF key -> (key of config.json, reader, default or REQUIRED).
 _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "vocab_size": ("vocab_size", Fields.integer, REQUIRED),
     "context_length": ("max_position_embeddings", Fields.integer, REQUIRED),
@@ -32,7 +32,7 @@ _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "attention.head_count_kv": ("num_key_value_heads", Fields.integer, None),
     "attention.key_length": ("head_dim", Fields.integer, None),
 }
-#: GGUF's keys of `CheckpointClass.keys` that are no numbers with a fraction.
+#: GGUF keys of `CheckpointClass.keys` that do not hold a float -> reader.
 _READERS: dict[str, Callable[..., Any]] = {
     "expert_weights_norm": Fields.boolean,
 } | dict.fromkeys(
@@ -61,39 +61,39 @@ _READERS: dict[str, Callable[..., Any]] = {
     Fields.integer,
 )
 
-#: Keys that transformers 4 and 5 call by each other's names, or the second by the first.
+#: Key of one transformers version -> its name in the other version.
 _SAME = {
     "num_experts": "num_local_experts",
     "num_local_experts": "num_experts",
     "n_routed_experts": "num_local_experts",
 }
 
-#: Of Architecture -> of hidden_act.
+#: `Architecture.activation` -> value of hidden_act.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
 _FULL, _WINDOWED = "full_attention", "sliding_attention"
-#: What mixes tokens -> layer_types.
+#: Token mixer -> value in layer_types.
 _MIXERS = {"delta": "linear_attention", "convolution": "conv"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A checkpoint's decoder: GGUF's `metadata`, and facts that GGUF leaves to the tensors."""
+    """Decoder of a checkpoint: GGUF `metadata`, and properties that GGUF leaves to the tensors."""
 
     config: Config
     checkpoint: CheckpointClass
     metadata: dict[str, Any]
-    biases: tuple[str, ...]  # groups of them, beside the architecture's own
-    tensors: tuple[str, ...]  # of those that files may lack, by GGUF's names
-    lacking: frozenset[str]  # what layers have none of, "blk.0.attn_v"
-    tied: bool  # the output layer is the embedding, where the files hold no other
-    rope_divisors: dict[str, np.ndarray]  # GGUF's names -> float32 (rope_dim / 2,)
-    multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
-    further_layers: int  # behind the last, which are not run
-    packed: bool  # experts are MXFP4's blocks and scales
+    biases: tuple[str, ...]  # groups of biases, in addition to the architecture's own
+    tensors: tuple[str, ...]  # GGUF names of optional tensors that it holds
+    lacking: frozenset[str]  # tensors that layers lack, such as "blk.0.attn_v"
+    tied: bool  # the embedding is the output layer, unless the files hold another
+    rope_divisors: dict[str, np.ndarray]  # GGUF name -> float32 (rope_dim / 2,)
+    multimodal: bool  # it holds more than the decoder, whose names have a prefix
+    further_layers: int  # multi-token-prediction layers after the last, which are not run
+    packed: bool  # experts are MXFP4 blocks and scales
 
 
 def describe(fields: JSONFields) -> Description:
-    """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
+    """Describes the decoder of a config.json; raises CheckpointError that names the invalid key."""
     architecture, checkpoint = _architecture(fields)
     config_keys.check(fields, checkpoint)
     packed = _is_packed(fields, checkpoint)
@@ -124,7 +124,7 @@ def describe(fields: JSONFields) -> Description:
     for key, value_of in checkpoint.implied.items():
         _accept(fields, key, (value_of(config),))
     further = checkpoint.further_layers
-    if "num_mtp_layers" in fields:  # another name of it
+    if "num_mtp_layers" in fields:  # another name for the same key
         further = further and "num_mtp_layers"
     return Description(
         config=config,
@@ -148,10 +148,11 @@ def describe(fields: JSONFields) -> Description:
 
 
 def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
-    """Whether the embedding is the output layer where files have no head, as in transformers 5.
+    """Returns whether the embedding is the output layer of files without a head.
 
-    The flag of config.json itself counts, whatever text_config says. Transformers 4 asked
-    text_config: that counts where config.json has no flag, or for classes of `tied_by_text`.
+    As in transformers 5, the flag of config.json has precedence over the one in text_config.
+    Transformers 4 read text_config, which counts if config.json has no flag, or for classes with
+    `tied_by_text`.
     """
     of_model = fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", None))
     text = fields.object("text_config") if checkpoint.text_config else None
@@ -162,11 +163,11 @@ def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
 
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
-    """What config.json says of the decoder, with the class's defaults."""
+    """Returns the settings of the decoder in config.json, with the class's defaults."""
     given, prefix = fields.values, ""
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
         given, prefix = fields.mapping("text_config"), "text_config."
-    # In most places null is the default; of windows it says that there is none.
+    # null selects the default, except for sliding_window, where it means no window.
     said = {k: value for k, value in given.items() if value is not None or k == "sliding_window"}
     return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
 
@@ -174,7 +175,7 @@ def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFiel
 def _keys(
     architecture: Architecture, checkpoint: CheckpointClass
 ) -> dict[str, tuple[str, Callable[..., Any], Any]]:
-    """`_KEYS` as this class calls them."""
+    """Returns `_KEYS` with this class's names and optional keys."""
     epsilon = f"attention.layer_norm_{'' if architecture.layer_norm else 'rms_'}epsilon"
     keys = _KEYS | {epsilon: ("rms_norm_eps", Fields.number, REQUIRED)}
     renamed = checkpoint.renamed
@@ -187,7 +188,7 @@ def _keys(
 def _values(
     fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
 ) -> dict[str, Any]:
-    """GGUF's keys, without those of rotary positions."""
+    """Returns GGUF metadata without rope parameters."""
     values: dict[str, Any] = {}
     for key, (json_key, read, default) in _keys(architecture, checkpoint).items():
         if (value := read(fields, json_key, default)) is not None:
@@ -201,7 +202,7 @@ def _values(
             problem = f"is {fields.value(other)!r:.100}, but {json_key} is"
             fields.fail(other, f"{problem} {fields.value(json_key)!r:.100}")
         values[key] = _READERS.get(key, Fields.number)(fields, said)
-        if key in architecture.scales and values[key] == 0:  # in GGUF files 0 means 1
+        if key in architecture.scales and values[key] == 0:  # GGUF files use 0 for 1
             fields.fail(said, "must not be 0")
     for key, json_key in checkpoint.optional_keys.items():
         value = _READERS.get(key, Fields.number)(fields, json_key, None)
@@ -218,14 +219,14 @@ def _values(
 
 
 def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """What the boolean keys that are true ask for."""
+    """Returns the names that the boolean keys in config.json enable."""
     return tuple(
         name for key, names in asked.items() if fields.boolean(key, False) for name in names
     )
 
 
 def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
-    """True if experts are MXFP4; refuses other packed weights."""
+    """Whether experts are MXFP4; rejects other packed weights."""
     given = fields.object("quantization_config")
     if given is None:
         return False
@@ -246,7 +247,7 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     of_type = config_keys.CLASSES_OF_TYPES.get(kind, ())
     names = fields.array("architectures", list(of_type[:1]) or REQUIRED)
     name = names[0] if len(names) == 1 else None
-    if isinstance(name, str) and name.endswith("Model"):  # without a head
+    if isinstance(name, str) and name.endswith("Model"):  # the class without lm_head
         name = f"{name.removesuffix('Model')}ForCausalLM"
     if not isinstance(name, str) or name not in known:
         supported = ", ".join(known)
@@ -258,7 +259,7 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
 
 
 def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
-    """Refuses a key that says anything but one of these values."""
+    """Rejects a key whose value is not one of these."""
     value = fields.values.get(key)
     if value is not None and value not in values:
         found = value.get("quant_method", "an object") if isinstance(value, dict) else value
@@ -268,7 +269,7 @@ def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
 def _layer_types(
     fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
 ) -> dict[str, Any]:
-    """What layer_types says of each layer, where GGUF files say it; where not, it must be so."""
+    """Returns metadata from layer_types if GGUF has a key for it; otherwise only checks it."""
     types = fields.array("layer_types", [])
     other = _MIXERS.get(_recurrent(architecture), _WINDOWED)
     for i, kind in enumerate(types):
@@ -295,12 +296,12 @@ def _layer_types(
 
 
 def _recurrent(architecture: Architecture) -> str:
-    """What may stand in the place of attention."""
+    """Returns the mixer that replaces attention in some layers; an empty string if none does."""
     return "delta" if architecture.delta else "convolution" if architecture.convolution else ""
 
 
 def _window(fields: JSONFields, checkpoint: CheckpointClass) -> int | None:
-    """Tokens that the layers with a sliding window attend to."""
+    """Returns the sliding window in tokens; None if there is none."""
     counts = checkpoint.window
     if isinstance(counts, str):
         counts = fields.boolean(counts, False)

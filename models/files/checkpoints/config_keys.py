@@ -1,7 +1,7 @@
-"""Keys of config.json: which are read, which change nothing, and which may only say one thing.
+"""Checks keys of config.json: which are read, ignored, or accept only neutral values.
 
-A key in none of these lists is refused by name: a later class may have a feature under it that this
-package lacks. Keys that another class reads are ignored, as the transformers library ignores them.
+Any other key is rejected, since a newer class may use it for a feature that this package lacks.
+Keys that only other classes read are ignored, as in the transformers library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...support.json_fields import JSONFields
 
 _CLASSES = tuple(c for architecture in ARCHITECTURES.values() for c in architecture.checkpoints)
 
-#: Keys that this package reads beside those that `CheckpointClass` names.
+#: Keys that this package reads in addition to those that `CheckpointClass` names.
 _READ = frozenset(
     """
     architectures auto_map model_type text_config quantization_config
@@ -33,7 +33,7 @@ _READ = frozenset(
     """.split()
 )
 
-#: Keys that change no logits of the supported classes, whatever they say.
+#: Keys that never change the logits of the supported classes.
 _HARMLESS = frozenset(
     # Origin and types.
     """
@@ -45,14 +45,14 @@ _HARMLESS = frozenset(
     aux_loss_alpha ep_size gradient_checkpointing layerdrop loss_type neftune_noise_alpha
     output_router_logits pretraining_tp router_jitter_noise seq_aux
     """.split()
-    # What a call of the transformers class returns, and how it computes.
+    # Return values and implementation of the transformers class.
     + """
     attn_implementation attention_softmax_in_fp32 chunk_size_feed_forward experts_implementation
     is_decoder
     output_attentions output_hidden_states return_dict scale_attention_softmax_in_fp32
     tie_last_hidden_states torchscript use_cache use_flash_attention use_flash_attn use_return_dict
     """.split()
-    # Heads of classification.
+    # Classification heads.
     + """
     finetuning_task id2label label2id num_labels problem_type task_specific_params
     """.split()
@@ -60,7 +60,7 @@ _HARMLESS = frozenset(
     + """
     max_seq_length max_sequence_length model_max_length prefix seq_length tokenizer_class
     """.split()
-    # Generation, which transformers 5 reads from generation_config.json alone.
+    # Generation; transformers 5 reads these only from generation_config.json.
     + """
     assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
     cache_implementation diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
@@ -76,7 +76,7 @@ _HARMLESS = frozenset(
     multimodal_projector_bias projector_hidden_act spatial_merge_size vision_config
     vision_feature_layer vision_feature_select_strategy vision_soft_tokens_per_image
     """.split()
-    # Derived from other keys, or of the code that a model was trained with.
+    # Derived from other keys, or used only by the original training code.
     + """
     activation_function block_dim block_mlp_init_scale block_norm_eps block_out_init_scale
     block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init experts_per_token
@@ -84,13 +84,13 @@ _HARMLESS = frozenset(
     theta use_embedding_sharing use_parallel_embedding
     """.split()
 )
-#: The same by pattern: private names, ids of tokens, training, the layers of further tokens.
+#: Patterns of such keys: private names, token ids, training, multi-token prediction.
 _HARMLESS_PATTERN = re.compile(
     r"_.*|unsloth_.*|mtp_.*|initializer_.*"
     r"|.*(_token_ids?|_token_index|dropout|_pdrop|_loss_coef|_initializer_range)"
 )
 
-#: Features that a decoder here lacks -> values that do not ask for them.
+#: Key of an unsupported feature -> values that disable it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_bidirectional_attention": (False,),
     "per_layer_config": ({},),
@@ -120,7 +120,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_gate_type": ("swish",),
 }
 
-#: Keys of rope_parameters and rope_scaling that are read, or that change nothing.
+#: Keys of rope_parameters and rope_scaling that are read, or that have no effect.
 _ROPE = frozenset(
     """
     attention_factor beta_fast beta_slow factor finetuned full_attention high_freq_factor
@@ -131,7 +131,7 @@ _ROPE = frozenset(
 )
 
 
-#: model_type -> the classes whose config.json has it; the first where `architectures` is missing.
+#: model_type -> classes that use it; the first is the default if `architectures` is missing.
 CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
     "cohere2": ("Cohere2ForCausalLM",),
     "cohere": ("CohereForCausalLM",),
@@ -179,7 +179,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
 
 
 def _named(checkpoint: CheckpointClass) -> Iterator[str]:
-    """Keys of config.json that a class's description names."""
+    """Yields the keys of config.json that a class's description names."""
     yield from checkpoint.required
     for mapping in (
         checkpoint.defaults,
@@ -201,16 +201,16 @@ _KNOWN = _READ.union(_HARMLESS, _NEUTRAL, *map(_named, _CLASSES))
 
 
 def is_known(key: str) -> bool:
-    """Whether a key is read, changes nothing, or has values that ask for nothing."""
+    """Whether a key is read, has no effect, or accepts neutral values."""
     return key in _KNOWN or _HARMLESS_PATTERN.fullmatch(key) is not None
 
 
 def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
-    """Refuses keys that are not known, and features that a decoder here would ignore.
+    """Rejects unknown keys, and features that a decoder here would ignore.
 
-    null says nothing. Raises CheckpointError naming the key.
+    Ignores keys that are null. Raises CheckpointError that names the key.
     """
-    of_class = frozenset(_named(checkpoint))  # which may have been registered since
+    of_class = frozenset(_named(checkpoint))  # the class may be newer than `_KNOWN`
     for key, value in fields.values.items():
         if value is None:
             continue
@@ -223,7 +223,7 @@ def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
 
 
 def check_code(fields: JSONFields, name: str) -> None:
-    """Refuses auto_map if another class than `name` generates text with code of the model's own."""
+    """Rejects auto_map if it generates text with custom code of a class other than `name`."""
     own = fields.object("auto_map")
     for key in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq"):
         code = None if own is None else own.string(key, None)
@@ -232,7 +232,7 @@ def check_code(fields: JSONFields, name: str) -> None:
 
 
 def check_rope(fields: JSONFields) -> None:
-    """Refuses keys of rotary positions that are not known."""
+    """Rejects unknown keys of rope parameters."""
     for key, value in fields.values.items():
         if value is not None and key not in _ROPE:
             _refuse_unknown(fields, key)

@@ -1,4 +1,4 @@
-"""How a checkpoint's makers sample: generation_config.json as GGUF's `general.sampling.*` keys."""
+"""Converts generation_config.json to GGUF's `general.sampling.*` keys."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ...sampling.file_defaults import KEYS
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
 
-#: What transformers takes where tokens are drawn and the file does not say.
+#: Defaults of transformers for sampled generation.
 _DEFAULTS = {KEYS["temperature"]: 1.0, KEYS["top_k"]: 50}
-#: Settings that change what transformers generates and that `Sampling` lacks, or that GGUF's keys
-#: cannot say -> values that ask for nothing, beside null, [] and {}.
+#: Setting that changes the output of transformers, and that `Sampling` or GGUF's keys lack ->
+#: values that disable it, besides null, [] and {}.
 _NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "bad_words_ids": (),
     "begin_suppress_tokens": (),
@@ -36,7 +36,7 @@ _NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "watermarking_config": (),
 }
-#: The same where tokens are drawn.
+#: The same, for settings that apply only with do_sample.
 _NOT_APPLIED_TO_DRAWS: dict[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
@@ -46,13 +46,13 @@ _NOT_APPLIED_TO_DRAWS: dict[str, tuple[Any, ...]] = {
 
 
 def sampling(fields: JSONFields) -> dict[str, Any]:
-    """GGUF's keys of how a model's makers sample; none where the file does not say.
+    """Returns GGUF keys with the recommended sampling parameters; empty if the file has none.
 
-    Warns of settings that are not applied. Like transformers, `do_sample: false` and a repetition
-    penalty without `do_sample` take the likeliest token.
+    Warns of settings that are not applied. As in transformers, `do_sample: false` and a repetition
+    penalty without `do_sample` select greedy decoding.
 
     Args:
-      fields: generation_config.json, or config.json where that is missing.
+      fields: generation_config.json, or config.json if that is missing.
     """
     draws = fields.boolean("do_sample", None)
     _warn(fields, _NOT_APPLIED | (_NOT_APPLIED_TO_DRAWS if draws else {}))

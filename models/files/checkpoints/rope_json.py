@@ -1,4 +1,4 @@
-"""Rotary positions of config.json -> GGUF metadata and divisors of frequencies."""
+"""Converts rope parameters of config.json to GGUF metadata and frequency divisors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from . import config_keys
 
 _ORIGINAL = "original_max_position_embeddings"
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
-#: Divides the frequencies of what is not rotated, as llama.cpp's converter has it.
+#: Divisor for pairs that do not rotate, as in llama.cpp's converter.
 _STANDS_STILL = 1e30
 _THETA = 10000.0
 
 
 def _given(fields: JSONFields) -> JSONFields | None:
-    """`rope_parameters` or `rope_scaling`; of both the second, as in transformers 5.
+    """Returns `rope_parameters` or `rope_scaling`; the latter if both exist, as in transformers 5.
 
-    Refuses both where the first says anything else.
+    Rejects files in which the two differ.
     """
     keys = "rope_parameters", "rope_scaling"
     found = [inner for key in keys if (inner := fields.object(key)) is not None and inner.values]
@@ -46,18 +46,18 @@ def _given(fields: JSONFields) -> JSONFields | None:
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without null, and with today's name of `type`."""
+    """Drops null values, and renames `type` to `rope_type`."""
     said = {key: value for key, value in values.items() if value is not None}
     early = said.pop("type", None)
     return said if early is None else {"rope_type": early, **said}
 
 
 class Rope:
-    """Rotary positions: `rope_parameters`, or transformers 4's `rope_theta` and `rope_scaling`.
+    """Reads `rope_parameters`, or `rope_theta` and `rope_scaling` of transformers 4.
 
-    Parameters may be given for each type of layer: windowed ones then have only a theta.
+    There may be parameters per layer type; windowed layers then have only a theta.
 
-    values: GGUF's keys.
+    values: GGUF metadata.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Rope:
             self._fields.fail("llama_4_scaling_beta", "is not supported")
 
     def divisors(self, config: Config) -> dict[str, np.ndarray]:
-        """GGUF's names -> divisors of frequencies, float32 (rope_dim / 2,)."""
+        """Returns GGUF name -> frequency divisors, float32 (rope_dim / 2,)."""
         if self._kind == "llama3":
             return {"rope_freqs.weight": self._llama3(config)}
         if self._kind == "proportional":
@@ -113,7 +113,7 @@ class Rope:
         }
 
     def _read_local(self, local: JSONFields | None) -> None:
-        """The rotation of windowed layers."""
+        """Reads the rope base of windowed layers."""
         if local is None:
             return
         if (kind := local.string("rope_type", "default")) != "default":
@@ -127,19 +127,19 @@ class Rope:
         self.values["rope.freq_base_swa"] = local.number("rope_theta", theta)
 
     def _kind_of_scaling(self, checkpoint: CheckpointClass) -> str:
-        early = self._fields.string("type", "default")  # what the key was first called
+        early = self._fields.string("type", "default")  # old name of rope_type
         kind = self._fields.string("rope_type", early)
         if kind == "mrope" and checkpoint.sections:
             return "default"
         if kind == "su" or (kind == "yarn" and "long_factor" in self._fields):
-            return "longrope"  # as Phi 3 first called it
+            return "longrope"  # early Phi 3 files use the other names
         if kind not in _KINDS:
             problem = f"{kind[:100]!r} is not supported; supported are {', '.join(_KINDS)}"
             self._fields.fail("rope_type", problem)
         return kind
 
     def _partial(self, checkpoint: CheckpointClass) -> float:
-        """The part of a head that is rotated."""
+        """Returns the rotated fraction of a head."""
         key = "partial_rotary_factor"
         where = self._fields if key in self._fields else self._config
         part = where.number(key, 1.0)
@@ -159,7 +159,7 @@ class Rope:
         return self._config.integer("head_dim", max(1, hidden // heads), least=1, most=1 << 24)
 
     def _sections(self, part: float) -> np.ndarray:
-        """Pairs that rotate by time, height and width."""
+        """Returns the numbers of pairs rotated by time, height and width."""
         key, pairs = "mrope_section", int(self._head_dim() * part) // 2
         sections = (self._fields if key in self._fields else self._config).array(key)
         whole = all(type(count) is int and 0 <= count <= pairs for count in sections)
@@ -169,9 +169,10 @@ class Rope:
         return np.array([*sections, 0], np.int32)
 
     def _yarn(self) -> dict[str, Any]:
-        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`.
+        """Returns YaRN metadata.
 
-        What they cannot say of the frequencies is in `_yarn_divisors`.
+        `attn_factor` holds what the other keys cannot express of the magnitude, and
+        `_yarn_divisors` what they cannot express of the frequencies.
         """
         get, named = self._fields, self._kind_of_decoder.yarn_keys
         latent = self._kind_of_decoder.latent
@@ -183,7 +184,7 @@ class Rope:
         if all(both):
             magnitude = (1 + both[0] * growth) / (1 + both[1] * growth)
             log_multiplier = both[1] if named else 0.0
-        if latent:  # there the second is part of the scores' factor, a tenth of it by tradition
+        if latent:  # GGUF stores 0.1 * mscale_all_dim, which also scales MLA's scores
             log_multiplier = float(np.float32(0.1 * both[1]))
         magnitude = get.number("attention_factor", magnitude)
         values = {
@@ -203,7 +204,7 @@ class Rope:
         return values | self._magnitude(magnitude / implied)
 
     def _beta(self, key: str, default: float) -> float:
-        """Rotations within the original context; 0 stands for the default, as in transformers."""
+        """Reads rotations within the original context; 0 is the default, as in transformers."""
         if (value := self._fields.number(key, 0.0)) == 0:
             return default
         if not MIN_DIVISOR <= value <= 1e6:
@@ -211,14 +212,14 @@ class Rope:
         return value
 
     def _yarn_divisors(self, config: Config) -> np.ndarray:
-        """Divisors that make frequencies transformers' of those that GGUF's keys give.
+        """Returns divisors that turn GGUF's YaRN frequencies into those of transformers.
 
-        The formula is that of transformers' `_compute_yarn_parameters`: unlike GGUF's, its ramp may
-        begin and end between pairs (`truncate`), and every class has betas.
+        In transformers' `_compute_yarn_parameters`, unlike in GGUF, the ramp may begin and end
+        between pairs (`truncate`), and every class has betas.
         """
         rope, original = config.ropes[0], self._original()
         first, last = (pair_of(rope, original, beta) for beta in self._betas)
-        # transformers reads it beside the rotations of types of layers, not in them; null is false.
+        # transformers reads it from the outer object, not per layer type; null is false.
         if self._outer.boolean("truncate", "truncate" not in self._outer):
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, rope.dim - 1)
@@ -233,7 +234,10 @@ class Rope:
         return divisors
 
     def _longrope(self) -> dict[str, Any]:
-        """https://arxiv.org/abs/2402.13753: the magnitude is sqrt(1 + ln scale / ln original)."""
+        """Returns LongRoPE metadata (https://arxiv.org/abs/2402.13753).
+
+        The magnitude is sqrt(1 + ln scale / ln original).
+        """
         original = self._original()
         context = self._config.integer("max_position_embeddings", least=1, most=1 << 28)
         factor = self._fields.number("factor", context / original)
@@ -252,7 +256,7 @@ class Rope:
         return {} if rounded == 1.0 else {"rope.scaling.attn_factor": rounded}
 
     def _original(self) -> int:
-        """Tokens of the context before it was stretched."""
+        """Returns the context length in tokens before its extension."""
         where = self._fields if _ORIGINAL in self._fields else self._config
         if where.value(_ORIGINAL, None) is None:
             return self._config.integer("max_position_embeddings", least=1, most=1 << 28)
@@ -278,18 +282,18 @@ class Rope:
         return np.array(divisors, np.float32)
 
     def _proportional(self, config: Config) -> np.ndarray:
-        """Divisors that leave all but the first pairs of a head as they are."""
+        """Returns divisors with which only the first pairs of a head rotate."""
         key, pairs = "partial_rotary_factor", config.rope_dim // 2
         part = self._checked_part(self._fields, key, self._fields.number(key, 1.0))
         rotated = int(part * config.rope_dim // 2)
         return np.where(np.arange(pairs) < rotated, 1.0, _STANDS_STILL).astype(np.float32)
 
     def _llama3(self, config: Config) -> np.ndarray:
-        """Divisors of Llama 3.1's frequencies.
+        """Returns divisors of Llama 3.1's frequencies.
 
-        Wavelengths up to original_max_position_embeddings / high_freq_factor tokens stay, those
-        from original_max_position_embeddings / low_freq_factor on are stretched by `factor`; in
-        between the frequency is mixed linearly in original_max_position_embeddings / wavelength.
+        With L = original_max_position_embeddings, wavelengths up to L / high_freq_factor tokens
+        are kept, and wavelengths from L / low_freq_factor on are stretched by `factor`. In between,
+        frequencies are interpolated linearly in L / wavelength.
         """
         factor = self._factor()
         low = self._fields.number("low_freq_factor")
@@ -302,7 +306,7 @@ class Rope:
             )
         # original_max_position_embeddings / wavelength
         periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
-        # The part of a frequency that is not stretched.
+        # Fraction of a frequency that is not stretched.
         kept = np.clip((periods - low) / (high - low), 0.0, 1.0)
         return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
 

@@ -1,8 +1,8 @@
-"""Tensors of safetensors files, read one at a time.
+"""Reads tensors of safetensors files one at a time.
 
-The safetensors package checks that every tensor lies inside its file and that no two overlap. Files
-are read, not mapped: pages of a map count as resident memory, and a mapped file that shrinks kills
-the process.
+The safetensors package checks that every tensor lies inside its file and that none overlap. Files
+are read instead of memory-mapped, because mapped pages count as resident memory, and a mapped file
+that shrinks kills the process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jax_q4k import CheckpointError, gguf
 
 from ...support.json_fields import JSONFields
 
-#: Types that are read: safetensors' names of them are ggml's.
+#: Supported types; safetensors and ggml use the same names.
 TYPES = gguf.PLAIN
 PACKED = "U8"  # blocks and scales of packed weights
-MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
-_MAX_ELEMENTS = np.iinfo(np.intp).max // 8  # NumPy's, of sizes beside a 0, too
+MAX_INDEX = 1 << 24  # bytes; an index has one line per tensor
+_MAX_ELEMENTS = np.iinfo(np.intp).max // 8  # NumPy's limit, which ignores axes of size 0
 _CHUNK = 1 << 20  # elements checked at a time
 _COMPARED = 1 << 24  # elements compared at a time
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """A tensor's place, and its file's description of it."""
+    """File, dtype and shape of a tensor."""
 
     file: Path
     dtype: str  # safetensors' name
@@ -41,20 +41,20 @@ class Stored(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, of PACKED and the types in TYPES."""
+        """Bytes in the file; only for PACKED and TYPES."""
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """NumPy's, of PACKED and the types in TYPES."""
+        """NumPy dtype; only for PACKED and TYPES."""
         return np.dtype(np.uint8 if self.dtype == PACKED else TYPES[self.dtype].dtype)
 
 
 class Weights:
-    """The tensors of one file or of all files of an index: name -> Stored, in `stored`."""
+    """Tensors of one file, or of all files of an index; `stored` maps names to Stored."""
 
     def __init__(self, path: Path) -> None:
-        """path: a .safetensors file, or a folder that holds one, or an index of several."""
+        """Lists the tensors of a .safetensors file, or of a folder with one file or an index."""
         self._open: tuple[Path, Any] | None = None
         self._stack = contextlib.ExitStack()
         self.stored: dict[str, Stored] = {}
@@ -69,12 +69,12 @@ class Weights:
             raise CheckpointError(str(path), "model.safetensors", f"{problem}; {others}")
 
     def close(self) -> None:
-        """Closes the file that was read last."""
+        """Closes the last file."""
         self._open = None
         self._stack.close()
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """A tensor of one of TYPES or PACKED, or those rows of it (steps of 1).
+        """Reads a tensor of one of TYPES or PACKED, or a slice of its rows with step 1.
 
         Raises CheckpointError if a value is NaN or infinite.
         """
@@ -105,9 +105,9 @@ class Weights:
         return values
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors agree in type, shape and values; False for types that are not read.
+        """Whether two tensors have equal type, shape and values; False for unsupported types.
 
-        Parts of them are in memory at a time. Raises as `read` does.
+        Compares in parts to save memory. Raises like `read`.
         """
         one, other = self.stored[first], self.stored[second]
         if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
@@ -160,14 +160,14 @@ class Weights:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    if not os.path.isfile(file):  # a pipe could block for ever
+    if not os.path.isfile(file):  # a pipe could block forever
         raise CheckpointError(str(file), "path", "must be a regular file")
     with _checked(file, "header", lambda: safe_open(file, "numpy", backend="pread")) as handle:
         yield handle
 
 
 def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
-    """Calls a function of safetensors, whose errors become CheckpointError."""
+    """Calls a function of safetensors, and turns its errors into CheckpointError."""
     try:
         return call()
     except SafetensorError as error:

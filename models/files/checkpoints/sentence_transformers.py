@@ -1,8 +1,8 @@
-"""Settings of a sentence-transformers folder: how a text's vectors become one.
+"""Reads pooling and normalization from a sentence-transformers folder.
 
-modules.json lists the modules behind the decoder: a pooling, whose folder has a config.json, and
-perhaps a division by the length. What else they may be or say is kept as a reason: the checkpoint
-generates text all the same, and `models.embed` refuses it.
+modules.json lists the modules after the decoder: a pooling, whose folder has a config.json, and
+possibly a normalization. Unsupported modules or settings are stored as a reason: the checkpoint can
+still generate text, but `models.embed` rejects it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...config.pooling import NORMALIZE, UNSUPPORTED, metadata_of
 from ...support.json_fields import JSONFields, read
 from .config_json import MAX_CONFIG
 
-#: Flags of a pooling's config.json -> the pooling.
+#: Flag in a pooling's config.json -> pooling.
 _MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -23,16 +23,16 @@ _MODES = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # of newer files, which have one key
+_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # newer files: one key, pooling_mode
 _USUAL_FOLDER = "1_Pooling"
 
 
 class _UnsupportedError(Exception):
-    """A reason not to make vectors."""
+    """The reason why embeddings cannot be computed."""
 
 
 def metadata(folder: Path, architecture: str) -> dict[str, Any]:
-    """Metadata keys of what the folder says of vectors; none where it says nothing.
+    """Returns metadata with the folder's settings for embeddings; empty if it has none.
 
     Raises CheckpointError for a malformed file.
     """
@@ -62,7 +62,7 @@ def _metadata(folder: Path, architecture: str) -> dict[str, Any]:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """Kinds of the modules, and their folders, by which none leaves the checkpoint's."""
+    """Returns kind and folder of each module; folders must be inside the checkpoint."""
     file = folder / "modules.json"
     if not file.exists():
         usual = Path(_USUAL_FOLDER)
@@ -91,7 +91,7 @@ def _pooling(file: Path) -> str:
 
 
 def _check_texts(folder: Path) -> None:
-    """Refuses what changes texts before they are encoded."""
+    """Rejects settings that change texts before they are encoded."""
     settings = folder / "config_sentence_transformers.json"
     if settings.exists():
         name = JSONFields.read(settings, MAX_CONFIG).string("default_prompt_name", None)

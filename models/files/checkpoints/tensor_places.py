@@ -1,8 +1,8 @@
-"""Where a checkpoint keeps each tensor of a GGUF file, and how it is read from there.
+"""Finds and reads the checkpoint tensors that hold each GGUF tensor.
 
-A checkpoint's tensor may hold the rows of several, an expert may have a tensor of its own, and
-matrices may be transposed; rows or one expert are in memory at a time beside the result. Heads and
-their parts may be in another order: then it is the whole tensor.
+A checkpoint tensor may hold the rows of several GGUF tensors, each expert may have its own tensor,
+and matrices may be transposed. Besides the result, only its rows or one expert are in memory. If
+heads or their parts are in another order, the whole tensor is.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ...config import Config
 from ...config.tensors import Expected, expected_tensors, sizes, table
 from .safetensors import Weights
 
-_MXFP4 = 32  # weights of a block: 16 bytes, and one of scale
+_MXFP4 = 32  # weights of a block: 16 bytes, and a scale byte
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Rows of a checkpoint's tensor, or of one tensor for each expert.
+    """Rows of a checkpoint tensor, or of one tensor per expert.
 
     Attributes:
-      names: in checkpoints; several are those of experts, to be stacked.
-      shape: that the checkpoint's tensor, or each of them, has to have.
-      rows: which are this tensor's, of each expert if it is of experts.
-      of_experts: (experts, n, k), or biases (experts, n).
-      transposed, as_row, channels, logarithms, plain: as `Stored` has them.
-      tiled: (axis, key heads, value heads, elements of each) of heads that files have in another
-        order; None: there are none.
-      groups: 0, or how many groups its rows lie in.
-      parts: the rows of a group that are this tensor's.
-      packed: names are those of MXFP4's blocks; their scales have the names `scales`.
+      names: names in the checkpoint; several are experts that are stacked.
+      shape: required shape of the checkpoint tensor, or of each of them.
+      rows: rows of this tensor, within each expert if `of_experts`.
+      of_experts: the tensor is (experts, n, k), or a bias (experts, n).
+      transposed, as_row, channels, logarithms, plain: as in `Stored`.
+      tiled: (axis, key heads, value heads, elements per value head) if GGUF files order the heads
+        differently; None: they do not.
+      groups: number of groups that the rows are split into; 0: none.
+      parts: rows of this tensor in each group.
+      packed: `names` are MXFP4 blocks; `scales` has the names of their scales.
     """
 
     names: tuple[str, ...]
@@ -56,11 +56,11 @@ class Place:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """The names of MXFP4's scales; (): it is not packed."""
+        """Names of the MXFP4 scales; (): not packed."""
         return (self.names[0].removesuffix("_blocks") + "_scales",) if self.packed else ()
 
     def resolved(self, stored: tuple[int, ...]) -> Place:
-        """The place where it is `stored` in this shape, which may tell whether it is transposed."""
+        """Returns the place with `transposed` decided by the shape that is `stored`."""
         if self.transposed is not None:
             return self
         *experts, k, n = self.shape
@@ -75,10 +75,10 @@ def places(
     packed: bool = False,
     held: Container[str] | None = None,
 ) -> dict[str, Place]:
-    """GGUF's name -> its place, of every tensor that checkpoints of this class may hold.
+    """Returns GGUF name -> place of every tensor that checkpoints of this class may hold.
 
-    packed: experts are MXFP4's blocks and scales. held: names that the checkpoint holds, which tell
-    between places; None: all are.
+    packed: experts are MXFP4 blocks and scales. held: names in the checkpoint, which decide between
+    alternative places; None: all names.
     """
     expected, found = expected_tensors(config), {}
     stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
@@ -103,7 +103,7 @@ def places(
 def _usual(
     tensor: Tensor, where: Stored | None, prefix: str, held: Container[str] | None
 ) -> Stored | None:
-    """Where a tensor is that no `Stored` of its suffix names; None: nowhere."""
+    """Returns the place of a tensor that no `Stored` of its suffix names; None: nowhere."""
     if where is not None and where.optional and held is not None:
         where = where if prefix + where.name in held else None
     if where is None and tensor.checkpoint is not None:
@@ -112,7 +112,7 @@ def _usual(
 
 
 def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
-    if where.suffix is not None or suffix == tensor.suffix == "bias":  # all that there is of it
+    if where.suffix is not None or suffix == tensor.suffix == "bias":  # the name is complete
         return ""
     if where.bare:
         return "" if suffix == "weight" else f"_{suffix}"
@@ -120,7 +120,7 @@ def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
 
 
 def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
-    """The place of the tensor `held[at]` in one that holds the rows of all of `held`."""
+    """Returns the place of the tensor `held[at]` in one that holds the rows of all of `held`."""
     entry, shape = held[at].entry, held[at].shape
     of_experts = entry.bias == "experts" and held[at].beside not in SCALES
     experts, leading = (shape[0], shape[:1]) if of_experts else (1, ())
@@ -152,7 +152,7 @@ def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
 def _ordered(
     config: Config, where: Stored, place: Place, tensor: Tensor, lengths: Mapping[str, int]
 ) -> Place:
-    """The place with how heads, and parts of them, lie in it."""
+    """Returns the place with the order of its heads and groups."""
     if where.value_heads is not None and config.kind.tiled_heads and config.delta is not None:
         axis, size = where.value_heads
         heads = config.delta.key_heads, config.delta.value_heads
@@ -174,7 +174,7 @@ def _is_packed(place: Place) -> bool:
 
 
 def _of_blocks(place: Place) -> Place:
-    """MXFP4's: blocks lie along k, so that rows are not transposed; (experts, n, k / 32, 16)."""
+    """Returns the place of MXFP4 blocks (experts, n, k / 32, 16); they are never transposed."""
     experts, n, k = place.shape
     if place.transposed:
         n, k = k, n
@@ -183,7 +183,7 @@ def _of_blocks(place: Place) -> Place:
 
 
 def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray | QuantizedArray:
-    """A tensor of this shape from its place."""
+    """Reads a tensor of this shape from its place."""
     if place.packed:
         return _mxfp4(weights, place, shape)
     if place.of_experts:
@@ -198,7 +198,7 @@ def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray |
     values = values[..., 0, :] if place.channels else values
     values = values if place.tiled is None else _tiled(values, *place.tiled)
     if place.logarithms:
-        with np.errstate(over="ignore"):  # an infinity is then found
+        with np.errstate(over="ignore"):  # infinities are reported below
             values = -np.exp(values.astype(np.float32))
         if not np.isfinite(values).all():
             stored = weights.stored[name]
@@ -208,7 +208,7 @@ def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray |
 
 
 def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows that lie in groups: each part's behind one another, or a stack of matrices by group."""
+    """Extracts the parts from groups of rows: concatenated, or as a stack with one per group."""
     groups = whole.reshape(place.groups, -1, whole.shape[-1])
     if len(shape) == 2:
         parts = [groups[:, part].reshape(-1, whole.shape[-1]) for part in place.parts]
@@ -221,7 +221,7 @@ def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarra
 def _tiled(
     values: np.ndarray, axis: int, key_heads: int, value_heads: int, size: int
 ) -> np.ndarray:
-    """Value heads of the same place among those of their key heads stand together.
+    """Reorders value heads by their index within a key head instead of by key head.
 
     They are the last `value_heads * size` elements along the axis.
     """
@@ -247,10 +247,11 @@ def _of_expert(weights: Weights, names: tuple[str, ...], expert: int) -> np.ndar
 
 
 def _mxfp4(weights: Weights, place: Place, shape: tuple[int, ...]) -> QuantizedArray:
-    """MXFP4 as GGUF has it: its scale before a block, whose byte j has the weights j and j + 16.
+    """Converts MXFP4 to the layout of GGUF.
 
-    A checkpoint's byte j has the weights 2j and 2j + 1, the first in its lower half, too. A scale
-    is that of both formats: of weights in halves, e - 127 is e - 128 of their doubles.
+    GGUF stores the scale before a block, and weights j and j + 16 in byte j. A checkpoint stores
+    weights 2j and 2j + 1 in byte j. Both have the first weight in the low half. Scale bytes are
+    equal: GGUF doubles the weights, and its exponent is e - 128 instead of e - 127.
     """
     packed = np.empty((*shape[:2], shape[2] // _MXFP4, 1 + _MXFP4 // 2), np.uint8)
     for expert in range(shape[0]):

@@ -1,8 +1,8 @@
-"""The tokenizer of a Hugging Face checkpoint: tokenizer.json and the files beside it.
+"""Loads the tokenizer of a Hugging Face checkpoint: tokenizer.json and related files.
 
-tokenizer_config.json names special tokens, or else special_tokens_map.json; chat_template.jinja is
-the chat template, those in additional_chat_templates/ are further ones by name;
-generation_config.json and config.json say which ids end generation, the first also how to sample.
+tokenizer_config.json, or else special_tokens_map.json, names special tokens. chat_template.jinja is
+the chat template; additional_chat_templates/ has further ones by name. generation_config.json and
+config.json have the stop token ids; the former also has sampling parameters.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ...tokenizer.vocabulary import SPECIAL_TOKENS
 from . import generation_json
 from .config_json import MAX_CONFIG
 
-MAX_TOKENIZER = 1 << 26  # bytes; the largest published tokenizer.json files have half of it
+MAX_TOKENIZER = 1 << 26  # bytes, twice the largest published tokenizer.json files
 MAX_TEMPLATE = 1 << 20  # bytes
-#: Special tokens that files name.
+#: Keys of special tokens.
 NAMES = ("bos_token", "eos_token", "unk_token", *SPECIAL_TOKENS)
 
 
 def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
-    """The folder's tokenizer; None if it holds none.
+    """Loads the folder's tokenizer; None if it has none.
 
     config: config.json.
     """
@@ -64,7 +64,7 @@ def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
 
 
 def sampling(folder: Path, config: JSONFields) -> dict[str, Any]:
-    """GGUF's keys of how the model's makers sample; none where the files do not say."""
+    """Returns GGUF keys with the recommended sampling parameters; empty if the files have none."""
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
     return generation_json.sampling(config if generation is None else generation)
 
@@ -74,7 +74,7 @@ def _optional(path: Path, max_bytes: int) -> JSONFields | None:
 
 
 def _templates(folder: Path) -> list[dict[str, str]]:
-    """The chat templates that are files of their own, as tokenizer_config.json would name them."""
+    """Returns the chat templates in separate files, in the format of tokenizer_config.json."""
     default, others = folder / "chat_template.jinja", folder / "additional_chat_templates"
     files = {"default": default} if default.exists() else {}
     files |= {path.stem: path for path in sorted(others.glob("*.jinja"))}
@@ -90,13 +90,13 @@ def _template(path: Path) -> str:
 
 
 def _named_ids(sources: list[JSONFields], key: str, vocab_size: int) -> tuple[str, list[int]]:
-    """The file that has the last word, the first of `sources` that holds a key, and the ids."""
+    """Returns the first of `sources` that holds ids under the key, and the ids."""
     found = [(s.file, ids) for s in sources if (ids := _ids(s, key, vocab_size))]
     return found[0] if found else ("", [])
 
 
 def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:
-    """The ids under a key: one, several or none."""
+    """Returns the ids under a key: one, several or none."""
     value = source.values.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:

@@ -1,4 +1,4 @@
-"""LoRA adapters, of GGUF and of PEFT."""
+"""LoRA adapters in the formats of GGUF, PEFT and mlx-lm."""
 
 from .adapters import with_lora
 

@@ -1,8 +1,8 @@
-"""LoRA adapters: PEFT's folders and mlx-lm's, GGUF files, and those of `examples/lora.py`.
+"""Loads LoRA adapters (https://arxiv.org/abs/2106.09685).
 
-https://arxiv.org/abs/2106.09685. A matrix W gets W + scale * B A, as y + scale * B (A x): packed
-weights stay as they are. The layouts are those of PEFT's `save_pretrained`, of `mlx_lm.lora` and of
-llama.cpp's `convert_lora_to_gguf.py`.
+Formats are folders of PEFT's `save_pretrained` and of `mlx_lm.lora`, GGUF files of llama.cpp's
+`convert_lora_to_gguf.py`, and files of `examples/lora.py`. W + scale * B A is computed as
+y + scale * B (A x), so that packed weights stay unchanged.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ Fail: TypeAlias = Callable[[str, str], NoReturn]
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The matrices of one adapter: a (rank, k) and b (n, rank), and their factor.
+    """The matrices of one adapter, a (rank, k) and b (n, rank), and their factor.
 
-    names: of the file's tensors that hold them.
+    names: tensors in the file that hold them.
     """
 
     a: np.ndarray
@@ -68,22 +68,22 @@ class Pair:
 
 
 def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0) -> Model:
-    """The model with an adapter beside its weights, which both models share and which stay packed.
+    """Returns a model with a LoRA adapter; it shares the packed weights with `model`.
 
-    Adapters may be put beside one another: `with_lora(with_lora(model, a), b, scale=0.5)`.
+    Adapters can be combined: `with_lora(with_lora(model, a), b, scale=0.5)`.
 
     Args:
-      path: a folder as PEFT writes it, adapter_config.json and adapter_model.safetensors, or as
-        mlx_lm.lora does, with adapters.safetensors; the latter file of either; a GGUF file as
-        llama.cpp's convert_lora_to_gguf writes it; or a .safetensors file of this package's
+      path: a folder written by PEFT, with adapter_config.json and adapter_model.safetensors, or by
+        mlx_lm.lora, with adapters.safetensors; the .safetensors file of either; a GGUF file written
+        by llama.cpp's convert_lora_to_gguf; or a .safetensors file written by this package's
         examples/lora.py.
-      scale: factor of the adapter beside its own, alpha / rank.
+      scale: factor of the adapter, in addition to its own alpha / rank.
 
     Raises:
-      jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, of another model, or holds
-        what is not supported: adapters of experts, embeddings, routers or norms, DoRA, and those
+      jax_q4k.CheckpointError, jax_q4k.GGUFError: the file is malformed, belongs to another model,
+        or is not supported: adapters of experts, embeddings, routers or norms, DoRA, and adapters
         whose training changed the base weights. Both are ValueErrors. ValueError: a scale that is
-        not finite; a model over several devices. OSError: it cannot be read.
+        not finite; a model on several devices. OSError: it cannot be read.
     """
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
@@ -104,7 +104,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
     places = {name: named[name] for name in adapters}
 
     def merge(state: dict[str, Any]) -> Decoder:
-        from ...network.layers import AdaptedLinear  # with Flax, which only programs need
+        from ...network.layers import AdaptedLinear  # imports Flax, which only programs need
 
         decoder = parts.merge(state["decoder"])
         for name, adapter in state["lora"].items():
@@ -123,7 +123,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
 
 
 def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
-    """Refuses adapters of matrices that files may lack, and this one does."""
+    """Rejects adapters of optional matrices that the model lacks."""
     expected = expected_tensors(model.config)
     if optional := [name for name in pairs if not expected[name].required]:
         from ...network.build import named_tensors
@@ -136,7 +136,7 @@ def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
 
 
 def named_linears(config: Config) -> dict[str, tuple[int | None, str]]:
-    """GGUF's name of every matrix that an adapter may be of -> (layer, its place there)."""
+    """Returns GGUF name -> (layer, module path) of every matrix that may have an adapter."""
     return {
         prefix + tensor.name: (layer, tensor.module)
         for tensor, prefix, _, layer in table(config)
@@ -147,7 +147,7 @@ def named_linears(config: Config) -> dict[str, tuple[int | None, str]]:
 def read(
     path: str | os.PathLike[str], config: Config, targets: frozenset[str] | None = None
 ) -> dict[str, Pair]:
-    """GGUF's names of matrices -> the adapter's, checked against a model's configuration."""
+    """Returns GGUF name of a matrix -> its adapter, checked against a model's configuration."""
     file = Path(os.fsdecode(path))
     targets = frozenset(named_linears(config)) if targets is None else targets
     if not file.is_dir() and file.suffix != ".safetensors":
@@ -173,7 +173,7 @@ def read(
 def _from_modules(
     weights: Weights, file: Path, description: Path, config: Config, targets: frozenset[str]
 ) -> dict[str, Pair]:
-    """Adapters of PEFT or of mlx-lm, by the names of a checkpoint's modules."""
+    """Reads adapters of PEFT or mlx-lm, which use names of a checkpoint's modules."""
     if not description.exists():
         raise CheckpointError(str(file), _CONFIG, "is missing beside it")
     settings = lora_settings.read(JSONFields.read(description, MAX_CONFIG))
@@ -213,9 +213,9 @@ def _from_modules(
 def _places(
     config: Config, modules: Mapping[str, str], fail: Fail
 ) -> tuple[CheckpointClass, dict[str, list[tuple[str, slice]]]]:
-    """The class of checkpoints that has all these modules, and what of GGUF's each holds.
+    """Returns the checkpoint class that has all these modules, and the tensors in each.
 
-    The latter is name in checkpoints -> (GGUF's name, its rows) of each.
+    The latter maps a name in checkpoints to (GGUF name, its rows) of each tensor.
     """
     classes = config.kind.checkpoints
     if not classes:
@@ -266,7 +266,7 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
                 fail(f"tensor {both[0]!r}", _not_adapted(unknown[0]))
             counts = [expected[part].shape[0] for part in parts]
             _check_shapes(a, b, (sum(counts), expected[parts[0]].shape[-1]), both, fail)
-            # llama.cpp takes an alpha of 0, which stands for a missing one, as none.
+            # An alpha of 0 counts as missing, as in llama.cpp.
             scale = alpha / a.shape[0] if alpha else 1.0
             ends = np.cumsum(counts)
             for part, start, end in zip(parts, ends - counts, ends, strict=True):
@@ -277,7 +277,7 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
 def _from_example(
     weights: Weights, file: str, config: Config, targets: frozenset[str]
 ) -> dict[str, Pair]:
-    """Adapters by their places in the decoder, (k, rank) and (rank, n), in its rows' order."""
+    """Reads adapters by module path, (k, rank) and (rank, n), with rows in the decoder's order."""
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
     at_place = {place: name for name, place in named_linears(config).items()}
@@ -310,7 +310,7 @@ def _from_example(
 def _paired(
     names: Mapping[str, Any], pattern: re.Pattern[str], fail: Fail
 ) -> dict[str, tuple[str, str]]:
-    """What is adapted -> the names of its a and b."""
+    """Returns adapted module -> names of its a and b."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = pattern.fullmatch(name)
@@ -328,11 +328,11 @@ def _paired(
 
 
 def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
-    """Refuses a second adapter of a matrix, and one beyond float32."""
+    """Adds a pair; rejects a second adapter of a matrix, and one that overflows float32."""
     if matrix in pairs:
         problem = f"is of {matrix}, and so is {pairs[matrix].names[0]!r}"
         fail(f"tensor {pair.names[0]!r}", problem)
-    between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # of A x, where |x| is up to 1
+    between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # bound of |A x| for |x| <= 1
     added = abs(pair.scale) * (np.abs(pair.b).astype(np.float64) @ between)
     for name, reach in zip(pair.names, (between.max(), added.max()), strict=True):
         if not reach <= _MAX_FLOAT32:
@@ -351,7 +351,7 @@ def _not_adapted(name: str) -> str:
 def _check_shapes(
     a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], names: tuple[str, str], fail: Fail
 ) -> None:
-    """Refuses matrices that make no (n, k)."""
+    """Rejects matrices whose product is not (n, k)."""
     n, k = shape
     if a.ndim != 2 or a.shape[0] < 1 or a.shape[1] != k:
         fail(f"tensor {names[0]!r}", f"has shape {a.shape}, expected (rank, {k})")
@@ -378,7 +378,7 @@ def _failing(error: type[GGUFError] | type[CheckpointError], file: str) -> Fail:
 
 
 def given(lora: Any) -> Iterator[tuple[str | os.PathLike[str], float]]:
-    """(path, scale) of each adapter that `load` is given: a path, a pair, or a list of either."""
+    """Yields (path, scale) of each adapter in `lora`: a path, a pair, or a list of either."""
     for one in lora if isinstance(lora, list) else [lora]:
         if isinstance(one, str | os.PathLike):
             yield one, 1.0

@@ -1,7 +1,6 @@
-"""Settings beside adapters: PEFT's adapter_config.json and mlx-lm's, which give the scales.
+"""Reads adapter_config.json of PEFT and mlx-lm, which has the scales of adapters.
 
-Every field is known by name. A field that makes another network of the same tensors is refused
-unless its value is the default, and so is one that is not known.
+A field that changes the meaning of the tensors, or that is unknown, must have its default value.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Any
 
 from ...support.json_fields import JSONFields
 
-#: Beyond it a scale means that something is wrong.
+#: A larger scale indicates a broken file.
 MAX_SCALE = 1e6
 
-#: Fields of PEFT that make another network of the same tensors -> values that do not.
+#: Field of PEFT that changes the meaning of the tensors -> values that do not.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "fan_in_fan_out": (False,),
@@ -35,8 +34,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (),
     "megatron_config": (),
 }
-#: Fields that name the model, choose modules (the tensors say which were chosen), or act in
-#: training only.
+#: Fields that name the model, select modules (which follow from the tensors), or affect only
+#: training.
 _HARMLESS = frozenset(
     """
     auto_mapping base_model_name_or_path inference_mode peft_version revision task_type
@@ -50,9 +49,9 @@ _HARMLESS = frozenset(
 _READ = frozenset(
     "alpha_pattern init_lora_weights lora_alpha peft_type r rank_pattern use_rslora".split()
 )
-#: Ways to begin training, beside true and false, that leave the base weights as they were.
+#: Initializations, besides true and false, that do not change the base weights.
 _BASE_STAYS = ("gaussian", "eva", "orthogonal", "mica")
-_PLAIN = re.compile(r"\w+(\.\w+)*")  # other patterns could take for ever
+_PLAIN = re.compile(r"\w+(\.\w+)*")  # other regular expressions could run forever
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +59,9 @@ class Settings:
     """Settings of an adapter.
 
     Attributes:
-      of_mlx: tensors are mlx-lm's, (k, rank) and (rank, n).
-      scale: (module as the tensors name it, rank) -> the factor of B A.
-      ranks: ranks that tensors may have; None: any.
+      of_mlx: tensors have mlx-lm's layout, (k, rank) and (rank, n).
+      scale: maps (module name in the file, rank) to the factor of B A.
+      ranks: allowed ranks; None: any.
     """
 
     of_mlx: bool
@@ -71,7 +70,7 @@ class Settings:
 
 
 def read(fields: JSONFields) -> Settings:
-    """Reads adapter_config.json; CheckpointError naming a field that is not supported."""
+    """Reads adapter_config.json; raises CheckpointError that names an unsupported field."""
     if "peft_type" not in fields and "lora_parameters" in fields:
         return _of_mlx(fields)
     return _of_peft(fields)
@@ -119,12 +118,12 @@ def _of_peft(fields: JSONFields) -> Settings:
 
 
 def _is_default(key: str, value: Any) -> bool:
-    """True for a value that changes nothing; of unknown fields: false and what is empty."""
+    """Whether a value is neutral; for unknown fields false and empty values are."""
     return value in _ONLY.get(key, (False, "", [], {}))
 
 
 def _check_initial(fields: JSONFields) -> None:
-    """Refuses initial factors whose product training took out of the base weights."""
+    """Rejects initializations that subtract the product of A and B from the base weights."""
     initial = fields.value("init_lora_weights", True)
     if isinstance(initial, bool):
         return
@@ -137,7 +136,7 @@ def _check_initial(fields: JSONFields) -> None:
 
 
 def _alphas(fields: JSONFields) -> dict[str, float]:
-    """Patterns of modules -> their alpha; the first that matches counts."""
+    """Returns pattern of modules -> alpha; the first match applies."""
     of_modules = fields.object("alpha_pattern")
     if of_modules is None:
         return {}

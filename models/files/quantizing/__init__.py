@@ -1,1 +1,1 @@
-"""Quantizing models: recipes, importance matrices, conversion tensor by tensor."""
+"""Model quantization: recipes, importance matrices, conversion tensor by tensor."""

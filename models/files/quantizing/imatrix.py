@@ -1,4 +1,4 @@
-"""llama.cpp's importance matrices: weights of the squared errors of matrices' columns."""
+"""Reads llama.cpp's importance matrices: weights for the squared errors of columns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """GGUF tensor name -> float32 (k,), or (experts, k): the mean square of what met each column.
+    """Returns GGUF tensor name -> mean squared activation per column, float32 (k,) or (experts, k).
 
-    The layout is that of llama.cpp's `llama-imatrix`: per tensor NAME.in_sum2 (k,), sums of squares
-    over rows of activations, and NAME.counts (1,), the number of rows; of experts (experts, k) and
-    (experts, 1). Where several heads have a matrix each, whose rows are counted together, the sums
-    of all heads are one row, and so are the weights: (heads * k,). What met no row, such as an
-    expert that no token had, has weights of 1.
+    The layout is that of llama.cpp's `llama-imatrix`. Per tensor it has NAME.in_sum2 (k,), the sums
+    of squares over rows of activations, and NAME.counts (1,), the number of rows. For experts they
+    are (experts, k) and (experts, 1). If each head has a matrix and rows are counted together, sums
+    and weights of all heads are one row, (heads * k,). Columns without rows, as for an expert that
+    no token used, get weight 1.
 
-    Raises jax_q4k.GGUFError: no such file.
+    Raises jax_q4k.GGUFError if the file is not an importance matrix.
     """
     file = os.fsdecode(path)
     read = gguf.read(path)
@@ -41,7 +41,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _means(file: str, name: str, sums: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
-    """Means of sums (k,), or (experts, k), by one count, or one of each expert."""
+    """Divides sums (k,) or (experts, k) by one count, or by one count per expert."""
     if sums.ndim not in (1, 2):
         problem = f"has shape {sums.shape}, expected (k,) or (experts, k)"
         raise GGUFError(file, f"tensor {name + _SUMS!r}", problem)

@@ -1,4 +1,4 @@
-"""Models and files of models in another quantization."""
+"""Quantizes models and model files."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from ..gguf import completed, describe
 from ..sources import open_source
 from . import recipes
 
-_PIECE = 1 << 21  # weights decoded and quantized at a time: a few tens of megabytes
+_PIECE = 1 << 21  # weights decoded and quantized at a time; a few tens of megabytes
 
-#: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors; of a stack of
-#: matrices those of each, (matrices, k) or in one row, or those of all, (k,).
+#: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors. A stack of matrices
+#: has one row per matrix, (matrices, k) or flat, or one for all, (k,).
 Importance = Mapping[str, Any]
 
 
 def quantize(model: Model, type: str, importance: Importance | None = None) -> Model:
-    """The model with its matrices quantized by llama.cpp's recipe for `type`.
+    """Quantizes a model's matrices by llama.cpp's recipe for `type`.
 
-    Norms and biases become float32. A matrix that already has its type keeps its bytes; another
-    packed one is decoded first, so that its error adds to the new one's: quantize from floats where
-    there are any.
+    Norms and biases become float32. A matrix that already has its type keeps its bytes. A matrix of
+    another packed type is decoded first, which adds its error to the new one: start from float
+    weights if possible.
 
     Args:
       type: "Q4_K_M", "Q8_0" or another name of `recipes.RECIPES`.
-      importance: GGUF tensor name -> (k,) non-negative weights, of experts (experts, k), as
-        `read_imatrix` reads them; tensors without an entry are quantized without. A name of what
-        files may hold fused stands for all its parts.
+      importance: GGUF tensor name -> non-negative weights (k,), or (experts, k) for experts, as
+        returned by `read_imatrix`. Tensors without an entry are quantized without weights. The name
+        of a fused tensor applies to all its parts.
 
     Returns:
-      A new model with the same configuration and tokenizer; its metadata says `type` in
-      `general.file_type`.
+      A new model with the same configuration and tokenizer; `general.file_type` in its metadata
+      names `type`.
 
     Raises:
       ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite
-        or too large weights, naming the tensor. jax_q4k.GGUFError, a ValueError: the decoder's
-        tensors are not those of its configuration. TypeError: no Model.
+        or too large weights, with the tensor's name. jax_q4k.GGUFError, a ValueError: the decoder's
+        tensors do not match its configuration. TypeError: not a Model.
     """
     recipe = recipes.get(type)
     if not isinstance(model, Model):
@@ -85,21 +85,21 @@ def quantize_file(
     max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Path]:
-    """`quantize` from file to file, with one tensor in memory at a time.
+    """Quantizes from file to file with one tensor in memory at a time, like `quantize`.
 
     Args:
-      source: a GGUF file, a Hugging Face checkpoint's folder or one .safetensors file of it.
-      path: the GGUF file to write; a failure leaves it as it was.
+      source: a GGUF file, the folder of a Hugging Face checkpoint, or one .safetensors file in it.
+      path: the GGUF file to write; a failure leaves it unchanged.
       type, importance: as in `quantize`.
-      max_bytes: as in `save_gguf`: more goes into several files.
-      progress: called with (bytes written, bytes in all).
+      max_bytes: limit per file, as in `save_gguf`.
+      progress: called with (bytes written, total bytes).
 
     Returns:
       The files that were written.
 
     Raises:
-      ValueError: as `quantize` does. jax_q4k.GGUFError, jax_q4k.CheckpointError: what is wrong with
-        the source; all but the values of its weights is checked before anything is written.
+      ValueError: as in `quantize`. jax_q4k.GGUFError, jax_q4k.CheckpointError: the source is
+        invalid; everything except the values of weights is checked before anything is written.
         OSError: a file cannot be read or written.
     """
     recipe = recipes.get(type)
@@ -131,10 +131,10 @@ def _types(
     importance: Importance,
     packed: Mapping[str, str],
 ) -> dict[str, str]:
-    """Tensor name -> ggml's type name, alike for the parts of what files hold fused.
+    """Returns tensor name -> ggml type name, the same for all parts of a fused tensor.
 
-    Warns of tensors that get another type than the recipe's, and of those that have one already.
-    packed: name -> type of these.
+    Warns of tensors that cannot have the recipe's type, and of tensors that are already packed.
+    packed: name -> type of the latter.
     """
     has_importance = bool(importance)
 
@@ -152,7 +152,7 @@ def _types(
 
 
 def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> None:
-    """As llama-quantize does."""
+    """Warns of tensors that get another type than the recipe's, like llama-quantize."""
     pairs = Counter((kind, types[name]) for name, kind in wanted.items() if types[name] != kind)
     if pairs:
         shown = ", ".join(f"{n} {kind} -> {got}" for (kind, got), n in sorted(pairs.items()))
@@ -163,7 +163,7 @@ def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> N
 
 
 def _warn_of_unweighted(config: Config, types: Mapping[str, str], importance: Importance) -> None:
-    """Warns of matrices that an importance matrix says nothing of, as llama-quantize does."""
+    """Warns of matrices without an entry in the importance matrix, like llama-quantize."""
     expected = expected_tensors(config)
     matrices = [
         name
@@ -188,7 +188,7 @@ def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None
 def _pieces(
     name: str, tensor: QuantizedArray | np.ndarray, kind: str, importance: Any
 ) -> Iterator[np.ndarray]:
-    """The bytes of a tensor (NumPy's arrays) in type `kind`, some rows at a time."""
+    """Yields the bytes of a tensor in type `kind`, some rows at a time, as NumPy arrays."""
     if isinstance(tensor, QuantizedArray) and tensor.format == kind:
         yield from gguf.TensorPieces.of(name, tensor).pieces()
         return
@@ -208,9 +208,9 @@ def _pieces(
 def _decoded(
     tensor: QuantizedArray | np.ndarray, *, one_by_one: bool
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows as floats (rows, k)) of a matrix, of experts', or of a vector as one row.
+    """Yields (first row, floats (rows, k)) of a matrix or stack; a vector counts as one row.
 
-    one_by_one: never rows of several experts.
+    one_by_one: never yields rows of several experts together.
     """
     of_one = math.prod(tensor.shape[1:-1])  # rows of an expert
     step = 1 if one_by_one else max(1, _PIECE // (of_one * tensor.shape[-1]))
@@ -226,7 +226,7 @@ def _decoded(
 
 def _floats(rows: np.ndarray, kind: str) -> np.ndarray:
     dtype = gguf.PLAIN[kind].dtype
-    with np.errstate(over="ignore"):  # an infinity is then found
+    with np.errstate(over="ignore"):  # infinities are reported below
         values = rows.astype(dtype)
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:
@@ -250,7 +250,7 @@ def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArr
 def _checked(
     importance: Importance | None, config: Config, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """By the tensors of `shapes`: weights (k,), or (matrices, k) of a stack."""
+    """Returns tensor name -> checked weights, (k,) or (matrices, k) for a stack."""
     checked: dict[str, np.ndarray] = {}
     given = importance or {}
     for name, weights in given.items():
@@ -265,7 +265,7 @@ def _checked(
 
 
 def _of_matrices(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Weights (k,), or (matrices, k) of a stack of this shape, which may be given in one row."""
+    """Returns weights (k,) or (matrices, k) for a tensor of this shape; accepts them flat."""
     k = shape[-1]
     of_each = (shape[0], k) if len(shape) == 3 else (k,)
     if weights.shape == (math.prod(of_each),):

@@ -1,7 +1,6 @@
-"""Recipes: the type of each tensor of a quantized model, as llama.cpp's `llama_tensor_get_type`.
+"""Quantization recipes: the type of each tensor, as in llama.cpp's `llama_tensor_get_type`.
 
-Names and shapes of tensors decide, with a few dimensions of the model; no architecture need be
-known here.
+Types depend on tensor names, shapes and a few dimensions of the model, not on the architecture.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from jax_q4k import formats
 
 
 class Dimensions(Protocol):
-    """What recipes know of a model; a Config has it."""
+    """Protocol with the dimensions that recipes need, such as a Config."""
 
     @property
     def architecture(self) -> str: ...
@@ -32,10 +31,10 @@ class Dimensions(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a tensor stands among those of its part, and facts of its model."""
+    """Index of a tensor among those of its part, and properties of the model."""
 
     number: int
-    total: int  # of layers, or of values' matrices
+    total: int  # number of layers, or of attn_v matrices
     heads_per_kv_head: int
     importance: bool  # whether there is an importance matrix
 
@@ -48,7 +47,7 @@ def _always(_: Place) -> bool:
 
 
 def _outer_and_every_third(place: Place) -> bool:
-    """True for layers that lose most: the first and last eighth, and every third between."""
+    """Whether a layer is sensitive: in the first or last eighth, or every third in between."""
     layer, layers = place.number, place.total
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
@@ -59,23 +58,23 @@ def _first(layers: int) -> Callable[[Place], bool]:
 
 
 def _first_of(parts: int) -> Callable[[Place], bool]:
-    """True for one of so many parts of the layers, the first."""
+    """Returns a condition that holds for the first of `parts` equal parts of the layers."""
     return lambda place: place.number < place.total // parts
 
 
 def _grouped(place: Place) -> bool:
-    """True where a value head serves four query heads or more, so that it is small and matters."""
+    """Whether four or more query heads share a value head, whose matrix is small and sensitive."""
     return place.heads_per_kv_head >= 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A type for most matrices and others for some.
+    """A type for most matrices, and rules for others.
 
     Attributes:
-      rules: part of a layer -> its types, of which the first counts whose condition is true.
-      experts: type of matrices that lie in a stack, one per expert; None: that of others.
-      output_of_8: type of attn_output in a model of eight experts; None: `type`.
+      rules: part of a layer -> types with conditions; the first whose condition holds applies.
+      experts: type of stacks of experts' matrices; None: same as other matrices.
+      output_of_8: type of attn_output in models with eight experts; None: `type`.
     """
 
     file_type: LlamaFileType
@@ -119,12 +118,12 @@ RECIPES = {
     "Q8_0": Recipe(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
 }
 
-#: Where a row is no multiple of 256.
+#: Fallback types for rows whose length is not a multiple of 256.
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _FALLBACKS |= {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL"}
-_LAST_RESORT = "F16"  # where it is no multiple of 32 either
+_LAST_RESORT = "F16"  # for lengths that are not a multiple of 32 either
 
-#: Parts that are told by a piece of the name, the first that it has; experts' have suffixes.
+#: Substring of a tensor name -> part; the first match applies. Names of experts have suffixes.
 _PARTS = {
     "attn_qkv.weight": "attn_v",
     "attn_kv_b.weight": "attn_v",
@@ -133,21 +132,21 @@ _PARTS = {
     "attn_output.weight": "attn_output",
     "ffn_down": "ffn_down",
 }
-#: Pieces of names of matrices that stay as they are.
+#: Substrings of the names of matrices that are not quantized.
 _KEPT: tuple[str, ...] = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "ssm_conv1d")
 _KEPT += ("shortconv.conv.weight", "per_layer_model_proj")
-_KEPT_AS_BF16 = "per_layer_model_proj"  # as llama.cpp's converter writes it; the others are F32
+_KEPT_AS_BF16 = "per_layer_model_proj"  # as in llama.cpp's converter; others become F32
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name; ValueError listing the known ones otherwise."""
+    """Returns the recipe of that name; raises ValueError that lists the known ones."""
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"type={name!r} must be one of {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
 def kept(name: str, shape: tuple[int, ...]) -> bool:
-    """True for tensors that no recipe quantizes: norms, biases, routers, short convolutions."""
+    """Whether no recipe quantizes a tensor: norms, biases, routers, short convolutions."""
     return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _KEPT)
 
 
@@ -158,7 +157,7 @@ def tensor_types(
     *,
     importance: bool = False,
 ) -> dict[str, str]:
-    """`wanted_types`, or what comes closest where a row is no multiple of their blocks."""
+    """Returns `wanted_types`, with fallbacks for rows that are not a multiple of the block size."""
     wanted = wanted_types(recipe, model, shapes, importance=importance)
     return {name: _fitting(kind, shapes[name]) for name, kind in wanted.items()}
 
@@ -170,11 +169,11 @@ def wanted_types(
     *,
     importance: bool = False,
 ) -> dict[str, str]:
-    """Tensor name -> ggml's type name; those that are `kept` are F32, or BF16 where files have it.
+    """Returns tensor name -> ggml type name; tensors that are `kept` are F32, one kind is BF16.
 
     Args:
-      shapes: row-major, of all tensors of a model.
-      importance: whether there is an importance matrix: some types are then good enough.
+      shapes: row-major shapes of all tensors of a model.
+      importance: whether there is an importance matrix, with which smaller types suffice.
     """
     tied = "output.weight" not in shapes
     experts = max((s[0] for name, s in shapes.items() if "_exps." in name), default=0)
@@ -182,7 +181,7 @@ def wanted_types(
     parts = {name: _part(name) for name in quantized}
     totals = {"attn_v": list(parts.values()).count("attn_v")}
     kv_heads = model.num_kv_heads if model.kv_heads is None else model.kv_heads[0]
-    groups = model.num_heads // kv_heads if kv_heads else 0  # llama.cpp's, of the first layer
+    groups = model.num_heads // kv_heads if kv_heads else 0  # of the first layer, as in llama.cpp
     seen: dict[str, int] = {}
     types = {name: "BF16" if _KEPT_AS_BF16 in name else "F32" for name in shapes}
     for name in quantized:
@@ -205,7 +204,7 @@ def wanted_types(
 
 
 def _in_order(name: str) -> tuple[int, str]:
-    """Layers in order, which names alone are not."""
+    """Returns a sort key that orders layers by number."""
     found = re.match(r"blk\.(\d+)\.", name)
     return int(found[1]) if found else -1, name
 
@@ -216,18 +215,18 @@ def _part(name: str) -> str:
 
 def _matrix_type(recipe: Recipe, model: Dimensions, part: str, place: Place, experts: int) -> str:
     if experts == 8 and part in ("attn_v", "attn_k"):
-        return "Q8_0"  # small beside the experts
+        return "Q8_0"  # small compared with the experts
     if experts == 8 and part == "attn_output":
         return recipe.output_of_8 or recipe.type
     rules = recipe.rules.get(part, ())
     kind = next((kind for kind, holds in rules if holds(place)), recipe.type)
     if part == "attn_v" and kind in ("Q3_K", "Q4_K") and _is_70b(model):
-        return "Q5_K"  # eight query heads share it, so it is small and matters
+        return "Q5_K"  # shared by eight query heads, so it is small and sensitive
     return kind
 
 
 def _is_70b(model: Dimensions) -> bool:
-    """True for models that llama.cpp counts as of 70B, by their layers."""
+    """Whether llama.cpp counts a model as 70B, by its number of layers."""
     grouped = model.num_heads != model.num_kv_heads
     return model.num_layers == 80 and (
         model.architecture == "qwen2" or (model.architecture == "llama" and grouped)

@@ -1,9 +1,8 @@
-"""A decoder layer's parts: the one folder that knows which steps run as one kernel.
+"""Modules of a decoder layer; only this package knows which steps are fused into one kernel.
 
 A sublayer maps x to x + post_norm(f(norm(x))) and owns its norms. Fused operations take the weights
-of Linears and RMSNorms. Where another module stands in a Linear's place, such as an adapter around
-it, or where a Linear has a scale, the same steps run one by one; products of AdaptedLinears' bases
-are still one.
+of Linears and RMSNorms. If another module replaces a Linear, or a Linear has a scale, the same
+steps run separately. The base products of AdaptedLinears still run as one kernel.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ __all__ = [
 
 @dataclasses.dataclass(eq=False, repr=False)
 class DecoderLayer(nnx.Module):
-    """What mixes tokens, then the feed-forward network; or both of one norm of x, added up.
+    """Transformer block: token mixer, then MLP; or both in parallel on one norm.
 
     Attributes:
-      attention, delta, convolution: what mixes tokens: one of them.
-      norm: that of both; None: they have their own, and the network comes second.
-      per_layer: adds what the layer gets of a token's embedding; None: it gets nothing.
-      output_scale: (1,), what x is multiplied by after all; None: 1.
+      attention, delta, convolution: the token mixer; exactly one is set.
+      norm: shared norm of a parallel block; None: mixer and MLP have their own and run in sequence.
+      per_layer: adds the per-layer embedding; None without.
+      output_scale: (1,), factor of the block's output; None: 1.
     """
 
     mlp: MLP | Experts | DenseBesideExperts
@@ -72,10 +71,10 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: Array, memory: Any, given: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Any]:
-        """x (..., hidden_size) -> x after the layer; and the memory with its tokens.
+        """Maps x (..., hidden_size) to the block's output; also returns the updated memory.
 
-        memory: KV of attention, Memory of others. given: (..., per_layer_size), for `per_layer`.
-        prefetch: projections that come behind the layer.
+        memory: KV for attention, Memory for other mixers. given: (..., per_layer_size), for
+        `per_layer`. prefetch: projections that run after the layer.
         """
         x, memory = self._mixed(x, memory, prefetch)
         if self.per_layer is not None and given is not None:
@@ -86,18 +85,18 @@ class DecoderLayer(nnx.Module):
 
     @property
     def mixer(self) -> Attention | LatentAttention | GatedDeltaNet | ShortConvolution:
-        """What mixes tokens."""
+        """The token mixer: attention, delta net or convolution."""
         mixer = self.attention or self.delta or self.convolution
         assert mixer is not None
         return mixer
 
     @property
     def first(self) -> list[Linear]:
-        """The projections that it begins with."""
+        """The projections that the layer starts with."""
         return self.mixer.first
 
     def _mixed(self, x: Array, memory: Any, prefetch: Ahead) -> tuple[Array, Any]:
-        # mixtures of experts have launches of their own, which nobody asks for
+        # weights of MoE networks depend on routing and are not prefetched
         network = self.mlp.first if isinstance(self.mlp, MLP) else []
         if self.norm is None:
             x, memory = self.mixer(x, memory, prefetch=network)

@@ -1,4 +1,4 @@
-"""Attention, and where its keys and values are: a whole prompt's, or pages of a cache."""
+"""Attention over the keys and values of a whole prompt, or over pages of the KV cache."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ class Attention(nnx.Module):
     """Grouped-query attention with rotary positions.
 
     Attributes:
-      key: None: keys and values are those of an earlier layer.
-      value: None: it is the key's projection, before the norm.
-      norm, post_norm: of x, and of what is added to it; None: there is none.
-      q_norm, k_norm: of each head's queries and keys, or of all heads' together; None: there is
-        none.
-      value_eps: values are divided by the root of their mean square plus this; None: they are not.
-      output_gate: `query` gives a gate behind each head's queries; its sigmoid multiplies what the
-        head attends to.
-      sinks: (num_heads,), of `jax_q4k.paged_attention`; None: there are none.
-      window: tokens that a query sees, its own the last; None: all.
-      scale, soft_cap: of scores; None: head_dim ** -0.5, no cap.
-      residual_scale: factor of what is added; None: 1.
+      key: key projection; None: the layer shares keys and values of an earlier layer.
+      value: value projection; None: values are the key projection before its norm.
+      norm, post_norm: norms of the input and of the output, which is added to x; None without.
+      q_norm, k_norm: norms of queries and keys, per head or over all heads; None without.
+      value_eps: eps of a norm of the values that has no weight; None: values are not normalized.
+      output_gate: `query` also produces a gate, stored after each head's queries; the sigmoid of
+        the gate multiplies the head's attention output.
+      sinks: (num_heads,), of `jax_q4k.paged_attention`; None without.
+      window: sliding window in tokens, the query's own included; None: full attention.
+      scale, soft_cap: of attention scores; None: head_dim ** -0.5, no cap.
+      residual_scale: factor of the output before it is added to x; None: 1.
     """
 
     query: Linear
@@ -61,9 +60,9 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, KV]:
-        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys.
+        """Returns residual + attention(x), (..., hidden_size), and kv with x's keys and values.
 
-        prefetch: projections that come behind it.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         norms: Any = self.q_norm, self.k_norm
@@ -92,18 +91,18 @@ class Attention(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projections to queries, keys and values that are there."""
+        """The projections to queries, keys and values, without missing ones."""
         return [p for p in (self.query, self.key, self.value) if p is not None]
 
     @property
     def _is_plain(self) -> bool:
-        """True where nothing but rotation and norms of heads stands between product and pages."""
+        """Whether the projected heads only need a norm per head and rotation before storing."""
         of_heads = self.q_norm is None or self._per_head(self.q_norm)
         apart = self.output_gate or self.value_eps is not None
         return len(self.first) == 3 and of_heads and not apart
 
     def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
-        """Queries, their gate, and kv with x's keys, step by step."""
+        """Returns queries, their gate, and kv with x's keys and values; runs unfused."""
         q, *kv_rows = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
         q, gate = self._gated(q)
         if self.q_norm is not None and not self._per_head(self.q_norm):
@@ -115,17 +114,17 @@ class Attention(nnx.Module):
             return kv.query(q, norms[0]), gate, kv
         k, v = (heads(y, self.head_dim) for y in (kv_rows[0], kv_rows[-1]))
         if self.value_eps is not None:
-            v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one launch
+            v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one kernel
         q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
         return q, gate, kv
 
     @property
     def _adds_apart(self) -> bool:
-        """True where something stands between the output's projection and the sum."""
+        """Whether a norm or factor between output projection and residual prevents fusing them."""
         return self.post_norm is not None or self.residual_scale is not None
 
     def _gated(self, q: Array) -> tuple[Array, Array | None]:
-        """Queries and their gate, both (..., heads * head_dim)."""
+        """Splits a projection into queries and their gate, both (..., heads * head_dim)."""
         if not self.output_gate:
             return q, None
         both = q.reshape(*q.shape[:-1], -1, 2, self.head_dim)
@@ -133,22 +132,28 @@ class Attention(nnx.Module):
         return queries, gate
 
     def _per_head(self, norm: Norm) -> bool:
-        """True of a norm of each head, which is fused with what rotates them."""
+        """Whether a norm applies to each head separately, so that it can be fused with rotation."""
         return isinstance(norm, RMSNorm) and norm.weight.shape == (self.head_dim,)
 
 
 def heads(x: Array, head_dim: int) -> Array:
-    """(..., heads * head_dim) -> (..., heads, head_dim)."""
+    """Reshapes (..., heads * head_dim) to (..., heads, head_dim)."""
     return x.reshape(*x.shape[:-1], -1, head_dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Keys and values of whole sequences, attended causally; differentiable where not stored.
+    """Keys and values of whole sequences, with causal attention.
 
-    rotation: of tokens (batch, time). temperature: (batch, time), a factor of queries, or None.
-    lengths: (batch,), where rows are padded. pages, slots: where keys and values are stored, too.
-    k, v: (batch, time, num_kv_heads, head_dim), once appended.
+    Differentiable if `pages` is empty.
+
+    Attributes:
+      rotation: of tokens (batch, time).
+      temperature: (batch, time), factor of queries, or None.
+      lengths: (batch,), tokens of each row before padding.
+      pages, slots: pages of the KV cache and slots in them, which keys and values are also written
+        to; (): they are not stored.
+      k, v: (batch, time, num_kv_heads, head_dim), set by `append`.
     """
 
     rotation: Rotation
@@ -168,19 +173,19 @@ class Fresh:
         head_dim: int,
         prefetch: Ahead = (),
     ) -> tuple[Array, Fresh]:
-        """`append` of the heads that the projections make of x (batch, time, hidden_size)."""
+        """Projects x (batch, time, hidden_size) to queries, keys and values; calls `append`."""
         ys = linear(x, *projections, norm=norm, prefetch=prefetch)
         q, k, v = (heads(y, head_dim) for y in ys)
         return self.append(q, k, v, norms)
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
-        """q, normalized, rotated and scaled; kv with keys, normalized and rotated, and values."""
+        """Normalizes and rotates queries and keys; returns scaled q, and self with k and v."""
         k, v = repeat_kv_heads(self.pages, k, v)
         if self.pages:
             vectors = [flat_rows(x) for x in (q, k, v)]
             cos, sin, _ = self.rotation
             rotation = self.rotation._replace(cos=flat_rows(cos), sin=flat_rows(sin))
-            # its own keys: those in pages may be rounded
+            # attends to returned keys, because those in pages may be rounded
             given = vectors, self.pages, self.slots, rotation, norms
             rotated, *stored, keys = _appended(*given, return_keys=True)
             q, k, pages = rotated.reshape(q.shape), keys.reshape(k.shape), tuple(stored)
@@ -190,35 +195,41 @@ class Fresh:
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def store(self, rows: Array) -> Fresh:
-        """With latent vectors and their keys (batch, time, 1, n) in pages."""
+        """Writes latent vectors and their keys (batch, time, 1, n) to the pages, if any."""
         if not self.pages:
             return self
         pages = append_latent(self.pages, flat_rows(rows), self.slots)
         return dataclasses.replace(self, pages=pages)
 
     def query(self, q: Array, norm: Norm | None) -> Array:
-        """q, normalized, rotated and scaled, where keys and values are there."""
+        """Normalizes, rotates and scales q, for layers that share another layer's KV."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
 
     def attention(self, q: Array, **seen: Any) -> Array:
-        """Attention of q (batch, time, num_heads, head_dim); `seen`: its options."""
+        """Returns causal attention of q (batch, time, num_heads, head_dim).
+
+        seen: options of `jax_q4k.causal_attention`.
+        """
         return jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
 
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
     ) -> Array:
-        """residual + output(attention of q), (batch, time, hidden_size)."""
+        """Returns residual + output(attention of q), (batch, time, hidden_size)."""
         out = self.attention(q, **seen).reshape(*q.shape[:2], -1)
         return linear(out, output, residual=residual, prefetch=prefetch)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Paged:
-    """A layer's pages, to which one token per sequence is appended, or a piece; see `PagedCache`.
+    """A layer's pages, to which one token or a chunk per sequence is appended; see `PagedCache`.
 
-    rotation, temperature, slots: of these tokens, (batch,). lens: (batch,), tokens with these.
-    lengths: of pieces, (batch,): how many of `time` tokens each sequence gets; what has tokens has
-    batch * time of them then. None: one.
+    Arrays of tokens have a leading axis (batch,), or (batch * time,) for chunks.
+
+    Attributes:
+      rotation, temperature, slots: of the new tokens.
+      lens: (batch,), stored tokens, the new ones included.
+      lengths: (batch,), new tokens of each sequence, up to time; None: one each.
     """
 
     rotation: Rotation
@@ -238,7 +249,7 @@ class Paged:
         head_dim: int,
         prefetch: Ahead = (),
     ) -> tuple[Array, Paged]:
-        """As `Fresh.project`, of x (batch, hidden_size)."""
+        """Like `Fresh.project`, for x (batch, hidden_size)."""
         k_pages, v_pages, *_ = self.pages
         kv_rows = k_pages.shape[1] * head_dim  # pages may hold each head several times
         if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:
@@ -255,34 +266,34 @@ class Paged:
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
-        """As `Fresh.append`, of (batch, heads, head_dim)."""
+        """Like `Fresh.append`, for heads (batch, heads, head_dim)."""
         k, v = repeat_kv_heads(self.pages, k, v)
         q, *pages = _appended([q, k, v], self.pages, self.slots, self.rotation, norms)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
     def store(self, rows: Array) -> Paged:
-        """As `Fresh.store`, of (batch, 1, n)."""
+        """Like `Fresh.store`, for rows (batch, 1, n)."""
         pages = append_latent(self.pages, rows, self.slots)
         return dataclasses.replace(self, pages=pages)
 
     def latent_attention(self, q: Array, rank: int, *, scale: float) -> Array:
-        """Attention of q (batch, num_heads, n) to latent vectors, (batch, num_heads, rank)."""
+        """Returns attention of q (batch, num_heads, n) over latents, (batch, num_heads, rank)."""
         options = {"value_dim": rank, "scale": scale} | self._options
         given = self._of_sequences(q), self.pages[0], None, self.block_tables, self.lens
         return jq.paged_attention(*given, **options).reshape(*q.shape[:-1], rank)
 
     def query(self, q: Array, norm: Norm | None) -> Array:
-        """As `Fresh.query`, of (batch, heads, head_dim)."""
+        """Like `Fresh.query`, for q (batch, heads, head_dim)."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
 
     def attention(self, q: Array, **seen: Any) -> Array:
-        """As `Fresh.attention`, of (batch, num_heads, head_dim)."""
+        """Like `Fresh.attention`, for q (batch, num_heads, head_dim)."""
         return jq.paged_attention(*self._given(q), **seen | self._options).reshape(q.shape)
 
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
     ) -> Array:
-        """As `Fresh.attend`, (batch, hidden_size)."""
+        """Like `Fresh.attend`, but returns (batch, hidden_size)."""
         if not fusible(output):
             out = self.attention(q, **seen).reshape(len(q), -1)
             return linear(out, output, residual=residual, prefetch=prefetch)[0]
@@ -295,12 +306,12 @@ class Paged:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """Arguments by which operations attend: scales of int8 pages, lengths of pieces."""
+        """Arguments of paged attention: scales of int8 pages, and lengths of chunks."""
         of_pieces = {} if self.lengths is None else {"lengths": self.lengths}
         return scales(self.pages) | of_pieces
 
     def _of_sequences(self, x: Array) -> Array:
-        """(batch * time, ...) -> (batch, time, ...) of pieces."""
+        """Reshapes (batch * time, ...) of chunks to (batch, time, ...)."""
         return x if self.lengths is None else x.reshape(len(self.lengths), -1, *x.shape[1:])
 
     def _given(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -309,7 +320,7 @@ class Paged:
 
 
 def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:
-    """Each head's vector of x (..., heads, head_dim), normalized and rotated."""
+    """Normalizes and rotates each head of x (..., heads, head_dim)."""
     return jq.rotate(x if norm is None else norm(x), **rotation._asdict())
 
 
@@ -322,9 +333,10 @@ def _appended(
     *,
     return_keys: bool = False,
 ) -> tuple[Array, ...]:
-    """Tokens' queries, normalized and rotated, and pages with keys, likewise, and values.
+    """Normalizes and rotates queries and keys, and stores keys and values in the pages.
 
-    vectors: queries, keys and values (tokens, heads, head_dim). return_keys: of `jq.rope_append`.
+    vectors: queries, keys and values (tokens, heads, head_dim). return_keys: see
+    `jq.rope_append`. Returns queries, then the pages, then the keys if asked for.
     """
     q, k, v = vectors
     options = _of_heads(pages, rotation, norms) | {"return_keys": return_keys}
@@ -332,12 +344,12 @@ def _appended(
 
 
 def _of_heads(pages: Pages, rotation: Rotation, norms: Norms) -> dict[str, Any]:
-    """Arguments by which operations normalize, rotate and store heads."""
+    """Returns the arguments of operations that normalize, rotate and store heads."""
     weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
     norm_options = {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
     return rotation._asdict() | scales(pages) | norm_options
 
 
 def _scaled(q: Array, temperature: Array | None) -> Array:
-    """Queries (..., heads, head_dim) times a factor (...) of each token."""
+    """Multiplies queries (..., heads, head_dim) by a factor (...) of each token."""
     return q if temperature is None else q * temperature[..., None, None]

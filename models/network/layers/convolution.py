@@ -1,4 +1,4 @@
-"""A short causal convolution, gated on both sides, in the place of attention (LFM2)."""
+"""Short causal convolution with input and output gates, as a token mixer (LFM2)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .recurrent import Chunk, Memory
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ShortConvolution(nnx.Module):
-    """output(c * convolution(b * v)), of b, c and v = input(norm(x)).
+    """Computes output(c * convolution(b * v)), where b, c, v = input(norm(x)).
 
     Attributes:
-      taps: (hidden_size, width), of each channel's last inputs, the last its own.
+      taps: (hidden_size, width), weights of each channel's last inputs; the last is the current
+        token's.
     """
 
     input: Linear
@@ -27,15 +28,15 @@ class ShortConvolution(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projection of x."""
+        """The input projection."""
         return [self.input]
 
     def __call__(
         self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Memory]:
-        """x (..., hidden_size) -> the residual, or x, plus the convolution of x; and its state.
+        """Returns residual + convolution(x), (..., hidden_size), and the updated memory.
 
-        prefetch: projections that come behind it.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         (projected,) = linear(x, self.input, norm=self.norm, prefetch=[self.output])
@@ -49,6 +50,6 @@ class ShortConvolution(nnx.Module):
         return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
-        """A trial's memory with its state after the first `lengths` (batch,) of its tokens."""
+        """Returns the memory after the first `lengths` (batch,) draft tokens of a trial."""
         memory, (given,) = trial.shortened(lengths), trial.inputs
         return memory.kept((memory.ring(given, self.taps.get_value().shape[1]),))

@@ -1,4 +1,4 @@
-"""A gated delta net (https://arxiv.org/abs/2412.06464), in the place of attention."""
+"""Gated delta net (https://arxiv.org/abs/2412.06464), a recurrent token mixer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from .recurrent import Chunk, Memory, unit_length
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GatedDeltaNet(nnx.Module):
-    """A recurrence with a matrix per head, which forgets by a gate and learns by the delta rule.
+    """Recurrence with a state matrix per head, a decay gate and the delta rule.
 
     Attributes:
-      qkv, gate: hidden_size -> queries, keys and values; -> the gate of what comes out.
-      alpha, beta: hidden_size -> of each value head, what decays and what is learned. None: both
-        are `beta_alpha`, for each key head the betas of its value heads and then the alphas.
-      taps: (channels, width), of a convolution over queries, keys and values.
-      step_bias, decay: (value heads,): the decay is exp(softplus(alpha + step_bias) * decay).
-      output_norm: of each head's outcome.
-      tiled: value head h takes key head h % key_heads, instead of h // (value_heads / key_heads).
+      qkv, gate: projections to queries, keys and values, and to the output gate.
+      alpha, beta: projections to the decay and the learning rate of each value head. None: both
+        come from `beta_alpha`, which gives for each key head the betas of its value heads and then
+        the alphas.
+      taps: (channels, width), convolution over queries, keys and values.
+      step_bias, decay: (value heads,); the state decays by the factor
+        exp(softplus(alpha + step_bias) * decay).
+      output_norm: norm of each head's output.
+      tiled: value head h uses key head h % key_heads instead of h // (value_heads / key_heads).
     """
 
     qkv: Linear
@@ -46,16 +48,16 @@ class GatedDeltaNet(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projections of x."""
+        """The input projections."""
         given = self.qkv, self.gate, self.alpha, self.beta, self.beta_alpha
         return [projection for projection in given if projection is not None]
 
     def __call__(
         self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Memory]:
-        """x (..., hidden_size) -> the residual, or x, plus the net's outcome; and its state.
+        """Returns residual + delta_net(x), (..., hidden_size), and the updated memory.
 
-        prefetch: projections that come behind it.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         qkv, gate, alpha, beta = self._projected(x)
@@ -97,7 +99,7 @@ class GatedDeltaNet(nnx.Module):
     def _chunk(
         self, memory: Chunk, qkv: Array, gate: Array, alpha: Array, beta: Array
     ) -> tuple[Array, Chunk]:
-        """The outcome (batch, time, values) before the output's projection; and the state."""
+        """Returns the input (batch, time, values) of the output projection, and the memory."""
         shape, (batch, time, _) = self.shape, qkv.shape
         convolved, ring = memory.convolved(qkv, self.taps.get_value())
         parts = jnp.split(jax.nn.silu(convolved), (shape.keys, 2 * shape.keys), axis=-1)
@@ -117,7 +119,7 @@ class GatedDeltaNet(nnx.Module):
     def _rule(
         self, memory: Chunk, q: Array, k: Array, v: Array, g: Array, beta: Array
     ) -> tuple[Array, Array]:
-        """The rule's outcome and matrices; padding changes nothing."""
+        """Applies the delta rule; returns its output and state, which padding does not change."""
         shape, batch = self.shape, len(q)
         before = batch, shape.value_heads, shape.head_dim, shape.head_dim
         matrices = memory.state[1] if memory.state else jnp.zeros(before, jnp.float32)
@@ -127,7 +129,7 @@ class GatedDeltaNet(nnx.Module):
         return o, after
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
-        """A trial's memory with its state after the first `lengths` (batch,) of its tokens."""
+        """Returns the memory after the first `lengths` (batch,) draft tokens of a trial."""
         memory, (qkv, *given) = trial.shortened(lengths), trial.inputs
         _, after = self._rule(memory, *given)
         return memory.kept((memory.ring(qkv, self.shape.width), after))

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a feed-forward network of which every token takes a few parts."""
+"""Mixture of experts (MoE): feed-forward networks of which each token uses a few."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .mlp import MLP, activate
 
 
 class ExpertLinear(Matrix):
-    """x (..., k) of tokens, and ids (..., top) of their experts -> (..., top, n).
+    """Maps tokens x (..., k) and their expert ids (..., top) to (..., top, n).
 
-    Its weight is (experts, n, k), its bias (experts, n), its scale (experts,).
+    The weight is (experts, n, k), the bias (experts, n), the scale (experts,).
     """
 
     def __call__(self, x: Array, ids: Array) -> Array:
@@ -31,17 +31,17 @@ class ExpertLinear(Matrix):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Experts(nnx.Module):
-    """The sum of a token's experts, each a gated network, weighted as the router says.
+    """Sum of a token's experts, gated networks that the router selects and weights.
 
     Attributes:
-      router: hidden_size -> logits of the experts, in float32.
-      gate, up, down: of each expert.
-      shape: how many there are, and how a token's are chosen.
-      router_scale: (hidden_size,): the router gets x by its root mean square, times this over the
-        root of hidden_size; None: it gets what the experts get.
-      selection_bias: (experts,), added to scores where experts are chosen, not to their weights.
-      shared: the expert that every token has; its norm is that of x.
-      shared_gate: (hidden_size,), the weights of the sigmoid that is its factor; None: 1.
+      router: projection to the experts' logits, in float32.
+      gate, up, down: projections of all experts.
+      shape: number of experts, and how a token's experts are selected.
+      router_scale: (hidden_size,); the router gets x / rms(x) * router_scale / sqrt(hidden_size).
+        None: it gets the experts' input.
+      selection_bias: (experts,), added to scores for the selection, but not to the weights.
+      shared: expert that every token uses, with the norm of this module.
+      shared_gate: (hidden_size,); sigmoid(shared_gate @ x) is the factor of `shared`. None: 1.
       norm, post_norm, activation, residual_scale: as in MLP.
     """
 
@@ -60,14 +60,14 @@ class Experts(nnx.Module):
     residual_scale: float | None = None
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        """x (..., hidden_size) -> the residual, or x, plus the mixture of x."""
+        """Returns residual + experts(x), (..., hidden_size); residual: x if None."""
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
             return self.mixture(x, residual)
         return added(residual, self.mixture(x, None), self.post_norm, self.residual_scale)
 
     def _logits(self, x: Array, h: Array, norm: Norm | None) -> Array:
-        """Logits (..., experts) of norm(h), or of x where the router has a scale of its own."""
+        """Returns the router's logits (..., experts) of norm(h), or of x with `router_scale`."""
         if self.router_scale is None:
             x, options = normalized(h, norm)
         else:
@@ -79,13 +79,13 @@ class Experts(nnx.Module):
         return logits
 
     def _selection(self) -> tuple[Array | None, dict[str, Any]]:
-        """The selection's bias, and the other arguments of the choice."""
+        """Returns the selection bias and the options of `jax_q4k.route`."""
         names = ("gating", "groups", "groups_used", "normalize", "scale")
         bias = None if self.selection_bias is None else self.selection_bias.get_value()
         return bias, {name: getattr(self.shape, name) for name in names}
 
     def mixture(self, x: Array, residual: Array | None) -> Array:
-        """The mixture of x, plus a residual."""
+        """Returns the weighted sum of the experts of x, plus a residual if there is one."""
         modules = self.gate, self.up, self.down
         plain = all(type(m) is ExpertLinear for m in modules)
         plain = plain and all(m.scale is None for m in modules[:2])
@@ -112,7 +112,7 @@ class Experts(nnx.Module):
         return y if residual is None else residual + y
 
     def _shared(self, h: Array, residual: Array | None, norm: Norm | None) -> Array:
-        """residual + the shared expert of norm(h)."""
+        """Returns residual + shared(norm(h)), with its gate."""
         assert self.shared is not None
         if self.shared_gate is None:
             return self.shared.network(h, residual, norm)
@@ -124,9 +124,9 @@ class Experts(nnx.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class DenseBesideExperts(nnx.Module):
-    """A dense network and a mixture of experts, side by side: their normalized results added up.
+    """A dense MLP and a mixture of experts in parallel; sums their normalized outputs.
 
-    post_norm, residual_scale: as in MLP, of the sum.
+    post_norm, residual_scale: as in MLP, applied to the sum.
     """
 
     dense: MLP
@@ -135,7 +135,7 @@ class DenseBesideExperts(nnx.Module):
     residual_scale: float | None = None
 
     def __call__(self, x: Array, residual: Array | None = None) -> Array:
-        """x (..., hidden_size) -> the residual, or x, plus the networks of x."""
+        """Returns residual + scale * post_norm(dense(x) + experts(x)); residual: x if None."""
         residual = x if residual is None else residual
         y = jnp.zeros_like(x)
         y = added(y, self.dense.network(x, None), self.dense.post_norm, None)

@@ -21,20 +21,20 @@ from .linear import Ahead, Linear, Norm, RMSNorm, linear
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LatentAttention(nnx.Module):
-    """Attention whose keys and values are projections of one vector for each token.
+    """Attention whose keys and values are projections of one latent vector per token.
 
-    A head's key is `key_b` of the latent vector, and behind it a key that all heads share and that
-    is rotated. Whole prompts are attended to with these keys and values. Over pages, which hold the
-    latent vector and the shared key, queries are projected instead, so that the latent vector
-    itself is both key and value: "absorbed".
+    A head's key is `key_b` of the latent vector, concatenated with a rotated key that all heads
+    share. Prompts are attended to with these keys and values. The KV cache stores the latent vector
+    and the shared key instead. Attention over pages projects the queries with `key_b`, so that the
+    latent vector is both key and value ("absorbed").
 
     Attributes:
-      kv_a, kv_a_norm: hidden_size -> the latent vector and the shared key; of the latent vector.
-      key_b, value_b: of each head: (heads, rank, head_dim - rope_dim), its rows by the latent
-        vector; (heads, value_dim, rank).
-      query: hidden_size -> queries, or None, and then by way of a vector that is normalized:
-      query_a, query_a_norm, query_b.
-      head_dim: of queries, of which the last `rope_dim` are rotated.
+      kv_a, kv_a_norm: projection to the latent vector and the shared key; norm of the latent
+        vector.
+      key_b, value_b: per head, (heads, rank, head_dim - rope_dim), with the latent vector's axis
+        first, and (heads, value_dim, rank).
+      query: projection to queries. None: queries are query_b(query_a_norm(query_a(x))).
+      head_dim: of queries; the last `rope_dim` elements are rotated.
     """
 
     kv_a: Linear
@@ -54,7 +54,7 @@ class LatentAttention(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projections of x."""
+        """The input projections."""
         query = self.query or self.query_a
         assert query is not None
         return [query, self.kv_a]
@@ -62,9 +62,9 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, KV]:
-        """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys.
+        """Returns residual + attention(x), (..., hidden_size), and kv with x's latents and keys.
 
-        prefetch: projections that come behind it.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         q, latent, shared = self._projected(x)
@@ -87,7 +87,7 @@ class LatentAttention(nnx.Module):
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def _stored(self, latent: Array, rotated: Array) -> Array:
-        """Both parts (..., rank) and (..., rope_dim) behind each other, as pages have them."""
+        """Concatenates (..., rank) and (..., rope_dim), padded to the layout of pages."""
         shape, dim = self.shape, self.shape.stored_dim(self.rope_dim)
         between = shape.stored_rank - shape.rank
         behind = dim - shape.stored_rank - self.rope_dim
@@ -95,7 +95,7 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate(parts, axis=-1)
 
     def _projected(self, x: Array) -> tuple[Array, Array, Array]:
-        """Queries (..., heads, head_dim), the latent vectors, and the shared keys."""
+        """Returns queries (..., heads, head_dim), latent vectors and shared keys."""
         if self.query is not None:
             q, both = linear(x, *self.first, norm=self.norm)
         else:
@@ -106,7 +106,7 @@ class LatentAttention(nnx.Module):
         return q.reshape(*q.shape[:-1], -1, self.head_dim), self._normalized(latent), shared
 
     def _normalized(self, latent: Array) -> Array:
-        """`kv_a_norm` of it, left to XLA: a kernel of ours would need a copy of this slice."""
+        """Applies `kv_a_norm` in XLA, because a PTX kernel would need a copy of this slice."""
         x, norm = latent.astype(jnp.float32), self.kv_a_norm
         mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
         weight = jnp.expand_dims(norm.weight.get_value(), range(x.ndim - 1))
@@ -114,7 +114,7 @@ class LatentAttention(nnx.Module):
         return y.astype(latent.dtype)
 
     def _unabsorbed(self, kv: Fresh, q: Array, latent: Array, shared: Array) -> Array:
-        """Attention of a whole prompt, (batch, time, heads, value_dim)."""
+        """Returns causal attention over a prompt, (batch, time, heads, value_dim)."""
         key_b, value_b = (_floats(matrix) for matrix in (self.key_b, self.value_b))
         options: dict[str, Any] = {"precision": "highest"}
         k = jnp.einsum("...r,hrn->...hn", latent, key_b, **options)
@@ -125,20 +125,20 @@ class LatentAttention(nnx.Module):
 
 
 def _widened(x: Array, zeros: int) -> Array:
-    """x with zeros behind the last axis."""
+    """Appends zeros to the last axis."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, zeros)]) if zeros else x
 
 
 def _of_heads(matrices: ExpertLinear, x: Array) -> Array:
-    """Each head's product: x (..., heads, k) -> (..., heads, n)."""
+    """Multiplies each head by its matrix: x (..., heads, k) -> (..., heads, n)."""
     *leading, heads, _ = x.shape
-    # A constant: XLA would launch a kernel for an iota.
+    # A NumPy constant, because XLA would launch a kernel for an iota.
     every = np.arange(heads, dtype=np.int32)[:, None]
     return matrices(x, jnp.broadcast_to(every, (*leading, heads, 1)))[..., 0, :]
 
 
 def _floats(matrices: ExpertLinear) -> Array:
-    """float32 (heads, n, k), with the scale that files may have."""
+    """Returns float32 (heads, n, k), multiplied by the scale if there is one."""
     weight = matrices.weight.get_value()
     packed = isinstance(weight, jq.QuantizedArray)
     floats = weight.dequantize() if packed else weight.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Linear maps and norms, and products of one vector with several matrices in one kernel."""
+"""Linear layers and norms; multiplies one input by several matrices in one kernel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .. import flax_types
 
 
 class Matrix(nnx.Module):
-    """A matrix, or one for each expert, with what stands beside it in files.
+    """A weight matrix, or one per expert, with its bias and scales.
 
-    weight: packed or float. bias: float32, or None. scale: float32, of products; None: 1.
-    input_scale: kept so that a saved file holds it; products do not use it, as llama.cpp's do not.
+    weight: packed or float. bias: float32, or None. scale: float32 factor of products; None: 1.
+    input_scale: kept only for saving; products ignore it, as in llama.cpp.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Matrix(nnx.Module):
 
 
 class Linear(Matrix):
-    """x (..., k) -> scale * x @ W.T + b (..., n), of W (n, k), b (n,) and a scale (1,)."""
+    """Computes scale * x @ W.T + b for x (..., k), W (n, k), b (n,) and a scale (1,)."""
 
     def __call__(self, x: Array) -> Array:
         if self.scale is None:
@@ -44,16 +44,16 @@ class Linear(Matrix):
         return self.of_product(jq.matmul(x, self.weight))
 
     def of_product(self, y: Array) -> Array:
-        """scale * y + b, of y = x @ W.T."""
+        """Returns scale * y + b for y = x @ W.T."""
         scale = None if self.scale is None else self.scale.get_value().reshape(())
         return scaled(y, scale, None if self.bias is None else self.bias.get_value())
 
 
 class AdaptedLinear(nnx.Module):
-    """y + scale * (x @ a.T) @ b.T of the y of another Linear, or adapted one, computed in float32.
+    """LoRA: computes base(x) + scale * (x @ a.T) @ b.T in float32.
 
     Attributes:
-      base: k -> n.
+      base: maps k to n.
       a, b: (rank, k) and (n, rank), float.
       scale: float32 ().
     """
@@ -66,19 +66,19 @@ class AdaptedLinear(nnx.Module):
         return self.added(x, self.base(x))
 
     def added(self, x: Array, y: Array) -> Array:
-        """What y, the base's of x, becomes."""
+        """Adds the LoRA update to y, the base layer's output for x."""
         inner = _product(x.astype(jnp.float32), self.a.get_value())
         z = y.astype(jnp.float32) + self.scale.get_value() * _product(inner, self.b.get_value())
         return z.astype(y.dtype)
 
 
 def _product(x: Array, w: Array) -> Array:
-    """x (..., k) @ w.T of w (n, k), in float32 whatever a device would round to."""
+    """Returns x (..., k) @ w.T for w (n, k), in full float32 precision on every device."""
     return jnp.einsum("...k,nk->...n", x, w.astype(jnp.float32), precision="highest")
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * w along the last axis, in float32."""
+    """Computes x / sqrt(mean(x^2) + eps) * w along the last axis, in float32."""
 
     def __init__(self, weight: Array, eps: float) -> None:
         self.weight = nnx.Param(weight)
@@ -89,9 +89,9 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """(x - mean) / sqrt(variance + eps) * w + b along w's last axis, in float32.
+    """Computes (x - mean) / sqrt(variance + eps) * w + b along w's last axis, in float32.
 
-    weight: (n,), or (heads, n): of each head of x (..., heads * n). bias: (n,) or None.
+    weight: (n,), or (heads, n) for a norm per head of x (..., heads * n). bias: (n,) or None.
     """
 
     def __init__(self, weight: Array, eps: float, bias: Array | None = None) -> None:
@@ -112,7 +112,7 @@ class LayerNorm(nnx.Module):
 Norm: TypeAlias = RMSNorm | LayerNorm
 
 
-#: Projections that begin a sublayer: whoever comes before may have their weights prefetched.
+#: Projections that start the next sublayer; the kernel before them may prefetch their weights.
 Ahead: TypeAlias = "Sequence[Linear | AdaptedLinear]"
 
 
@@ -123,14 +123,14 @@ def linear(
     residual: Array | None = None,
     prefetch: Ahead = (),
 ) -> list[Array]:
-    """residual + projection(norm(x)) of each projection; only a single one takes a residual.
+    """Returns residual + projection(norm(x)), (..., n_i), for each projection.
 
-    x (..., k) -> (..., n_i). prefetch: projections that come next.
+    residual: allowed with a single projection only. prefetch: projections that run next.
     """
     if any(type(projection) is AdaptedLinear for projection in projections):
         h = x if norm is None else norm(x)
         bases = (p.base if type(p) is AdaptedLinear else p for p in projections)
-        # in one launch, as without adapters
+        # one kernel, as without adapters
         ys = linear(h, *bases, residual=residual, prefetch=prefetch)
         both = zip(projections, ys, strict=True)
         return [p.added(h, y) if type(p) is AdaptedLinear else y for p, y in both]
@@ -149,7 +149,7 @@ def linear(
 
 
 def weights_of(projections: Ahead) -> list[Any]:
-    """The weights that their products read; of other modules in a Linear's place nobody knows."""
+    """Returns the weights that the projections read; skips modules of unknown types."""
     found: list[Any] = []
     for projection in projections:
         while isinstance(projection, AdaptedLinear):
@@ -160,25 +160,28 @@ def weights_of(projections: Ahead) -> list[Any]:
 
 
 def fusible(*projections: Any) -> bool:
-    """True of modules whose weights fused operations take."""
+    """Whether fused operations can take the weights of these modules."""
     return all(type(p) is Linear and p.scale is None for p in projections)
 
 
 def scaled(y: Array, scale: Array | None, bias: Array | None) -> Array:
-    """scale * y + bias, computed in float32, of y's dtype."""
+    """Returns scale * y + bias in y's dtype, computed in float32."""
     z = y.astype(jnp.float32)
     z = z if scale is None else scale * z
     return (z if bias is None else z + bias).astype(y.dtype)
 
 
 def normalized(x: Array, norm: Norm | None) -> tuple[Array, dict[str, Any]]:
-    """x, and the arguments by which operations normalize it; a LayerNorm runs before them."""
+    """Returns x and the arguments of operations that fuse its RMSNorm.
+
+    Other norms are applied here, and add no arguments.
+    """
     if isinstance(norm, RMSNorm):
         return x, {"norm_weight": norm.weight, "eps": norm.eps}
     return (x if norm is None else norm(x)), {}
 
 
 def added(residual: Array, y: Array, post_norm: Norm | None, scale: float | None) -> Array:
-    """residual + scale * post_norm(y)."""
+    """Returns residual + scale * post_norm(y)."""
     y = y if post_norm is None else post_norm(y)
     return residual + (y if scale is None else scale * y)

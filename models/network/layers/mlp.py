@@ -15,14 +15,14 @@ from .linear import Ahead, Linear, Norm, added, fusible, linear, normalized, wei
 
 @dataclasses.dataclass(eq=False, repr=False)
 class MLP(nnx.Module):
-    """Feed-forward network: down(activation(gate(x)) * up(x)).
+    """Computes down(activation(gate(x)) * up(x)).
 
     Attributes:
-      gate: None: there is none, down(activation(up(x))).
-      norm, post_norm: of x, and of what is added to it; None: there is none.
-      activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`: "silu" (SwiGLU), "gelu", the
-        approximation by tanh (GeGLU), ...
-      residual_scale: factor of what is added; None: 1.
+      gate: gate projection; None: the network is down(activation(up(x))).
+      norm, post_norm: norms of the input and of the output, which is added to x; None without.
+      activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, such as "silu" (SwiGLU) or "gelu", the
+        tanh approximation (GeGLU).
+      residual_scale: factor of the output before it is added to x; None: 1.
     """
 
     gate: Linear | None
@@ -39,13 +39,13 @@ class MLP(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projections of x."""
+        """The input projections."""
         return [self.up] if self.gate is None else [self.gate, self.up]
 
     def __call__(self, x: Array, residual: Array | None = None, prefetch: Ahead = ()) -> Array:
-        """x (..., hidden_size) -> the residual, or x, plus the network of x.
+        """Returns residual + network(x), (..., hidden_size).
 
-        prefetch: projections that come behind it.
+        residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
@@ -60,7 +60,7 @@ class MLP(nnx.Module):
         norm: Norm | None = None,
         prefetch: Ahead = (),
     ) -> Array:
-        """The network of x, plus a residual; `norm` stands in for the network's own."""
+        """Returns the network of x, plus a residual; `norm`, if set, replaces the network's own."""
         norm = self.norm if norm is None else norm
         first = self.first
         modules = *first, self.down
@@ -74,6 +74,6 @@ class MLP(nnx.Module):
 
 
 def activate(activation: str, gate: Array, up: Array | None = None) -> Array:
-    """The activation of a gate, times `up` if there is one."""
+    """Returns activation(gate), times `up` if it is set."""
     up = jnp.ones((), gate.dtype) if up is None else up
     return jq.ACTIVATION_FUNCTIONS[activation](gate, up)

@@ -1,4 +1,4 @@
-"""Arguments by which operations read and write a layer's pages."""
+"""Helpers to read and write a layer's KV cache pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...kv_cache.shapes import Pages
 
 
 def scales(pages: Pages) -> dict[str, Any]:
-    """The arguments by which operations take the scales of int8 pages; none for others."""
+    """Returns the scale arguments of operations on int8 pages; empty for other dtypes."""
     held = pages[len(pages) // 2 :] if pages and pages[0].dtype == jnp.int8 else ()
     return dict(zip(("k_scales", "v_scales"), held, strict=False))
 
@@ -24,6 +24,6 @@ def append_latent(pages: Pages, rows: jax.Array, slots: jax.Array) -> Pages:
 
 
 def repeat_kv_heads(pages: Pages, *new: jax.Array) -> tuple[jax.Array, ...]:
-    """Keys and values (..., heads, head_dim), each head as often as the pages hold it."""
+    """Repeats the heads of keys and values (..., heads, head_dim) as often as pages hold them."""
     copies = pages[0].shape[1] // new[0].shape[-2] if pages else 1
     return new if copies == 1 else tuple(jnp.repeat(x, copies, axis=-2) for x in new)

@@ -1,4 +1,4 @@
-"""What layers get of a token's embedding beside the vectors that go through all (Gemma 4)."""
+"""Per-layer embeddings (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .mlp import activate
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PerLayerEmbedding(nnx.Module):
-    """Every layer's part of a token's embedding, of a table of its own and of the embedding itself.
+    """Computes one embedding per layer from a separate table and the token's embedding.
 
     Attributes:
       embedding: (vocab_size, layers * per_layer_size), packed or float.
-      projection: hidden_size -> layers * per_layer_size.
-      norm: of each layer's part of the projection.
+      projection: maps hidden_size to layers * per_layer_size.
+      norm: norm of each layer's part of the projection.
     """
 
     embedding: nnx.Variable[Any]
@@ -29,7 +29,7 @@ class PerLayerEmbedding(nnx.Module):
     norm: RMSNorm
 
     def __call__(self, tokens: Array, x: Array) -> Array:
-        """(..., layers, per_layer_size), of tokens (...) and embeddings (..., hidden_size)."""
+        """Maps tokens (...), embeddings (..., hidden_size) to (..., layers, per_layer_size)."""
         size = self.norm.weight.shape[0]
         looked_up = jq.embedding(tokens, self.embedding) * size**0.5
         (projected,) = linear(x, self.projection)
@@ -40,7 +40,7 @@ class PerLayerEmbedding(nnx.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PerLayer(nnx.Module):
-    """x + post_norm(output(activation(gate(x)) * given))."""
+    """Adds a per-layer embedding `given`: x + post_norm(output(activation(gate(x)) * given))."""
 
     gate: Linear
     output: Linear
@@ -48,6 +48,6 @@ class PerLayer(nnx.Module):
     activation: str
 
     def __call__(self, x: Array, given: Array) -> Array:
-        """x (..., hidden_size), given (..., per_layer_size) -> (..., hidden_size)."""
+        """Maps x (..., hidden_size) and given (..., per_layer_size) to (..., hidden_size)."""
         h = activate(self.activation, *linear(x, self.gate)) * given
         return x + self.post_norm(linear(h, self.output)[0])

@@ -1,8 +1,8 @@
-"""Where recurrent layers have what they keep: states of sequences, for whole texts or one token.
+"""Recurrent state of a layer, for a chunk of tokens or a single step.
 
-A causal convolution sees a token and the last ones before it: `taps` (channels, width), of which
-the last is the token's own. A state keeps the last `width` inputs as a ring (batch, width,
-channels), token t's in slot t % width.
+A causal convolution combines a token with the last ones before it. Its weights are `taps`
+(channels, width); the last is the current token's. The state keeps the last `width` inputs in a
+ring buffer (batch, width, channels), with token t in slot t % width.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Memory: TypeAlias = "Chunk | Step"
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Tokens of whole rows, which follow those of a state; differentiable where there is none.
+    """A chunk of tokens per row, continuing from a state; differentiable without a state.
 
-    Vectors of tokens are (batch, time, n), or (batch * time, n).
+    Hidden states are (batch, time, n) or (batch * time, n).
 
     Attributes:
       lengths: int32 (batch,), tokens that are not padding.
-      first: int32 (batch,), the position of each row's first token; None: 0.
-      state: (): nothing is kept.
-      trial: the state stays that before the tokens, since not all of them may stay.
-      inputs: of a trial: what the state after some of the tokens is computed from.
+      first: int32 (batch,), position of each row's first token; None: 0.
+      state: recurrent state; (): none is kept.
+      trial: the tokens are drafts; the state stays as before them until some are accepted.
+      inputs: of a trial, layer inputs from which the state after accepted tokens is computed.
     """
 
     lengths: Array
@@ -40,11 +40,11 @@ class Chunk:
     inputs: tuple[Array, ...] = ()
 
     def rows(self, x: Array) -> Array:
-        """Vectors of tokens as (batch, time, n)."""
+        """Reshapes hidden states to (batch, time, n)."""
         return x.reshape(self.lengths.shape[0], -1, x.shape[-1])
 
     def convolved(self, x: Array, taps: Array) -> tuple[Array, Array | None]:
-        """The convolution of x (batch, time, channels), float32; and the ring with x."""
+        """Convolves x (batch, time, channels) in float32; also returns the updated ring buffer."""
         x = x.astype(jnp.float32)
         width, time = taps.shape[1], x.shape[1]
         if self.first is None:
@@ -59,17 +59,20 @@ class Chunk:
         return y, self.ring(x, width) if self.state else None
 
     def before(self, matrices: Array) -> Array:
-        """A state's matrices before the first token."""
+        """Returns the state matrices before the first token, zero where a sequence begins."""
         if self.first is None:
             return jnp.zeros_like(matrices)
         return jnp.where((self.first == 0)[:, None, None, None], 0.0, matrices)
 
     def real(self, time: int) -> Array:
-        """True of tokens that are not padding, bool (batch, time)."""
+        """Returns the mask (batch, time) of tokens that are not padding."""
         return _counted(time) < self.lengths[:, None]
 
     def kept(self, after: State, *inputs: Array) -> Chunk:
-        """With a state after the tokens, or a trial's inputs; rows without tokens keep theirs."""
+        """Returns the chunk with the state `after` it, or with `inputs` if it is a trial.
+
+        Rows without tokens keep their old state.
+        """
         if self.trial:
             return dataclasses.replace(self, inputs=inputs)
         some = self.lengths > 0
@@ -80,17 +83,17 @@ class Chunk:
         return dataclasses.replace(self, state=tuple(map(chosen, after, self.state)))
 
     def shortened(self, lengths: Array) -> Chunk:
-        """Of a trial, of whose tokens the first `lengths` (batch,) stay."""
+        """Keeps the first `lengths` (batch,) draft tokens of a trial and discards the rest."""
         return dataclasses.replace(self, lengths=lengths, trial=False, inputs=())
 
     def _first(self) -> Array:
         return jnp.zeros_like(self.lengths) if self.first is None else self.first
 
     def ring(self, x: Array, width: int) -> Array:
-        """The last inputs of each row, of x (batch, time, channels) or those before them."""
+        """Returns the ring buffer after x (batch, time, channels): the last inputs of each row."""
         first, slots = self._first()[:, None], _counted(width)
         last = first + self.lengths[:, None] - 1
-        at = last - (last - slots) % width  # the last position of each slot
+        at = last - (last - slots) % width  # the latest position stored in each slot
         new = jnp.clip(at - first, 0, x.shape[1] - 1)
         given = jnp.take_along_axis(x, new[..., None], axis=1)
         return jnp.where((at >= first)[..., None], given, self.state[0])
@@ -98,18 +101,18 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One token of each sequence.
+    """One token per sequence.
 
     Attributes:
-      positions: int32 (batch,), tokens before it; -1: this sequence has no token, and its state
-        stays as it is.
+      positions: int32 (batch,), position of the token; -1: the sequence has no token and keeps its
+        state.
     """
 
     positions: Array
     state: State
 
     def convolved(self, x: Array, taps: Array) -> tuple[Array, Array]:
-        """The convolution of x (batch, channels), float32; and the ring with x."""
+        """Convolves x (batch, channels) in float32; also returns the updated ring buffer."""
         width, positions = taps.shape[1], self.positions
         new = (_counted(width) == positions[:, None] % width) & (positions >= 0)[:, None]
         ring = jnp.where(new[..., None], x.astype(jnp.float32)[:, None], self.state[0])
@@ -119,15 +122,15 @@ class Step:
         return jnp.sum(seen * taps.T[None], axis=1), ring
 
     def kept(self, after: State, *_: Array) -> Step:
-        """With a state after the token."""
+        """Returns the step with the state `after` it."""
         return dataclasses.replace(self, state=after)
 
 
 def _counted(count: int) -> Array:
-    """0, 1, ...: int32 (1, count)."""
+    """Returns 0, 1, ..., as int32 (1, count)."""
     return jnp.arange(count, dtype=jnp.int32)[None]
 
 
 def unit_length(x: Array, eps: float) -> Array:
-    """x / sqrt(sum(x^2) + eps) along the last axis."""
+    """Returns x / sqrt(sum(x^2) + eps) along the last axis."""
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)

@@ -1,8 +1,8 @@
-"""Drafts: guesses of a text's next tokens, which one pass over all of them checks.
+"""Draft tokens for speculative decoding, verified in one forward pass.
 
-A token of a draft stays if it is what sampling takes at its place, so that the text is the one that
-it would be without drafts; a pass over several tokens takes little longer than one over one where
-reading the weights is what takes time (https://arxiv.org/abs/2211.17192).
+A draft token is accepted if sampling chooses the same token at its position, so the output is the
+same as without drafts. If reading the weights dominates, a pass over several tokens takes little
+longer than a pass over one (https://arxiv.org/abs/2211.17192).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .mtp import NextTokens
 if TYPE_CHECKING:
     from ...network.decoder import Decoder
 
-#: Most tokens of a draft.
+#: Maximum tokens of a draft.
 MAX_TOKENS = 63
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptLookup:
-    """Drafts of what followed where the last tokens stood before in the prompt or in the text.
+    """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens.
 
-    It costs next to nothing, and pays where a text repeats itself: code, summaries, extracts.
+    It costs almost nothing, and helps with repetitive text such as code, summaries and extracts.
 
     Attributes:
-      tokens: of a draft; None: as many as pay on the device.
-      longest, shortest: how many of the last tokens are looked for, the longest run first.
+      tokens: tokens per draft; None: a default for the device.
+      longest, shortest: length of the run of last tokens to look for; longer matches win.
     """
 
     tokens: int | None = None
@@ -54,14 +54,14 @@ class PromptLookup:
         that reaches the end of the history repeats from its own beginning.
         """
         capacity = history.shape[1]
-        at = jnp.arange(capacity, dtype=jnp.int32)[None]  # where the tokens behind a run begin
+        at = jnp.arange(capacity, dtype=jnp.int32)[None]  # position after a run
         places = lengths[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32)[None]
         last = jnp.take_along_axis(history, jnp.maximum(places, 0), axis=1)  # the last token first
         alike, run = at < lengths[:, None], jnp.zeros_like(history)
         for i in range(self.longest):
             alike &= (jnp.roll(history, i + 1, axis=1) == last[:, i : i + 1]) & (at > i)
             run += alike.astype(jnp.int32)
-        # A longer run counts more, then a later one.
+        # Prefers the longest run, then the latest.
         best = jnp.max(jnp.where(run >= self.shortest, run * capacity + at, -1), axis=1)
         found = jnp.where(best < 0, -1, best % capacity)
         period = jnp.maximum(lengths - found, 1)[:, None]
@@ -72,11 +72,11 @@ class PromptLookup:
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
-    """Drafts of a smaller model with the same vocabulary.
+    """Drafts from a smaller model with the same vocabulary.
 
     Attributes:
       model: a Model.
-      tokens: of a draft; None: as many as pay on the device.
+      tokens: tokens per draft; None: a default for the device.
     """
 
     model: HasDecoder
@@ -90,19 +90,19 @@ Draft: TypeAlias = PromptLookup | DraftModel | NextTokens
 
 
 def tokens_of(draft: Draft, on_gpu: bool) -> int:
-    """Tokens of a draft, where it does not say.
+    """Returns the tokens per draft, by default 7 on a GPU and 3 elsewhere.
 
-    On a GPU a pass over eight tokens reads the weights once and has little to compute; a CPU
-    computes about as long as it reads at four.
+    A GPU reads the weights once for eight tokens and computes little. On a CPU, computing takes
+    about as long as reading at four tokens.
     """
     return draft.tokens or (7 if on_gpu else 3)
 
 
 def cost_of(tokens: int, on_gpu: bool) -> float:
-    """The further time of a pass that checks a draft, in passes over one token.
+    """Returns the extra time to verify a draft, in units of a pass over one token.
 
-    Measured with a llama of 1 B on two cores of a CPU: 0.2 to 0.4 a token, of the demo model 0.5.
-    On a GPU by its bytes.
+    Measured on two CPU cores: 0.2 to 0.4 per token for a 1B llama, 0.5 for the demo model. The
+    figure for GPUs is estimated from bytes read.
     """
     return tokens * (0.04 if on_gpu else 0.5)
 
@@ -115,10 +115,10 @@ def _check_tokens(tokens: int | None) -> None:
 def model_drafts(
     decoder: Decoder, token: jax.Array, cache: PagedCache, count: int, active: jax.Array
 ) -> tuple[jax.Array, PagedCache]:
-    """The likeliest next tokens one after another, int32 (batch, count), behind `token` (batch,).
+    """Decodes `count` tokens greedily after `token` (batch,); returns int32 (batch, count).
 
-    The cache that is returned has the same tokens as before; its pages are updated in place, where
-    what is beyond its lengths means nothing.
+    The returned cache has the same lengths as before. Its pages are updated in place; entries
+    beyond the lengths are unspecified.
     """
     drafts, before = [], cache
     for _ in range(count):

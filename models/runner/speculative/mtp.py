@@ -1,7 +1,7 @@
-"""Layers of a file that predict further tokens (multi-token prediction): drafts of its own.
+"""Drafts from a model's own multi-token-prediction (MTP) layer.
 
-Such a layer gets the trunk's normalized vector of a token and the embedding of the token behind it,
-and gives the vector that the token behind both is predicted from
+The layer gets the main model's normalized hidden state of a token and the embedding of the next
+token. It returns the hidden state that predicts the token after both
 (https://arxiv.org/abs/2412.19437, section 2.2).
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NextTokens:
-    """The layer behind a model's last, as its draft model.
+    """The MTP layer after a model's last layer, as a draft model.
 
     Attributes:
-      config: that of a decoder of this layer alone.
-      weights: GGUF's names -> its tensors, the layer's as those of `blk.0`.
-      merge: weights and the trunk's modules -> the layer's.
-      tokens: of a draft, of which the layer predicts one after another; None: as many as pay.
+      config: configuration of a decoder with only this layer.
+      weights: GGUF name -> tensor; the layer's tensors are named as those of `blk.0`.
+      merge: maps weights and the main model's modules to a Drafter.
+      tokens: tokens per draft, predicted in sequence; None: a default for the device.
     """
 
     config: Config
@@ -42,19 +42,19 @@ class NextTokens:
     tokens: int | None = None
 
     def drafter(self, weights: Mapping[str, Any], trunk: Decoder) -> Drafter:
-        """The layer with `weights`, which may be tracers, beside the trunk's modules."""
+        """Builds the Drafter from `weights`, which may be tracers, and the main model's modules."""
         return self.merge(weights, trunk)
 
 
 @dataclasses.dataclass(frozen=True)
 class Drafter:
-    """A layer of further tokens with its weights.
+    """An MTP layer with its weights.
 
-    Its cache holds a token's pair at the token's place: its vector, and the token behind it.
+    Its cache holds, at a token's position, the pair of the token's hidden state and the next token.
 
     Attributes:
-      decoder: of the layer alone, with the head.
-      projection: of the embedding's vector and the trunk's, behind each other.
+      decoder: decoder with only this layer, and the head.
+      projection: projects the concatenated embedding and hidden state to hidden_size.
     """
 
     decoder: Decoder
@@ -65,9 +65,10 @@ class Drafter:
     def begin(
         self, tokens: Array, vectors: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, PagedCache]:
-        """A prompt's pairs: tokens int32 (batch, time), vectors (batch, time, hidden_size).
+        """Processes a prompt's pairs: next tokens int32 (batch, time), and hidden states.
 
-        Returns the normalized vector behind each row's last pair (batch, hidden_size), and a cache.
+        vectors: (batch, time, hidden_size). Returns each row's last normalized output
+        (batch, hidden_size), and the cache.
         """
         given = self._given(tokens, vectors)
         x, cache = self.decoder.prefill_vectors(tokens, lengths, cache, given)
@@ -76,7 +77,7 @@ class Drafter:
     def follow(
         self, tokens: Array, vectors: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, PagedCache]:
-        """As `begin`, of pairs that follow those of the cache; of rows without, meaningless."""
+        """Like `begin`, for pairs that continue the cache; rows without pairs are unspecified."""
         given = self._given(tokens, vectors)
         x, cache = self.decoder.extend_vectors(tokens, lengths, cache, given)
         return self.decoder.norm(last_tokens(x, lengths)), cache
@@ -84,9 +85,9 @@ class Drafter:
     def drafts(
         self, vector: Array, cache: PagedCache, count: int, active: Array
     ) -> tuple[Array, PagedCache]:
-        """The likeliest tokens (batch, count), behind the vector (batch, hidden_size) of the last.
+        """Predicts `count` tokens greedily from the last output (batch, hidden_size).
 
-        The cache that is returned has the same pairs as before, its pages updated in place.
+        Returns tokens (batch, count), and the cache with the same lengths and updated pages.
         """
         tokens, lens = [], cache.context_lens
         for i in range(count):
@@ -103,7 +104,7 @@ class Drafter:
         return self.projection(both)
 
     def _logits(self, vector: Array) -> Array:
-        """Logits of a vector that is normalized."""
+        """Returns the logits of a normalized hidden state."""
         from ...network.layers import Linear
 
         return (self.decoder.output or Linear(self.decoder.embedding.get_value()))(vector)

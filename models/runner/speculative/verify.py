@@ -238,9 +238,7 @@ class Speculation:
     ) -> SpeculationState:
         """Updates the credit from the number of accepted draft tokens of each row."""
         rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
-        saved = (
-            LOSS + accepted_counts.sum(dtype=jnp.float32) / rows
-        )  # steps; each row's counts alike
+        saved = LOSS + accepted_counts.sum(dtype=jnp.float32) / rows  # in steps, averaged over rows
         credit = speculation.credit + saved / self.cost - float(checks)
         credit = jnp.minimum(credit, MOST_CREDIT)
         drafted, accepted = speculation.drafted + drafted, speculation.accepted + accepted_counts
@@ -269,7 +267,7 @@ def _with_tokens(
         return array.at[rows, at].set(new, mode="drop")
 
     assert state.history is not None
-    # The last token of the text so far lies behind the stored ones.
+    # The history is one token longer than the cache.
     history = written(state.history, sampled, state.cache.context_lens + 1)
     if logprobs is not None:
         given = state.logprobs, logprobs

@@ -1,4 +1,4 @@
-"""Tokenizers of folders: tokenizer.json, by the `tokenizers` library, and its relatives."""
+"""Tokenizers of checkpoint folders: tokenizer.json, read by `tokenizers`, and related files."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def from_json(
     config_file: str = "tokenizer_config.json",
     eos_file: str = "generation_config.json",
 ) -> Tokenizer:
-    """The tokenizer of a tokenizer.json: its ids are the `tokenizers` library's for that file.
+    """Builds the tokenizer of a tokenizer.json; ids equal those of the `tokenizers` library.
 
-    The post-processor alone says what a text gets at its ends; `add_bos_token` and `add_eos_token`
-    that say otherwise are warned of. Truncation and padding of the file do not count.
+    Only the post-processor decides which tokens are added before and after a text. Warns if
+    `add_bos_token` or `add_eos_token` contradict it. Ignores truncation and padding in the file.
 
     Args:
-      tokenizer_json: the object of tokenizer.json: a BPE model, byte-level or SentencePiece-like.
+      tokenizer_json: the object of tokenizer.json, a BPE model, byte-level or SentencePiece-like.
       tokenizer_config: the object of tokenizer_config.json: bos_token, eos_token, unk_token,
-        pad_token, sep_token, mask_token, cls_token, chat_template. Without it BOS is the token that
-        the post-processor puts first.
-      vocab_size: rows of the embedding; ids without a token become unused ones named [PAD0]. None:
-        as many as there are tokens, whose ids must then leave no gap.
-      bos_token_id: of the model's other files, where these name none.
-      eos_token_ids: of the model's other files: the first counts where these name none, all end
-        generation.
-      file, config_file, eos_file: names in errors.
+        pad_token, sep_token, mask_token, cls_token, chat_template. Without it BOS is the first
+        token that the post-processor adds.
+      vocab_size: rows of the embedding; ids without a token become unused tokens such as [PAD0].
+        None: the number of tokens, whose ids must then have no gaps.
+      bos_token_id: from the model's other files; used if these files name none.
+      eos_token_ids: from the model's other files; the first is EOS if these files name none, and
+        all end generation.
+      file, config_file, eos_file: names in error messages.
 
     Raises:
-      jax_q4k.CheckpointError: a field is malformed, or asks for what is not supported.
+      jax_q4k.CheckpointError: a field is malformed, or needs an unsupported feature.
     """
     root = JSONFields(dict(tokenizer_json), file)
     config = JSONFields(dict(tokenizer_config or {}), config_file)
@@ -64,7 +64,7 @@ def from_json(
     try:
         found = library.read(tokenizer_json, file)
     except CheckpointError:
-        merges_of(model, tokens.ids)  # which takes as long as the library, and says which is wrong
+        merges_of(model, tokens.ids)  # as slow as the library, but names the invalid merge
         raise
     before, after = library.around(found, file)
     for token in (*before, *after):
@@ -86,30 +86,30 @@ def metadata_from_json(
     tokenizer_config: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """GGUF metadata of a tokenizer, as `from_metadata` and llama.cpp read it.
+    """Converts a tokenizer.json to GGUF metadata for `from_metadata` and llama.cpp.
 
-    Warns of what GGUF cannot say and llama.cpp's own files leave out: NFC normalization before
-    byte-level BPE, and bytes that it has no token for; `lstrip`, `rstrip` and `single_word` of
-    added tokens, but for Phi-3's, whose readers know it by `general.name`, and `normalized` where a
-    space is put before texts; spaces that `Metaspace` puts there in another way; tokens at a text's
-    ends other than BOS and EOS.
+    Warns of settings that GGUF has no key for, and that llama.cpp's own files omit: NFC
+    normalization before byte-level BPE; bytes without a token; `lstrip`, `rstrip` and `single_word`
+    of added tokens, except for Phi-3, which readers recognize by `general.name`; `normalized` of
+    added tokens if a space is added before texts; other ways in which `Metaspace` adds a space;
+    tokens other than BOS and EOS before or after a text.
 
     Args:
-      tokenizer_json, tokenizer_config, options: as `from_json` takes them.
+      tokenizer_json, tokenizer_config, options: as in `from_json`.
 
     Returns:
       `tokenizer.ggml.*` and `tokenizer.chat_template*`: lists of str, int32 and float32 arrays,
-      int, bool, str; and Phi-3's `general.name`.
+      int, bool, str; and `general.name` for Phi-3.
 
     Raises:
-      jax_q4k.CheckpointError: a field is malformed, or asks for a setting that GGUF lacks.
+      jax_q4k.CheckpointError: a field is malformed, or needs a setting that GGUF lacks.
     """
     return from_json(tokenizer_json, tokenizer_config, **options).gguf_metadata()
 
 
 def _model(root: JSONFields) -> JSONFields:
     model = root.object("model") or root.fail("model", "is missing")
-    kind = model.string("type", "BPE")  # early files leave it out
+    kind = model.string("type", "BPE")  # early files omit it
     if kind != "BPE":
         model.fail("type", f"{kind[:100]!r} is not supported, only 'BPE'")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -135,7 +135,7 @@ def _vocabulary(
             if text in GEMMA_MARKUP:
                 types[tokens.ids[text]] = TokenType.USER_DEFINED
             elif types[tokens.ids[text]] == TokenType.USER_DEFINED and SPACE in text:
-                types[tokens.ids[text]] = TokenType.NORMAL  # which stands for spaces
+                types[tokens.ids[text]] = TokenType.NORMAL  # it represents spaces
     own_ends = [*named.ends] if named.eos is None else [named.eos, *named.ends]
     ends, overruled = classify(tokens.ids, lambda key: None, own_ends)
     types[list(overruled)] = list(overruled.values())

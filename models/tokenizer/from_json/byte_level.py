@@ -1,4 +1,4 @@
-"""Byte-level BPE -> GGUF's keys; a name says how texts are split before merging."""
+"""Converts byte-level BPE to GGUF metadata, in which a name selects the pre-tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def byte_level(
     splitting: list[JSONFields],
     unsaid: list[str],
 ) -> dict[str, Any]:
-    """Model, pre-tokenizer and merges; `unsaid` gets what GGUF leaves out."""
+    """Returns model, pre-tokenizer and merges; appends to `unsaid` what GGUF cannot express."""
     for step in normalizing:
         if step.string("type") != "NFC":
             kind = step.string("type")[:100]
@@ -51,11 +51,11 @@ def byte_level(
 
 
 def _pattern(step: JSONFields) -> str:
-    """The regular expression of a Split that drops nothing."""
+    """Returns the regular expression of a Split; rejects one that may drop text."""
     pattern = step.object("pattern")
     if pattern is None:
         step.fail("pattern", "is missing")
-    # "Removed" and inverted drops the text between matches: none, where patterns match all of it.
+    # An inverted "Removed" drops only text between matches, and patterns match everything.
     accepted = (("Isolated", False), ("Removed", True))
     if (step.string("behavior"), step.boolean("invert", False)) not in accepted:
         step.fail("behavior", "has no name in GGUF, expected 'Isolated', not inverted")

@@ -1,4 +1,4 @@
-"""How a tokenizer.json turns tokens into text: the `decoder`."""
+"""Reads the `decoder` of a tokenizer.json, which turns tokens into text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .tokens import steps
 
 
 def decoding(root: JSONFields) -> tuple[bool, bool]:
-    """(tokens are UTF-8 with SPACE for spaces instead of bytes, a text loses its first space).
+    """Returns whether tokens are UTF-8 with SPACE instead of bytes, and whether decoding strips.
 
-    Raises CheckpointError for a decoder that does neither.
+    Stripping removes the first space of a text. Raises CheckpointError for other decoders.
     """
     given = steps(root.object("decoder"), "decoders")
     if not given:
@@ -35,13 +35,13 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
 
 
 def prepends(metaspace: JSONFields) -> bool:
-    """True if a `Metaspace` puts a space before a text."""
+    """Whether a `Metaspace` adds a space before a text."""
     early = "always" if metaspace.boolean("add_prefix_space", True) else "never"
     return metaspace.string("prepend_scheme", early) != "never"
 
 
 def _guessed(root: JSONFields) -> tuple[bool, bool]:
-    """`decoding` of a file without a decoder, by what it does before merging."""
+    """Guesses `decoding` of a file without a decoder from its normalizer and pre-tokenizer."""
     parts = steps(root.object("normalizer"), "normalizers")
     parts += steps(root.object("pre_tokenizer"), "pretokenizers")
     kinds = [step.string("type") for step in parts]

@@ -1,4 +1,4 @@
-"""Texts -> ids by the `tokenizers` library, from a tokenizer.json itself."""
+"""Encodes texts with the `tokenizers` library, directly from a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokeniz
 
 from jax_q4k import CheckpointError
 
-#: Texts that a vocabulary may have a token for, of which one shows what is put around a text.
+#: Texts that a vocabulary may have tokens for; one of them reveals the tokens added around a text.
 _PROBES = ("a", "the", "0", ".", " ", "\n", "中")
 
 
 def read(content: Mapping[str, Any], file: str) -> Tokenizer:
-    """The library's tokenizer, which neither cuts texts nor pads them.
+    """Loads the library's tokenizer without truncation and padding.
 
-    Raises CheckpointError for what the library refuses.
+    Raises CheckpointError if the library rejects the file.
     """
     with _errors(file, "JSON"):
         tokenizer = Tokenizer.from_str(json.dumps(content))
-        # A file holds those of the last call before it was saved; transformers drops them, too.
+        # A file holds settings of the last call before it was saved; transformers drops them too.
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return tokenizer
 
 
 def around(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
-    """Ids that the post-processor puts before and behind a text."""
+    """Returns the ids that the post-processor adds before and after a text."""
     ids: list[int] = []
     plain = _copy(tokenizer, (), set())
     with _errors(file, "post_processor"):
@@ -48,15 +48,15 @@ def around(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
 
 
 class LibraryEncoder:
-    """Encodes as the library does, but reads the control tokens of a text only where told to."""
+    """Encodes like the library, but parses control tokens in a text only with `parse_special`."""
 
     def __init__(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control: set[str], file: str
     ) -> None:
-        """Raises CheckpointError where the library gives a token another id than the file.
+        """Raises CheckpointError if the library gives a token another id than the file.
 
-        added: added tokens -> ids, by the file. control: those that only `parse_special` reads.
-        file: the name in errors.
+        added: added token -> id in the file. control: those that only `parse_special` parses.
+        file: name in error messages.
         """
         self._tokenizer, self._control, self._file = tokenizer, control, file
         self._added = added
@@ -72,9 +72,9 @@ class LibraryEncoder:
         return vars(self) | {"_copies": {}}
 
     def encode(self, text: str, parse_special: bool, marks: Mapping[str, str]) -> list[int]:
-        """Ids of a text; arguments as `Tokenizer.encode`'s.
+        """Returns the ids of a text; takes the arguments of `Tokenizer.encode`.
 
-        Raises CheckpointError where the library fails, as with a hopeless regular expression.
+        Raises CheckpointError if the library fails, for example with a hopeless regular expression.
         """
         if marks and not parse_special:
             for mark, character in marks.items():
@@ -90,7 +90,7 @@ class LibraryEncoder:
             return tokenizer.encode(text).ids
 
     def content(self) -> dict[str, Any]:
-        """The object of the tokenizer.json."""
+        """Returns the object of the tokenizer.json."""
         return json.loads(self._tokenizer.to_str())
 
 
@@ -100,16 +100,15 @@ def _copy(
     control: Container[str],
     marks: Mapping[str, str] | None = None,
 ) -> Tokenizer:
-    """A tokenizer of the same model without a post-processor, whose special tokens are others.
+    """Copies a tokenizer without its post-processor, and with other special tokens.
 
-    added: tokens that it has. control: those of them that are special. marks: as `encode` takes
-    them.
+    added: added tokens of the copy. control: those of them that are special. marks: as in `encode`.
     """
     copy = Tokenizer(tokenizer.model)
     if tokenizer.normalizer is not None:
         copy.normalizer = tokenizer.normalizer
     steps = [] if tokenizer.pre_tokenizer is None else [tokenizer.pre_tokenizer]
-    if marks:  # behind the last search for tokens, which comes behind the normalizer
+    if marks:  # must run after the last search for tokens, which follows the normalizer
         steps.insert(0, pre_tokenizers.PreTokenizer.custom(_Unmarking(marks)))
     if len(steps) > 1:
         copy.pre_tokenizer = pre_tokenizers.Sequence(steps)
@@ -133,7 +132,7 @@ def _copy(
 
 
 class _Unmarking:
-    """A step that reads marks as the characters they stand for."""
+    """Pre-tokenizer step that replaces marks with the original characters."""
 
     def __init__(self, marks: Mapping[str, str]) -> None:
         self._marks = marks
@@ -154,7 +153,7 @@ def _errors(file: str, field: str) -> Iterator[None]:
     except CheckpointError:
         raise
     except BaseException as error:
-        # A panic is no Exception, and has no name to import.
+        # A panic is not an Exception, and its class cannot be imported.
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             problem = f"the tokenizers library fails: {str(error)[:300]}"
             raise CheckpointError(file, field, problem) from None

@@ -1,8 +1,8 @@
-"""A tokenizer.json -> GGUF's `tokenizer.*` metadata.
+"""Converts a tokenizer.json to GGUF's `tokenizer.*` metadata.
 
-Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; GGUF must have a name for its way of
-splitting texts. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama", or "gemma4"
-if it splits texts as Gemma's files do, which keeps its merges.
+Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; GGUF must have a name for its pre-tokenizer.
+SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama", or "gemma4", which keeps the
+merges, if it splits texts like Gemma's files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["GEMMA_MARKUP", "Described", "metadata"]
 
 @dataclass(frozen=True)
 class Described:
-    """Facts about a tokenizer beside its tokenizer.json, and the names of its files."""
+    """A tokenizer as read from its files, and the names of the files."""
 
     tokens: Tokens
     named: Named
@@ -35,9 +35,12 @@ class Described:
 
 
 def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dict[str, Any]:
-    """GGUF's keys. Warns of what they cannot say; raises CheckpointError where files need it.
+    """Returns GGUF metadata.
 
-    content: gives the object of the tokenizer.json.
+    Warns of settings that GGUF has no key for. Raises CheckpointError if GGUF cannot express the
+    tokenizer.
+
+    content: returns the object of the tokenizer.json.
     """
     tokens, file = described.tokens, described.vocabulary.file
     root = JSONFields(content(), file)
@@ -58,7 +61,7 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
     else:
         unsaid += _flags(tokens.flagged, ("lstrip", "rstrip", "single_word"))
     if any(step.string("type") == "Prepend" for step in normalizing):
-        unsaid += _flags(tokens.flagged, ("normalized",))  # a space is then part of them
+        unsaid += _flags(tokens.flagged, ("normalized",))  # the added space is part of them
     found |= _special_tokens(root, described, found[KEY + "model"], unsaid)
     for what in unsaid:
         warn(f"{file}: GGUF cannot say {what}")
@@ -66,7 +69,7 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
 
 
 def _flags(flagged: dict[str, list[str]], flags: tuple[str, ...]) -> list[str]:
-    """Added tokens that have flags, in words."""
+    """Describes the added tokens that have flags, for warnings."""
     found = []
     for flag in flags:
         if texts := flagged.get(flag):
@@ -79,7 +82,7 @@ def _flags(flagged: dict[str, list[str]], flags: tuple[str, ...]) -> list[str]:
 def _special_tokens(
     root: JSONFields, described: Described, model: str, unsaid: list[str]
 ) -> dict[str, Any]:
-    """Ids of special tokens, and which of them a text gets."""
+    """Returns ids of special tokens, and whether BOS and EOS are added to texts."""
     named, tokens, vocabulary = described.named, described.tokens, described.vocabulary
     found: dict[str, Any] = {}
     for name, token, ids in (
@@ -88,7 +91,7 @@ def _special_tokens(
     ):
         if token is not None:
             found[f"{KEY}{name}_token_id"] = token
-        elif model == "llama":  # readers would take ids 1 and 2
+        elif model == "llama":  # readers would use ids 1 and 2
             problem = "is missing, and neither is '<s>' or '</s>' in the vocabulary"
             JSONFields({}, described.config_file).fail(f"{name}_token", problem)
         adds = ids == (token,)

@@ -1,10 +1,10 @@
-"""SentencePiece-like BPE: scores in place of merges, except for Gemma's, which GGUF can keep.
+"""Converts SentencePiece-like BPE to GGUF: merges become scores, except for Gemma.
 
-SentencePiece's rule joins the neighbours that form the token of the highest score; here each
-token's score is minus the place that its first merge has among all tokens'. That is the same order
-if every way of splitting a token in two is a merge, and the merges of one token stand together, as
-in files converted from SentencePiece. Runs of one character (Llama 2's spaces) interleave there and
-share one score.
+SentencePiece joins the neighbors that form the token with the highest score. The score of a token
+is minus the rank of its first merge among all tokens. The order is the same if every split of a
+token into two is a merge, and the merges of one token are adjacent, as in files converted from
+SentencePiece. Merges of runs of one character (Llama 2's spaces) interleave there, and these tokens
+share one score. GGUF can keep Gemma's merges.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..vocabulary import KEY
 from .decoder import prepends
 from .tokens import Merges, Tokens, merge_texts, merges_of
 
-#: Gemma 4's marks of tool calls and channels, which readers of its answers need.
+#: Gemma 4's markup of tool calls and channels, which clients need to parse answers.
 GEMMA_MARKUP = (
     *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
     *("<|tool_response>", "<tool_response|>", '<|"|>'),
@@ -35,9 +35,9 @@ def sentencepiece(
     splitting: list[JSONFields],
     unsaid: list[str],
 ) -> dict[str, Any]:
-    """GGUF's keys of a SentencePiece-like model, and "types" where they are not `tokens`' own.
+    """Returns GGUF metadata of a SentencePiece-like model; "types" overrides `tokens.types`.
 
-    unsaid: gets what GGUF leaves out.
+    unsaid: gets descriptions of settings that GGUF cannot express.
     """
     prefix, replaced = _normalizer(normalizing)
     gemma = replaced and not prefix and len(splitting) == 1 and _splits_at_spaces(splitting[0])
@@ -56,7 +56,7 @@ def sentencepiece(
         metadata[KEY + "merges"] = merge_texts(model, tokens.ids)
         types = metadata["types"] = tokens.types.copy()
         for text in tokens.added:
-            if set(text) == {SPACE}:  # merges form it, and it stands for spaces
+            if set(text) == {SPACE}:  # formed by merges, and represents spaces
                 types[tokens.ids[text]] = TokenType.NORMAL
             elif text in GEMMA_MARKUP:
                 types[tokens.ids[text]] = TokenType.USER_DEFINED
@@ -66,7 +66,10 @@ def sentencepiece(
 
 
 def _splits_at_spaces(step: JSONFields) -> bool:
-    """Gemma's pre-tokenizer; it finds no space, since the normalizer has replaced them all."""
+    """Whether a step is Gemma's pre-tokenizer.
+
+    It never splits, because the normalizer has replaced all spaces.
+    """
     return (
         step.string("type") == "Split"
         and _is_space(step.object("pattern"))
@@ -76,7 +79,7 @@ def _splits_at_spaces(step: JSONFields) -> bool:
 
 
 def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
-    """(a space is put before a text, spaces are written as SPACE)."""
+    """Returns whether a space is added before texts, and whether spaces are replaced by SPACE."""
     prefix, replaced = False, False
     for step in steps:
         match step.string("type"):
@@ -91,7 +94,7 @@ def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
 
 
 def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
-    """True if a pre-tokenizer's step, a `Metaspace`, puts a space before a text."""
+    """Whether a pre-tokenizer step adds a space before a text; rejects all but `Metaspace`."""
     kind = step.string("type")
     if kind != "Metaspace" or step.string("replacement") != SPACE:
         expected = f"expected 'ByteLevel' or 'Metaspace' of {SPACE!r}"
@@ -107,7 +110,7 @@ def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
 
 
 def _check_bytes(model: JSONFields, tokens: Tokens) -> None:
-    """Refuses a vocabulary without the tokens of all 256 bytes."""
+    """Rejects a vocabulary without tokens for all 256 bytes."""
     if not model.boolean("byte_fallback", False):
         model.fail("byte_fallback", "must be true for BPE that is not byte-level")
     for byte in range(256):
@@ -120,7 +123,7 @@ def _is_space(pattern: JSONFields | None) -> bool:
 
 
 def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
-    """float32 (vocabulary,)."""
+    """Returns scores float32 (vocabulary,) that reproduce the order of the merges."""
     merges = merges_of(model, tokens.ids)
     spans: dict[str, tuple[int, int]] = {}  # token -> ranks of its first and last merge
     for rank, (left, right) in enumerate(merges):
@@ -129,7 +132,7 @@ def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
     _check_complete(model, tokens, merges)
     scores = np.zeros(len(tokens.texts), np.float32)
     place, last, previous = 0, -1, ""
-    for text, (start, stop) in spans.items():  # in the order of their first merges
+    for text, (start, stop) in spans.items():  # ordered by first merge
         if start > last:
             place += 1
         elif len(set(text + previous)) > 1:
@@ -141,7 +144,7 @@ def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
 
 
 def _check_complete(model: JSONFields, tokens: Tokens, merges: Merges) -> None:
-    """Refuses merges that lack a way of splitting a token into two others."""
+    """Rejects merges that lack a split of a token into two others."""
     listed = set(merges)
     lacking = {
         text: (text[:cut], text[cut:])
@@ -154,7 +157,8 @@ def _check_complete(model: JSONFields, tokens: Tokens, merges: Merges) -> None:
     }
     first = min((tokens.ids[left + right] for left, right in merges), default=0)
     for text, (left, right) in lacking.items():
-        # Early converters took the score 0 of the first token for none; here 0 is the highest, too.
+        # Early converters lost merges of the first token, because they took its score 0 for a
+        # missing one. Here 0 is the highest score too, so the order stays.
         if len(lacking) > 1 or tokens.ids[text] > first:
             join = f"which SentencePiece would join to {text!r}: ids would differ"
             model.fail("merges", f"lacks {left!r}, {right!r}, {join}")

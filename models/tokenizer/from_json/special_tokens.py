@@ -1,4 +1,4 @@
-"""Special tokens of a folder: those that tokenizer_config.json and other files name."""
+"""Finds the special tokens of a checkpoint folder in tokenizer_config.json and other files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Named:
     """Ids of special tokens.
 
     Attributes:
-      bos, eos, unknown: None where no file names one.
-      others: names in chat templates -> ids, such as "pad_token".
+      bos, eos, unknown: None if no file names one.
+      others: name in chat templates, such as "pad_token" -> id.
       ends: further ids that end generation.
     """
 
@@ -39,9 +39,12 @@ def named_tokens(
     bos_token_id: int | None,
     eos_token_ids: Sequence[int],
 ) -> Named:
-    """The special tokens; those that a text gets, and then the ids, count where config has none.
+    """Returns the special tokens.
 
-    around: what texts get at their ends. bos_token_id, eos_token_ids: of the model's other files.
+    If config names none, uses the tokens added around a text, then the ids of other files.
+
+    around: tokens added before and after a text. bos_token_id, eos_token_ids: from the model's
+    other files.
     """
     found = {key: _token_id(config, key, tokens) for key in ("bos_token", "eos_token", "unk_token")}
     if found["unk_token"] is None and (text := model.string("unk_token", None)) is not None:
@@ -62,14 +65,14 @@ def named_tokens(
     others = {}
     for key in SPECIAL_TOKENS:
         text = _token_text(config, key)
-        if text in tokens.ids:  # published files name some that are none; only templates read them
+        if text in tokens.ids:  # some files name missing tokens; only templates use them
             others[key] = tokens.ids[text]
     ends = tuple(dict.fromkeys(i for i in eos_token_ids if i != found["eos_token"]))
     return Named(found["bos_token"], found["eos_token"], found["unk_token"], others, ends)
 
 
 def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
-    """Warns where tokenizer_config.json describes added tokens otherwise than tokenizer.json."""
+    """Warns if tokenizer_config.json and tokenizer.json describe added tokens differently."""
     found = {entry.string("content"): entry.values for entry in root.objects("added_tokens")}
     listed = config.object("added_tokens_decoder") or JSONFields({}, config.file)
     for key in listed.values:
@@ -89,7 +92,7 @@ def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
 
 
 def _token_id(config: JSONFields, key: str, tokens: Tokens) -> int | None:
-    """The id of a token of tokenizer_config.json, which the vocabulary has."""
+    """Returns the id of a token in tokenizer_config.json; rejects one outside the vocabulary."""
     text = _token_text(config, key)
     if text is not None and text not in tokens.ids:
         config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
@@ -97,7 +100,7 @@ def _token_id(config: JSONFields, key: str, tokens: Tokens) -> int | None:
 
 
 def _token_text(config: JSONFields, key: str) -> str | None:
-    """A token of tokenizer_config.json: its text, or an object that holds it."""
+    """Reads a token of tokenizer_config.json, which is its text or an object with the text."""
     if isinstance(config.values.get(key), dict):
         entry = config.object(key)
         return None if entry is None else entry.string("content") or None
@@ -105,7 +108,7 @@ def _token_text(config: JSONFields, key: str) -> str | None:
 
 
 def chat_templates(config: JSONFields) -> dict[str, str]:
-    """Name -> template; one without a name is "default"."""
+    """Returns name -> template; an unnamed template is "default"."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
         entries = config.objects("chat_template")
@@ -121,7 +124,7 @@ def chat_templates(config: JSONFields) -> dict[str, str]:
 
 
 def template_metadata(named: dict[str, str]) -> dict[str, Any]:
-    """GGUF's keys of chat templates, which keep the default one apart."""
+    """Returns GGUF metadata of chat templates; the default one has a separate key."""
     key, others = "tokenizer.chat_template", {n: t for n, t in named.items() if n != "default"}
     found: dict[str, Any] = {key: named["default"]} if "default" in named else {}
     if others:

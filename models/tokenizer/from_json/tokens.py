@@ -1,4 +1,4 @@
-"""The vocabulary and the merges of a tokenizer.json."""
+"""Reads vocabulary and merges of a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..vocabulary import BYTE_TOKEN
 
 Merges = list[tuple[str, str]]
 
-#: As "<|im_start|>": never to be read in a user's text, whatever its flag.
+#: Tokens such as "<|im_start|>", which are never parsed in a user's text, regardless of flags.
 _LOOKS_SPECIAL = re.compile(r"<[|｜].*[|｜]>")
 
 
@@ -23,16 +23,19 @@ class Tokens:
     """The vocabulary of a tokenizer.json.
 
     Attributes:
-      texts: by id, padded to the size.
+      texts: texts by id, padded to the vocabulary size.
       types: int32 (size,), TokenType.
-      ids: text -> id of the file's own tokens.
+      ids: text -> id of the tokens in the file.
       raw: tokens are UTF-8 with SentencePiece's spaces.
-      added: text -> whether it is special, of the tokens that were added to the model's.
-      flagged: "lstrip", "rstrip", "single_word" and "normalized" -> those of them that have it.
+      added: text of an added token -> whether it is special.
+      flagged: "lstrip", "rstrip", "single_word" or "normalized" -> added tokens with this flag.
     """
 
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None, raw: bool) -> None:
-        """size: of the model's vocabulary; None: the number of tokens, whose ids leave no gap."""
+        """Reads the vocabulary.
+
+        size: vocabulary size of the model; None: the number of tokens, whose ids have no gaps.
+        """
         self.raw = raw
         self.added: dict[str, bool] = {}
         self.flagged: dict[str, list[str]] = {}
@@ -56,7 +59,7 @@ class Tokens:
 
     @property
     def stripping(self) -> set[str]:
-        """Added tokens that swallow the white space behind them."""
+        """Added tokens that strip the white space after them."""
         return set(self.flagged.get("rstrip", ()))
 
     def _read_ids(self, root: JSONFields, model: JSONFields, size: int | None) -> dict[str, int]:
@@ -112,9 +115,9 @@ class Tokens:
 
 
 def steps(step: JSONFields | None, key: str) -> list[JSONFields]:
-    """The steps of a normalizer, pre-tokenizer or post-processor.
+    """Returns the steps of a normalizer, pre-tokenizer or post-processor.
 
-    key: of the steps of a sequence.
+    key: key of the steps in a Sequence.
     """
     if step is None:
         return []
@@ -128,7 +131,7 @@ def steps(step: JSONFields | None, key: str) -> list[JSONFields]:
 
 
 def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
-    """Merges by rank; files write one as "a b" or, newer ones, as ["a", "b"]."""
+    """Reads merges by rank; files write a merge as "a b" or, newer ones, as ["a", "b"]."""
     values = model.array("merges")
     if len(values) > MAX_MERGES:
         model.fail("merges", f"has {len(values)} entries, expected at most {MAX_MERGES}")
@@ -148,7 +151,7 @@ def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
 
 
 def merge_texts(model: JSONFields, ids: Mapping[str, int]) -> list[str]:
-    """Merges as GGUF writes them; refuses tokens with spaces, which end a token there."""
+    """Returns merges in GGUF's format; rejects tokens with spaces, which are separators there."""
     merges = merges_of(model, ids)
     for rank, pair in enumerate(merges):
         if any(" " in part for part in pair):
