@@ -23,7 +23,7 @@ from .common import core_sets, milliseconds, on_cores, results_file
 SIZES = (2048, 4096)
 ROWS = (1, 2, 4, 5, 8, 16, 17, 32, 64, 128)
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-DECODED = ("Q4_K", "BF16")  # whose product is also timed with implementation="xla"
+DECODED = ("Q4_K", "BF16")  # formats also timed with implementation="xla"
 SECONDS, ROUNDS = 0.2, 5  # minimum per comparison
 TOKENS = 200
 

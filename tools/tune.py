@@ -179,10 +179,7 @@ class Model:
 
 
 def _why(prediction: Prediction, of_rule: bool, passed_over: Counter[str]) -> str:
-    """Formats `latency bound, as the rule.
-
-    Passed over: 2 over 3.5 instructions a byte, 1 spilling`.
-    """
+    """Formats a reason: `latency bound, as the rule; passed over: 2 over 3.5 instructions ...`."""
     why = f"{prediction.bound} bound{', as the rule' if of_rule else ''}"
     return "; ".join(filter(None, (why, _passed_over(passed_over))))
 

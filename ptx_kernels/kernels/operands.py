@@ -1,6 +1,6 @@
 """Random operands for any kernel, by its buffers' types and the names that families know.
 
-Scales have realistic values; ids and pages are in range.
+Scales have realistic values. A few ids and slots are out of range on purpose.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MAX_COLUMNS = _MAX_RUNS * RUN * WARP * 32  # of a row that the largest block (32
 
 @dataclass(frozen=True)
 class RmsNormConfig:
-    warps: int = 8  # per block, which has one row
+    warps: int = 8  # per block, one row each
 
 
 def inverse_rms(

@@ -15,7 +15,7 @@ from .vectors import Run
 
 @dataclass(frozen=True)
 class RopeAppendConfig:
-    warps: int = 4  # per block; each has one head of one token
+    warps: int = 4  # per block, one head of one token each
 
 
 class _Head:

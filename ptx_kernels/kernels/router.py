@@ -17,7 +17,7 @@ _UNROLL = 2  # runs in flight per thread
 
 @dataclass(frozen=True)
 class RouterConfig:
-    warps: int = 8  # per block, which has one row of weights
+    warps: int = 8  # per block, one row of weights each
 
 
 @kernel

@@ -172,7 +172,7 @@ def _distinct(sectors: Sequence[np.ndarray]) -> int:
 def _operand(buffer: Buffer, kernel: Kernel) -> DeviceBuffer:
     """Returns zeros, which take no memory until they are written.
 
-    Integers by their buffer's name.
+    Integers get values by their buffer's name.
     """
     array = np.zeros(buffer.shape, buffer.type.dtype)
     buffers = {b.name: b for b in kernel.buffers}

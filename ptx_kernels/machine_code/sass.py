@@ -88,7 +88,7 @@ CATEGORIES = (
 def load_bits(opcode: str) -> int:
     """Returns the bits per lane of a load or store: `LDG.E.128` -> 128, `LDG.E.U8` -> 8.
 
-    Default 32.
+    The default is 32.
     """
     match = re.search(r"\.(?:[US])?(8|16|32|64|128|256)(?=\.|$)", opcode)
     return int(match.group(1)) if match else 32

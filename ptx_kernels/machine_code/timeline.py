@@ -81,7 +81,7 @@ class Warp:
     def until_there(self) -> float:
         """Returns the clocks until all requested and unused values arrive.
 
-        Negative: they have arrived.
+        A negative result means that they have arrived.
         """
         return max(self._ready.values(), default=self.now) - self.now
 

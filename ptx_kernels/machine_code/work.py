@@ -158,7 +158,7 @@ def outer_turns(kernel: Kernel) -> float:
     columns = kernel.arguments["columns"]
     if not isinstance(config, MatvecConfig):
         return float(config.steps(columns))
-    joined = "rows" in kernel.arguments  # one after another; a pair's rows go together
+    joined = "rows" in kernel.arguments  # joined matrices in sequence; a pair's rows together
     rows = packed.count / columns / (1 if joined else len(packed.formats))
     return max(1.0, rows / config.block_rows / math.prod(kernel.grid))
 
@@ -166,7 +166,7 @@ def outer_turns(kernel: Kernel) -> float:
 def staged_bytes(kernel: Kernel) -> int:
     """Returns the bytes of float activations that each block of a mat-vec first stages.
 
-    They are staged in shared memory.
+    The copy is in shared memory.
     """
     arguments, config = kernel.arguments, kernel.arguments.get("config")
     if not isinstance(config, MatvecConfig):

@@ -7,7 +7,7 @@
 A row is keyed by the arguments of the rule that it overrules, which `kernel` names. Its `config`
 holds some fields of the kernel's Config; the others keep their defaults. `why` is optional: what
 binds the launch by the cost model, and what excluded faster Configs. `multiprocessors` is optional
-if `devices` knows the device. Everything else beside `device`, `multiprocessors`, `source` and
+if `devices` knows the device. Everything except `device`, `multiprocessors`, `source` and
 `rows` (driver, versions, commit, date) is provenance and not read.
 """
 

@@ -118,7 +118,7 @@ def _piece(
 ) -> Case:
     """Returns a case of prompt chunks over pages of 16 tokens.
 
-    With bf16 parts if pages are split.
+    It has bf16 parts if the pages are split.
     """
     rows, dims = (batch * num_kv_heads, time * group), (head_dim, head_dim)
     seen = min(capacity, options.get("window", capacity))

@@ -35,7 +35,7 @@ from .step_rows import COLUMNS, SCORED, STEP, TYPES, Lane, StepRows, Words
 from .tensor_softmax import HEADROOM
 
 MOST_QUERIES = 16
-MOST_HEAD_DIM = 128  # whose sums, keys and values fit in a lane's registers
+MOST_HEAD_DIM = 128  # sums, keys and values fit in a lane's registers
 _ONE = 127 << 23  # bits of 1.0; the bits of a power of two and of its inverse add up to twice this
 
 Fragment = tuple[Value, Value, Value, Value]  # operand A, see `Builder.mma`

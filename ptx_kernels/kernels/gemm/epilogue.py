@@ -190,7 +190,7 @@ class TileEpilogue:
     ) -> Iterator[_Share]:
         """Yields a lane's shares of the staged values, in a loop.
 
-        In a cluster, of its block's part.
+        In a cluster it covers only its block's part.
         """
         k, config = self._k, self._config
         # a row count that is not a multiple of four breaks alignment

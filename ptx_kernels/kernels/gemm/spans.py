@@ -43,7 +43,7 @@ class StepSpan:
     def rest(self, row_bytes: int, nbytes: int) -> Value | int:
         """Returns the bytes of a row from the first step of `nbytes` on, s32.
 
-        Negative past the end.
+        It is negative past the end.
         """
         if isinstance(self.first, int):
             return row_bytes

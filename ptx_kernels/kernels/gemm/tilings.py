@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def together(self) -> int:
-        """Matrices whose rows a block has at once."""
+        """Number of matrices whose rows a block computes together."""
         return len(self.formats) // len(self.rows)
 
     def blocks(self, config: GemmConfig) -> int:

@@ -196,7 +196,7 @@ def _float_matvec(
     share a row, as many as its number of 256-weight groups allows.
     """
     staged = norm and 4 * m * columns <= STAGED_BYTES
-    together = len(formats) // len(rows)  # matrices whose rows a warp computes at once
+    together = len(formats) // len(rows)  # matrices whose rows a warp computes together
     if not staged and together * sum(rows) < ROWS_TO_FILL * device.multiprocessors:
         return PRESETS[next(name for name, least in _SHARED_ROWS if columns >= least)]
     preset = PRESETS["tiled" if staged else "fused_f32" if m <= 2 else "chunked"]

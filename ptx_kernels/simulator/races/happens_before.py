@@ -241,7 +241,7 @@ class HappensBefore:
                 if narrow is not NOTHING:
                     known.setdefault(key, Released()).leave(block, wide, narrow)
 
-    # --- what the race checks ask ---
+    # --- queries of the race checks ---
 
     def known_times(
         self,

@@ -167,7 +167,7 @@ class Shadow:
     def _at(self, kind: Kind, index: np.ndarray, width: int) -> np.ndarray:
         """Returns the records of each item's granules, shape (lanes, granules).
 
-        Empty if none yet.
+        The result is empty if there are none yet.
         """
         records = self._records[kind]
         return self._view(records, width).take(index, axis=0) if records.size else records
