@@ -1,8 +1,8 @@
 """Questions for the first hour on a GPU, each answered by a small measurement in one line.
 
 They concern unmeasured assumptions of the cost model (`ptx_kernels.machine_code.model`), and
-choices based on them. `QUESTIONS` is the list. To add a question, write a function `Bench ->
-Answer` and add an entry there.
+choices based on them. `QUESTIONS` is the list. To add a question, write a function
+`Bench -> Answer` and add an entry there.
 """
 
 from __future__ import annotations

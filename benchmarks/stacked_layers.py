@@ -1,11 +1,11 @@
 """Compares loops over stacked weights: `python -m benchmarks.stacked_layers [FILE]`.
 
 One product per layer, Q4_K, in three programs: `unrolled`, each layer a separate array; `sliced`,
-`lax.scan` over the stack, of which XLA copies a layer in each iteration; `indexed`, `jq.matmul(x,
-stack, index=i)`. On the CPU, with one core and with two, it measures times, the best of rounds in
-which the programs take turns, and temporary memory. Compiled for an H200 without one, it reports
-launches per iteration, temporary memory and the packed bytes written per iteration. Writes
-`benchmarks/results/stacked_layers.json`.
+`lax.scan` over the stack, of which XLA copies a layer in each iteration; `indexed`,
+`jq.matmul(x, stack, index=i)`. On the CPU, with one core and with two, it measures times, the best
+of rounds in which the programs take turns, and temporary memory. Compiled for an H200 without one,
+it reports launches per iteration, temporary memory and the packed bytes written per iteration.
+Writes `benchmarks/results/stacked_layers.json`.
 """
 
 from __future__ import annotations

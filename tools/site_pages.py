@@ -1,9 +1,9 @@
 """MkDocs hooks of the documentation site (mkdocs.yml).
 
 Pages in docs/ link to files of the repository, as a forge needs it. On the site such a file becomes
-a page under repository/: Markdown unchanged, other text as a listing. A line `<!-- README.md:
-HEADING -->` is replaced by that section of README.md, so that tables which tests compare with the
-code exist only once.
+a page under repository/: Markdown unchanged, other text as a listing. The line
+`<!-- README.md: HEADING -->` is replaced by that section of README.md, so that tables which tests
+compare with the code exist only once.
 """
 
 from __future__ import annotations

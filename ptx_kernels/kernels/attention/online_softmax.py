@@ -197,7 +197,7 @@ class BlockState:
         """Allocates the state.
 
         Args:
-          shift: banks (a multiple of 4) from a query to the next; None: no padding.
+          shift: banks (a multiple of 4) from a query to the next; None: no extra padding.
         """
         self._k, self._head_dim, self._team = k, head_dim, team
         self._places: dict[str, Pointer] = {}  # of the team's query 0, by the run's first

@@ -35,8 +35,8 @@ class MatvecConfig:
         warp's loads contiguous and need fewer registers.
       unroll: blocks per lane in flight; all their loads are issued before the first use.
       ahead: whether to prefetch weights into registers: a trip's weights during the trip before it,
-        those of a warp's first trip before activations are staged, and those of its next rows
-        before it stores the current ones.
+        into the registers of those already used; the weights of a warp's first trip before
+        activations are staged; and those of its next rows before it stores the current ones.
       streamed: whether weights bypass L1 and are prefetched into L2 by 256 bytes (sm_80). The cost
         model sees no difference.
       broadcast_header: whether a super-block's header is loaded one word per lane and broadcast by
