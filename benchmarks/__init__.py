@@ -1,1 +1,1 @@
-"""One command per question, each printing a table: `python -m benchmarks.NAME`."""
+"""Benchmarks, one command per question; each prints a table: `python -m benchmarks.NAME`."""

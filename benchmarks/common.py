@@ -17,7 +17,7 @@ RESULTS = Path(__file__).with_name("results")
 
 
 def core_sets(counts: Iterable[int] = (1, 2)) -> Iterator[set[int]]:
-    """Sets of so many cores, of those that this process may use; none of more than there are."""
+    """Yields sets of cores that this process may use, one per count that is available."""
     available = sorted(os.sched_getaffinity(0))
     for count in counts:
         if count <= len(available):
@@ -25,10 +25,10 @@ def core_sets(counts: Iterable[int] = (1, 2)) -> Iterator[set[int]]:
 
 
 def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
-    """`benchmarks.module.function(*args)`, run in a process that may use these cores alone.
+    """Runs `benchmarks.module.function(*args)` in a process that may use only these cores.
 
-    It is bound from its start: JAX sizes its thread pool then; NumPy starts none. The result must
-    fit JSON, `args` must be literals.
+    The process is bound from its start, because JAX then sizes its thread pool; NumPy starts no
+    threads. The result must fit JSON, and `args` must be literals.
     """
     code = (
         f"import json, os; os.sched_setaffinity(0, {sorted(cores)});"
@@ -48,9 +48,9 @@ def milliseconds(
     rounds: int,
     summary: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, float]:
-    """Times of programs that take turns, for so long and so many rounds at least.
+    """Times programs in turn, for at least `seconds` and `rounds`; returns milliseconds.
 
-    A program returns an array; `summary` makes one number of its times.
+    A program returns an array; `summary` reduces its times to one number.
     """
     for run in programs.values():
         run().block_until_ready()
@@ -59,7 +59,7 @@ def milliseconds(
     while done < rounds or time.perf_counter() - begin < seconds:
         done += 1
         for name, run in programs.items():
-            for again in range(3):  # the first brings its own weights into the cache
+            for again in range(3):  # the first run brings its own weights into the cache
                 start = time.perf_counter()
                 run().block_until_ready()
                 if again:
@@ -68,7 +68,7 @@ def milliseconds(
 
 
 def part_of(program: str, description: str | None) -> None:
-    """The command line of a module that is no program but part of one: its help, or an error."""
+    """Runs the command line of a module that is only part of a program: help, or an error."""
     parser = argparse.ArgumentParser(
         description=f"{description}\n\npython -m benchmarks.{program} runs it.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -78,7 +78,7 @@ def part_of(program: str, description: str | None) -> None:
 
 
 def results_file(arguments: list[str], name: str, description: str | None) -> Path:
-    """File that a command line names, or else the repository's results of the benchmark `name`."""
+    """Returns the file that a command line names; by default the results of benchmark `name`."""
     parser = argparse.ArgumentParser(
         f"python -m benchmarks.{name}",
         description=description,

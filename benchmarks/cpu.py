@@ -1,20 +1,23 @@
-"""Speed on a CPU, ours, llama.cpp's and ik_llama.cpp's: `python -m benchmarks.cpu`.
+"""Measures the CPU speed of jax-q4k, llama.cpp and ik_llama.cpp: `python -m benchmarks.cpu`.
 
 Options: `--model FILE`, `--shape NAME`, `--llama-cpp FOLDER`, `--ik-llama-cpp FOLDER`,
 `--contexts`, `--rounds N`.
 
-A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
-from loading to the first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens;
-32 tokens decoded after none and after 2048, for 2 to 16 sequences together, and beside processes
-that compute on the same cores (`decode_shared`); how much of a core a model takes that waits
-(`idle_percent`); the first token with programs that an earlier process kept; and the largest
-resident memory: loaded, at the first token, in all, and of a process that runs but a prompt of 512.
-The cache is f16, as llama.cpp has it. With the folders of peers' programs the same file is measured
-by them in turn, with as many threads on the same cores, with and without their fused attention and
-repacking, whichever is faster; their time to the first token is that of a whole process, which has
-nothing to import or to compile. A round measures all of them; figures are medians of the rounds,
-and ratios are printed with the least and the greatest of them. Beside decoding stands the rate at
-which packed weights are read, in turn with what these cores can read at all, and its share.
+Uses a llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with
+two. It measures the time from loading to the first token of a prompt of 4, compilation included;
+prompts of 128 and 512 tokens; 32 tokens decoded after contexts of 0 and 2048, for 2 to 16 sequences
+in a batch, and with other processes computing on the same cores (`decode_shared`); the fraction of
+a core that an idle model uses (`idle_percent`); the time to the first token with programs cached by
+an earlier process; and the peak resident memory: loaded, at the first token, in total, and of a
+process that only runs a prompt of 512.
+
+The cache is f16, as in llama.cpp. If the folders of peers' programs are given, they run the same
+file in turn, with as many threads on the same cores, with and without their fused attention and
+repacking, whichever is faster. Their time to the first token is that of a full process, which has
+nothing to import or compile. A round measures all of them. Figures are medians over the rounds, and
+ratios are printed with their minimum and maximum. Decoding is also given as the bandwidth of
+reading packed weights, measured in turn with the read bandwidth of these cores, and as a fraction
+of it.
 """
 
 from __future__ import annotations
@@ -48,11 +51,11 @@ CONTEXTS = (0, 2048)
 BATCHES = (2, 4, 8, 16)
 NEW_TOKENS = 32
 REPEATS = 3
-BANDWIDTHS = 7  # of decoding, each between two of reading
+BANDWIDTHS = 7  # measurements of decoding, each between two of reading
 
 
 def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
-    """Figures of this process, on the cores that it may use; `started`: the time of its start."""
+    """Measures this process on the cores that it may use; `started`: time of its start."""
     import jax.numpy as jnp
 
     import jax_q4k as jq
@@ -92,10 +95,10 @@ def measure(path: str, started: float, contexts: list[int]) -> dict[str, Any]:
 
 
 def bandwidths(model: Any, size: int) -> dict[str, float]:
-    """GB/s of weights, `size` bytes, that decoding reads, and of memory that these cores read.
+    """Measures GB/s of decoding, which reads `size` bytes of weights, and of reading memory.
 
-    Other machines on the same memory make both of them vary within seconds: each is measured
-    between two of the other, and the share is the median of those of neighbours.
+    Other users of the same memory make both vary within seconds. Each is therefore measured between
+    two of the other, and the ratio is the median over adjacent measurements.
     """
     import numpy as np
 
@@ -113,7 +116,7 @@ def bandwidths(model: Any, size: int) -> dict[str, float]:
 
 
 def kept_first_token(path: str, folder: str) -> float:
-    """Seconds from a loaded model to its first token, with the programs that `folder` keeps."""
+    """Measures seconds from a loaded model to its first token, with programs in `folder`."""
     import jax.numpy as jnp
 
     import jax_q4k as jq
@@ -130,7 +133,7 @@ def kept_first_token(path: str, folder: str) -> float:
 
 
 def peak_of_prompt(path: str, tokens: int) -> float:
-    """Largest resident memory, MiB, of this process, which only loads a file and runs a prompt."""
+    """Measures peak resident memory, MiB, of a process that only loads a file and runs a prompt."""
     import jax
 
     import jax_q4k as jq
@@ -142,7 +145,7 @@ def peak_of_prompt(path: str, tokens: int) -> float:
 
 
 def _prefill(model: Any, tokens: int, room: int = 16, batch: int = 1) -> Any:
-    """The state after random prompts, with a cache for `room` tokens more of each."""
+    """Returns the state after random prompts, with `room` more tokens of cache capacity each."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -159,7 +162,7 @@ def _prefill(model: Any, tokens: int, room: int = 16, batch: int = 1) -> Any:
 
 
 def _parameters(tokens: int, batch: int = 1) -> Any:
-    """Of rows that take the likeliest tokens."""
+    """Returns the sampling arrays of greedy decoding."""
     from jax_q4k.models.sampling import Sampling
     from jax_q4k.models.sampling.stages import SamplingArrays
 
@@ -171,9 +174,9 @@ def _prefill_seconds(model: Any, tokens: int) -> float:
 
 
 def _decode_seconds(model: Any, context: int, batch: int = 1) -> float:
-    """Seconds for NEW_TOKENS after prompts of `context` tokens, at least 1.
+    """Measures seconds for NEW_TOKENS after prompts of `context` tokens, at least 1.
 
-    Each run starts from where the prompt left the cache.
+    Each run starts from the cache that the prompt left.
     """
     import jax
     import jax.numpy as jnp
@@ -183,17 +186,17 @@ def _decode_seconds(model: Any, context: int, batch: int = 1) -> float:
     until = before.step + NEW_TOKENS
     return _median(
         lambda state: model.programs().loop(model.weights, state, parameters, until),
-        lambda: jax.tree.map(jnp.copy, before),  # the loop takes it over
+        lambda: jax.tree.map(jnp.copy, before),  # the loop donates it
     )
 
 
 def _peak_megabytes() -> float:
-    """The most memory that this process ever had, mapped files included."""
+    """Returns the peak memory of this process in MiB, mapped files included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None) -> float:
-    """Seconds of run(prepare()) without preparing: median of REPEATS, after one that compiles."""
+    """Returns the median seconds of run(prepare()) without prepare, after a compiling run."""
     import jax
 
     seconds = []
@@ -206,7 +209,7 @@ def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None
 
 
 def read_bandwidth(parts: Any) -> float:
-    """GB/s at which threads read arrays that no cache holds, one each, by BLAS's dot product."""
+    """Measures GB/s of threads that read arrays larger than the caches, one each, by BLAS dot."""
     import numpy as np
 
     best = 0.0
@@ -222,7 +225,7 @@ def read_bandwidth(parts: Any) -> float:
 
 
 def their_figures(peer: Peer, path: str, cores: set[int], contexts: list[int]) -> dict[str, Any]:
-    """The figures of `measure` that a peer's programs have, and memory."""
+    """Measures a peer's programs: the figures of `measure` that they have, and memory."""
     figures = peer.measure(
         path,
         cores,
@@ -241,10 +244,10 @@ def their_figures(peer: Peer, path: str, cores: set[int], contexts: list[int]) -
 
 
 def our_figures(path: str, cores: set[int], contexts: list[int]) -> dict[str, Any]:
-    """The figures of `measure` and `peak_of_prompt`, each of a process on these cores."""
+    """Returns the figures of `measure` and `peak_of_prompt`, each from a process on these cores."""
     figures: dict[str, Any] = on_cores(cores, "cpu", "measure", path, time.time(), contexts)
     peak = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))
-    with tempfile.TemporaryDirectory() as folder:  # the first process leaves what the second finds
+    with tempfile.TemporaryDirectory() as folder:  # the second process finds the first's programs
         for _ in range(2):
             kept = on_cores(cores, "cpu", "kept_first_token", path, folder)
     figures["kept_first_token_seconds"] = kept
@@ -252,7 +255,7 @@ def our_figures(path: str, cores: set[int], contexts: list[int]) -> dict[str, An
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure the median; what is no number is alike in all."""
+    """Returns the median of each figure; strings are the same in all rounds."""
     return {
         name: value
         if isinstance(value, str)
@@ -262,7 +265,7 @@ def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Of each figure that both have, ours over theirs: (least, median, greatest) of the rounds."""
+    """Returns ours over theirs for each common figure: (minimum, median, maximum) of the rounds."""
     found = {}
     for name, value in theirs[0].items():
         if name in ours[0] and not isinstance(value, str):
@@ -294,7 +297,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     path = options.model
     if path is None:
-        from . import random_file  # not where only a part is measured: it imports JAX
+        from . import random_file  # not needed when only a part is measured: it imports JAX
 
         path = random_file.written(options.shape)
     folders = {name: getattr(options, option.replace("-", "_")) for name, option in PEERS.items()}
@@ -329,7 +332,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print(row: dict[str, Any]) -> None:
-    """Figures of one number of threads, with those of peers and ratios beside them."""
+    """Prints the figures for one number of threads, with those of peers and the ratios."""
     print(f"{row['threads']} thread{'s' * (row['threads'] > 1)}")
     for name, value in row["ours"].items():
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Speed of llama.cpp and of ik_llama.cpp on a CPU, each in its fastest way, by their benchmarks."""
+"""Measures llama.cpp and ik_llama.cpp on a CPU with their own benchmarks and fastest options."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from .common import part_of
 
 #: A row of `llama-batched-bench`: tokens of prompts, tokens decoded, sequences, ..., speeds.
 _BATCH_ROW = re.compile(r"^\|\s*\d+ \|\s*\d+ \|\s*(\d+) \|" + r"[^|]*\|" * 4 + r"\s*([\d.]+) \|")
-_BATCH_PROMPT = 16  # tokens of each sequence of a batch before the first that is decoded
+_BATCH_PROMPT = 16  # tokens of each sequence of a batch before the first decoded token
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A build of llama.cpp, or of ik_llama.cpp, which can repack weights as it loads them.
+    """A build of llama.cpp, or of ik_llama.cpp, which can repack weights while loading.
 
     Attributes:
-      name: as results call it.
-      folder: that holds `llama-bench` and, for batches, `llama-batched-bench`.
-      repacks: whether its programs know `-rtr`; each figure is then the better with it or without.
+      name: name in results.
+      folder: contains `llama-bench` and, for batches, `llama-batched-bench`.
+      repacks: whether its programs support `-rtr`; each figure is then the better with or without
+        it.
     """
 
     name: str
@@ -48,16 +49,16 @@ class Peer:
         tokens: int,
         repeats: int,
     ) -> dict[str, Any]:
-        """Tokens per second, by names as `benchmarks.cpu.measure` gives them.
+        """Returns tokens per second, with the names of `benchmarks.cpu.measure`.
 
-        Of prompts, of `tokens` decoded behind contexts, of batches of sequences together, and
-        beside processes that compute on the same cores.
+        It measures prompts, `tokens` decoded after contexts, batches of sequences, and decoding
+        with other processes computing on the same cores.
         """
         rows = self._bench(path, cores, repeats, "-p", _joined(prompts), "-n", "0")
         found = [(f"prefill_{row['n_prompt']}", row["avg_ts"]) for row in rows]
         for context in contexts:
             given = ["-n", str(tokens)]
-            if context:  # ik_llama.cpp has no depth, but decoding behind a prompt
+            if context:  # ik_llama.cpp has no depth option, but decodes after a prompt
                 behind = ["-n", "0", "-gp", f"{context},{tokens}"]
                 given = behind if self.repacks else [*given, "-d", str(context)]
             made = self._bench(path, cores, repeats, "-p", "0", *given)
@@ -71,7 +72,7 @@ class Peer:
     def first_token(
         self, path: str, cores: set[int], prompt: int, repeats: int = 1
     ) -> dict[str, float]:
-        """A process that reads a prompt: seconds from start to end, and MiB of memory."""
+        """Runs a process that reads a prompt: seconds from start to end, and MiB of memory."""
         given = ["-p", str(prompt), "-n", "0", "-r", "1", "-o", "json"]
         given += ["-w", "0"] if self.repacks else ["--no-warmup"]
         runs = [self._run("llama-bench", path, cores, *given) for _ in range(repeats)]
@@ -81,7 +82,7 @@ class Peer:
         }
 
     def command(self, program: str, path: str, threads: int, *arguments: str) -> list[str]:
-        """A program of the folder and what it is called with."""
+        """Returns a program of the folder with its arguments."""
         given = ["-m", os.path.abspath(path), "-t", str(threads), *arguments]
         return [str(self.folder.absolute() / program), *given]
 
@@ -101,7 +102,7 @@ class Peer:
         return found
 
     def _bench(self, path: str, cores: set[int], repeats: int, *arguments: str) -> list[Any]:
-        """Rows of llama-bench, without and with fused attention, and without and with repacking."""
+        """Returns rows of llama-bench, with and without fused attention, and repacking."""
         rows = []
         for way in [["-rtr", "0"], ["-rtr", "1"]] if self.repacks else [[]]:
             given = ["-r", str(repeats), "-fa", "0,1", "-o", "json", *arguments, *way]
@@ -112,16 +113,16 @@ class Peer:
     def _run(
         self, program: str, path: str, cores: set[int], *arguments: str
     ) -> tuple[str, float, float]:
-        """What a program prints, its seconds and its largest resident memory, MiB."""
+        """Runs a program; returns its output, seconds, and peak resident memory in MiB."""
         command = self.command(program, path, len(cores), *arguments)
-        # llama-bench prints rows alone to stdout, llama-batched-bench may print them to stderr
+        # llama-bench prints only rows to stdout; llama-batched-bench may print them to stderr
         messages = subprocess.DEVNULL if program == "llama-bench" else subprocess.STDOUT
         ours = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)  # a process inherits them
+        os.sched_setaffinity(0, cores)  # inherited by processes
         begin = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=messages, text=True, cwd=tempfile.gettempdir()
-        )  # llama-batched-bench leaves a log where it runs
+        )  # llama-batched-bench leaves a log in its working directory
         os.sched_setaffinity(0, ours)
         assert process.stdout is not None
         printed = process.stdout.read()
@@ -133,7 +134,7 @@ class Peer:
 
 @contextlib.contextmanager
 def competing(cores: Iterable[int]) -> Iterator[None]:
-    """Inside the block a process for each of these cores computes all the time."""
+    """Keeps one process busy on each of these cores inside the block."""
     command = [sys.executable, "-c", "while True: pass"]
     processes = []
     try:
@@ -152,7 +153,7 @@ def _joined(numbers: Sequence[int]) -> str:
 
 
 def _best(figures: Iterable[tuple[str, float]]) -> dict[str, Any]:
-    """The highest figure of each name."""
+    """Returns the highest figure of each name."""
     best: dict[str, Any] = {}
     for name, figure in figures:
         best[name] = max(figure, best.get(name, 0.0))

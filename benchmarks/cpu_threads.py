@@ -1,10 +1,10 @@
-"""Threads that a machine does not have, simulated: `python -m benchmarks.cpu_threads`.
+"""Simulates more threads than a machine has: `python -m benchmarks.cpu_threads`.
 
-The tasks that the CPU's kernels make of a step of the llama of `benchmarks.cpu` are dealt to 1, 2,
-4 and 8 threads as `jax_q4k/native/src/threads.h` deals them: none is idle while there are tasks
-that nobody has begun. A task takes its share of what one core measured
-(`benchmarks/results/cpu.json`), as if memory gave every core as much; each call of a kernel starts
-with CALL seconds of one thread. Beside two threads stands what two cores measured. Writes
+Schedules the tasks that the CPU kernels make of a step of the llama of `benchmarks.cpu` on 1, 2, 4
+and 8 threads like `jax_q4k/native/src/threads.h`: no thread is idle while a task is waiting. A task
+takes its share of the time that one core measured (`benchmarks/results/cpu.json`), as if memory
+gave every core the same bandwidth. Each call of a kernel starts with CALL seconds of one thread.
+The result for two threads is printed with the measurement on two cores. Writes
 `benchmarks/results/cpu_threads.json`.
 """
 
@@ -22,18 +22,18 @@ from tools.results import write_results
 from .common import RESULTS
 
 THREADS = (1, 2, 4, 8)
-CALL = 10e-6  # seconds: what XLA does between kernels, and a thread that waits learns of tasks
+CALL = 10e-6  # seconds: XLA's work between kernels, and waking a waiting thread
 PROMPT = 512
-#: Of `threads.h`, `kernels.h` and `attention_handlers.cpp`.
+#: Constants of `threads.h`, `kernels.h` and `attention_handlers.cpp`.
 WORTH_WAKING, WORTH_TAKING = 1 << 19, 1 << 14
 TILE, QUERY_TOKENS = 64, 16
 
-#: Tasks of a call, and multiply-adds of each.
+#: tasks of a call, and multiply-adds of each
 Call = tuple[int, float]
 
 
 def products(rows: int, threads: int) -> Iterator[Call]:
-    """Calls of a step's products, of `rows` rows of activations."""
+    """Yields the calls of a step's products, with `rows` rows of activations."""
     c = LLAMA_1B
     heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     layer = [
@@ -43,14 +43,17 @@ def products(rows: int, threads: int) -> Iterator[Call]:
         (c.hidden_size, c.intermediate_size, 1),
     ]
     for n, k, matrices in layer * c.num_layers + [(c.vocab_size, c.hidden_size, 1)]:
-        m = 1 if n == c.vocab_size else rows  # logits of the last token alone
+        m = 1 if n == c.vocab_size else rows  # logits of the last token only
         share = max(16, min(256, n // (threads * 8) // 16 * 16))
         size = TILE if m > 8 else share
         yield -(-n // size), size * k * m * matrices
 
 
 def attention(rows: int) -> Iterator[Call]:
-    """Calls of a prompt's attention; a step's own, of one token without context, takes no time."""
+    """Yields the calls of a prompt's attention.
+
+    A step of one token without context takes no time.
+    """
     c = LLAMA_1B
     steps = rows // QUERY_TOKENS
     group = c.num_heads // c.num_kv_heads
@@ -59,7 +62,7 @@ def attention(rows: int) -> Iterator[Call]:
 
 
 def seconds(calls: list[Call], rate: float, threads: int) -> float:
-    """Seconds of calls one after the other, at `rate` multiply-adds per second of a thread."""
+    """Returns the seconds of calls in sequence, at `rate` multiply-adds per second and thread."""
     total = 0.0
     for tasks, work in calls:
         grain = max(1, int(WORTH_TAKING // work))
@@ -73,7 +76,7 @@ def seconds(calls: list[Call], rate: float, threads: int) -> float:
 
 
 def simulated(rows: int, tokens_per_second: float) -> dict[int, float]:
-    """Tokens per second by number of threads, where one thread is as fast as was measured."""
+    """Returns tokens per second by number of threads, based on one thread's measured rate."""
 
     def calls(threads: int) -> list[Call]:
         return [*products(rows, threads), *attention(rows)]

@@ -1,12 +1,12 @@
-"""Speed of generation with drafts, beside that without: `python -m benchmarks.drafts`.
+"""Compares generation with and without lookup drafts: `python -m benchmarks.drafts`.
 
 Options: `--model FILE`, `--text FILE`, `--tokens N`.
 
-By default a model of 1.04 billion random weights (written once, Q4_K_M): once with layers that add
-so little that its text is one token again and again; and once as it is, whose text of draws never
-repeats itself. Then the demo model, whose texts repeat some pairs and triples of tokens, and whose
-steps of half a millisecond show what looking up costs. Rates and their ratio are medians of turns,
-with and without drafts one after the other.
+By default it uses a model of 1.04 billion random weights (written once, Q4_K_M): once with layers
+that add so little that its text repeats one token, and once unchanged, whose sampled text never
+repeats itself. It then uses the demo model, whose texts repeat some pairs and triples of tokens,
+and whose steps of half a millisecond show the cost of the lookup. Rates and their ratio are medians
+over turns that alternate between both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURNS = 7
 
 
 def measure(model: Any, prompt: Any, tokens: int, **sampling: Any) -> dict[str, Any]:
-    """Rates of both, in turn; and what became of the drafts."""
+    """Returns the rates of both, measured in turn, and the acceptance statistics of the drafts."""
     from jax_q4k import models
 
     rates: dict[str, list[float]] = {"plain": [], "lookup": []}

@@ -1,11 +1,12 @@
-"""Experts' networks on a CPU beside dense ones: `python -m benchmarks.experts [FILE]`.
+"""Compares MoE and dense feed-forward networks on a CPU: `python -m benchmarks.experts [FILE]`.
 
-`jq.expert_mlp` by the CPU's kernels, at the shape of a layer of Qwen3-30B-A3B (128 experts, 8 of
-each token, 768 inner rows) and with 16 experts of the same size, Q4_K and Q6_K as in Q4_K_M files.
-Decoding one token: gigabytes per second of the chosen experts' weights, beside `jq.mlp` of as many
-bytes. Prompts: gigaflops per second (2 per weight and slot),
-beside `jq.mlp` of one expert's size with as many rows as there are slots. Tokens choose at random.
-Rounds in which programs take turns; medians; writes `benchmarks/results/experts.json`.
+Runs `jq.expert_mlp` by the CPU kernels, with the shape of a layer of Qwen3-30B-A3B (128 experts, 8
+per token, 768 inner rows) and with 16 experts of the same size, Q4_K and Q6_K as in Q4_K_M files.
+For decoding one token it measures gigabytes per second of the selected experts' weights, compared
+to `jq.mlp` of as many bytes. For prompts it measures gigaflops per second (2 per weight and slot),
+compared to `jq.mlp` of one expert's size with as many rows as slots. Tokens select experts at
+random. Programs take turns in rounds; figures are medians. Writes
+`benchmarks/results/experts.json`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ HIDDEN, INNER, TOP = 2048, 768, 8
 EXPERTS = (128, 16)
 TOKENS = (1, 4, 64, 512)
 ACTIVATIONS = ("q8_1", "f32")
-COPIES = 4  # choices of experts, and dense networks, in turn: caches hold one of these
+COPIES = 4  # expert selections, and dense networks, in turn: caches hold only one of these
 SECONDS, ROUNDS = 0.5, 5
 
 
 def measure() -> list[dict[str, Any]]:
-    """A row for each number of experts, of tokens, and each kind of activations."""
+    """Returns a row for each number of experts, number of tokens, and kind of activations."""
     return [
         measured(experts, tokens, activations)
         for experts in EXPERTS
@@ -104,7 +105,7 @@ def measured(experts: int, tokens: int, activations: Any) -> dict[str, Any]:
 
 @functools.cache
 def _rows(format: str, k: int) -> Any:
-    """Planes of 16 random rows."""
+    """Returns the planes of 16 random rows."""
     import numpy as np
 
     import jax_q4k as jq

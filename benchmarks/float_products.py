@@ -1,10 +1,10 @@
-"""Products of float32 activations on a CPU: `python -m benchmarks.float_products [FILE]`.
+"""Times products of float32 activations on a CPU: `python -m benchmarks.float_products [FILE]`.
 
-`jq.matmul` by the CPU's kernels with `activations="f32"`, for every block format and float type,
-against two programs of XLA: the product of dense float32 weights (`jnp.dot(x, w.T)`), and
-`implementation="xla"`, which decodes the weights first. With one core and with two, for each set of
-kernels that is named (`$FLOAT_PRODUCTS_KERNELS`, `avx512,avx2` by default; those that the processor
-lacks are left out). Times are medians of rounds in which the programs take turns; writes
+Compares `jq.matmul` by the CPU kernels with `activations="f32"`, for every block format and float
+type, with two XLA programs: the product of dense float32 weights (`jnp.dot(x, w.T)`), and
+`implementation="xla"`, which first decodes the weights. It uses one core and two, for each named
+set of kernels (`$FLOAT_PRODUCTS_KERNELS`, by default `avx512,avx2`; sets that the processor lacks
+are skipped). Times are medians over rounds in which the programs take turns. Writes
 `benchmarks/results/float_products.json`.
 """
 
@@ -23,13 +23,13 @@ from .common import core_sets, milliseconds, on_cores, results_file
 SIZES = (2048, 4096)
 ROWS = (1, 2, 4, 5, 8, 16, 17, 32, 64, 128)
 FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-DECODED = ("Q4_K", "BF16")  # whose product is also timed with implementation="xla"
-SECONDS, ROUNDS = 0.2, 5  # of a comparison at least
+DECODED = ("Q4_K", "BF16")  # formats also timed with implementation="xla"
+SECONDS, ROUNDS = 0.2, 5  # minimum per comparison
 TOKENS = 200
 
 
 def measure(kernels: str) -> dict[str, Any] | None:
-    """Times in ms on the cores that this process may use; None without these kernels."""
+    """Returns times in ms on the cores that this process may use; None without these kernels."""
     from jax_q4k import native
 
     try:
@@ -46,7 +46,7 @@ def measure(kernels: str) -> dict[str, Any] | None:
 
 
 def measure_products(size: int, m: int) -> list[dict[str, Any]]:
-    """A row per type of weights (size, size), for m rows of activations."""
+    """Returns a row per type of weights (size, size), for m rows of activations."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -87,7 +87,7 @@ def _random(format: str, size: int, rng: Any) -> Any:
 
 
 def demo_tokens_per_second() -> float:
-    """Decoding by the demo model with float activations, best of some runs."""
+    """Returns the demo model's decoding rate with float activations, best of some runs."""
     import jax_q4k as jq
     from jax_q4k import models
 

@@ -1,13 +1,13 @@
 """Checks and times everything on a GPU in one command: `python -m benchmarks.gpu`.
 
-Device facts, then the GPU tests, the first hour's questions, the kernels by themselves, and whole
-models: decoding of two golden ones, and batches and prompts of a random one of Llama-3.1-8B's
-shape. Needs JAX with CUDA
-and cuda-python; pytest for the tests. Prints tables and writes one JSON file with device, driver,
-versions, commit and date, after each part anew: what is measured is not lost by what comes later.
-Exits with 3 where there is no usable GPU, with 1 where a test or a part failed.
+Runs, in order: device facts, the GPU tests, the questions of the first hour, the kernels alone, and
+full models: decoding of two golden ones, and batches and prompts of a random one of Llama-3.1-8B's
+shape. Needs JAX with CUDA and cuda-python; pytest for the tests. Prints tables and writes one JSON
+file with device, driver, versions, commit and date. The file is rewritten after each part, so that
+a later failure loses no measurement. Exits with 3 if there is no usable GPU, with 1 if a test or a
+part failed.
 
-With --dry-run all of it runs on small shapes without a GPU: kernels in the simulator, the model on
+With --dry-run everything runs on small shapes without a GPU: kernels in the simulator, the model on
 the CPU. Nothing is measured then, and the file says so.
 """
 
@@ -49,21 +49,21 @@ _NOTHING_MEASURED = (
     " model runs on the CPU."
 )
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
-#: Sequences of a step, tokens before it, and tokens of prompts, of the 8B model.
+#: Sequences per step, tokens in the cache before it, and tokens of prompts, for the 8B model.
 _BATCHES, _CONTEXT, _PROMPTS = (1, 8, 32), 512, (512, 4096)
-_MODELS_SECONDS = 150  # kept back for the models while kernels are timed
-_TEST_PROCESSES = 11  # at most: so many have shared the memory of an H100
-_TESTS_SHARE = 0.4  # of all the time, at most
-_QUESTIONS_SECONDS = 75  # at most
-_OVERTIME = 25  # seconds, until a run that hangs is ended
-#: Makes XLA launch kernels that do not depend on each other at the same time.
+_MODELS_SECONDS = 150  # reserved for the models while kernels are timed
+_TEST_PROCESSES = 11  # limit: this many have shared the memory of an H100
+_TESTS_SHARE = 0.4  # maximum fraction of the total time
+_QUESTIONS_SECONDS = 75  # limit
+_OVERTIME = 25  # seconds until a run that hangs is ended
+#: Makes XLA launch independent kernels concurrently.
 _CONCURRENT = "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT"
-# bytes a device needs for the 8B model: weights, cache, programs, and their making
+# bytes that a device needs for the 8B model: weights, cache, programs, and their compilation
 _MODEL_MEMORY = 24 << 30
 
 
 class Clock:
-    """The rest of the time that the whole run may take."""
+    """Remaining time of the run."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -73,10 +73,10 @@ class Clock:
 
 
 def run_tests(seconds: float, *, collect_only: bool = False) -> dict[str, Any]:
-    """Runs tests/gpu in a process of its own; returns its summary line and exit status.
+    """Runs tests/gpu in a separate process; returns its summary line and exit status.
 
-    The status is 0 if the tests passed, None if they ran out of time. `collect_only`: imports and
-    lists them, which needs no GPU.
+    The status is 0 if the tests passed, None if they ran out of time. `collect_only`: only imports
+    and lists them, which needs no GPU.
     """
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
     if collect_only:
@@ -84,7 +84,7 @@ def run_tests(seconds: float, *, collect_only: bool = False) -> dict[str, Any]:
     else:
         command += ["--maxfail=20"]
         if importlib.util.find_spec("xdist"):
-            # most of their time is compiling, on the host
+            # most of their time is compilation on the host
             command += ["-n", str(min(os.cpu_count() or 1, _TEST_PROCESSES))]
     started = time.monotonic()
     try:
@@ -105,11 +105,11 @@ def run_tests(seconds: float, *, collect_only: bool = False) -> dict[str, Any]:
 
 @dataclass
 class Run:
-    """One run: what it may use, and its results so far.
+    """One run: its resources, and its results so far.
 
     Attributes:
-      results: what the file holds; `errors` says which parts failed, and of what.
-      path: of the file.
+      results: contents of the file; `errors` names the failed parts and their errors.
+      path: path of the file.
     """
 
     options: argparse.Namespace
@@ -123,10 +123,10 @@ class Run:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the run: it may fail without the others, and results are written behind it."""
+        """Runs a part that may fail independently of others; writes the results after it."""
         try:
             yield
-        except Exception as error:  # whatever it is, the parts behind it can be measured
+        except Exception as error:  # whatever the error, later parts can be measured
             print(f"{name} FAILED: {type(error).__name__}: {error}")
             traceback.print_exc()
             self.results["errors"][name] = f"{type(error).__name__}: {error}"
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def succeeded(self) -> bool:
-        """Whether no part failed, and the tests passed where they ran."""
+        """Whether no part failed, and the tests passed if they ran."""
         tests = self.results.get("tests", {"status": 0})
         return tests["status"] == 0 and not self.results["errors"]
 
@@ -154,7 +154,7 @@ def show_facts(run: Run, gpu: Device) -> None:
 
 
 def check_and_predict(run: Run, predictions: Predictions) -> None:
-    """The GPU tests, in other processes, and in this one what the cost model says meanwhile."""
+    """Runs the GPU tests in other processes, and meanwhile the cost model in this one."""
     kernels = []
     if not run.skips("questions"):
         kernels += gpu_questions.timed_kernels(run.sizes)
@@ -177,7 +177,7 @@ def check_and_predict(run: Run, predictions: Predictions) -> None:
 
 
 def ask_questions(run: Run, bench: gpu_questions.Bench) -> None:
-    """Every question that there is time for: a line, and a record in the results."""
+    """Answers every question that time allows: prints a line, and records it in the results."""
     clock = Clock(min(_QUESTIONS_SECONDS, run.clock.left()))
     answers = run.results["questions"] = []
     print("\nthe first hour's questions")
@@ -194,7 +194,7 @@ def ask_questions(run: Run, bench: gpu_questions.Bench) -> None:
 
 
 def time_kernels(run: Run, bench: gpu_questions.Bench) -> list[gpu_kernels.Measurement]:
-    """Every kernel that there is time for; tables of them, and a chart beside the results."""
+    """Times every kernel that time allows; prints tables, and draws a chart next to the results."""
     clock = Clock(run.clock.left() - (0 if run.skips("models") else _MODELS_SECONDS))
     rows: list[gpu_kernels.Measurement] = []
     records = run.results["kernels"] = []
@@ -212,7 +212,7 @@ def time_kernels(run: Run, bench: gpu_questions.Bench) -> list[gpu_kernels.Measu
 
 
 def time_models(run: Run) -> None:
-    """Rates of whole models, and what was left out and why."""
+    """Measures the rates of full models; records what was skipped and why."""
     from jax_q4k import models
     from tools.random_model import LLAMA_3_1_8B, random_model
 
@@ -266,7 +266,7 @@ def time_models(run: Run) -> None:
 
 
 def measure_on(run: Run, gpu: Device) -> list[gpu_kernels.Measurement]:
-    """All that needs no JAX, in order: facts, tests, questions, kernels."""
+    """Runs all parts that need no JAX, in order: facts, tests, questions, kernels."""
     rows: list[gpu_kernels.Measurement] = []
     with run.part("device facts"):
         show_facts(run, gpu)
@@ -330,7 +330,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def file_of(options: argparse.Namespace, device: str) -> Path:
-    """The result file that a run writes."""
+    """Returns the result file that a run writes."""
     name = options.name
     if options.dry_run:
         folder = options.out or Path(tempfile.mkdtemp(prefix="jax-q4k-dry-run-"))
@@ -340,7 +340,7 @@ def file_of(options: argparse.Namespace, device: str) -> Path:
 
 
 def set_environment(options: argparse.Namespace) -> None:
-    """What JAX reads when it is imported."""
+    """Sets the environment variables that JAX reads when it is imported."""
     # the driver's buffers and JAX's share the GPU
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if options.dry_run:
@@ -364,9 +364,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def ended_after(seconds: float) -> Iterator[None]:
-    """Ends the process, with where it is, if the body takes longer: a kernel that hangs holds it.
+    """Ends the process with a traceback if the body takes too long, for example in a hung kernel.
 
-    What was measured until then is written.
+    Everything measured until then has been written.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
@@ -378,7 +378,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 
 def measure(options: argparse.Namespace, gpu: Device, facts: DeviceFacts) -> int:
-    """All parts; the exit status."""
+    """Runs all parts; returns the exit status."""
     results: dict[str, Any] = {"dry_run": options.dry_run, "errors": {}}
     if options.dry_run:
         results["note"] = _NOTHING_MEASURED

@@ -1,4 +1,4 @@
-"""Times the kernels that decoding spends its time in, launched without JAX inside CUDA graphs."""
+"""Times the kernels that dominate decoding, launched without JAX inside CUDA graphs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from ptx_kernels.tuning import choose
 from .common import part_of
 from .gpu_sizes import Sizes
 
-PRESET = "preset"  # in front of the names of strategies
+PRESET = "preset"  # prefix of presets' names
 
-#: Name, kernel, bytes that must move, and its Config.
+#: name, kernel, minimum bytes to move, and its Config
 Timed = tuple[str, Kernel, int, object]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Kernel's time inside a CUDA graph, inputs rotated through more memory than the L2 holds.
+    """Time of a kernel in a CUDA graph, with inputs rotated through more memory than L2 holds.
 
     Attributes:
-      bytes: what must move at least: packed weights, or pages, or all operands and results.
-      seconds, best, worst: per launch; median, least and most over the replays.
+      bytes: minimum bytes to move: packed weights, or pages, or all operands and results.
+      seconds, best, worst: per launch: median, minimum and maximum over the replays.
       copy_fraction: bytes / seconds over the bandwidth of a copy (read plus written) in the same
         run.
-      predicted, bound: seconds by the cost model, and what it says binds the launch; None where it
-        says nothing.
+      predicted, bound: seconds by the cost model, and the bound it names; None without a
+        prediction.
     """
 
     name: str
@@ -83,9 +83,9 @@ def measure(
 
 
 def matvecs(sizes: Sizes) -> Iterator[Timed]:
-    """(name, kernel, packed bytes, config) of every mat-vec that is timed: what tuning chooses.
+    """Yields (name, kernel, packed bytes, config) of every mat-vec to time, as tuning chooses.
 
-    Of the formats that most files are of, all shapes and rows of activations.
+    The most common formats are timed with all shapes and rows of activations.
     """
     for format in sizes.formats:
         often = format in ("Q4_K", "Q6_K")
@@ -97,12 +97,12 @@ def matvecs(sizes: Sizes) -> Iterator[Timed]:
 
 
 def packed_bytes(kernel: Kernel) -> int:
-    """Bytes of the packed weights among a kernel's operands."""
+    """Returns the bytes of the packed weights among a kernel's operands."""
     return sum(b.nbytes for b in kernel.operands if b.type.name == "u8")
 
 
 def presets(sizes: Sizes) -> Iterator[Timed]:
-    """The same of every strategy of the mat-vec, Q4_K, one row of activations (`batched`: four)."""
+    """Yields every mat-vec preset, for Q4_K and one row of activations (`batched`: four)."""
     for n, k in sizes.matrices:
         for preset, config in PRESETS.items():
             kernel = KERNELS["matvec"](
@@ -112,7 +112,7 @@ def presets(sizes: Sizes) -> Iterator[Timed]:
 
 
 def products(sizes: Sizes) -> Iterator[Timed]:
-    """The same of a layer's joined projections, gated feed-forward and prompts' products."""
+    """Yields a layer's joined projections, gated feed-forward and prompts' products."""
     inner, hidden = sizes.inner, sizes.hidden
     rows = (hidden, sizes.kv, sizes.kv)
     qkv: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=rows, columns=hidden, m=1)
@@ -130,7 +130,7 @@ def products(sizes: Sizes) -> Iterator[Timed]:
 
 
 def others(sizes: Sizes) -> Iterator[Timed]:
-    """The same for quantization, decoding to floats, and attention over bf16 pages.
+    """Yields quantization, decoding to floats, and attention over bf16 pages.
 
     Attention has Llama-3.1-8B's heads.
     """
@@ -161,7 +161,7 @@ def others(sizes: Sizes) -> Iterator[Timed]:
 
 
 def all_timed(sizes: Sizes) -> Iterator[Timed]:
-    """All of these, what matters most first: time may be short."""
+    """Yields all kernels, the most important first, since time may be short."""
     for of in (others, products, matvecs, presets):
         yield from of(sizes)
 
@@ -185,7 +185,7 @@ def table(rows: list[Measurement]) -> str:
 
 
 def by_preset(rows: list[Measurement]) -> dict[str, dict[str, Measurement]]:
-    """Strategy -> shape -> what was measured."""
+    """Groups measurements: preset -> shape -> measurement."""
     found: dict[str, dict[str, Measurement]] = {}
     for measurement in rows:
         kind, preset, shape = (measurement.name.split() + ["", ""])[:3]
@@ -195,7 +195,7 @@ def by_preset(rows: list[Measurement]) -> dict[str, dict[str, Measurement]]:
 
 
 def preset_table(rows: list[Measurement]) -> str:
-    """GB/s of packed weights by strategy and shape."""
+    """Formats GB/s of packed weights by preset and shape."""
     found = by_preset(rows)
     shapes = list(dict.fromkeys(shape for of_preset in found.values() for shape in of_preset))
     cells = [
@@ -209,9 +209,9 @@ def preset_table(rows: list[Measurement]) -> str:
 
 
 def chart(rows: list[Measurement], path: Path, title: str) -> Path | None:
-    """Draws strategies as bars, and measured beside predicted times; no file without matplotlib.
+    """Draws presets as bars, and measured against predicted times.
 
-    None, and no file, too, where nothing was timed.
+    Returns None, and draws nothing, without matplotlib or if nothing was timed.
     """
     if not rows or importlib.util.find_spec("matplotlib") is None:
         return None
@@ -227,7 +227,7 @@ def chart(rows: list[Measurement], path: Path, title: str) -> Path | None:
 
 
 def _draw_strategies(axes: Any, rows: list[Measurement]) -> None:
-    """GB/s of packed weights by strategy, a bar for each shape."""
+    """Draws GB/s of packed weights by preset, a bar for each shape."""
     found = by_preset(rows)
     shapes = list(dict.fromkeys(shape for of_preset in found.values() for shape in of_preset))
     for i, shape in enumerate(shapes):
@@ -244,7 +244,7 @@ def _draw_strategies(axes: Any, rows: list[Measurement]) -> None:
 
 
 def _draw_predictions(axes: Any, rows: list[Measurement]) -> None:
-    """A point for each kernel; on the line the cost model is right."""
+    """Draws a point for each kernel; on the line the cost model is right."""
     pairs = [(1e6 * r.predicted, 1e6 * r.seconds) for r in rows if r.predicted]
     if pairs:
         ends = [min(map(min, pairs)), max(map(max, pairs))]

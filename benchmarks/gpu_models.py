@@ -1,4 +1,4 @@
-"""Times whole models under JAX: prompts, and the decode loop, a compiled `while_loop`."""
+"""Times full models under JAX: prompts, and the decode loop, a compiled `while_loop`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ SMALL_MODEL = replace(
 
 @dataclass(frozen=True)
 class DecodeRate:
-    """Greedy decoding of a batch of sequences.
+    """Rate of greedy decoding for a batch of sequences.
 
     Attributes:
-      weight_bytes: read per step: all weights but the embedding, of which a row each is read.
-      context: tokens of a sequence in the cache when timing began.
-      ms_per_token: of a step, which gives every sequence a token: median over segments of the loop;
-        best and worst beside it.
-      copy_fraction: weight bytes per second over a copy's bandwidth; None where that was not
-        measured.
+      weight_bytes: bytes read per step: all weights except the embedding, of which one row per
+        sequence is read.
+      context: tokens per sequence in the cache when timing began.
+      ms_per_token: of a step, which gives every sequence a token: median over segments of the loop.
+      best, worst: minimum and maximum of the same.
+      copy_fraction: weight bytes per second over a copy's bandwidth; None if that was not measured.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DecodeRate:
 
 @dataclass(frozen=True)
 class PromptRate:
-    """One prompt, and the first token behind it.
+    """Rate of one prompt, including the first token after it.
 
     Attributes:
       tokens: of the prompt.
@@ -91,9 +91,9 @@ class PromptRate:
 
 
 def weight_bytes_per_token(model: Model) -> int:
-    """Bytes of weights that one decode step reads.
+    """Returns the bytes of weights that one decode step reads.
 
-    A tied embedding is read whole, as the output matrix.
+    A tied embedding is read in full, as the output matrix.
     """
     total = sum(leaf.nbytes for leaf in model.weights)
     decoder = model.decoder()
@@ -173,7 +173,7 @@ def prompt_rate(
 
 
 def _prompts(model: Model, batch: int, time: int, room: int, cache_dtype: Any) -> tuple[Any, ...]:
-    """Random prompts as `Programs.start` takes them, with room in the cache for `room` tokens."""
+    """Returns random prompts for `Programs.start`, with a cache for `room` more tokens."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, model.config.vocab_size, (batch, time), np.int32)
     cache = PagedCache.create(model.config, batch, time + room, dtype=cache_dtype)

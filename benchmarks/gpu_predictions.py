@@ -1,4 +1,4 @@
-"""What the cost model says of the kernels that `benchmarks.gpu` times, made before they are."""
+"""Predictions of the cost model for the kernels that `benchmarks.gpu` times, made beforehand."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ptx_kernels.ptx import Kernel
 
 from .common import part_of
 
-_BATCH = 8  # kernels that ptxas and nvdisasm are started for
+_BATCH = 8  # kernels per run of ptxas and nvdisasm
 
 
 class Predictions:
-    """Predictions for one device, by its name; none for a device that the model does not know."""
+    """Predictions for a device, by its name; none for a device that the model does not know."""
 
     def __init__(self, device: str) -> None:
         self._device = find_device(device)
         self._found: dict[Kernel, Prediction] = {}
 
     def prepare(self, kernels: Iterable[Kernel], goes_on: Callable[[], bool]) -> str:
-        """Predicts kernels while `goes_on()`; returns why some were left out, or nothing.
+        """Predicts kernels while `goes_on()`; returns why some were skipped, or an empty string.
 
-        Raises AssemblyError for a kernel that ptxas refuses.
+        Raises AssemblyError for a kernel that ptxas rejects.
         """
         if self._device is None:
             return "the cost model does not know the device"
@@ -45,7 +45,7 @@ class Predictions:
         return ""
 
     def of(self, kernel: Kernel) -> Prediction | None:
-        """What was predicted of a kernel; None of one that was not prepared or is not known."""
+        """Returns the prediction of a kernel; None if it was not prepared or is not predictable."""
         return self._found.get(kernel)
 
 

@@ -1,8 +1,8 @@
-"""The questions that the first hour on a GPU is for: each a small measurement and one line.
+"""Questions for the first hour on a GPU, each answered by a small measurement in one line.
 
-They are about what the cost model (`ptx_kernels.machine_code.model`) assumes and nobody has
-measured, and about choices made by these assumptions. `QUESTIONS` is the list: a new question is a
-function `Bench -> Answer` and an entry there.
+They concern unmeasured assumptions of the cost model (`ptx_kernels.machine_code.model`), and
+choices based on them. `QUESTIONS` is the list. To add a question, write a function
+`Bench -> Answer` and add an entry there.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .module_loads import measure_loads
 
 _CLUSTERS = (2, 4, 8)  # blocks
 _FEW_ROWS = (1, 4)  # of activations
-_THREADS = 128  # of a block that waits at barriers
+_THREADS = 128  # per block that waits at barriers
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a question has at hand.
+    """Resources for answering a question.
 
     Attributes:
       copy_bandwidth: bytes/s of a copy, read plus written.
-      dry_run: whether the device is a simulated one.
+      dry_run: whether the device is simulated.
     """
 
     gpu: Device
@@ -60,12 +60,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question's answer.
+    """Answer to a question.
 
     Attributes:
-      line: for people.
+      line: text for readers.
       measured: numbers by name, times in seconds.
-      kernels: that were timed for it.
+      kernels: kernels that were timed for it.
     """
 
     line: str
@@ -83,9 +83,9 @@ class Question:
 
     Attributes:
       name: unique.
-      asks: what, in a line.
-      answer: measures it. Whatever it raises is the question's failure alone.
-      kernels: those that it times and has predictions of.
+      asks: the question, in a line.
+      answer: measures it. An exception fails only this question.
+      kernels: kernels that it times and that have predictions.
     """
 
     name: str
@@ -99,15 +99,15 @@ def _us(seconds: float | None) -> str:
 
 
 def _beside(row: Measurement) -> str:
-    """`7.52 us (predicted 4.90 us, l1)`."""
+    """Formats `7.52 us (predicted 4.90 us, l1)`."""
     bound = f", {row.bound}" if row.bound else ""
     return f"{_us(row.seconds)} (predicted {_us(row.predicted)}{bound})"
 
 
 def _agreeing(gpu: Device, kernels: Sequence[Kernel]) -> float:
-    """Largest NMSE of kernels' results to the first one's, on the same operands.
+    """Returns the largest NMSE of kernels' results against the first one's, on the same operands.
 
-    Raises RuntimeError where it is more than other orders of sums make.
+    Raises RuntimeError if it is more than a different order of sums explains.
     """
     operands = random_operands(kernels[0])
     first, *others = (gpu.run(each, *operands) for each in kernels)
@@ -125,12 +125,12 @@ def _agreeing(gpu: Device, kernels: Sequence[Kernel]) -> float:
 
 @kernel
 def empty(k: Builder, *, blocks: int) -> None:
-    """Does nothing, in blocks of a warp."""
+    """Does nothing, with one warp per block."""
     k.launch((blocks,), 32)
 
 
 def _chain(bench: Bench) -> Answer:
-    """A node's time is what a long chain takes beyond a short one, over the nodes between."""
+    """Measures a node's time: the difference of a long and a short chain, per node."""
     long, short = bench.sizes.chain, bench.sizes.chain // 10
     found = {}
     for blocks in (1, current_device().multiprocessors):
@@ -158,7 +158,7 @@ def _few_rows_kernels(sizes: Sizes) -> list[Timed]:
 
 
 def _few_rows(bench: Bench) -> Answer:
-    """Bank conflicts of activations would show as time beyond the prediction for four rows."""
+    """Compares four rows with the prediction; a longer time would show bank conflicts."""
     rows = [bench.measure(timed) for timed in _few_rows_kernels(bench.sizes)]
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     said = "; ".join(f"{four.name}: {_beside(four)}, m=1 {_beside(one)}" for one, four in pairs)
@@ -181,14 +181,14 @@ def _tiles_kernels(sizes: Sizes) -> list[Timed]:
 
 
 def _compared(bench: Bench, timed: Sequence[Timed]) -> tuple[float, list[Measurement], str]:
-    """Kernels that compute the same: how far they agree, their times, and the fastest's name."""
+    """Times kernels with equal results: NMSE between them, their times, and the fastest's name."""
     nmse = _agreeing(bench.gpu, [built for _, built, *_ in timed])
     rows = [bench.measure(each) for each in timed]
     return nmse, rows, min(rows, key=lambda row: row.seconds).name
 
 
 def _tiles(bench: Bench) -> Answer:
-    """Small blocks read the activations more often, through the L2."""
+    """Times tile sizes; small blocks read the activations more often, through L2."""
     nmse, rows, best = _compared(bench, _tiles_kernels(bench.sizes))
     said = ", ".join(f"{row.name} {_beside(row)}" for row in rows)
     return Answer(f"gemm m=32 with blocks of {said}: {best} are fastest", {"nmse": nmse}, rows)
@@ -243,7 +243,7 @@ def _streamed_kernels(sizes: Sizes) -> list[Timed]:
 
 
 def _streamed(bench: Bench) -> Answer:
-    """L1 also serves what a line holds for a later load: the hints may lose."""
+    """Times streaming load hints; they may lose, because L1 also serves later loads of a line."""
     timed = _streamed_kernels(bench.sizes)
     pairs = zip(timed[::2], timed[1::2], strict=True)
     nmse = max(_agreeing(bench.gpu, [a[1], b[1]]) for a, b in pairs)
@@ -252,11 +252,11 @@ def _streamed(bench: Bench) -> Answer:
     return Answer(f"Q4_K mat-vec, weights loaded {said}", {"nmse": nmse}, rows)
 
 
-# --- bytes asked for ahead ---
+# --- prefetch ---
 
 
 def _prefetch_kernels(sizes: Sizes) -> list[Timed]:
-    """A product, the same that asks for the first rows of the next one, and that next one."""
+    """Returns a product, the same with a prefetch for the next one, and that next one."""
     plain, reader = (
         KERNELS["matvec"](**shape, config=choose(matvec_rule, **shape))
         for shape in (
@@ -279,7 +279,7 @@ def _prefetch_kernels(sizes: Sizes) -> list[Timed]:
 
 
 def _prefetch(bench: Bench) -> Answer:
-    """The same pairs of launches, whose first ones ask for bytes of the second ones or do not."""
+    """Times pairs of launches, with and without a prefetch for the second by the first."""
     (_, plain, *_), (_, asking, *_), (_, reader, *_) = _prefetch_kernels(bench.sizes)
     gpu, l2 = bench.gpu, bench.gpu.facts.l2_bytes
     count = len(plain.operands)
@@ -318,9 +318,9 @@ def _prefetch(bench: Bench) -> Answer:
 
 @kernel
 def cluster_ring(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
-    """Each turn a block takes the number of the next one of its cluster, plus 1.
+    """Passes numbers around a cluster: each turn a block takes the next block's number, plus 1.
 
-    y u32 (blocks, 32): the numbers at last; at first a block's are its own and the lane's.
+    y u32 (blocks, 32): the final numbers; a block starts with its own number and the lane's.
     """
     k.launch((blocks,), 32, cluster=(cluster, 1, 1))
     y, mine = k.output("y", u32, (blocks, 32)), k.shared("mine", u32, (32,))
@@ -336,7 +336,7 @@ def cluster_ring(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
 
 @kernel
 def cluster_barriers(k: Builder, *, blocks: int, cluster: int, turns: int) -> None:
-    """Waits so many times at the barrier of its cluster; then y (blocks,) u32 is their numbers."""
+    """Waits `turns` times at the barrier of its cluster; then y (blocks,) u32 is their numbers."""
     k.launch((blocks,), _THREADS, cluster=(cluster, 1, 1))
     y = k.output("y", u32, (blocks,))
     with k.loop(0, turns, unroll=False):
@@ -345,13 +345,13 @@ def cluster_barriers(k: Builder, *, blocks: int, cluster: int, turns: int) -> No
 
 
 def _ring_result(blocks: int, cluster: int, turns: int) -> np.ndarray:
-    """The numbers that `cluster_ring` leaves."""
+    """Returns the numbers that `cluster_ring` leaves."""
     start = np.arange(blocks * 32, dtype=np.uint32).reshape(-1, cluster, 32)
     return (np.roll(start, -turns, axis=1) + np.uint32(turns)).reshape(blocks, 32)
 
 
 def _clusters(bench: Bench) -> Answer:
-    """A barrier's time is what many take beyond few, in kernels that are otherwise the same."""
+    """Measures a cluster barrier: the difference of many and few in otherwise equal kernels."""
     gpu, many = bench.gpu, bench.sizes.barriers
     few, found = many // 10, {}
     for cluster in _CLUSTERS:
@@ -409,7 +409,7 @@ QUESTIONS: tuple[Question, ...] = (
 
 
 def timed_kernels(sizes: Sizes) -> list[Kernel]:
-    """Those of all questions, to be predicted."""
+    """Returns the kernels of all questions, for prediction."""
     return [built for question in QUESTIONS for _, built, *_ in question.kernels(sizes)]
 
 

@@ -1,4 +1,4 @@
-"""How large what `benchmarks.gpu` times is: a real model's shapes, or what a simulator runs."""
+"""Sizes of the benchmarks in `benchmarks.gpu`: a real model's shapes, or small ones to simulate."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class Sizes:
 
     Attributes:
       matrices: (n, columns) of mat-vecs.
-      formats: of blocks, that mat-vecs are timed of.
-      rows: of activations, of mat-vecs.
+      formats: block formats of timed mat-vecs.
+      rows: rows of activations of mat-vecs.
       contexts: tokens that attention reads.
-      prompts: rows of activations, of tensor-core products.
+      prompts: rows of activations of tensor-core products.
       hidden, kv, inner: a layer's columns, rows of its keys, rows of its gate.
-      chain: empty kernels in a graph; a graph of a tenth of them tells what a graph costs.
-      barriers: of a cluster, in one kernel; one of a tenth of them tells what a kernel costs.
-      copy_bytes: that a copy moves, to tell the bandwidth.
+      chain: empty kernels in a graph; a graph with a tenth of them measures the cost of a graph.
+      barriers: cluster barriers in one kernel; one with a tenth of them measures the cost of a
+        kernel.
+      copy_bytes: bytes of a copy that measures the bandwidth.
     """
 
     matrices: tuple[tuple[int, int], ...]
@@ -39,7 +40,7 @@ class Sizes:
     copy_bytes: int
 
 
-#: Llama-3.1-8B's, and matrices around them.
+#: Llama-3.1-8B's sizes, and similar matrices.
 FULL = Sizes(
     matrices=SHAPES,
     formats=FORMATS,
@@ -54,7 +55,7 @@ FULL = Sizes(
     copy_bytes=1 << 30,
 )
 
-#: Of a dry run: the same kernels by way of the simulator, in seconds.
+#: Sizes of a dry run: the same kernels in the simulator, within seconds.
 SMALL = Sizes(
     matrices=((64, 512),),
     formats=("Q4_K", "Q6_K", "Q8_0"),

@@ -1,10 +1,10 @@
-"""Gradients of fused operations: `python -m benchmarks.gradients [FILE]`.
+"""Measures gradients of fused operations: `python -m benchmarks.gradients [FILE]`.
 
-A program that gives the sum of the squares of an operation's result and its gradient in the
-activations, of Q4_K weights: milliseconds on this CPU, those of the operation alone, and the
-launches of PTX kernels of both when they are traced for an H200. Times are the processor's, of all
-cores together, which other programs disturb less: medians of rounds in which the programs take
-turns. Writes `benchmarks/results/gradients.json`; `gradients_before.json` is of the commit before
+Each program computes the sum of squares of an operation's result and its gradient with respect to
+the activations, for Q4_K weights. It reports milliseconds on this CPU, those of the operation
+alone, and the PTX kernel launches of both, traced for an H200. Times are processor time over all
+cores, which other programs disturb less: medians over rounds in which the programs take turns.
+Writes `benchmarks/results/gradients.json`; `gradients_before.json` is from the commit before
 gradients took one forward pass.
 """
 
@@ -27,7 +27,7 @@ ROUNDS = 25
 
 
 def measure(columns: int, inner: int, rows: int) -> list[dict[str, Any]]:
-    """A row of figures for each operation, of x (rows, columns)."""
+    """Returns a row of figures for each operation, for x (rows, columns)."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,9 +1,9 @@
-"""Memory and time of loading a model: `python -m benchmarks.loading [--model MODEL.gguf] [FILE]`.
+"""Measures memory and time of loading: `python -m benchmarks.loading [--model MODEL] [FILE]`.
 
-A GGUF file is loaded onto one CPU device, onto eight, and onto eight of two processes, each time in
-processes of their own. Without `--model` it has 1.04 billion random weights, 640 MB. Of each
-process: resident bytes before the file is loaded, with what is imported and compiled, and their
-peak; bytes and calls of reading; seconds. Writes `benchmarks/results/loading.json`.
+Loads a GGUF file onto one CPU device, onto eight, and onto eight of two processes, each time in new
+processes. Without `--model` the file has 1.04 billion random weights, 640 MB. For each process it
+reports resident bytes before loading, including imports and compiled code, and their peak; bytes
+and calls of reading; and seconds. Writes `benchmarks/results/loading.json`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tools.results import write_results
 from . import random_file
 from .common import RESULTS
 
-#: (processes, devices of each).
+#: (processes, devices of each)
 CASES = ((1, 1), (1, 8), (2, 4))
 
-#: Loads the file that argv names, and prints what it took. "demo" first: it compiles what loading
-#: compiles once. The peak is that of this program, and not, as `ru_maxrss`, of its parent too.
+#: Loads the file that argv names, and prints the cost. "demo" first: it compiles what loading
+#: compiles once. The peak is that of this program alone; `ru_maxrss` would include its parent's.
 CHILD = """
 import json, sys, time, warnings
 from pathlib import Path
@@ -59,7 +59,7 @@ if int(processes) > 1:
 
 
 def loaded(model: Path, processes: int, devices: int) -> list[dict[str, Any]]:
-    """What loading takes each of some processes, which load at the same time."""
+    """Returns the cost of loading for each of some processes that load at the same time."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
-"""Times how the CUDA driver loads a model's kernels, with its cache of machine code and without.
+"""Times how the CUDA driver loads a model's kernels, with and without its machine code cache.
 
-XLA gives the driver the PTX of every launch of a program as a module of its own. The driver
-compiles it, or finds it in a folder ($CUDA_CACHE_PATH, by default ~/.nv/ComputeCache) that it
-reads when a process starts to use it: each case is a process.
+XLA passes the PTX of every kernel launch to the driver as a separate module. The driver compiles
+it, or finds it in a cache folder ($CUDA_CACHE_PATH, by default ~/.nv/ComputeCache). It reads the
+folder when a process first uses it, so each case is a process.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ptx_kernels.driver import Device
 from .simulated_cuda import SimulatedDevice
 
 ROOT = Path(__file__).resolve().parents[1]
-_TIMEOUT = 60.0  # seconds of one of its processes
+_TIMEOUT = 60.0  # seconds per process
 _CONTEXT = 512  # tokens that a decode step reads
 
 
 @dataclass(frozen=True)
 class Loads:
-    """Seconds in which the driver loads the kernels of a decode step, each once.
+    """Seconds that the driver takes to load the kernels of a decode step, each once.
 
     Attributes:
-      texts: different kernels.
-      launches: of the step, which XLA loads one by one.
+      texts: number of distinct kernels.
+      launches: launches of the step, which XLA loads one by one.
       cold: with an empty cache, which is filled.
       warm: in a later process with the same cache.
-      without: with no cache.
+      without: without a cache.
     """
 
     texts: int
@@ -46,12 +46,12 @@ class Loads:
     without: float
 
     def of_program(self, seconds: float) -> float:
-        """Seconds of all launches, if each takes as long as a kernel's mean."""
+        """Returns the seconds of all launches, if each takes a kernel's mean time."""
         return seconds / self.texts * self.launches
 
 
 def decode_texts(device: str) -> tuple[list[str], int]:
-    """The different kernels of a decode step of Llama 3.1 8B, as PTX, and its launches of them."""
+    """Returns the distinct kernels of a decode step of Llama 3.1 8B as PTX, and its launches."""
     import jax.numpy as jnp
 
     import jax_q4k as jq
@@ -67,14 +67,14 @@ def decode_texts(device: str) -> tuple[list[str], int]:
 
 
 def measure_loads(device: str, *, simulated: bool) -> Loads:
-    """Loads the kernels in processes of their own; `device` as the driver calls it.
+    """Loads the kernels in separate processes; `device` as the driver calls it.
 
     `simulated`: by the simulated driver, which compiles nothing. Raises RuntimeError for a process
     that fails, TimeoutExpired for one that takes longer than a minute.
     """
     with tempfile.TemporaryDirectory() as folder:
         file, cache = Path(folder) / "texts.json", {"CUDA_CACHE_PATH": f"{folder}/cache"}
-        # the kernels are made of shapes alone: JAX needs no GPU for that
+        # the kernels depend only on shapes, so JAX needs no GPU
         made = _process(["texts", str(file), device], {"JAX_PLATFORMS": "cpu"})
         command = ["load", str(file), *(["--simulated"] if simulated else [])]
         cases = {
@@ -87,7 +87,7 @@ def measure_loads(device: str, *, simulated: bool) -> Loads:
 
 
 def _process(arguments: list[str], changes: dict[str, str]) -> Any:
-    """What `python -m benchmarks.module_loads ARGUMENTS` prints, in a changed environment."""
+    """Returns the output of `python -m benchmarks.module_loads`, in a changed environment."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.module_loads", *arguments],
         cwd=ROOT,

@@ -1,8 +1,8 @@
-"""Speed of the quantizers: `python -m benchmarks.quantizers [FILE]`.
+"""Measures the speed of the quantizers: `python -m benchmarks.quantizers [FILE]`.
 
-Every format on normally distributed rows, with one core and with all of them; writes
-`benchmarks/results/quantizers.json`. Each is the median of some runs, after one that compiles.
-Where other programs use the cores too, look at the rate per second of CPU time.
+Quantizes normally distributed rows to every format, with one core and with all. Writes
+`benchmarks/results/quantizers.json`. Each figure is the median of some runs, after one that
+compiles. If other programs use the cores too, use the rate per second of CPU time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPEATS = 3
 
 
 def measure(format: str) -> dict[str, Any]:
-    """Million weights a second, of wall and of CPU time, on the cores that this process may use."""
+    """Returns million weights per second, of wall and CPU time, on the cores of this process."""
     import numpy as np
 
     from jax_q4k import quantizers

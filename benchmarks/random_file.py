@@ -1,4 +1,4 @@
-"""A model of random weights as a GGUF file: something of a real model's size to measure.
+"""Writes a GGUF file with random weights: a file of a real model's size to measure.
 
 python -m benchmarks.random_file OUT.gguf --shape gemma3-1b
 """
@@ -22,7 +22,7 @@ from jax_q4k.models.files.gguf import completed
 from jax_q4k.models.files.quantizing import recipes
 from tools.random_model import GEMMA_3_1B, LLAMA_1B, MOE_3B, QWEN_3_5_800M
 
-#: Models of other architectures than llama, too.
+#: Models, also of architectures other than llama.
 SHAPES = {
     "llama-1b": LLAMA_1B,
     "gemma3-1b": GEMMA_3_1B,
@@ -30,7 +30,7 @@ SHAPES = {
     "qwen35-800m": QWEN_3_5_800M,
 }
 
-_PIECE = 1 << 21  # weights made of a type and a row's length
+_PIECE = 1 << 21  # weights generated for each type and row length
 
 
 def write(
@@ -41,11 +41,10 @@ def write(
 ) -> None:
     """Writes normally distributed weights, quantized to `type`.
 
-    They are as large as keeps activations' size; norms are 1. Matrices hold the same rows in
+    Their scale preserves the magnitude of activations; norms are 1. Matrices hold the same rows in
     different orders.
 
-    Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up
-    words.
+    Embeddings are tied. The vocabulary is SentencePiece's: special tokens, bytes and made-up words.
     """
     recipe = recipes.get(type)
     shapes = {
@@ -62,7 +61,7 @@ def write(
 
 
 def written(shape: str) -> str:
-    """The path of a shape's file among temporary files, which is written where there is none."""
+    """Returns the path of a shape's temporary file; writes the file if it does not exist."""
     path = f"{tempfile.gettempdir()}/random-{shape}.Q4_K_M.gguf"
     if not os.path.exists(path):
         print(f"writing {path} ...")
@@ -84,7 +83,7 @@ def _pieces(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[np.ndarray
 
 @functools.cache
 def _rows(kind: str, k: int) -> np.ndarray:
-    """Rows of normally distributed weights, from which all matrices take theirs."""
+    """Returns rows of normally distributed weights, which all matrices reuse."""
     weights = np.random.default_rng(k).standard_normal((_PIECE // k, k), np.float32)
     weights *= np.float32(k**-0.5)
     return weights if kind == "F32" else quantizers.quantize(weights, kind)

@@ -1,10 +1,10 @@
-"""The CUDA driver's functions without a GPU: kernels run in the simulator, times are invented.
+"""Simulates the CUDA driver's functions: kernels run in the simulator, times are invented.
 
     with SimulatedDevice() as gpu:
-        values, scales = gpu.run(kernel, x)  # what the simulator says
+        values, scales = gpu.run(kernel, x)  # computed by the simulator
         gpu.time(launches).median            # KERNEL_SECONDS, whatever they do
 
-So `ptx_kernels.driver` and all that uses a `Device` run to their end on any machine, and results
+`ptx_kernels.driver` and everything that uses a `Device` therefore run on any machine, and results
 can be checked. Nothing is measured.
 """
 
@@ -27,10 +27,10 @@ from ptx_kernels.simulator.memory.buffers import DeviceBuffer
 
 from .common import part_of
 
-#: Invented: seconds of every kernel, and the rate of every copy in bytes/s, read plus written.
+#: Invented: seconds of every kernel, and the bandwidth of every copy in bytes/s, read plus written.
 KERNEL_SECONDS, COPY_RATE = 2e-6, 4e12
 
-#: Of an H200 but for the L2 cache, so that inputs which rotate past it stay small.
+#: Those of an H200 except for the L2 cache, so that inputs which rotate past it stay small.
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -42,11 +42,11 @@ ATTRIBUTES = {
     "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10,
 }
 _STREAM = "stream"
-_ALIGNMENT = 256  # bytes, of every address that the driver gives
+_ALIGNMENT = 256  # bytes, of every address that the driver returns
 
 
 class Result(enum.IntEnum):
-    """Error codes; a function returns one, and its values behind it."""
+    """Error codes; a function returns one, followed by its values."""
 
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
@@ -76,21 +76,21 @@ class Node:
 
 @dataclass
 class Graph:
-    """What was captured; `ran`: whether it was launched before."""
+    """Captured nodes; `ran`: whether the graph was launched before."""
 
     nodes: list[Node] = field(default_factory=list)
     ran: bool = False
 
 
 class SimulatedCuda:
-    """`cuda.bindings.driver` as far as `ptx_kernels.driver` uses it.
+    """The part of `cuda.bindings.driver` that `ptx_kernels.driver` uses.
 
     Memory is the host's. A graph's kernels run when it is launched for the first time, each of them
-    once, on the first addresses that it is given: the others are for clocks.
+    once, on the first addresses it was captured with; the others only matter for timing.
 
     Args:
       executes: whether kernels run at all.
-      memory_limit: bytes that one allocation may have.
+      memory_limit: maximum bytes of one allocation.
     """
 
     CUresult = Result
@@ -102,7 +102,7 @@ class SimulatedCuda:
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
-    #: As the driver would report it: choices and predictions are an H200's.
+    #: Name that the driver would report; choices and predictions are those of an H200.
     name = "H200 (simulated)"
 
     def __init__(self, *, executes: bool = True, memory_limit: int = 1 << 30) -> None:
@@ -110,7 +110,7 @@ class SimulatedCuda:
         self.memory: dict[int, np.ndarray] = {}  # by address
         self.capture: Graph | None = None
         self.limits: dict[Any, int] = {}  # of dynamic shared memory, by function
-        self.kernels: dict[str, Kernel] = {}  # by text: what kernels may do with their buffers
+        self.kernels: dict[str, Kernel] = {}  # by text: how kernels may use their buffers
         self._elapsed = 0.0  # seconds of the last graph
 
     # --- device ---
@@ -211,7 +211,7 @@ class SimulatedCuda:
         return self._enqueue(stream, node)
 
     def parameters(self, function: tuple[str, str]) -> int:
-        """How many an entry takes."""
+        """Returns the number of parameters of an entry."""
         text, name = function
         found = re.search(rf"\.entry\s+{re.escape(name)}\s*\(([^)]*)\)", text)
         return found[1].count(".param") if found else 0
@@ -219,7 +219,7 @@ class SimulatedCuda:
     def run(self, node: Node) -> None:
         """Runs a kernel in the simulator.
 
-        Raises SimulationError as it does, KeyError for an address that is none.
+        Raises the simulator's SimulationError, and KeyError for an invalid address.
         """
         if not self.executes or node.function is None:
             return
@@ -277,7 +277,7 @@ class SimulatedCuda:
         return (Result.CUDA_SUCCESS,)
 
     def replay(self, graph: Graph) -> None:
-        """Runs what a graph holds, as far as it is run at all."""
+        """Runs the kernels of a graph, if they have not run before."""
         if not graph.ran:
             for node in {node.function or node: node for node in graph.nodes[::-1]}.values():
                 self._carry_out(node)
@@ -306,7 +306,7 @@ class SimulatedCuda:
 
 
 class SimulatedDevice(Device):
-    """A `Device` of `SimulatedCuda`, whose options it takes."""
+    """A `Device` on `SimulatedCuda`, with the same options."""
 
     def __init__(self, **options: Any) -> None:
         self.cuda = SimulatedCuda(**options)

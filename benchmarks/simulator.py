@@ -1,9 +1,9 @@
-"""`python -m benchmarks.simulator [--json FILE]`: how fast the simulator runs.
+"""Measures the simulator's speed: `python -m benchmarks.simulator [--json FILE]`.
 
-Three numbers matter: lane-instructions a second on a wide grid (20 million is the floor), the same
-with a loop on which lanes disagree, and the cost of a small launch, of which a simulated model
-makes hundreds. An instruction counts once per lane that executes it, also where all lanes hold one
-value and the simulator computes it once.
+It reports lane-instructions per second on a wide grid (the minimum is 20 million), the same with a
+divergent loop, and the cost of a small launch, of which a simulated model makes hundreds. An
+instruction counts once per lane that executes it, even if all lanes hold one value and the
+simulator computes it once.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _REDUCE = "\n  ".join(
     f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, -1; add.rn.f32 %f0, %f0, %f1;" for m in (16, 8, 4, 2, 1)
 )
 
-# a trip count per lane (thread % 64 rounds), so that the lanes of a warp leave the loop one after
-# the other
+# a trip count per lane (thread % 64 rounds), so that the lanes of a warp leave the loop at
+# different times
 _DIVERGENT = (
     _HEADER
     + """
@@ -107,12 +107,15 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Million lane-instructions a second."""
+        """Million lane-instructions per second."""
         return self.lane_instructions / self.seconds / 1e6
 
 
 def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int = BATCH_LANES) -> Run:
-    """(statistics, seconds) of one mat-vec of blocks * threads / 32 rows; checks the result."""
+    """Returns (statistics, seconds) of a mat-vec of blocks * threads / 32 rows.
+
+    Checks the result.
+    """
     rng = np.random.default_rng(0)
     rows = blocks * threads // 32
     weights = rng.integers(0, 256, (rows, steps, 32, 16), np.uint8)

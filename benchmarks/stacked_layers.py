@@ -1,11 +1,11 @@
-"""Loops over the layers of stacked weights: `python -m benchmarks.stacked_layers [FILE]`.
+"""Compares loops over stacked weights: `python -m benchmarks.stacked_layers [FILE]`.
 
-One product a layer, Q4_K, in three programs: `unrolled`, each layer an array of its own; `sliced`,
-`lax.scan` over the stack, of which XLA copies a layer in each round; `indexed`, `jq.matmul(x,
-stack, index=i)`. On the CPU, with one core and with two: times, the best of rounds in which the
-programs take turns, and temporary memory. Compiled for an H200 without one: launches of a round,
-temporary memory and the packed bytes that a round writes. Writes
-`benchmarks/results/stacked_layers.json`.
+One product per layer, Q4_K, in three programs: `unrolled`, each layer a separate array; `sliced`,
+`lax.scan` over the stack, of which XLA copies a layer in each iteration; `indexed`,
+`jq.matmul(x, stack, index=i)`. On the CPU, with one core and with two, it measures times, the best
+of rounds in which the programs take turns, and temporary memory. Compiled for an H200 without one,
+it reports launches per iteration, temporary memory and the packed bytes written per iteration.
+Writes `benchmarks/results/stacked_layers.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .common import core_sets, milliseconds, on_cores, results_file
 
 SHAPES = ((4, 2048), (32, 1024))  # layers, rows and columns of each
 ROWS = (1, 16)
-SECONDS, ROUNDS = 8.0, 5  # of a comparison at least
+SECONDS, ROUNDS = 8.0, 5  # minimum per comparison
 
 
 def unrolled(x: Any, stack: Any) -> Any:
@@ -54,7 +54,7 @@ PROGRAMS: tuple[Callable[..., Any], ...] = (unrolled, sliced, indexed)
 
 
 def weights(layers: int, size: int) -> tuple[Any, list[Any]]:
-    """A stack whose products neither grow nor vanish, and its layers, arrays of their own."""
+    """Returns a stack whose products neither grow nor vanish, and its layers as separate arrays."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -71,7 +71,7 @@ def weights(layers: int, size: int) -> tuple[Any, list[Any]]:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Times in ms and temporary bytes on the cores that this process may use."""
+    """Returns times in ms and temporary bytes on the cores that this process may use."""
     import jax
     import jax.numpy as jnp
 
@@ -97,7 +97,10 @@ def _call(compiled: Any, given: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def compiled_for_a_gpu() -> list[dict[str, Any]]:
-    """Of each loop on an H200: a round's launches and written packed bytes; temporary bytes."""
+    """Returns, for each loop on an H200, launches and written packed bytes per iteration.
+
+    Also returns temporary bytes.
+    """
     import jax
     import jax.numpy as jnp
 

@@ -1,12 +1,12 @@
-"""Time from a process's start: `python -m benchmarks.startup [FILE]`.
+"""Measures times from a process's start: `python -m benchmarks.startup [FILE]`.
 
-Imports, loading the demo model, the first token of a stream in Python, the host's part of a later
-step, and the command line until its first token and its end, for the demo model, for one of 24
-small layers and for that of `benchmarks.cpu`, 609 MiB. A stage is timed in processes of its own; of
-each the fastest run of some counts, as other programs only add to it. "CPU" is the time that the
-process and its threads had of processors, which others add less to. With `--before CHECKOUT` the
-same stages run in another checkout, with `--llama-cpp FOLDER` its `llama-completion` runs the same
-commands; all in turn. Writes `benchmarks/results/startup.json`.
+Times imports, loading the demo model, the first token of a stream in Python, the host's part of a
+later step, and the command line until its first token and its end, for the demo model, for one of
+24 small layers and for that of `benchmarks.cpu`, 609 MiB. Each stage is timed in new processes. The
+fastest of some runs counts, because other programs only add time. "CPU" is processor time of the
+process and its threads, to which others add less. With `--before CHECKOUT` the same stages also run
+in another checkout; with `--llama-cpp FOLDER` its `llama-completion` runs the same commands. All of
+them take turns. Writes `benchmarks/results/startup.json`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HERE = Path(__file__).parents[1]
 REPEATS = 5
 PROMPT = "It is a truth universally acknowledged, that"
 
-#: Stage -> what a new interpreter runs and times: all lines, or those behind a line of dashes.
+#: Stage -> code that a new interpreter runs and times: all lines, or those after a line of dashes.
 STAGES = {
     "import jax": "import jax",
     "import jax_q4k": "import jax_q4k",
@@ -44,7 +44,7 @@ STAGES = {
         f"next(models.stream(model, {PROMPT!r}, max_new_tokens=8))"
     ),
 }
-#: Prints seconds that a step of a stream takes beside its program: the median of 300.
+#: Prints the seconds of a stream's step outside its program: the median of 300.
 HOST = f"""
 import statistics, sys, time
 import jax
@@ -89,7 +89,7 @@ SMALL = dataclasses.replace(
 
 
 def environment(checkout: Path, caches: str) -> dict[str, str]:
-    """Variables of processes; they leave Python's byte code, as an installation has it."""
+    """Returns environment variables of processes; bytecode is cached, as in an installation."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return kept | {
         "JAX_PLATFORMS": "cpu",
@@ -99,14 +99,14 @@ def environment(checkout: Path, caches: str) -> dict[str, str]:
 
 
 def stage_seconds(name: str, checkout: Path, caches: str) -> float:
-    """Seconds of a stage in a new process, without those of starting the interpreter."""
+    """Times a stage in a new process, without the start of the interpreter; in seconds."""
     before, _, timed = STAGES[name].rpartition("---\n")
     code = f"{before}\nimport time\nbegan = time.perf_counter()\n{timed}\n"
     return printed_seconds(code + "print(time.perf_counter() - began)", checkout, caches)
 
 
 def printed_seconds(code: str, checkout: Path, caches: str) -> float:
-    """The number that a new process prints last."""
+    """Returns the last number that a new process prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=checkout,
@@ -119,7 +119,7 @@ def printed_seconds(code: str, checkout: Path, caches: str) -> float:
 
 
 def command_seconds(command: list[str], folder: Path, caches: str) -> dict[str, float]:
-    """Seconds from the start of a command's process to its first output and its end, and CPU."""
+    """Times a command: seconds to its first output and to its end, and CPU seconds."""
     before, began = os.times(), time.perf_counter()
     with subprocess.Popen(
         command,
@@ -146,10 +146,10 @@ def command_seconds(command: list[str], folder: Path, caches: str) -> dict[str, 
 
 
 def measure(checkout: Path, models: dict[str, str]) -> dict[str, float]:
-    """Seconds of every stage in a checkout, once.
+    """Returns the seconds of every stage in a checkout, run once.
 
-    models: name -> what the command takes. "first" and "second" start of the command: without and
-    with the programs that a first has kept.
+    models: name -> the command's argument. The command starts twice: "first" without and "second"
+    with the programs cached by the first.
     """
     with tempfile.TemporaryDirectory() as caches:
         found = {name: stage_seconds(name, checkout, caches) for name in STAGES}
@@ -162,7 +162,7 @@ def measure(checkout: Path, models: dict[str, str]) -> dict[str, float]:
 
 
 def measure_theirs(programs: Path, models: dict[str, str]) -> dict[str, float]:
-    """Seconds of llama.cpp's command, once, which has no programs to keep."""
+    """Returns the seconds of llama.cpp's command, run once; it has no programs to cache."""
     peer, cores = Peer(LLAMA_CPP, programs), len(os.sched_getaffinity(0))
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -203,7 +203,7 @@ def main(arguments: list[str]) -> int:
                 runs[column].append(measure(checkout, models))
             if options.llama_cpp is not None:
                 runs.setdefault(LLAMA_CPP, []).append(measure_theirs(options.llama_cpp, files))
-    columns = {  # the first run makes byte code, and reads files that others find in memory
+    columns = {  # the first run writes bytecode, and reads files that others find in memory
         column: {name: min(run[name] for run in found[1:]) for name in found[0]}
         for column, found in runs.items()
     }

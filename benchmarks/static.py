@@ -1,8 +1,8 @@
-"""The kernels' cost as far as it shows without a GPU: `python -m benchmarks.static [FILE]`.
+"""Reports the kernels' cost as visible without a GPU: `python -m benchmarks.static [FILE]`.
 
-Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes
+Assembles every kernel for every target and compiles the 8B decode loop ahead of time. Writes
 registers, spills and, for the H200, the hot loops' instructions and predicted times, of kernels and
-of decoder layers by their kind, to `benchmarks/results/static.json`.
+of decoder layers by kind, to `benchmarks/results/static.json`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .common import results_file
 
 
 def launches_of_8b_step() -> dict[str, object]:
-    """Launches of one token of a Llama-3.1-8B-shaped generate loop, compiled for an H200."""
+    """Returns the launches per token of a Llama-3.1-8B generate loop, compiled for an H200."""
     model = random_model(LLAMA_3_1_8B, abstract=True)
     function, arguments = models.abstract_programs(model, capacity=1008)["generate"]
     program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
@@ -43,7 +43,7 @@ def launches_of_8b_step() -> dict[str, object]:
 
 
 def cases() -> list[Case]:
-    """Each family's examples, and every strategy of the mat-vec at Llama-3.1-8B's shapes."""
+    """Returns each family's examples, and every mat-vec preset at Llama-3.1-8B's shapes."""
     return [*CASES, *(case for preset in PRESETS for case in preset_cases(preset))]
 
 

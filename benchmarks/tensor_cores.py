@@ -1,17 +1,18 @@
-"""Int8, f16 or bf16 on tensor cores? A count, written as JSON.
+"""Compares int8, f16 and bf16 on tensor cores by instruction counts; writes JSON.
 
 Run `python -m benchmarks.tensor_cores [FILE]`.
 
-For prompts' products with each format's Configs: instructions of a whole step (a super-block:
-copies, unpacking, mma, scales) per 16 x 8 x 32 products, by `ptxas -arch=sm_90`, and what bounds
-them on each device, in clocks of a quarter of a multiprocessor, which issues an instruction a
-clock:
+For prompts' products with each format's Configs, it counts the instructions of a complete step (a
+super-block: copies, unpacking, mma, scales) per 16 x 8 x 32 product, by `ptxas -arch=sm_90`. It
+derives their bounds on each device, in clocks of a quarter of a multiprocessor, which issues one
+instruction per clock:
 
     issue    instructions of the step
     tensor   its mma's at the device's rate through mma.sync (`ptx_kernels.devices`)
     L2       bytes of its tiles at L2_BYTES, measured by others on an H100: 5.5 TB/s
 
-bf16 weights are d * scale * quant - dmin * min rounded to bf16: a kernel for this comparison alone.
+bf16 weights are d * scale * quant - dmin * min rounded to bf16, in a kernel only for this
+comparison.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ CONFIGS: dict[tuple[str, str], GemmConfig] = {
 
 
 def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Value]:
-    """Four bytes below 128 -> scale * byte + offset, two words of bf16 pairs.
+    """Converts four bytes below 128 to scale * byte + offset, two words of bf16 pairs.
 
-    128 + byte is exact, and so is 128 less.
+    128 + byte is exact, and so is subtracting 128.
     """
     anchor, one, less = k.const(u32, 0x43434343), k.const(u32, 0x3F803F80), k.const(u32, 0xC300C300)
     found = []
@@ -85,7 +86,7 @@ def _twice(k: Builder, value: Value) -> Value:
 def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfig) -> None:
     """y[j, r] = bf16(dequantize(w[r])) . x[j] for Q4_K; n and m are multiples of a block's rows.
 
-    x is bf16, of every 16 columns the pairs in even places first.
+    x is bf16; of every 16 columns the pairs at even positions come first.
     """
     steps, threads = columns // SUPER_BLOCK, WARP * config.row_warps
     plane = k.input("block", u8, (n, steps, 144), constant=True)
@@ -139,7 +140,7 @@ def _add_unit(
 def _headers(
     k: Builder, plane: packed_tile.TilePlane, unit: Value
 ) -> tuple[list[Pair], list[Pair]]:
-    """(d * scale, -dmin * min) of a unit's two sub-blocks, of the lane's rows."""
+    """Returns (d * scale, -dmin * min) of a unit's two sub-blocks, for the lane's rows."""
     reader = k_scales.PairReader(k, unit)
     scales, offsets = [], []
     for row in plane.rows():
@@ -154,7 +155,7 @@ def _headers(
 def _operands(
     k: Builder, words: Sequence[Value], scales: Pair, offsets: Pair, group: int
 ) -> list[list[Value]]:
-    """Operand A of m16n8k16 of a group's first 16 columns and of its last."""
+    """Returns operand A of m16n8k16 for a group's first 16 columns and for its last."""
     factors = [(_twice(k, scales[r]), _twice(k, offsets[r])) for r in range(2)]
     quants = [(w >> 4 if group else w) & 0x0F0F0F0F for w in words]
     pairs = [_bf16_pairs(k, word, *factors[i % 2]) for i, word in enumerate(quants)]
@@ -171,7 +172,7 @@ def build(format: str, products: str, n: int, columns: int, m: int, config: Gemm
 
 
 def error(format: str, products: str) -> float:
-    """NMSE, simulated, against the float64 product of the unrounded activations.
+    """Returns the simulated NMSE against the float64 product of the unrounded activations.
 
     The product has 32 rows and 16 activations.
     """
@@ -193,7 +194,7 @@ def error(format: str, products: str) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """Clocks and instructions per 16 x 8 x 32 products; `clocks`: device -> {bound: clocks}."""
+    """Clocks and instructions per 16 x 8 x 32 product; `clocks`: device -> {bound: clocks}."""
 
     format: str
     products: str
@@ -219,7 +220,7 @@ def measure(format: str, products: str, config: GemmConfig) -> Row:
     outer = inner and enclosing_loop(code, inner)
     if inner is None or outer is None:
         raise ValueError(f"{format} {products}: ptxas left no loop over units in one over steps")
-    done = SUPER_BLOCK // 32 * config.tiles * config.m_tile // 8  # of a warp in a step
+    done = SUPER_BLOCK // 32 * config.tiles * config.m_tile // 8  # per warp and step
     units = packed_tile.UNITS // config.column_warps
     step = outer.issued() + (units - 1) * inner.issued()
     mix = {name: count + (units - 1) * inner.count(name) for name, count in outer.mix().items()}

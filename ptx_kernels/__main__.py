@@ -1,4 +1,4 @@
-"""`python -m ptx_kernels report | emit | simulate`: figures, text and runs of kernels, no GPU."""
+"""`python -m ptx_kernels report | emit | simulate`: inspects and runs kernels without a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _parse_count(text: str) -> int:
 
 
 def _parser_of(annotation: Any) -> Callable[[str], Any]:
-    """The parser of an option's text into the annotated type (`T | None` takes a T)."""
+    """Returns the parser of an option's text for the annotated type (`T | None` takes a T)."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -49,9 +49,9 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
 
 
 def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | None]]:
-    """Options of a builder: name -> (annotation, default, the argument that it is a field of).
+    """Returns the options of a builder: name -> (annotation, default, argument it is a field of).
 
-    `Parameter.empty` stands for no default. A dataclass argument (a Config) stands for its fields,
+    `Parameter.empty` means no default. A dataclass argument (a Config) is replaced by its fields,
     with the defaults of the argument's own default.
     """
     function = inspect.unwrap(builder)
@@ -81,7 +81,7 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
 
 
 def build(family: str, values: dict[str, Any]) -> Kernel:
-    """Builds a kernel from flat option values, gathering those that belong to its Config."""
+    """Builds a kernel from flat option values, gathering the fields of its Config."""
     builder = KERNELS[family]
     hints = typing.get_type_hints(inspect.unwrap(builder))
     arguments: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def _add_families(command: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """A sub-command per kernel family with the kernel's own options."""
+    """Adds a sub-command per kernel family with the kernel's own options."""
     added = []
     families = command.add_subparsers(dest="family", required=True, metavar="NAME")
     for family, builder in sorted(KERNELS.items()):

@@ -1,4 +1,4 @@
-"""Devices: each model's facts, from datasheets unless noted, and the one that choices are for."""
+"""GPU models and their facts, from datasheets unless noted, and the target of a choice."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ class Device:
     """One GPU model.
 
     Attributes:
-      name: as the driver reports it, without `NVIDIA` and the form factor: the key of tuning
+      name: name that the driver reports, without `NVIDIA` and the form factor; the key of tuning
         tables.
-      arch: the ptxas target whose machine code runs on it.
+      arch: ptxas target whose machine code runs on it.
       clock_hz: boost clock of the multiprocessors.
-      datasheet_bandwidth: of the memory, bytes/s.
-      bandwidth: bytes/s that a kernel can hope for: a device-to-device copy, read plus written,
-        where one was measured, else 0.9 of the datasheet.
+      datasheet_bandwidth: memory bandwidth by the datasheet, bytes/s.
+      bandwidth: bytes/s that a kernel can reach: a measured device-to-device copy, read plus
+        written, else 0.9 of the datasheet.
       fp32_lanes, integer_lanes: results per clock and multiprocessor of 32-bit float multiply-adds,
         and of 32-bit integer adds, logic and shifts (CUDA programming guide, throughput of native
         arithmetic instructions).
       mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through
         `mma.sync`.
-      mma_float_ops: the same of f16 and bf16, added up in f32.
-      tensor_clock_hz: of the multiprocessors while tensor cores work; None: the boost clock.
-      dot_float_ops: f16 operations/s of XLA's product of large matrices, by cuBLAS; None: not
-        known.
-      block_shared_bytes: shared memory that a block can have (CUDA programming guide).
+      mma_float_ops: the same for f16 and bf16, accumulated in f32.
+      tensor_clock_hz: clock of the multiprocessors under tensor core load; None: the boost clock.
+      dot_float_ops: f16 operations/s of XLA's product of large matrices, by cuBLAS; None: unknown.
+      block_shared_bytes: shared memory available to a block (CUDA programming guide).
     """
 
     name: str
@@ -47,53 +46,53 @@ class Device:
 
     @property
     def l2_bandwidth(self) -> float:
-        """Bytes/s from the L2 cache to the multiprocessors: 5.5 TB/s of an H100 at 1.98 GHz.
+        """Bytes/s from the L2 cache to the multiprocessors: 5.5 TB/s on an H100 at 1.98 GHz.
 
-        Others measured it; devices of other generations are taken to have as many bytes a clock
-        and multiprocessor.
+        The H100's figure was measured by others. Devices of other generations are assumed to have
+        the same bytes per clock and multiprocessor.
         """
         return _L2_BYTES * self.multiprocessors * self.clock_hz
 
     @property
     def clusters(self) -> bool:
-        """Whether blocks can be clusters, which reach each other's shared memory: from sm_90 on."""
+        """Whether blocks can share memory in clusters (sm_90 and later)."""
         return self._generation >= 90
 
     @property
     def bulk_copies(self) -> bool:
-        """Whether one instruction moves many bytes, to shared memory or the L2: from sm_90 on."""
+        """Whether one instruction can copy many bytes to shared memory or L2 (sm_90 and later)."""
         return self._generation >= 90
 
     @property
     def _generation(self) -> int:
-        """The number in `arch`."""
+        """Number in `arch`."""
         return int(self.arch.removeprefix("sm_"))
 
     @property
     def slug(self) -> str:
-        """The name in a file's name."""
+        """Name used in file names."""
         return self.name.lower().replace(" ", "-")
 
 
 _MB = 1 << 20
 _L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
 
-#: Shared memory that a block can have on any device from sm_80 on.
+#: Shared memory available to a block on every device since sm_80.
 LEAST_BLOCK_SHARED_BYTES = 99 << 10
 
-#: GeForce cards add f16 up in f32 at half the rate of sums in f16.
+#: GeForce cards accumulate f16 in f32 at half the rate of f16 sums.
 _geforce = functools.partial(
     Device, mma_int8_ops=2048, mma_float_ops=512, block_shared_bytes=LEAST_BLOCK_SHARED_BYTES
 )
 
-#: f16 operations/s of a product by cuBLAS on an H100 or H200 of 700 W. Others measured 788e12 on an
-#: H200 for 8192 x 8192 x 8192, with a clock that sinks with the power; layers' shapes have less.
+#: f16 operations/s of a cuBLAS product on an H100 or H200 of 700 W. Others measured 788e12 on an
+#: H200 for 8192 x 8192 x 8192, at a clock that drops with power; the shapes of layers reach less.
 _HOPPER_DOT = 700e12
 
-#: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of
-#: each model; the H200's L2 as it reports it. The H200's 4.3 TB/s was measured; the clock under
-#: tensor load follows from what its products of large matrices reach. Hopper's `mma.sync` reaches
-#: about 0.62 of what `wgmma` does (Luo et al., 2024).
+#: Multiprocessors, boost clocks, L2 and bandwidth are from NVIDIA's datasheets and architecture
+#: papers of each model; the H200's L2 is what it reports. The H200's 4.3 TB/s was measured. The
+#: clock under tensor load is derived from the measured rate of large matrix products. Hopper's
+#: `mma.sync` reaches about 0.62 of what `wgmma` does (Luo et al., 2024).
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -153,18 +152,18 @@ DEVICES: dict[str, Device] = {
     )
 }
 
-#: What is assumed where no device is at hand: compiling ahead of time, simulating, reporting.
+#: Device assumed when none is available: for compiling ahead of time, simulating, reporting.
 REFERENCE = DEVICES["H200"]
 
-#: Behind a model's name: another chip, or a part of this one (D: fewer multiprocessors or slower
-#: tensor cores).
+#: Words after a model's name that mean another chip or a part of one (D: fewer multiprocessors or
+#: slower tensor cores).
 _OTHERS = {"D", "Laptop", "MIG"}
 
 
 def find_device(reported: str) -> Device | None:
-    """Device that a driver or JAX calls `reported`; None if unknown.
+    """Returns the device that a driver or JAX calls `reported`; None if unknown.
 
-    Names are `NVIDIA H200` and `NVIDIA A100-SXM4-80GB`, for instance.
+    Examples of names are `NVIDIA H200` and `NVIDIA A100-SXM4-80GB`.
     """
     words = reported.replace("-", " ").split()
     if words[:2] == ["NVIDIA", "GeForce"]:
@@ -176,12 +175,12 @@ def find_device(reported: str) -> Device | None:
 
 @dataclass(frozen=True)
 class Target:
-    """A device that choices are for: its name and its number of multiprocessors.
+    """Device that choices are made for: its name and its number of multiprocessors.
 
     Attributes:
-      name: as the driver calls it.
-      multiprocessors: that it has.
-      assumed: whether nobody knows how many it has: as many as the reference.
+      name: name that the driver reports.
+      multiprocessors: number of multiprocessors.
+      assumed: whether that number is unknown, so that the reference device's is used.
     """
 
     name: str
@@ -190,25 +189,25 @@ class Target:
 
     @property
     def facts(self) -> Device | None:
-        """Those of its model; None if unknown."""
+        """Facts of the device's model; None if unknown."""
         return find_device(self.name)
 
     def __str__(self) -> str:
-        """`108 multiprocessors`, and whose they are where they are not known to be the device's."""
+        """Formats as `108 multiprocessors`; names the reference if the number is assumed."""
         whose = f" of an {REFERENCE.name}, {self.name} being unknown" if self.assumed else ""
         return f"{self.multiprocessors} multiprocessors{whose}"
 
 
 def target(name: str = REFERENCE.name, multiprocessors: int | None = None) -> Target:
-    """The device that the driver calls `name`; without one, the reference.
+    """Returns the device that the driver calls `name`; the reference by default.
 
     Args:
-      multiprocessors: as the device itself reports; None: as `devices` knows them of the name, or
+      multiprocessors: number that the device reports; None: as listed in `devices` for the name,
         else the reference's (`assumed`).
 
     Raises:
-      TypeError: a name that is no text, a number that is no integer. ValueError: `multiprocessors`
-        is not positive.
+      TypeError: a name that is not a string, a number that is not an integer. ValueError:
+        `multiprocessors` is not positive.
     """
     if not isinstance(name, str):
         raise TypeError(

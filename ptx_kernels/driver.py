@@ -1,12 +1,12 @@
-"""Kernels without JAX, through the CUDA driver: launches, timing, device facts.
+"""Runs kernels through the CUDA driver without JAX: launches, timing, device facts.
 
-The driver's binding is a package of its own: `pip install cuda-python`.
+The driver's Python bindings are a separate package: `pip install cuda-python`.
 
     with driver.Device() as gpu:
         values, scales = gpu.run(kernel, x)
         print(gpu.facts.name, gpu.time([(kernel, addresses)]).median)
 
-`cuda-python` is imported when a `Device` is made, never before.
+`cuda-python` is imported when a `Device` is created, not before.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import numpy as np
 
 from .ptx import Kernel
 
-#: A block gets more dynamic shared memory only when the function asks for it.
+#: A function must opt in to more dynamic shared memory than this.
 _STATIC_SHARED_LIMIT = 48 << 10
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
-_MIN_LAUNCHES = 16  # of a graph, so that its replay's own cost is small beside them
+_MIN_LAUNCHES = 16  # per graph, so that the cost of a replay is small per launch
 
 Launch = tuple[Kernel, Sequence[int]]
 
@@ -41,9 +41,9 @@ class DriverError(RuntimeError):
 
 
 def count_devices() -> int:
-    """CUDA devices, as the driver counts them, without cuda-python.
+    """Counts CUDA devices through the driver library, without cuda-python.
 
-    Raises DriverError if there is no driver to ask.
+    Raises DriverError if there is no driver.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -68,7 +68,7 @@ def _bindings() -> ModuleType:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The driver's facts of a device."""
+    """Facts of a device as the driver reports them."""
 
     name: str
     arch: str
@@ -83,7 +83,7 @@ class DeviceFacts:
 
     @property
     def bandwidth(self) -> float:
-        """Datasheet rate of the memory in bytes/s; `Device.copy_bandwidth` measures."""
+        """Datasheet bandwidth of the memory in bytes/s; `Device.copy_bandwidth` measures it."""
         return 2 * self.memory_clock_hz * self.memory_bus_bits / 8  # double data rate
 
 
@@ -98,13 +98,13 @@ class Timing:
 
 
 class Device:
-    """One CUDA device, its primary context (JAX's too) and a stream of our own.
+    """One CUDA device, its primary context (shared with JAX) and its own stream.
 
     Args:
-      cuda: what has the driver's functions; None: cuda-python's `cuda.bindings.driver`.
+      cuda: module with the driver's functions; None: cuda-python's `cuda.bindings.driver`.
 
     Raises:
-      DriverError: no bindings, no driver, no device of that number, or a CUDA call failed.
+      DriverError: no bindings, no driver, no device of that number, or a failed CUDA call.
     """
 
     def __init__(self, ordinal: int = 0, *, cuda: Any = None) -> None:
@@ -134,7 +134,7 @@ class Device:
         self.close()
 
     def close(self) -> None:
-        """Frees everything this object allocated and loaded."""
+        """Frees all memory and unloads all modules of this object."""
         self._free(0)
         for module in self._modules:
             self._call("cuModuleUnload", module)
@@ -143,7 +143,10 @@ class Device:
         self._call("cuDevicePrimaryCtxRelease", self._device)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Calls the driver; returns what follows the error code: nothing, one value or a tuple."""
+        """Calls the driver.
+
+        Returns its results without the error code: None, one value or a tuple.
+        """
         error, *values = getattr(self._cuda, name)(*arguments)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
             raise DriverError(f"{name} failed: {self._describe(error)}")
@@ -180,7 +183,7 @@ class Device:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Frees, at its end, what was allocated inside."""
+        """Frees at its end the memory that was allocated inside."""
         start = len(self._allocated)
         try:
             yield
@@ -193,7 +196,10 @@ class Device:
             self._call("cuMemFree", self._cuda.CUdeviceptr(self._allocated.pop()))
 
     def empty(self, nbytes: int) -> int:
-        """Address of new memory full of poison, so that what a kernel leaves unwritten shows."""
+        """Allocates memory filled with poison, so that unwritten results show.
+
+        Returns its address.
+        """
         address = self._allocate(nbytes)
         self._call(
             "cuMemsetD8Async",
@@ -210,7 +216,7 @@ class Device:
         return address
 
     def upload(self, array: np.ndarray) -> int:
-        """Address of a copy of `array` on the device."""
+        """Copies `array` to the device; returns the address."""
         array = np.ascontiguousarray(array)
         address = self._allocate(array.nbytes)
         if array.nbytes:
@@ -225,14 +231,14 @@ class Device:
         return address
 
     def clone(self, address: int, nbytes: int) -> int:
-        """Address of a copy of device memory."""
+        """Copies device memory; returns the address of the copy."""
         copy = self._allocate(nbytes)
         pointer = self._cuda.CUdeviceptr
         self._call("cuMemcpyDtoDAsync", pointer(copy), pointer(address), nbytes, self._stream)
         return copy
 
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """The array at `address`, after all work on the stream."""
+        """Returns the array at `address`, after all work on the stream."""
         array = np.empty(shape, dtype)
         if array.nbytes:
             self._call(
@@ -275,9 +281,9 @@ class Device:
         return self._call("cuModuleLoadData", image.ctypes.data)
 
     def time_load(self, text: str) -> float:
-        """Seconds in which the driver makes a module of PTX; it is unloaded again.
+        """Times how long the driver takes to load a PTX module, then unloads it; in seconds.
 
-        XLA loads each of its launches so: the driver compiles the text, or finds it in its cache.
+        XLA loads each kernel this way: the driver compiles the text, or finds it in its cache.
         """
         started = time.perf_counter()
         module = self._load(text)
@@ -306,10 +312,12 @@ class Device:
         )
 
     def place(self, kernel: Kernel, operands: Sequence[np.ndarray]) -> list[int]:
-        """Addresses for `launch`: operands uploaded, results allocated, `inout` ones shared.
+        """Uploads operands and allocates results; returns addresses for `launch`.
+
+        `inout` buffers share one address.
 
         Raises:
-          TypeError: an operand's count, shape or item size is not what the kernel takes.
+          TypeError: an operand's count, shape or item size does not match the kernel.
         """
         if len(operands) != len(kernel.operands):
             raise TypeError(
@@ -326,7 +334,7 @@ class Device:
         return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
 
     def run(self, kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Runs `kernel` as `simulator.run` does: operands in, results out (bf16 as uint16 bits)."""
+        """Runs `kernel` like `simulator.run`: operands in, results out (bf16 as uint16 bits)."""
         with self.scope():
             addresses = self.place(kernel, operands)
             self.launch(kernel, addresses)
@@ -338,11 +346,10 @@ class Device:
     def time(self, launches: Sequence[Launch], *, replays: int = 30) -> Timing:
         """Times a sequence of launches, captured in a CUDA graph and replayed; seconds per launch.
 
-        Give the sequence inputs that rotate over more memory than the L2 cache, or it measures the
-        cache.
+        Rotate the inputs over more memory than the L2 cache, or this measures the cache.
         """
         for kernel, _ in launches:
-            self._function(kernel)  # loading is not allowed while capturing
+            self._function(kernel)  # modules cannot be loaded during capture
 
         def enqueue() -> None:
             for kernel, addresses in launches:
@@ -351,7 +358,10 @@ class Device:
         return self._time(enqueue, len(launches), replays)
 
     def copy_bandwidth(self, nbytes: int = 1 << 30, *, replays: int = 20) -> float:
-        """Bytes read plus written per second by a device-to-device copy: the practical ceiling."""
+        """Measures a device-to-device copy, in bytes read plus written per second.
+
+        This is the practical upper limit of a kernel's bandwidth.
+        """
         with self.scope():
             source = self.upload(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
             target = self.empty(nbytes)
@@ -373,10 +383,10 @@ class Device:
         finally:
             graph = self._call("cuStreamEndCapture", self._stream)
         runnable = self._call("cuGraphInstantiate", graph, 0)
-        # 0: an event that keeps its time
+        # 0: an event that records its time
         start, end = (self._call("cuEventCreate", 0) for _ in range(2))
         seconds = []
-        for replay in range(-3, replays):  # three to warm up
+        for replay in range(-3, replays):  # the first three warm up
             self._call("cuEventRecord", start, self._stream)
             self._call("cuGraphLaunch", runnable, self._stream)
             self._call("cuEventRecord", end, self._stream)
@@ -391,14 +401,14 @@ class Device:
 
 
 def rotations(bytes_per_set: int, l2_bytes: int) -> int:
-    """Sets of inputs to rotate over so that a launch finds none of its own in the L2 cache."""
+    """Returns how many input sets to rotate over, so that none is still in the L2 cache."""
     return max(1, min(64, math.ceil(4 * l2_bytes / max(bytes_per_set, 1))))
 
 
 def rotated(
     gpu: Device, kernel: Kernel, operands: Sequence[np.ndarray], l2_bytes: int
 ) -> list[Launch]:
-    """Launches of `kernel` over as many copies of its buffers as the L2 cache cannot hold."""
+    """Returns launches of `kernel` over more copies of its buffers than the L2 cache holds."""
     addresses = gpu.place(kernel, operands)
     nbytes = [b.nbytes for b in (*kernel.operands, *kernel.results)]
     count = len(kernel.operands)

@@ -1,4 +1,4 @@
-"""Whether a file has changed: part of the keys of what was made from it."""
+"""Detects changes of a file, for keys of caches that are made from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def file_stamp(path: str) -> tuple[int, ...]:
-    """Numbers that change where a file does; none of one that is not there."""
+    """Returns numbers that change whenever the file changes; () if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):

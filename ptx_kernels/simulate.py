@@ -1,6 +1,6 @@
-"""`python -m ptx_kernels simulate`: a kernel on random operands, with every access checked.
+"""`python -m ptx_kernels simulate`: runs a kernel on random operands, every access checked.
 
-Perturbed runs draw from hardware's freedom.
+Perturbed runs draw random choices wherever hardware leaves one open.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Result:
     """One result of the kernel.
 
     Attributes:
-      finite: share of its values that are; 1 for integers.
-      deviation: largest NMSE of a perturbed run against the plain one, 0 for the same bits; NaN if
-        one has NaN where the other has none.
+      finite: fraction of finite values; 1 for integers.
+      deviation: largest NMSE of a perturbed run against the plain one, 0 for equal bits; NaN if
+        only one of the two has a NaN at some place.
     """
 
     buffer: Buffer
@@ -85,9 +85,9 @@ def _values(buffer: Buffer, array: np.ndarray) -> np.ndarray:
 
 
 def deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
-    """NMSE of `other` to `plain`, two values of one result; 0 for the same bits.
+    """Returns the NMSE of `other` against `plain`, two values of one result; 0 for equal bits.
 
-    NaN if one has NaN or infinity where the other has none.
+    The result is NaN if one is finite at a place where the other is not.
     """
     if plain.tobytes() == other.tobytes():
         return 0.0
@@ -101,7 +101,7 @@ def deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
 def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulation:
     """Runs the kernel on random operands, then under `seeds` perturbations.
 
-    Raises SimulationError as the simulator does.
+    Raises the simulator's SimulationError.
     """
     operands = random_operands(kernel, operands_seed)
     start = time.perf_counter()

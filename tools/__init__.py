@@ -1,1 +1,1 @@
-"""Tools that the tests use too: ahead-of-time inspection, mutation, tuning tables."""
+"""Tools also used by tests: ahead-of-time inspection, mutation, tuning tables."""

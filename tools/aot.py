@@ -1,8 +1,8 @@
-"""Compiles jitted functions for a GPU that is not there, and tells what XLA made of them.
+"""Compiles jitted functions ahead of time for an absent GPU, and reports XLA's result.
 
 JAX's CUDA plugin compiles from a description of the device (jax_q4k/assets/*.txtpb, XLA's
-GpuTargetConfigProto); neither a GPU nor the CUDA libraries are needed. XLA does not look into the
-PTX of custom calls: `ptx_kernels.machine_code.ptxas` does.
+GpuTargetConfigProto). It needs neither a GPU nor the CUDA libraries. XLA does not read the PTX of
+custom calls; `ptx_kernels.machine_code.ptxas` does.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Program:
 
     @property
     def launches(self) -> list[Thunk]:
-        """Thunks that run on the device: kernels, copies, fills; one CUDA graph node each."""
+        """Thunks that run on the device: kernels, copies, fills; each is one CUDA graph node."""
         return [t for t in self.thunks if t.kind not in CONTAINERS]
 
     @property
     def ptx_launches(self) -> list[Thunk]:
-        """The launches that are PTX kernels of this package."""
+        """Launches of this package's PTX kernels."""
         return [t for t in self.launches if t.instruction and t.instruction.target == TARGET]
 
     @property
     def ptx_texts(self) -> set[str]:
-        """The PTX of our kernels, as XLA would hand it to the driver."""
+        """PTX of our kernels, as XLA would pass it to the driver."""
         return set(self._ptx_by_instruction.values())
 
     def ptx_text(self, launch: Thunk) -> str:
-        """The PTX of one of `ptx_launches`."""
+        """Returns the PTX of one of `ptx_launches`."""
         assert launch.instruction is not None
         return self._ptx_by_instruction[launch.instruction.name]
 
@@ -68,12 +68,12 @@ class Program:
         return [t for t in self.thunks if t.kind == "kWhile"]
 
     def rewrites(self, array: Array) -> list[Thunk]:
-        """Launches other than our kernels that write a whole array like `array`.
+        """Returns launches other than our kernels that write a full array like `array`.
 
         Such an array has `array`'s type and size, in any shape.
 
-        A copy is one, and so is a fusion that copies. Our kernels that update in place write into
-        the operand.
+        Copies and copying fusions are among them. Our kernels that update in place write to the
+        operand, so they are not.
         """
         ours = set(map(id, self.ptx_launches))
         return [
@@ -89,7 +89,7 @@ class Program:
 
 
 def unavailable() -> str | None:
-    """The reason that nothing can be compiled for a GPU here, or None."""
+    """Returns the reason that nothing can be compiled for a GPU here, or None."""
     try:
         found = importlib.util.find_spec("jax_plugins.xla_cuda13")
     except ModuleNotFoundError:
@@ -99,7 +99,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def gpus(target: str = "h200", count: int = 1) -> list[Any]:
-    """GPUs of one host, as `jax_q4k/assets/TARGET.txtpb` describes them.
+    """Returns GPUs of one host, as described by `jax_q4k/assets/TARGET.txtpb`.
 
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed.
@@ -117,8 +117,8 @@ def compile_program(
     `args` are arrays or ShapeDtypeStructs, in pytrees.
 
     Args:
-      options: XLA options beside those that `function` was jitted with.
-      target: the file under jax_q4k/assets/ that describes the device.
+      options: XLA options in addition to those that `function` was jitted with.
+      target: name of the file in jax_q4k/assets/ that describes the device.
 
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed, or XLA left no dump.
@@ -137,9 +137,9 @@ def compile_program(
 
 
 def _dump(folder: str, *parts: str) -> str:
-    """First part that XLA wrote.
+    """Returns the first of `parts` that XLA wrote.
 
-    XLA leaves out the sequence after its passes where they changed nothing.
+    XLA omits the sequence after its passes if they changed nothing.
     """
     for part in parts:
         if files := list(Path(folder).glob(f"*.{part}.txt")):

@@ -1,8 +1,8 @@
-"""Assembles what programs launch, by any ptxas: drivers have older ones than a project pins.
+"""Assembles the kernels of programs with any ptxas, such as the older one of a driver.
 
 JAX_Q4K_PTXAS=PATH python -m tools.assembled [--shape SHAPE] [--batches ...] [--prompts ...]
 
-Exits with 1 where a kernel spills or ptxas refuses it.
+Exits with 1 if a kernel spills or ptxas rejects it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m tools.charts    # needs matplotlib
 
-A chart holds the numbers that it shows, as a description in its file: tests/tools/test_charts.py
-compares them with the results, so that no chart shows older ones.
+A chart's file contains its numbers as a description. tests/tools/test_charts.py compares them with
+the results, so that no chart is out of date.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 
 OURS, THEIRS, XLA, FORK = "#00796b", "#b0bec5", "#ef9a3c", "#78909c"
-#: Who is measured on a CPU, as results call them -> color.
+#: Programs measured on a CPU, by their name in results -> color.
 PROGRAMS = {"ours": OURS, "llama.cpp": THEIRS, "ik_llama.cpp": FORK}
-#: Of the 8B on GPUs.
+#: Series of the 8B chart for GPUs.
 GPU_SERIES = {"H100": XLA, "H200": OURS, "predicted, H200": THEIRS}
-#: Of one column of a phone, at which texts are still read: inches.
+#: Width of one column on a phone, at which text is still readable: inches.
 WIDTH = 5.2
 
-#: Results of benchmarks/cpu.py -> what the chart calls the model.
+#: Results of benchmarks/cpu.py -> the model's name in the chart.
 MODELS = {
     "cpu": "Llama 1B",
     "cpu_gemma3_1b": "Gemma 3 1B",
@@ -37,7 +37,7 @@ MEASURES = {
     "decode_2048": "decoding after 2048 tokens",
     "prefill_512": "prompt of 512 tokens",
 }
-#: Of Llama 1B beside both peers.
+#: Measures of Llama 1B that are compared with both peers.
 PEERS_MEASURES = {
     "prefill_128": "prompt of 128",
     "prefill_512": "prompt of 512",
@@ -47,8 +47,8 @@ PEERS_MEASURES = {
     "batch_16": "16 sequences",
     "decode_shared": "decoding, cores shared",
 }
-#: A layer's launches of a step of Llama 3.1 8B: kernel -> (what it does, its products in
-#: step_times.json, of which a layer has one).
+#: Launches of one layer in a step of Llama 3.1 8B: kernel -> (what it does, its products in
+#: step_times.json, one per layer).
 LLAMA_LAYER = {
     "qkv_append_matvec": ("norm, queries, keys, values; rotation; pages", r"qkv_append_matvec_.*"),
     "paged_attention": ("attention to 512 tokens", r"paged_attention"),
@@ -67,7 +67,7 @@ def _read(name: str) -> Any:
 
 
 def cpu() -> Figures:
-    """Tokens per second on two cores, ours and llama.cpp's: measure -> model -> pair."""
+    """Returns tokens per second on two cores, ours and llama.cpp's: measure -> model -> pair."""
     pairs: Figures = {text: {} for text in MEASURES.values()}
     for file, model in MODELS.items():
         found = next(r for r in _read(file)["results"] if r["threads"] == 2)
@@ -77,7 +77,7 @@ def cpu() -> Figures:
 
 
 def cpu_peers() -> Figures:
-    """Tokens per second of Llama 1B: cores -> measure -> ours, llama.cpp's and ik_llama.cpp's."""
+    """Returns tokens per second of Llama 1B: cores -> measure -> rates of PROGRAMS."""
     return {
         f"{row['threads']} core{'s' * (row['threads'] > 1)}": {
             text: [round(row[who][key], 1) for who in PROGRAMS]
@@ -88,7 +88,7 @@ def cpu_peers() -> Figures:
 
 
 def launches() -> Figures:
-    """Launches of a decode step's layer, ours and XLA's, by the kind of layer."""
+    """Returns the launches per layer of a decode step, ours and XLA's, by kind of layer."""
     layers = _read("static")["layers"]
     return {
         f"{layer['model']}, {layer['kind']}": [layer["ours"], layer["launches"] - layer["ours"]]
@@ -97,7 +97,7 @@ def launches() -> Figures:
 
 
 def llama_step() -> Figures:
-    """The launches of a layer of Llama 3.1 8B in order: kernel -> (text, predicted us)."""
+    """Returns the launches of a layer of Llama 3.1 8B in order: kernel -> (text, predicted us)."""
     programs = _read("step_times")["programs"]
     step = next(p for p in programs if p["shape"] == "llama-3.1-8b" and not p["prompt"])
     found: Figures = {}
@@ -112,7 +112,7 @@ def llama_step() -> Figures:
 
 
 def predicted() -> Figures:
-    """Predicted H200 times of layers, us: (limit, ours beyond it, XLA's part)."""
+    """Returns predicted H200 times of layers in us: (limit, ours beyond it, XLA's part)."""
     found: Figures = {}
     for layer in _read("static")["layers"]:
         whole, xla, limit = (1e6 * layer[key] for key in ("seconds", "xla_seconds", "limit"))
@@ -122,7 +122,10 @@ def predicted() -> Figures:
 
 
 def gpu() -> Figures:
-    """Tokens per second of Llama 3.1 8B: measured on an H100 and an H200, predicted for an H200."""
+    """Returns tokens per second of Llama 3.1 8B on GPUs.
+
+    They are measured on an H100 and an H200, and predicted for an H200.
+    """
     programs = [p for p in _read("step_times")["programs"] if p["shape"] == "llama-3.1-8b"]
     found: Figures = {"decoding, sequences together": {}, "prompt": {}}
     for batch, prompt in ((1, 0), (8, 0), (32, 0), (1, 4096)):
@@ -139,7 +142,7 @@ def gpu() -> Figures:
 
 
 def _measured(device: str, batch: int, prompt: int) -> float:
-    """Tokens per second of the 8B on a GPU, by `python -m benchmarks.gpu`."""
+    """Returns tokens per second of the 8B on a GPU, measured by `python -m benchmarks.gpu`."""
     (rate,) = (
         m["tokens_per_second"]
         for m in _read(f"{device}-20261126")["models"]
@@ -158,7 +161,7 @@ def _new(rows: float, title: str) -> Any:
 
 
 def _plain(axes: Any) -> None:
-    """Bars from the left, named by their rows, with their values behind them: no axis is needed."""
+    """Removes the axis: bars start at the left, with row names before and values after them."""
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
     axes.tick_params(axis="y", length=0, labelsize=11)
@@ -166,7 +169,7 @@ def _plain(axes: Any) -> None:
 
 
 def _grouped(figures: Figures, heading: str, series: dict[str, str] = PROGRAMS) -> Any:
-    """Axes for each title, in them a group for each name, in it a bar for each of a series."""
+    """Draws axes for each title, with a group of bars for each name, one bar per series."""
     sizes = [len(groups) for groups in figures.values()]
     bars = len(next(iter(next(iter(figures.values())).values())))
     programs = [(who.replace("ours", "jax-q4k"), color) for who, color in series.items()][:bars]
@@ -196,7 +199,7 @@ def draw_cpu_peers(figures: Figures) -> Any:
 
 
 def draw_gpu(figures: Figures) -> Any:
-    """Measured ones in color."""
+    """Draws the rates on GPUs, measured ones in color."""
     title = "Tokens per second, Llama 3.1 8B on GPUs"
     return _grouped(figures, title, GPU_SERIES)
 
@@ -231,7 +234,7 @@ def draw_predicted(figures: Figures) -> Any:
 
 
 def draw_llama_step(figures: Figures) -> Any:
-    """Boxes from above to below, in the order of the launches."""
+    """Draws boxes from top to bottom, in the order of the launches."""
     figure = _new(2.0 * len(figures) + 0.8, f"A layer of Llama 3.1 8B: {len(figures)} launches")
     axes = figure.subplots()
     for row, (kernel, (text, time)) in enumerate(figures.items()):
@@ -257,7 +260,7 @@ def draw_llama_step(figures: Figures) -> Any:
     return figure
 
 
-#: File's name -> (its numbers, how they are drawn).
+#: File name -> (its numbers, its drawing function).
 ALL: dict[str, tuple[Callable[[], Figures], Callable[[Figures], Any]]] = {
     "cpu": (cpu, draw_cpu),
     "cpu-peers": (cpu_peers, draw_cpu_peers),
@@ -269,7 +272,7 @@ ALL: dict[str, tuple[Callable[[], Figures], Callable[[Figures], Any]]] = {
 
 
 def shown(name: str) -> Figures:
-    """The numbers that a chart was drawn of."""
+    """Returns the numbers that a chart was drawn from."""
     text = (CHARTS / f"{name}.svg").read_text()
     match = re.search(r"<dc:description>(.*?)</dc:description>", text, re.DOTALL)
     if match is None:
@@ -281,8 +284,8 @@ def shown(name: str) -> Figures:
 def main() -> None:
     import matplotlib
 
-    matplotlib.rcParams["svg.hashsalt"] = "jax-q4k"  # the same ids each time
-    matplotlib.rcParams["svg.fonttype"] = "none"  # texts stay texts, in the reader's font
+    matplotlib.rcParams["svg.hashsalt"] = "jax-q4k"  # reproducible ids
+    matplotlib.rcParams["svg.fonttype"] = "none"  # keeps text as text, in the reader's font
     matplotlib.rcParams["font.family"] = "sans-serif"
     CHARTS.mkdir(exist_ok=True)
     for name, (numbers, draw) in ALL.items():

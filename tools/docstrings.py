@@ -1,7 +1,8 @@
-"""A griffe extension: docstrings of this repository as the Google style that griffe reads.
+"""griffe extension: converts this repository's docstrings to the Google style that griffe reads.
 
-The package's docstrings give a sentence to several names, `k, v: as in attention`, and put several
-errors, or short arguments, into one entry. For the API reference each becomes an entry of its own.
+The package's docstrings describe several names in one sentence, `k, v: as in attention`, and put
+several errors, or short arguments, into one entry. The API reference shows each as a separate
+entry.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NAMED_ERRORS = re.compile(rf"^({_ERROR}(?:, {_ERROR})*)(?:, an? {_ERROR})?: ", 
 
 
 def entries_apart(text: str, parameters: Iterable[str] = ()) -> str:
-    """A docstring with an entry for each name in Args, Attributes and Raises."""
+    """Returns a docstring with a separate entry for each name in Args, Attributes and Raises."""
     lines, out, at = text.split("\n"), [], 0
     while at < len(lines):
         line = lines[at]
@@ -46,7 +47,7 @@ def _indent(line: str) -> int:
 
 
 def _entries(body: list[str]) -> list[str]:
-    """The entries of a section, each on one line."""
+    """Joins the entries of a section to one line each."""
     filled = [line for line in body if line.strip()]
     found: list[str] = []
     for line in filled:
@@ -67,7 +68,7 @@ def _errors(entry: str) -> list[str]:
 
 
 def _arguments(parameters: Iterable[str]) -> Callable[[str], list[str]]:
-    """Splits an entry at names, and at further parameters behind a sentence's end."""
+    """Splits an entry at names, and at further parameters after the end of a sentence."""
     known = "|".join(map(re.escape, parameters))
     further = re.compile(rf"(?<=\.) (?=(?:{known})(?:, (?:{known}))*: )") if known else None
 

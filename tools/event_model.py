@@ -1,16 +1,16 @@
-"""A second opinion on a launch's time: its warps, one by one, and the queues that they wait in.
+"""Event model of a launch's time: simulates each warp and the queues that it waits in.
 
-Nothing of `ptx_kernels.machine_code.model` but the counts that it starts from (`Launch`: bytes,
-instructions, wavefronts, turns). Blocks are dealt to multiprocessors and follow each other there.
-Each warp goes through its prologue, the turns of its loop, and what is behind it; in a turn it asks
-for the turn's bytes, computes, waits for what it needs, and computes on:
+It shares nothing with `ptx_kernels.machine_code.model` except the input counts (`Launch`: bytes,
+instructions, wavefronts, turns). Blocks are assigned to multiprocessors and follow each other
+there. Each warp executes its prologue, the turns of its loop, and the code after it. In a turn it
+requests the turn's bytes, computes, waits for the bytes it needs, and computes on:
 
     memory, L2    one queue each for the device, first come, first served
-    port          one for each multiprocessor, from L2
-    pipes, L1     one each for each multiprocessor: clocks of its busiest unit; wavefronts
-    barriers      a block's warps wait for each other where the loop around the turns has one
+    port          one per multiprocessor, from L2
+    pipes, L1     one each per multiprocessor: clocks of its busiest unit; wavefronts
+    barriers      a block's warps wait for each other if the loop around the turns has one
 
-Assumptions, none of them calibrated on hardware: the constants below.
+The constants below are assumptions that are not calibrated on hardware.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from ptx_kernels.machine_code.sass import (
 from ptx_kernels.machine_code.timeline import CLUSTER_WAIT, Section
 
 LAUNCH = 1.3e-6  # seconds: a node of a CUDA graph
-MEMORY_RATE = 4.2 / 4.3  # of what a copy reaches
-MEMORY_LATENCY = 0.5e-6  # seconds, of an idle memory
+MEMORY_RATE = 4.2 / 4.3  # fraction of a copy's bandwidth
+MEMORY_LATENCY = 0.5e-6  # seconds, of idle memory
 L2_LATENCY = 0.25e-6
-PEER_LATENCY = 0.1e-6  # of shared memory of the cluster's other blocks
+PEER_LATENCY = 0.1e-6  # shared memory of other blocks in the cluster
 CLUSTER_BARRIER = 0.25e-6
-CLOCK_RATE = 1.83 / 1.98  # of the boost clock
-PORT_BYTES = 64  # per clock into a multiprocessor
+CLOCK_RATE = 1.83 / 1.98  # fraction of the boost clock
+PORT_BYTES = 64  # per clock, to a multiprocessor
 ALONE = 2.0  # clocks between two instructions of a warp
-_MOST_BLOCKS = 4  # in the whole, for each multiprocessor: with more, a part stands for the device
+_MOST_BLOCKS = 4  # per multiprocessor; with more, a part represents the device
 _PART = 4
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a warp does between two requests for bytes.
+    """Work of a warp between two requests for bytes.
 
     Attributes:
-      alone: clocks until its last instruction, if no other warp were there.
-      overlap: of these, before it needs what it asked for in this turn.
-      pipes, wavefronts: clocks of the multiprocessor that it takes from others.
-      memory_bytes, l2_bytes: that it asks for, the former also through L2.
-      ahead: turns by which it asks before it needs them: stages of copies.
-      barrier: turns after which its block's warps meet each time; 0: they do not.
+      alone: clocks until its last instruction, without other warps.
+      overlap: the part of these before it needs the bytes requested in this turn.
+      pipes, wavefronts: clocks of the multiprocessor that it takes from other warps.
+      memory_bytes, l2_bytes: bytes that it requests; the former also pass through L2.
+      ahead: turns between a request and the use of its bytes: stages of copies.
+      barrier: turns between barriers of the block's warps; 0: none.
     """
 
     alone: float
@@ -68,12 +68,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Program:
-    """A warp's way, and how many take it.
+    """Work of one warp, and the number of warps.
 
     Attributes:
       waits: seconds of its prologue's loads.
-      early: whether it asks for its first turn's bytes before these.
-      behind: seconds at its end for a cluster's barriers, and for what it loads from its peers.
+      early: whether it requests its first turn's bytes before these.
+      behind: seconds at its end for a cluster's barriers, and for loads from its peers.
     """
 
     blocks: int
@@ -89,14 +89,14 @@ class Program:
 
 
 class Queue:
-    """Serves one request after another at a rate."""
+    """Serves requests in order at a fixed rate."""
 
     def __init__(self, rate: float, busy: float = 0.0) -> None:
-        """`busy`: seconds that it still serves those before."""
+        """Creates a queue that serves earlier requests for another `busy` seconds."""
         self._rate, self._free = rate, busy
 
     def serve(self, now: float, amount: float) -> float:
-        """When a request that comes now is served."""
+        """Returns the time at which a request that arrives now is served."""
         self._free = max(self._free, now) + amount / self._rate
         return self._free
 
@@ -113,19 +113,19 @@ class _Block:
     home: _Multiprocessor
     running: int
     waiting: list[_Warp] = field(default_factory=list)  # at a barrier
-    last: float = 0.0  # when the last of these came
+    last: float = 0.0  # arrival of the last of these
 
 
 @dataclass
 class _Warp:
     block: _Block
-    turn: int = -1  # the prologue
-    half: bool = False  # whether what it needs has come
-    arrivals: list[float] = field(default_factory=list)  # when the bytes of each turn are there
+    turn: int = -1  # -1: the prologue
+    half: bool = False  # whether the bytes it needs have arrived
+    arrivals: list[float] = field(default_factory=list)  # arrival time of each turn's bytes
 
 
 def seconds(launch: Launch, device: Device) -> float:
-    """A launch's time on a device."""
+    """Returns a launch's time on a device."""
     tensor = any(i.category == "mma" for i in launch.code)
     hertz = (device.tensor_clock_hz if tensor else None) or CLOCK_RATE * device.clock_hz
     program = _program(launch, device, hertz)
@@ -142,7 +142,7 @@ def seconds(launch: Launch, device: Device) -> float:
 
 
 class _Run:
-    """One launch; `hertz`: of multiprocessors."""
+    """One launch; `hertz`: clock of the multiprocessors."""
 
     def __init__(
         self, program: Program, multiprocessors: int, *, memory: Queue, l2: Queue, hertz: float
@@ -160,7 +160,7 @@ class _Run:
                 self._begin(home, 0.0)
 
     def finish(self) -> float:
-        """When the last warp is done."""
+        """Returns the time at which the last warp is done."""
         now = 0.0
         while self._events:
             now, _, warp = heapq.heappop(self._events)
@@ -185,7 +185,7 @@ class _Run:
         heapq.heappush(self._events, (time, self._count, warp))
 
     def _ask(self, warp: _Warp, turn: Turn, now: float) -> float:
-        """When a turn's bytes are there."""
+        """Returns the time at which a turn's bytes have arrived."""
         there = now
         if turn.memory_bytes:
             there = self._memory.serve(now, turn.memory_bytes) + MEMORY_LATENCY
@@ -195,7 +195,7 @@ class _Run:
         return there
 
     def _compute(self, warp: _Warp, turn: Turn, share: float, now: float) -> float:
-        """When `share` of a turn's instructions are through."""
+        """Returns the time at which `share` of a turn's instructions have executed."""
         home = warp.block.home
         return max(
             now + share * turn.alone / self._hertz,
@@ -205,7 +205,7 @@ class _Run:
 
     def _go_on(self, warp: _Warp, now: float) -> None:
         program = self._program
-        if warp.turn < 0:  # the prologue's bytes are there
+        if warp.turn < 0:  # the prologue's bytes have arrived
             warp.turn = 0
             for _ in range(program.turn.ahead):
                 warp.arrivals.append(self._ask(warp, program.turn, now))
@@ -221,7 +221,7 @@ class _Run:
                 self._begin(warp.block.home, now)
 
     def _in_turn(self, warp: _Warp, turn: Turn, now: float) -> None:
-        """Half a turn: up to what it needs, or behind that; copies start where the wait ends."""
+        """Executes half a turn: up to the wait, or after it; copies start where the wait ends."""
         share = turn.overlap / turn.alone if turn.alone else 0.0
         asks = warp.turn + turn.ahead < self._program.turns and warp.half == bool(turn.ahead)
         if asks and len(warp.arrivals) <= warp.turn + turn.ahead:
@@ -240,7 +240,7 @@ class _Run:
             self._at(done, warp)
 
     def _meet(self, warp: _Warp, done: float) -> None:
-        """At a barrier, where all of a block's warps go on when the last one has come."""
+        """Waits at a barrier, which all of a block's warps leave when the last one arrives."""
         block = warp.block
         block.waiting.append(warp)
         block.last = max(block.last, done)
@@ -251,7 +251,7 @@ class _Run:
 
 
 def _program(launch: Launch, device: Device, hertz: float) -> Program:
-    """A launch's counts as one warp's way."""
+    """Converts a launch's counts to the work of one warp."""
     loop, outer = _loop(launch.body)
     turns = max(1, round(loop.turns * outer.turns))
     inner, around, once = _flat(loop), _flat(outer, but=loop), _flat(launch.body, but=outer)
@@ -304,19 +304,19 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
 
 
 def _busy(launch: Launch, device: Device) -> float:
-    """Seconds, from the launch on, in which memory brings what launches before have asked for."""
+    """Returns the seconds from the launch on for which memory delivers earlier prefetches."""
     asked = launch.coming_bytes + launch.queued_bytes
     return max(0.0, asked / (MEMORY_RATE * device.bandwidth) - LAUNCH)
 
 
 def _loop(body: Section) -> tuple[Section, Section]:
-    """The innermost loop of a body, and the section around it: itself where there is no loop."""
+    """Returns the innermost loop of a body and the section around it, or the body twice."""
     outer = next((p for p in body.parts if isinstance(p, Section)), body)
     return next((p for p in outer.parts if isinstance(p, Section)), outer), outer
 
 
 def _flat(section: Section, but: Section | None = None) -> tuple[SassInstruction, ...]:
-    """A section's instructions, without those of one in it; NOPs don't count."""
+    """Returns a section's instructions without those of a nested one and without NOPs."""
     if section is but:
         return ()
     found: list[SassInstruction] = []
@@ -326,19 +326,22 @@ def _flat(section: Section, but: Section | None = None) -> tuple[SassInstruction
 
 
 def _counted(launch: Launch) -> Iterable[tuple[int, float]]:
-    """Straight code of a warp: how many instructions, how often."""
+    """Yields the length and repetitions of a warp's straight code."""
     for section in (launch.prologue, launch.body):
         for part, times in section.straight():
             yield len(part), times
 
 
 def _memory_bytes(launch: Launch) -> float:
-    """Of all blocks, through memory, what several of them read once."""
+    """Returns the bytes of all blocks through memory; shared bytes count once."""
     return min(launch.nbytes, launch.blocks * launch.memory_bytes)
 
 
 def _waits(code: tuple[SassInstruction, ...]) -> list[float]:
-    """Seconds of each wait for a load, one behind the other: what is used ends all that began."""
+    """Returns the seconds of each wait for a load, in order.
+
+    A use ends all waits started before.
+    """
     waits, under_way = [], dict[int, float]()
     for i in code:
         if hit := registers(i.operands) & under_way.keys():
@@ -352,7 +355,7 @@ def _waits(code: tuple[SassInstruction, ...]) -> list[float]:
 
 
 def _ahead(code: tuple[SassInstruction, ...]) -> tuple[int, bool]:
-    """Turns by which asynchronous copies are ahead, and whether there are any."""
+    """Returns the turns by which asynchronous copies are in advance, and whether there are any."""
     if not any(i.name == "LDGSTS" for i in code):
         return 0, False
     pending = [int(i.operands.split(",")[-1], 0) for i in code if i.opcode == "DEPBAR.LE"]
@@ -360,6 +363,6 @@ def _ahead(code: tuple[SassInstruction, ...]) -> tuple[int, bool]:
 
 
 def _overlap(code: tuple[SassInstruction, ...], cold: bool) -> float:
-    """Fewest instructions from a load from memory to its first use, round the loop if need be."""
+    """Returns the fewest instructions from a load from memory to its first use in the loop."""
     least = instructions_to_use(code, lambda load: cold or ".CONSTANT" in load.opcode)
     return 0.0 if least in (None, len(code)) else float(least or 0)

@@ -1,4 +1,4 @@
-"""The import graph of all Python files of the repository."""
+"""Import graph of all Python files of the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPE_CHECKING = "TYPE_CHECKING"
 
 @functools.cache
 def modules(*folders: str) -> dict[str, Path]:
-    """Every module below the folders by its name; `models` is installed as `jax_q4k.models`."""
+    """Maps module names to files below the folders; `models` is installed as `jax_q4k.models`."""
     of_name = {}
     for file in (f for folder in folders for f in (ROOT / folder).rglob("*.py")):
         parts = file.relative_to(ROOT).with_suffix("").parts
@@ -24,7 +24,7 @@ def modules(*folders: str) -> dict[str, Path]:
 
 
 def _statements(node: ast.AST, typing: bool) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yields imports at the top and in functions; `typing`: also those for type checkers alone."""
+    """Yields imports of modules and functions; `typing`: also those only for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
@@ -33,7 +33,7 @@ def _statements(node: ast.AST, typing: bool) -> Iterator[ast.Import | ast.Import
 
 
 def imported(name: str, file: Path, *, typing: bool = True) -> Iterator[tuple[str, str]]:
-    """Yields (module, name that is taken from it or nothing) for each import of a module."""
+    """Yields (module, imported name or "") for each import of a module."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for statement in _statements(ast.parse(file.read_text()), typing):
         if isinstance(statement, ast.Import):
@@ -60,7 +60,7 @@ def dependencies(name: str, known: dict[str, Path], *, typing: bool = True) -> s
 def arrows(*folders: str, typing: bool = True) -> dict[str, set[str]]:
     """Maps each module below the folders to those among them that it imports.
 
-    typing: count imports for type checkers alone.
+    typing: whether to count imports that are only for type checkers.
     """
     known = modules(*folders)
     return {name: dependencies(name, known, typing=typing) for name in known}

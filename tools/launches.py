@@ -1,4 +1,4 @@
-"""The kernels that a program launches, counted and listed; compiled ahead of time, without a GPU.
+"""Counts and lists the kernels that a program launches, compiled ahead of time without a GPU.
 
 python -m tools.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
 """
@@ -41,9 +41,9 @@ _XLA_TYPES = {of.dtype.name: of.xla for of in float_types.PAGES}
 
 
 def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
-    """The launches of one of the decoder's layers, known by the scope that the decoder gives it.
+    """Returns the launches of a decoder layer, identified by the decoder's named scope.
 
-    XLA keeps one of several equal loop bodies, whose launches then all count as the first layer's.
+    XLA keeps one of several equal loop bodies, whose launches then all count for the first layer.
     """
     return [
         t for t in program.launches if t.instruction and f"/layer{layer}/" in t.instruction.op_name
@@ -51,7 +51,7 @@ def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
 
 
 def page_array(arguments: Any) -> Array:
-    """A KV page array as XLA sees it: the first of the cache in a program's arguments."""
+    """Returns a KV page array as XLA sees it: the first of the cache in a program's arguments."""
     (cache,) = (x for x in jax.tree.leaves(arguments, is_leaf=_is_cache) if _is_cache(x))
     pages = next(pages[0] for pages in cache.pages if pages)
     return Array(_XLA_TYPES[str(jnp.dtype(pages.dtype))], tuple(pages.shape))
@@ -62,7 +62,7 @@ def _is_cache(x: Any) -> bool:
 
 
 def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> str:
-    """A few lines on one program."""
+    """Formats a few lines about one program."""
     ours = {id(t) for t in program.ptx_launches}
     layers = [layer_launches(program, i) for i in range(num_layers)]
     per_layer = Counter((len(layer), sum(id(t) in ours for t in layer)) for layer in layers)
@@ -87,7 +87,7 @@ def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> 
 
 
 def table(program: aot.Program) -> str:
-    """Every launch in order; `*` marks ours."""
+    """Formats every launch in order; `*` marks ours."""
     ours = {id(t) for t in program.ptx_launches}
     rows = []
     for t in program.launches:

@@ -1,7 +1,7 @@
-"""A decode step's time by the kind of layer, predicted for an H200, beside the least of its bytes.
+"""Predicts a decode step's time by kind of layer for an H200, with the lower bound of its bytes.
 
-Nothing is measured. Our launches have the times of `ptx_kernels.machine_code.model`, each of XLA's
-that of a kernel which waits once for memory.
+Nothing is measured. Our launches have the times of `ptx_kernels.machine_code.model`. Each XLA
+launch has the time of a kernel that waits once for memory.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .random_model import (
 DEVICE = DEVICES["H200"]
 CONTEXT = 512  # tokens
 CACHE_DTYPE = jnp.bfloat16
-XLA_LAUNCH = LAUNCH + MEMORY_LATENCY  # seconds, of a kernel that reads and writes little
+XLA_LAUNCH = LAUNCH + MEMORY_LATENCY  # seconds, for a kernel that reads and writes little
 
-#: Model -> its first layers, of which each kind is there, and the number of one of each.
+#: Model -> (its first layers, which include every kind; kind -> number of such a layer).
 LAYERS = {
     "Qwen 3.6 35B-A3B": (first_layers(QWEN_3_6_35B_A3B, 4), {"delta net": 0, "attention": 3}),
     "Gemma 4 31B": (first_layers(GEMMA_4_31B, 6), {"local": 0, "global": 5}),
@@ -52,9 +52,9 @@ class LayerTime:
     """One layer in a step of one sequence of CONTEXT tokens.
 
     Attributes:
-      launches, ours: kernels, and how many of them are ours.
-      nbytes: of the weights that a token uses, and of keys and values or states.
-      seconds, xla_seconds: predicted of all launches, and of XLA's alone.
+      launches, ours: number of kernels, and how many of them are ours.
+      nbytes: bytes of the weights that a token uses, and of keys and values or states.
+      seconds, xla_seconds: predicted time of all launches, and of XLA's.
     """
 
     model: str
@@ -67,12 +67,12 @@ class LayerTime:
 
     @property
     def limit(self) -> float:
-        """Seconds that the bytes take at the rate of a copy."""
+        """Seconds that the bytes take at a copy's bandwidth."""
         return self.nbytes / DEVICE.bandwidth
 
 
 class DecodeStep(NamedTuple):
-    """One token's program: the jitted function, its arguments' shapes, and what XLA makes of it."""
+    """One token's program: the jitted function, its arguments' shapes, and the compiled program."""
 
     function: Any
     arguments: tuple[Any, ...]
@@ -81,7 +81,7 @@ class DecodeStep(NamedTuple):
 
 @functools.cache
 def decode_step(config: Config) -> DecodeStep:
-    """That of one sequence of up to CONTEXT tokens, compiled for an H200."""
+    """Compiles the decode step of one sequence of up to CONTEXT tokens for an H200."""
     model = random_model(config, abstract=True)
     programs = models.abstract_programs(model, capacity=CONTEXT, cache_dtype=CACHE_DTYPE)
     function, arguments = programs["decode"]
@@ -90,14 +90,14 @@ def decode_step(config: Config) -> DecodeStep:
 
 
 def layer_times() -> list[LayerTime]:
-    """Every kind of LAYERS."""
+    """Predicts every kind of LAYERS."""
     return [
         time for model, (config, kinds) in LAYERS.items() for time in times_of(model, config, kinds)
     ]
 
 
 def times_of(model: str, config: Config, kinds: dict[str, int]) -> list[LayerTime]:
-    """Some layers of a shape, each by its kind's name."""
+    """Predicts some layers of a shape, each with the name of its kind."""
     function, arguments, program = decode_step(config)
     calls = jq.explain(
         function, *arguments, platform="cuda", device=f"NVIDIA {DEVICE.name}", predict=True
@@ -122,10 +122,11 @@ def times_of(model: str, config: Config, kinds: dict[str, int]) -> list[LayerTim
 
 
 def layer_bytes(config: Config, layer: int) -> int:
-    """Bytes that a token must move for a layer: weights, and keys and values or a state.
+    """Returns the bytes a token must move for a layer: weights, and keys and values or a state.
 
-    Of a mixture's experts those that a token uses count, of a state's matrices reading and writing,
-    of its ring of columns those that are read and the one that is written.
+    Of a mixture of experts, only the experts that a token uses count. A state's matrices count
+    twice, read and written; of its ring of columns, those that are read and the one that is
+    written.
     """
     total, expected = 0.0, expected_tensors(config)
     for name, kind in tensor_types(config).items():
@@ -146,7 +147,7 @@ def layer_bytes(config: Config, layer: int) -> int:
 
 
 def tensor_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor of ggml's type `kind`."""
+    """Returns the bytes of a tensor of ggml's type `kind`."""
     if kind in ("F32", "BF16"):
         return math.prod(shape) * (4 if kind == "F32" else 2)
     block = formats.get(kind)
@@ -154,7 +155,7 @@ def tensor_bytes(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def table(times: Iterable[LayerTime]) -> str:
-    """A row for each."""
+    """Formats a row for each layer."""
     header = ("predicted, H200", "launches", "ours", "MB", "limit us", "predicted us", "XLA's us")
     rows = [
         (

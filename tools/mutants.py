@@ -4,8 +4,8 @@
 
 A mutant changes, drops or adds one line of the body. Every operator below is a mistake that someone
 writing or changing a kernel makes: a forgotten barrier, `<=` for `<`, a shift or mask that is off
-by one, swapped operands, a loop that ends a round early, a wrong stride, an address computed in 32
-bits.
+by one, swapped operands, a loop that ends one iteration early, a wrong stride, an address computed
+in 32 bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OFFSET = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`line` (from 0) of the text, `before`, becomes `after`: several lines, one or none."""
+    """Replaces `line` (from 0) of the text, `before`, by `after`: several lines, one or none."""
 
     operator: str
     line: int
@@ -36,7 +36,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class _Line:
-    """An instruction of the text, taken apart."""
+    """A parsed instruction of the text."""
 
     number: int
     text: str
@@ -63,7 +63,7 @@ class _Line:
 
 
 def instructions(text: str) -> list[_Line]:
-    """The instructions between the declarations and the end of the body."""
+    """Returns the instructions between the declarations and the end of the body."""
     found = []
     for number, line in enumerate(text.split("\n")):
         match = _LINE.match(line)
@@ -86,7 +86,7 @@ Operator = Callable[[_Line, "_Body"], Iterator[str]]
 
 
 class _Body:
-    """The whole body, as operators ask about it."""
+    """The full body, with the analyses that operators need."""
 
     def __init__(self, text: str) -> None:
         self.lines = instructions(text)
@@ -107,9 +107,9 @@ class _Body:
         }
 
     def _unused(self, text: str) -> set[int]:
-        """Line numbers of instructions whose results nothing reads that may run later.
+        """Returns line numbers of instructions whose results no later instruction reads.
 
-        Results that only other such instructions read are among them.
+        Results that only other such instructions read are included.
         """
         labels = self._labels(text)
         jumps = {
@@ -126,7 +126,7 @@ class _Body:
                 readers.setdefault(register, []).append(line.number)
 
         def later(number: int) -> int:
-            """First line that may run after this one.
+            """Returns the first line that may run after this one.
 
             It is the target of the farthest jump back, if there is one.
             """
@@ -166,7 +166,7 @@ class _Body:
         }
 
     def _loop_tests(self, text: str) -> set[int]:
-        """Line numbers of the comparisons that the backward branches depend on."""
+        """Returns line numbers of the comparisons that the backward branches depend on."""
         labels = self._labels(text)
         tests = set()
         for at, line in enumerate(self.lines):
@@ -269,7 +269,7 @@ def swap_operands(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def shorten_loop(line: _Line, body: _Body) -> Iterator[str]:
-    """One round less: the limit comes down by the index's step."""
+    """Runs one iteration less: decreases the limit by the index's step."""
     if (
         line.number in body.loop_tests
         and len(line.operands) == 3
@@ -281,7 +281,7 @@ def shorten_loop(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def change_offset(line: _Line, body: _Body) -> Iterator[str]:
-    """An access one element further, or (for strides) rows one byte further apart."""
+    """Moves an access by one element, or (for strides) rows apart by one more byte."""
     if line.opcode.startswith(("ld.global", "ld.shared", "st.global", "st.shared")):
         for index, operand in enumerate(line.operands):
             if match := _OFFSET.fullmatch(operand):
@@ -306,7 +306,7 @@ def change_stride(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def drop_rounding(line: _Line, body: _Body) -> Iterator[str]:
-    """An un-rounded operation, which ptxas may contract to a fused multiply-add."""
+    """Removes the rounding of an operation, which ptxas may then contract to an fma."""
     if re.match(r"(add|sub|mul)\.rn\.f32$", line.opcode):
         yield line.changed(opcode=line.opcode.replace(".rn", ""))
 
@@ -324,7 +324,7 @@ def change_constant(line: _Line, body: _Body) -> Iterator[str]:
         elif _NUMBER.fullmatch(operand) and line.opcode.startswith(
             ("mov.", "add.", "sub.", "setp.", "selp.", "min.", "max.")
         ):
-            value = int(operand)  # the largest u32 has no next
+            value = int(operand)  # the largest u32 has no successor
             yield line.with_operand(index, str(value - 1 if value == 2**32 - 1 else value + 1))
         elif line.opcode.startswith("shfl.") and index == 2 and int(operand) > 0:
             yield line.with_operand(index, str(int(operand) >> 1 or 2))
@@ -338,9 +338,9 @@ def replace_opcode(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def delete_update(line: _Line, body: _Body) -> Iterator[str]:
-    """A lost update of a register that other instructions write too.
+    """Drops an update of a register that other instructions also write.
 
-    Where it is the only one, any run would say so.
+    If it is the only one, any run would notice.
     """
     if body.definitions.get(line.operands[0], 0) > 1 and not line.opcode.startswith(
         _WITHOUT_RESULT
@@ -383,9 +383,9 @@ OPERATORS: dict[str, Operator] = {
 
 
 def mutants(text: str) -> dict[str, list[Mutant]]:
-    """Operator -> what it can do to this text, in the text's order.
+    """Returns operator -> its mutants of this text, in the text's order.
 
-    Instructions whose result nothing uses are left alone.
+    Instructions with unused results are skipped.
     """
     body = _Body(text)
     return {
@@ -400,7 +400,7 @@ def mutants(text: str) -> dict[str, list[Mutant]]:
     }
 
 
-# --- mutants that change nothing ---
+# --- equivalent mutants ---
 
 _OF_INDICES = "mov add sub mul mad and or xor not shl shr selp setp min max div rem cvt bfe bfi"
 _INDEX_ARITHMETIC = tuple(f"{name}." for name in _OF_INDICES.split())
@@ -408,12 +408,12 @@ _CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
 
 
 def probe(text: str, mutant: Mutant) -> str | None:
-    """A kernel without parameters that traps if the mutant changes a number in any thread.
+    """Returns a kernel without parameters that traps if the mutant changes a number in any thread.
 
-    A number counts if anything but index arithmetic uses it. Index arithmetic is what follows from
-    the thread's place in the grid alone.
+    A number counts if anything but index arithmetic uses it. Index arithmetic depends only on the
+    thread's position in the grid.
 
-    None where the mutated instruction is no part of it: then one run proves nothing.
+    Returns None if the mutated instruction is not index arithmetic: one run then proves nothing.
     """
     lines = instructions(text)
     writers: dict[str, list[_Line]] = {}
@@ -438,7 +438,7 @@ def probe(text: str, mutant: Mutant) -> str | None:
         for r in _registers((line.guard, *line.operands))
     }
 
-    # what depends on the mutated instruction, computed once more as %changed_...
+    # recomputes what depends on the mutated instruction as %changed_...
     changed, again = {target}, []
     for number in sorted(index):
         line = after[0] if number == mutant.line else index[number]
@@ -479,14 +479,14 @@ def _renamed(operand: str, changed: set[str]) -> str:
 
 
 def _is_index(register: str, index: dict[int, _Line], writers: dict[str, list[_Line]]) -> bool:
-    """True for a special register, or the result of index arithmetic."""
+    """Returns whether it is a special register, or the result of index arithmetic."""
     return "." in register or (
         len(writers.get(register, ())) == 1 and writers[register][0].number in index
     )
 
 
 def _index_arithmetic(lines: list[_Line], writers: dict[str, list[_Line]]) -> dict[int, _Line]:
-    """Line number -> the instructions that alone write their register.
+    """Returns line number -> instructions that are the only writers of their register.
 
     Their operands are immediates and other such registers.
     """

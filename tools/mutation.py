@@ -1,16 +1,16 @@
-"""Mutation testing, whether our checks find bugs: `python -m tools.mutation`.
+"""Mutation testing of kernels: measures whether our checks find bugs. `python -m tools.mutation`.
 
 Options: `--subjects PATTERN ...`, `--mutants 300`, `--json FILE`.
 
 Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/support/subjects, one at a
-time, and runs what the tests run: the simulator with all its checks against the exact results, then
-again under perturbations of what hardware leaves open; and the rule that every float instruction
-states its rounding. A mutant that nothing notices survives. Those that compute the same as the
-kernel do not count: index arithmetic that gives every thread of the launch the same numbers (found
-by running it), and what tests/data/mutation/equivalent.toml lists with a reason. Survivors that are
-real bugs are explained there too.
+time, and runs the tests' checks: the simulator with all its checks against the exact results, again
+under perturbations of what hardware leaves open, and the rule that every float instruction states
+its rounding. A mutant that no check finds survives. Equivalent mutants do not count: index
+arithmetic that gives every thread of the launch the same numbers (found by running it), and those
+that tests/data/mutation/equivalent.toml lists with a reason. That file also explains survivors that
+are real bugs.
 
-Deterministic for a seed: a subject's mutants depend on its label, its text and the seed alone.
+Deterministic for a seed: a subject's mutants depend only on its label, its text and the seed.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ from .results import write_results
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = ROOT / "tests" / "data" / "mutation" / "equivalent.toml"
 SEEDS = (1, 2, 3)  # of the perturbations
-#: Basic blocks of a run, 10 times what the longest subject needs: mutants may loop forever.
+#: Limit of basic blocks per run, 10 times what the longest subject needs: mutants may loop forever.
 STEP_LIMIT = 4000
 BAR = 0.95
 
-#: float instructions that leave their rounding to ptxas: tests/ptx_kernels/ptx/test_rows.py allows
+#: float instructions that leave their rounding to ptxas; tests/ptx_kernels/ptx/test_rows.py allows
 #: none in a kernel
 _UNROUNDED = re.compile(r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(?:16|32)\b")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`killed_by`: the error's name, `result`, `perturbed ...` or `rounding`; empty for a survivor.
+    """Outcome of one mutant.
 
-    `equivalent`: nothing found it, and the file of known mutants says why nothing can: it does not
-    count.
+    Attributes:
+      killed_by: the error's name, `result`, `perturbed ...` or `rounding`; empty for a survivor.
+      equivalent: no check found it, and the file of known mutants explains why none can; it does
+        not count.
     """
 
     subject: str
@@ -66,10 +68,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Known:
-    """Mutants that need no finding, or are known not to be found.
+    """A mutant that is equivalent, or known to survive.
 
-    `subject` is a pattern as of file names, or several with spaces between them; `before` and
-    `after` are lines with their registers' numbers left out.
+    `subject` is a file name pattern, or several separated by spaces; `before` and `after` are lines
+    without their registers' numbers.
     """
 
     subject: str
@@ -89,9 +91,9 @@ class Known:
 
 
 def plain(line: str) -> str:
-    """A line with %r12 as %r.
+    """Returns a line with %r12 as %r.
 
-    It stays the same when a kernel's registers are counted differently.
+    It does not depend on how a kernel's registers are numbered.
     """
     return (
         re.sub(r"(%[a-z]+)\d+", r"\1", " ".join(line.split())).replace("[", "(").replace("]", ")")
@@ -117,7 +119,7 @@ def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: boo
 
 
 def _subjects() -> ModuleType:
-    """Imports tests/support/subjects; the tests' folder is no package of its own."""
+    """Imports tests/support/subjects; the tests folder is not a package."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.insert(0, str(ROOT / "tests"))
     return importlib.import_module("support.subjects")
@@ -132,10 +134,10 @@ def labels() -> list[str]:
 
 
 def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
-    """True where the mutated instruction, from the thread's place alone, computes as before.
+    """Returns whether the mutated index arithmetic computes the same numbers as before.
 
-    That holds in every thread of the kernel's launch. Such a mutant is equivalent, as the launch is
-    a part of the kernel.
+    It must do so in every thread of the kernel's launch. Such a mutant is equivalent, because the
+    launch is part of the kernel.
     """
     text = probe(kernel.text, mutant)
     if text is None:
@@ -148,7 +150,7 @@ def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
 
 
 def draw(label: str, kernel: Kernel, seed: int) -> Iterator[Mutant]:
-    """The mutants of a kernel that change anything, in random order, the operators in turn."""
+    """Yields the mutants of a kernel that change anything, shuffled, alternating operators."""
     rng = random.Random(f"{label} {seed}")
     by_operator = {name: found for name, found in mutants(kernel.text).items() if found}
     for found in by_operator.values():
@@ -165,7 +167,7 @@ def draw(label: str, kernel: Kernel, seed: int) -> Iterator[Mutant]:
 
 
 def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
-    """The check that finds the mutant; empty if none does."""
+    """Returns the name of the check that finds the mutant; empty if none does."""
     text = mutant.apply(subject.kernel.text)
     if _UNROUNDED.search(text):
         return "rounding"
@@ -187,9 +189,9 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
 
 
 def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
-    """Outcomes of `count` mutants, fewer if there are no more.
+    """Returns outcomes of `count` mutants, or fewer if there are no more.
 
-    Those of the equivalent mutants met on the way are among them.
+    Equivalent mutants encountered before are included.
     """
     subject, known = load_subject(label), read_known()
     outcomes: list[Outcome] = []
@@ -205,11 +207,11 @@ def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
     return outcomes
 
 
-# --- all of them ---
+# --- all subjects ---
 
 
 def shares(chosen: Sequence[str], total: int) -> dict[str, int]:
-    """Numbers of mutants of each subject: the families alike, the subjects of a family alike."""
+    """Returns each subject's number of mutants: equal for families, and within a family."""
     families: dict[str, list[str]] = {}
     for label in chosen:
         families.setdefault(family(label), []).append(label)
@@ -229,7 +231,7 @@ def family(label: str) -> str:
 
 
 def run(chosen: Sequence[str], total: int, seed: int, jobs: int) -> Iterator[list[Outcome]]:
-    """The outcomes of one subject after the other, as they come."""
+    """Yields the outcomes subject by subject."""
     counts = {label: count for label, count in shares(chosen, total).items() if count}
     if jobs == 1:
         for label, count in counts.items():
@@ -276,7 +278,7 @@ def killed(outcomes: Sequence[Outcome]) -> int:
 
 
 def report(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome]) -> str:
-    """The printed report: the outcomes by operator and by family, and the survivors."""
+    """Formats the report: the outcomes by operator and by family, and the survivors."""
     parts = [table("operator", _by_operator(outcomes)), table("family", _by_family(outcomes))]
     for o in outcomes:
         if not o.killed_by:
@@ -292,7 +294,7 @@ def report(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome]) -> str:
 def results(
     outcomes: Sequence[Outcome], equivalent: Sequence[Outcome], seed: int
 ) -> dict[str, Any]:
-    """The same for the JSON file."""
+    """Returns the report's figures for the JSON file."""
 
     def counts(groups: dict[str, list[Outcome]]) -> dict[str, dict[str, int]]:
         return {

@@ -1,7 +1,7 @@
-"""Bytes that launches ask for ahead: how many have come when the launch begins that reads them.
+"""Simulates how many prefetched bytes have arrived when the reading launch starts.
 
-Memory brings them in the order in which they were asked for, while launches leave it time: between
-two of them, in prologues, and where something else than memory is the limit.
+Memory delivers them in the order of the requests whenever launches leave it idle: between two
+launches, in prologues, and while something other than memory is the limit.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, replace
 from ptx_kernels.machine_code.model import Launch
 from ptx_kernels.ptx import Kernel, Prefetch
 
-_GRAIN = 1 << 14  # bytes: launches of one kernel then find the same
+_GRAIN = 1 << 14  # bytes: launches of one kernel then have equal counts
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a launch finds: bytes of its own that have come, that come, and others' before its."""
+    """Prefetched bytes at a launch's start: its own in L2 and in flight, and others before."""
 
     resident: int = 0
     coming: int = 0
     queued: int = 0
 
     def by(self, launch: Launch) -> Launch:
-        """The launch that finds it."""
+        """Returns the launch with these bytes."""
         return replace(
             launch,
             resident_bytes=self.resident,
@@ -34,22 +34,22 @@ class Found:
 
 @dataclass
 class _Asked:
-    """Rows of matrices that one launch asked for; bytes that have come, and that have not."""
+    """Rows of matrices that one launch prefetched: bytes in flight, and bytes that arrived."""
 
     wanted: tuple[Prefetch, ...]
     coming: float
     resident: float = 0.0
 
     def is_for(self, kernel: Kernel) -> bool:
-        """True of the launch that reads them: its planes have these shapes."""
+        """Returns whether a launch reads them: its planes have these shapes."""
         shapes = {b.shape[-3:] for b in kernel.operands if not b.ahead}
         return all((each.rows, *row) in shapes for each in self.wanted for row in each.planes)
 
 
 class Prefetched:
-    """What was asked for and not yet read, along a program's launches.
+    """Prefetches that have not been read, along a program's launches.
 
-    rate: bytes/s that memory brings.
+    rate: bytes/s of the memory.
     """
 
     def __init__(self, rate: float) -> None:
@@ -57,7 +57,7 @@ class Prefetched:
         self._asked: list[_Asked] = []
 
     def begin(self, kernel: Kernel) -> Found:
-        """What a launch finds; it takes its own from the account."""
+        """Returns the prefetched bytes of a launch, and removes its own from the account."""
         own = [asked for asked in self._asked if asked.is_for(kernel)]
         self._asked = [asked for asked in self._asked if asked not in own]
         sums = (
@@ -68,7 +68,7 @@ class Prefetched:
         return Found(*(round(nbytes / _GRAIN) * _GRAIN for nbytes in sums))
 
     def pass_time(self, seconds: float, nbytes: float = 0.0) -> None:
-        """A launch of so many seconds, in which memory moves so many bytes of its own."""
+        """Advances by a launch of `seconds` that moves `nbytes` through memory itself."""
         free = max(0.0, seconds * self._rate - nbytes)
         for asked in self._asked:
             came = min(free, asked.coming)
@@ -77,7 +77,7 @@ class Prefetched:
             free -= came
 
     def end(self, kernel: Kernel) -> None:
-        """What a launch asks for at its end."""
+        """Adds the prefetches at a launch's end."""
         if kernel.ahead_bytes:
             wanted = kernel.arguments["prefetch"]
             self._asked.append(_Asked(wanted, float(kernel.ahead_bytes)))

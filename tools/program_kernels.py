@@ -1,8 +1,8 @@
-"""The distinct kernels that a model's programs launch, with how often each is launched.
+"""Lists the distinct kernels of a model's programs, and how often each is launched.
 
-A program is compiled ahead of time for an H200 from the first few layers of a shape; every layer of
-the whole model then counts as the one among them that has the same types of tensors, mixer, window
-and heads. So a model of any depth takes seconds.
+A program is compiled ahead of time for an H200 from the first few layers of a shape. Every layer of
+the full model then counts as the one among them with the same tensor types, mixer, window and
+heads. A model of any depth therefore takes seconds.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SHAPES: dict[str, Config] = {
 }
 BATCHES = (1, 2, 4, 8, 16, 32)
 PROMPTS = (512, 4096)
-PIECES = ((256, 4096),)  # tokens of prompts, and how many are in the cache before them
+PIECES = ((256, 4096),)  # tokens of a prompt chunk, and tokens in the cache before it
 CONTEXT = 512  # tokens of a sequence that a decode step reads
 CACHE_DTYPE = jnp.bfloat16
-_PAGE = 16  # tokens: a cache has room for whole pages
+_PAGE = 16  # tokens: a cache holds a whole number of pages
 
 _LAYER = re.compile(r"/layer(\d+)/")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
@@ -60,9 +60,9 @@ class Asked:
 
     Attributes:
       shape: a key of SHAPES.
-      prompt: 0: a decode step.
-      context: tokens that each sequence of a decode step has room for and holds.
-      before: tokens in the cache that the prompt continues.
+      prompt: 0 for a decode step.
+      context: tokens that each sequence of a decode step has capacity for and holds.
+      before: tokens in the cache before the prompt.
     """
 
     shape: str
@@ -73,7 +73,7 @@ class Asked:
 
     @property
     def tokens(self) -> int:
-        """That the program makes or takes in."""
+        """Number of tokens that the program generates or processes."""
         return self.batch * max(1, self.prompt)
 
     def __str__(self) -> str:
@@ -84,12 +84,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class ProgramKernels:
-    """What one program launches, of the whole model.
+    """Launches of one program of the full model.
 
     Attributes:
-      sequence: its launches in order, ours or XLA's, with how often each runs: a loop's turns and
-        the layers that a launch stands for are multiplied.
-      hlo: the compiled text, in which the instructions of `xla` are found.
+      sequence: its launches in order, ours or XLA's, with the number of runs of each: loop
+        iterations times the layers that the launch represents.
+      hlo: the compiled text that contains the instructions of `xla`.
     """
 
     asked: Asked
@@ -98,7 +98,7 @@ class ProgramKernels:
 
     @functools.cached_property
     def kernels(self) -> dict[Kernel, int]:
-        """Ours -> launches."""
+        """Our kernels -> number of launches."""
         counts: Counter[Kernel] = Counter()
         for launch, times in self.sequence:
             if isinstance(launch, Kernel) and times:
@@ -107,7 +107,7 @@ class ProgramKernels:
 
     @property
     def xla(self) -> list[tuple[Thunk, int]]:
-        """XLA's own launches with how often each runs."""
+        """XLA's own launches, with the number of runs of each."""
         return [(each, n) for each, n in self.sequence if n and not isinstance(each, Kernel)]
 
     @property
@@ -117,7 +117,7 @@ class ProgramKernels:
 
 @functools.cache
 def program_kernels(asked: Asked) -> ProgramKernels:
-    """Compiles the program; a second call with the same argument returns the same object.
+    """Compiles the program; results are cached by the argument.
 
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed.
@@ -130,7 +130,7 @@ def program_kernels(asked: Asked) -> ProgramKernels:
     calls = jq.explain(
         function, *arguments, platform="cuda", device=f"NVIDIA {REFERENCE.name}"
     ).calls
-    # the text alone does not tell how many rows a kernel is launched for
+    # the text alone does not determine the number of rows of a launch
     explained: dict[tuple[str, tuple[int, ...] | None], Kernel] = {
         (kernel.text, kernel.grid): kernel for call in calls for kernel in call.kernels
     }
@@ -147,7 +147,7 @@ def program_kernels(asked: Asked) -> ProgramKernels:
 
 
 def label(kernel: Kernel) -> str:
-    """`gemm_q4_k_m32 14336x4096`; the name alone of what is no product."""
+    """Returns a label such as `gemm_q4_k_m32 14336x4096`; only the name if it is not a product."""
     packed = packed_weights(kernel)
     if packed is None:
         return kernel.name
@@ -157,12 +157,12 @@ def label(kernel: Kernel) -> str:
 
 
 def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:
-    """The jitted function and its arguments' shapes."""
+    """Returns the jitted function and its arguments' shapes."""
     if not asked.before:
         programs = models.abstract_programs(
             model,
             batch=asked.batch,
-            prompt_length=asked.prompt or 8,  # of a decode step it is another program's
+            prompt_length=asked.prompt or 8,  # for a decode step, it belongs to the other program
             capacity=-(-max(asked.prompt, asked.context) // _PAGE) * _PAGE,
             cache_dtype=CACHE_DTYPE,
         )
@@ -185,16 +185,16 @@ def _program(model: models.Model, asked: Asked) -> tuple[Any, tuple[Any, ...]]:
 
 
 class _Loop(NamedTuple):
-    """A loop of the compiled program: the layer that it belongs to, and its turns."""
+    """A loop of the compiled program: the layer that it belongs to, and its iterations."""
 
     layer: int | None
     turns: int
 
 
 def _place(launch: Thunk, loops: dict[str, _Loop]) -> tuple[int | None, int]:
-    """The layer that launches it, None outside of layers, and how often a loop there runs it.
+    """Returns a launch's layer, None outside of layers, and its repetitions in a loop.
 
-    A loop around it says the layer: XLA gives equal bodies the names of the first layer's.
+    The enclosing loop determines the layer: XLA gives equal bodies the names of the first layer's.
     """
     instruction = launch.instruction
     if any(parent.kind == "kWhile" for parent in launch.parents):
@@ -210,10 +210,10 @@ def _layer(op_name: str) -> int | None:
 
 
 def _loops(hlo: str) -> dict[str, _Loop]:
-    """Instruction -> the loop that runs it, of all that are in a loop's body or condition.
+    """Maps each instruction in a loop's body or condition to that loop.
 
     Raises:
-      ValueError: XLA does not know how many turns a loop takes.
+      ValueError: XLA does not know the number of iterations of a loop.
     """
     loops, computation, found = {}, "", {}
     lines = hlo.splitlines()
@@ -233,11 +233,11 @@ def _loops(hlo: str) -> dict[str, _Loop]:
 
 
 def _cut(config: Config) -> tuple[Config, tuple[int, ...]]:
-    """The fewest first layers that have all kinds, and of each layer of `config` the one like it.
+    """Returns the fewest first layers with all kinds, and for each layer of `config` a similar one.
 
-    A layer between others stands for those of its kind: XLA joins what is around the first and the
-    last to them. The last, whose launches ask for the output's weights, is the last of these too,
-    or if that is of another kind one between others.
+    An inner layer represents those of its kind, because XLA fuses surrounding code into the first
+    and the last. The last layer, whose launches prefetch the output's weights, is represented by
+    the last of these, or by an inner one if that is of another kind.
     """
     *wanted, (last, _) = _kinds(config)
     for count in range(3, config.num_layers):
@@ -251,9 +251,9 @@ def _cut(config: Config) -> tuple[Config, tuple[int, ...]]:
 
 
 def _kinds(config: Config) -> list[tuple[Any, ...]]:
-    """What tells layers apart: the types of their tensors, mixer, window and heads.
+    """Returns what distinguishes each layer: tensor types, mixer, window and heads.
 
-    And what mixes tokens in the next layer, for whose weights their launches ask; of the last None.
+    Also the mixer of the next layer, whose weights the launches prefetch; None for the last.
     """
     types: list[dict[str, str]] = [{} for _ in range(config.num_layers)]
     for name, kind in tensor_types(config).items():

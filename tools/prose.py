@@ -1,4 +1,4 @@
-"""Checks docstrings, comments and Markdown for sentences and words that a reader stumbles over.
+"""Checks docstrings, comments and Markdown for hard-to-read sentences and private vocabulary.
 
 `python -m tools.prose [PATH ...]` lists what it finds as `file:line: problem` and fails if there is
 anything. `make lint` runs it on all files.
@@ -24,7 +24,7 @@ FIRST_WORDS = frozenset(
 )
 FIRST_PHRASES = ("True of", "True where", "There is", "There are", "It is", "Whether or")
 
-#: Words of this project alone, as regular expressions, and the field's term.
+#: Private vocabulary, as regular expressions, and the field's term.
 WORDS = {
     r"\bways? of sampling\b": "sampling parameters, or sampling stages",
     r"\bon (?:its|their|the) way\b": "in flight, or in progress",
@@ -43,13 +43,13 @@ WORDS = {
     r"\blikeliest\b": "most likely",
 }
 
-#: Kinds of files that are checked, and folders that hold others' words or generated text.
+#: File types that are checked, and folders with foreign or generated text.
 SUFFIXES = (".py", ".md", ".h", ".cpp")
 LEFT_OUT = ("tests/data/", "benchmarks/results/", "docs/data/")
 
 
 class Text(NamedTuple):
-    """A docstring, comment or line of Markdown, and the line it begins on."""
+    """A docstring, comment or line of Markdown, and the line where it begins."""
 
     line: int
     text: str

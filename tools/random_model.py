@@ -1,4 +1,4 @@
-"""Models of a given shape with random packed weights: for timing without a file of that size."""
+"""Models of a given shape with random packed weights, for timing without a large file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ptx_kernels import formats
 
 
 def hybrid(layers: int) -> tuple[MixerKind, ...]:
-    """Attention in every fourth layer, gated delta nets in the others."""
+    """Returns attention for every fourth layer, gated delta nets for the others."""
     return tuple("attention" if i % 4 == 3 else "delta" for i in range(layers))
 
 
@@ -207,7 +207,7 @@ GLM_4_7_FLASH = Config(
 
 
 def first_layers(config: Config, count: int) -> Config:
-    """The shape cut to its first layers."""
+    """Returns the shape reduced to its first layers."""
     by_layer = {
         name: values[:count]
         for name in ("mixers", "kv_heads", "windowed_layers", "inner_sizes")
@@ -230,7 +230,7 @@ _FLOATS = {"F32": jnp.float32, "BF16": jnp.bfloat16}
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def random_weight(key: jax.Array, format: str, *shape: int) -> QuantizedArray:
-    """Packed weights (..., k) made on the device, of zero mean and variance about 1 / k."""
+    """Generates packed weights (..., k) on the device, with zero mean and variance about 1 / k."""
     block, (*leading, k) = formats.get(format), shape
     planes = []
     for plane, (_, fields) in zip(block.planes, block.layout, strict=True):
@@ -248,7 +248,7 @@ def random_weight(key: jax.Array, format: str, *shape: int) -> QuantizedArray:
 
 
 def tensor_types(config: Config) -> dict[str, str]:
-    """Tensor name -> ggml's type name in a Q4_K_M file with an output matrix of its own."""
+    """Returns tensor name -> ggml's type name, for a Q4_K_M file with a separate output matrix."""
     shapes = {
         name: tensor.shape
         for name, tensor in expected_tensors(config).items()
@@ -258,9 +258,9 @@ def tensor_types(config: Config) -> dict[str, str]:
 
 
 def _is_held(config: Config, name: str, required: bool) -> bool:
-    """True of tensors that every file of the shape holds, and of the output matrix.
+    """Returns whether files of the shape hold the tensor: required ones and the output matrix.
 
-    Gemma 4's windowed layers have values of their own, and all layers a scale.
+    Gemma 4's windowed layers also have their own values, and all its layers a scale.
     """
     if required or name == "output.weight":
         return True
@@ -273,10 +273,10 @@ def _is_held(config: Config, name: str, required: bool) -> bool:
 
 
 def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Model:
-    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M.
+    """Returns a model of `config` with its own output matrix and no tokenizer, as Q4_K_M.
 
-    abstract: packed weights are shapes without data, which is enough to compile programs and takes
-    no memory.
+    abstract: packed weights are shapes without data, which suffice to compile programs and take no
+    memory.
     """
     tensors: dict[str, Any] = {}
     shapes = {name: tensor.shape for name, tensor in expected_tensors(config).items()}

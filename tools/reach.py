@@ -1,14 +1,14 @@
-"""Prints the test files that a change can reach: `python -m tools.reach [--since TREE]`.
+"""Prints the test files that a change can affect: `python -m tools.reach [--since TREE]`.
 
-`--record tests` writes into tests/passed.txt that every test passed on the tree that is checked
-out, `--record others` that `.ci/others` did. `--touches PATH ...` prints the changed files that are
-these or lie below them instead.
+`--record tests` writes to tests/passed.txt that every test passed on the tree that is checked out,
+`--record others` that `.ci/others` did. `--touches PATH ...` prints the changed files that are
+these or are below them instead.
 
 The change is the difference between TREE (by default the one in tests/passed.txt on which
-`--check`, `tests` or `others`, passed) and the commit that is checked out. It reaches a test file
-that imports a changed module, directly or by way of others; one whose strings name a changed file,
-or a folder that it lies in; and, where the change is in a package, one that starts processes.
-Prints `tests`, which is all of them, where it cannot tell.
+`--check`, `tests` or `others`, passed) and the commit that is checked out. It affects a test file
+that imports a changed module, directly or indirectly; one whose strings name a changed file, or a
+folder that contains it; and, if the change is in a package, one that starts processes. Prints
+`tests`, which is all of them, if it cannot tell.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .imports import OTHERS, PACKAGES, ROOT, arrows, modules
 
 PASSED = ROOT / "tests" / "passed.txt"
 CHECKS = ("tests", "others")
-#: What every test depends on.
+#: Files that every test depends on.
 _EVERYTHING = ("pyproject.toml", "setup.py", "tests/conftest.py", "tests/support/tiers.py")
-#: What no test reads.
+#: Files that no test reads.
 _NOTHING = (".gitignore", "CHANGELOG.md", "LICENSE", "tests/passed.txt", "tests/README.md")
 _FOLDERS = (*PACKAGES, *OTHERS)
 
 
 def reached(changed: Iterable[str]) -> set[str] | None:
-    """The test files, as paths from the root, that the changed paths reach; None for all."""
+    """Returns the test files (paths from the root) that the changed paths affect; None for all."""
     found: set[str] = set()
     for path in changed:
         if path in _EVERYTHING:
@@ -61,7 +61,7 @@ def _reached_by(path: str) -> set[str]:
 
 
 def _module(path: str) -> str:
-    """The module's name, of any other file of a package that of the package beside it."""
+    """Returns the module's name; for other files in a package, that of the package."""
     parts = Path(path).with_suffix("").parts if path.endswith(".py") else Path(path).parts[:-1]
     if parts and parts[-1] == "__init__":
         parts = parts[:-1]
@@ -86,7 +86,7 @@ def _tests() -> dict[str, tuple[set[str], set[str], bool]]:
 
 
 def _closure(name: str) -> set[str]:
-    """The modules that a module imports, by way of others too, with their packages and itself."""
+    """Returns direct and indirect imports of a module, with their packages and itself."""
     graph, found, left = arrows(*_FOLDERS), set[str](), [name]
     while left:
         module = left.pop()
@@ -99,7 +99,7 @@ def _closure(name: str) -> set[str]:
 
 @cache
 def _imports_by_name(module: str) -> set[str]:
-    """Modules below a package whose __init__ imports some of them when they are asked for."""
+    """Returns modules below a package whose __init__ imports some of them lazily."""
     known = modules(*_FOLDERS)
     file = known[module]
     if file.name != "__init__.py" or "import_module(" not in file.read_text():
@@ -110,7 +110,7 @@ def _imports_by_name(module: str) -> set[str]:
 
 @cache
 def _strings(module: str) -> set[str]:
-    """Strings of a module's text, and their parts between slashes."""
+    """Returns the strings of a module's text, and their parts between slashes."""
     tree = ast.parse(modules(*_FOLDERS)[module].read_text())
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     whole = {text for text in texts if isinstance(text, str) and len(text) < 200}
@@ -131,7 +131,7 @@ def tree_hash(revision: str = "HEAD") -> str:
 
 
 def changed_since(tree: str) -> list[str] | None:
-    """Paths that differ between a tree and the commit; None where git does not know the tree."""
+    """Returns the paths that differ between a tree and the commit; None if git has no such tree."""
     try:
         listed = _git("diff-tree", "-r", "--name-only", "--no-renames", tree, "HEAD^{tree}")
         return listed.splitlines()
@@ -145,15 +145,15 @@ def _git(*arguments: str) -> str:
 
 
 def passed() -> dict[str, str]:
-    """Check -> the line of tests/passed.txt behind its name: a tree's hash, and when and where."""
+    """Maps each check to the rest of its line in tests/passed.txt: tree hash, time, place."""
     lines = PASSED.read_text().splitlines() if PASSED.exists() else []
     return {check: rest for check, _, rest in (line.partition(" ") for line in lines)}
 
 
 def record(check: str) -> str:
-    """Writes the tree on which a check passed into tests/passed.txt; says what it did.
+    """Writes the tree on which a check passed to tests/passed.txt; returns a message.
 
-    A tree with changes that are not committed cannot be found again, and is not written.
+    A tree with uncommitted changes could not be found again, so it is not written.
     """
     mine = f":!{PASSED.relative_to(ROOT)}"
     if changes := _git("status", "--porcelain", "--", ".", mine):

@@ -1,4 +1,4 @@
-"""Results as JSON files, with their provenance: date, commit, versions and host."""
+"""Result files in JSON, with their provenance: date, commit, versions and host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "numpy", "cuda-bindin
 
 
 def commit() -> str | None:
-    """Commit that is checked out, `-dirty` if files differ from it; None outside a repository."""
+    """Returns the commit that is checked out, with `-dirty` if files differ; None without git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -29,7 +29,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, those that are installed."""
+    """Returns the versions of Python and of the relevant packages that are installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
 
 
 def host() -> str:
-    """The CPU's name and how many cores this process may use."""
+    """Returns the CPU's name and the number of cores that this process may use."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -53,7 +53,7 @@ def host() -> str:
 
 
 def provenance() -> dict[str, Any]:
-    """Date, commit, versions and host: what every result file begins with."""
+    """Returns date, commit, versions and host, the beginning of every result file."""
     now = datetime.datetime.now(datetime.UTC)
     return {
         "date": now.isoformat(timespec="seconds"),

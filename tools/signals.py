@@ -1,10 +1,10 @@
-"""What signals do to commands: `python -m tools.signals [--model MODEL.gguf] [-n N] [FILE]`.
+"""Tests commands' reaction to signals: `python -m tools.signals [--model MODEL] [-n N] [FILE]`.
 
 Sends SIGINT, SIGTERM and SIGHUP, in turn, at N random moments of phases of `jax-q4k generate`
-(start, load, compile, generate) and of `jax-q4k quantize`, each in a terminal of its own. Wanted:
-an exit code of 128 and the signal's number, the end within a second, the terminal as it was, its
-cursor shown; no traceback, no process and no file in part left. Prints each failure, and the times
-to the end of each phase; writes them to FILE. Exit code 1: something failed.
+(start, load, compile, generate) and of `jax-q4k quantize`, each in its own terminal. Expects an
+exit code of 128 plus the signal's number, exit within a second, the terminal restored, its cursor
+shown, and no traceback, process or partial file left. Prints each failure, and the times to exit
+for each phase; writes them to FILE. Exit code 1: something failed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from jax_q4k import GGUFError, gguf
 from .results import write_results
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-WITHIN = 1.0  # seconds from a signal to the end
-STARTED = 0.2  # seconds until the interpreter runs the command: before, Ctrl-C is its own to answer
+WITHIN = 1.0  # seconds from a signal to exit
+STARTED = 0.2  # seconds until the interpreter runs the command; before, it handles Ctrl-C itself
 LONGEST = 120.0  # seconds that a command may take
 _SCRIPT = Path(__file__).parent.parent / "models/cli/jax-q4k"
 _SHOWN, _HIDDEN = b"\x1b[?25h", b"\x1b[?25l"
@@ -44,13 +44,13 @@ _SHOWN, _HIDDEN = b"\x1b[?25h", b"\x1b[?25l"
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """A part of a command's run.
+    """A phase of a command's run.
 
     Attributes:
       arguments: of the command; MODEL stands for the model's path.
-      begins: what the terminal has shown by then.
-      ends: what it has shown behind; None: the phase lasts until the command ends.
-      last: of what it shows: a signal behind it may find the process ending.
+      begins: terminal output at its start.
+      ends: terminal output after it; None: the phase lasts until the command exits.
+      last: its last output: a signal after it may find the process exiting.
     """
 
     arguments: tuple[str, ...]
@@ -75,9 +75,9 @@ PHASES = {
 
 @dataclasses.dataclass
 class Ended:
-    """How a command ended: its exit code, seconds from the signal to the end, what is wrong.
+    """Outcome of a command: its exit code, seconds from the signal to exit, faults.
 
-    code is as shells count, None where the command ended before the signal came.
+    code is as in a shell; None if the command exited before the signal.
     """
 
     code: int | None
@@ -86,9 +86,9 @@ class Ended:
 
 
 class Command:
-    """A command in a terminal, a folder and a session of its own, with a compilation cache there.
+    """A command with its own terminal, folder, session and compilation cache.
 
-    A context manager, which ends it.
+    It is a context manager that ends the command.
     """
 
     def __init__(self, arguments: tuple[str, ...], model: Path) -> None:
@@ -132,13 +132,13 @@ class Command:
         self._stack.close()
 
     def read(self, seconds: float) -> None:
-        """Takes what the terminal shows within some seconds, perhaps nothing."""
+        """Reads the terminal's output for some seconds; there may be none."""
         if select.select([self._ours], [], [], max(0.0, seconds))[0]:
             with contextlib.suppress(OSError):  # the terminal has ended
                 self.shown += os.read(self._ours, 1 << 16)
 
     def wait_for(self, pattern: bytes) -> bool:
-        """Waits until the terminal has shown it; False: the command ended before."""
+        """Waits for output; returns False if the command exited before."""
         while not re.search(pattern, self.shown, re.DOTALL):
             if time.monotonic() - self.started > LONGEST:
                 raise TimeoutError(f"{pattern!r} was not shown: {self.shown[-500:]!r}")
@@ -149,14 +149,14 @@ class Command:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long; False: the command ended before."""
+        """Waits for some seconds; returns False if the command exited before."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.process.poll() is None:
             self.read(min(left, 0.005))
         return self.process.poll() is None
 
     def send(self, number: signal.Signals) -> Ended:
-        """Sends a signal, and looks at what the command leaves."""
+        """Sends a signal, and checks what the command leaves behind."""
         sent = time.monotonic()
         self.process.send_signal(number)
         over = not self.wait(LONGEST)
@@ -164,7 +164,7 @@ class Command:
         if not over:
             return Ended(0, seconds, ["it goes on"])
         code, faults = self.process.returncode, self._left()
-        code = 128 - code if code < 0 else code  # as shells count what a signal ended
+        code = 128 - code if code < 0 else code  # like a shell, for a process ended by a signal
         if code != 128 + number:
             faults.append(f"exit code {code}: {self.shown[-300:]!r}")
         if seconds > WITHIN:
@@ -172,8 +172,8 @@ class Command:
         return Ended(code, seconds, faults)
 
     def _left(self) -> list[str]:
-        """What is wrong with what an ended command has left."""
-        for _ in range(100):  # what lies in the terminal's buffer
+        """Returns the faults in what an exited command left behind."""
+        for _ in range(100):  # drains the terminal's buffer
             before = len(self.shown)
             self.read(0)
             if len(self.shown) == before:
@@ -193,14 +193,14 @@ class Command:
 
 
 def _take_terminal(terminal: int) -> None:
-    """In a new process: signals as a shell leaves them, and a terminal that controls it."""
+    """Prepares a new process: default signal handlers, and a controlling terminal."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
 def _whole(path: Path) -> bool:
-    """Whether it is the file that was to be made: the signal came when that was done."""
+    """Returns whether it is the complete output file: the signal came after it was written."""
     try:
         return path.name == "out.gguf" and bool(gguf.read_header(path).tensors)
     except GGUFError:
@@ -208,7 +208,7 @@ def _whole(path: Path) -> bool:
 
 
 def _of_session(leader: int) -> list[int]:
-    """Processes of a session, where /proc tells them, that have not ended."""
+    """Returns the running processes of a session, if /proc lists them."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ def _of_session(leader: int) -> list[int]:
 
 @functools.cache
 def lengths(arguments: tuple[str, ...], model: Path) -> dict[str, float]:
-    """Phases of a command, in order -> seconds that they take without a signal."""
+    """Returns the phases of a command, in order -> seconds that they take without a signal."""
     found = {}
     with Command(arguments, model) as command:
         began = time.monotonic()
@@ -237,7 +237,7 @@ def lengths(arguments: tuple[str, ...], model: Path) -> dict[str, float]:
 
 
 def interrupted(phase: Phase, model: Path, number: signal.Signals, after: float) -> Ended:
-    """A command that gets a signal some seconds after a phase has begun."""
+    """Runs a command that gets a signal some seconds after a phase has begun."""
     with Command(phase.arguments, model) as command:
         if not (command.wait_for(phase.begins) and command.wait(after)):
             code = command.process.returncode
@@ -264,7 +264,7 @@ def measure(name: str, model: Path, moments: int, seed: int) -> dict[str, Any]:
         for fault in ended.faults:
             failures.append(f"{name}: {number.name} {after:.3f} s after it began: {fault}")
             print(failures[-1], flush=True)
-        if ended.code is None:  # the machine has less to do than when the phase was measured
+        if ended.code is None:  # the machine is less busy than when the phase was measured
             early, until = early + 1, after
         else:
             seconds.append(ended.seconds)

@@ -1,9 +1,9 @@
 """MkDocs hooks of the documentation site (mkdocs.yml).
 
-Pages in docs/ link to files of the repository, as they must where a forge shows them. On the site
-such a file becomes a page under repository/: Markdown as it is, other text as a listing. A line
+Pages in docs/ link to files of the repository, as a forge needs it. On the site such a file becomes
+a page under repository/: Markdown unchanged, other text as a listing. The line
 `<!-- README.md: HEADING -->` is replaced by that section of README.md, so that tables which tests
-compare with the code stand in one place.
+compare with the code exist only once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IMAGES = {".svg", ".png"}
 
 
 def repository_path(uri: str) -> str:
-    """Path in the repository of a page of the site; undoes `site_uri`."""
+    """Returns the path in the repository of a page of the site; inverse of `site_uri`."""
     if uri.startswith(f"{COPIES}/"):
         path = uri.removeprefix(f"{COPIES}/")
         return path if (ROOT / path).is_file() else path.removesuffix(".md")
@@ -35,7 +35,7 @@ def repository_path(uri: str) -> str:
 
 
 def site_uri(path: str) -> str | None:
-    """Where a file of the repository stands on the site; None for a folder."""
+    """Returns the site's URI of a file of the repository; None for a folder."""
     if path.startswith(f"{DOCS}/"):
         return path.removeprefix(f"{DOCS}/")
     file = ROOT / path
@@ -48,7 +48,7 @@ def site_uri(path: str) -> str | None:
 
 
 def with_sections(text: str) -> str:
-    """`text` with the sections of README.md that it asks for, their links made docs/'s."""
+    """Inserts the sections of README.md that `text` names, with links relative to docs/."""
 
     def section(match: re.Match[str]) -> str:
         readme = (ROOT / "README.md").read_text()
@@ -66,7 +66,7 @@ def with_sections(text: str) -> str:
 
 
 def map_links(text: str, change: Callable[[str, str, str, str], str]) -> str:
-    """`text` with each relative link that stands outside code replaced by what `change` gives."""
+    """Replaces each relative link outside code by the result of `change`."""
 
     def changed(match: re.Match[str]) -> str:
         return change(match[1], match[2], match[3], match[4] or "")
@@ -77,7 +77,7 @@ def map_links(text: str, change: Callable[[str, str, str, str], str]) -> str:
 
 
 def links(text: str, path: str) -> list[str]:
-    """Paths in the repository that `text`, which stands at `path`, links to."""
+    """Returns the paths in the repository that `text`, located at `path`, links to."""
     found = []
 
     def note(bang: str, label: str, target: str, anchor: str) -> str:
@@ -89,7 +89,7 @@ def links(text: str, path: str) -> list[str]:
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Adds the files of the repository that pages link to, and those that these link to."""
+    """Adds the files of the repository that pages link to, directly or indirectly."""
     waiting = [file.src_uri for file in files.documentation_pages()]
     waiting.append(f"{COPIES}/ARCHITECTURE.md")
     seen = set(waiting)
@@ -109,7 +109,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def _copy(config: Any, uri: str, path: str) -> File:
-    """A file of the repository as a file of the site."""
+    """Converts a file of the repository to a file of the site."""
     source = ROOT / path
     if source.suffix in _IMAGES:
         return File.generated(config, uri, abs_src_path=str(source))
@@ -120,7 +120,7 @@ def _copy(config: Any, uri: str, path: str) -> File:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Sections put in, and links to files of the repository led to their pages."""
+    """Inserts sections, and redirects links to files of the repository to their pages."""
     uri = page.file.src_uri
     path = repository_path(uri)
     if not path.endswith(".md"):

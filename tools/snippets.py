@@ -1,9 +1,9 @@
-"""The snippets of README.md and docs/: Python blocks, and `jax-q4k` lines of other code.
+"""Finds the snippets of README.md and docs/: Python blocks, and `jax-q4k` lines of other code.
 
     python -m tools.snippets README.md docs/index.md    # the commands that a reader would paste
 
-A comment `<!-- not run: REASON -->` before a block says why it cannot run here. MODEL.gguf, FOLDER
-and the like are names of files that whoever runs the lines puts there.
+A comment `<!-- not run: REASON -->` before a block explains why it cannot run here. MODEL.gguf,
+FOLDER and similar words are names of files that the user supplies.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Block:
 
     Attributes:
       page: path in the repository.
-      line: of its first line of code, from 1.
-      section: heading of the second level above it; empty before the first.
-      language: of a fenced block; empty for an indented one.
-      code: without its fences or indentation.
-      not_run: why it cannot run here; empty if it can.
+      line: number of its first line of code, from 1.
+      section: second-level heading above it; empty before the first.
+      language: language of a fenced block; empty for an indented one.
+      code: code without fences or indentation.
+      not_run: reason why it cannot run here; empty if it can.
     """
 
     page: str
@@ -44,7 +44,7 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A line of the command line: where it stands, and its words, `jax-q4k` the first."""
+    """A command line: its location, and its words, starting with `jax-q4k`."""
 
     page: str
     line: int
@@ -57,13 +57,13 @@ class Command:
 
 
 def pages() -> list[str]:
-    """README.md and the pages of docs/, as paths in the repository."""
+    """Returns README.md and the pages of docs/, as paths in the repository."""
     found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
     return ["README.md", *found]
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of code of a page, fenced and indented, in order."""
+    """Returns the code blocks of a page, fenced and indented, in order."""
     lines = (ROOT / page).read_text().splitlines()
     found: list[Block] = []
     section, reason, at = "", "", 0
@@ -85,7 +85,7 @@ def blocks(page: str) -> list[Block]:
             elif line.startswith("## "):
                 section = line[3:]
             elif line:
-                reason = ""  # it was for what comes next
+                reason = ""  # it applied to the next block only
             at += 1
     return found
 
@@ -97,12 +97,12 @@ def _block(
 
 
 def commands(block: Block) -> list[Command]:
-    """The `jax-q4k` lines of a block; of alternatives, `IN.gguf|FOLDER`, a line for each."""
+    """Returns the `jax-q4k` lines of a block, one for each alternative such as `IN.gguf|FOLDER`."""
     found = []
     joined = block.code.replace("\\\n", " ")
     for number, line in enumerate(joined.splitlines()):
         words = shlex.split(line.removeprefix("$ "), comments=True) if _is_command(line) else []
-        words = list(itertools.takewhile(lambda word: word != ">", words))  # not into files
+        words = list(itertools.takewhile(lambda word: word != ">", words))  # without redirections
         settings = list(itertools.takewhile(lambda word: re.match(r"\w+=", word), words))
         environment = dict(word.split("=", 1) for word in settings)
         for chosen in itertools.product(*map(_alternatives, words[len(settings) :])):

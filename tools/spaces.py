@@ -24,7 +24,7 @@ class Sizes:
     """Rows and columns of a model's matrices."""
 
     hidden: int
-    kv: int  # rows of the key's and of the value's matrix
+    kv: int  # rows of the key and the value matrix
     inner: int
     vocabulary: int
 
@@ -33,14 +33,14 @@ LLAMA_8B = Sizes(4096, 1024, 14336, 128256)  # Llama 3.1
 LLAMA_1B = Sizes(2048, 512, 8192, 128256)  # Llama 3.2
 QWEN_0_5B = Sizes(896, 128, 4864, 151936)  # Qwen 2.5
 
-#: (n, columns) of the matrices of these; a row serves shapes within an octave.
+#: (n, columns) of these models' matrices; a row serves shapes within an octave.
 SHAPES = (
     *((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096), (1024, 4096)),
     *((512, 2048), (2048, 2048), (8192, 2048), (128256, 2048)),
     *((896, 896), (4864, 896)),
 )
-#: Block formats, what matters most first: time may be short, and most files are of these three,
-#: then of other super-blocks, last those without tensor-core products.
+#: Block formats, the most important first, since time may be short: the three that most files use,
+#: then other super-block formats, last those without tensor-core products.
 _MOST = ("Q4_K", "Q5_K", "Q6_K")
 
 
@@ -50,24 +50,25 @@ def _rare(name: str) -> tuple[bool, int, str]:
 
 
 FORMATS = _MOST + tuple(sorted({*names()} - {*_MOST}, key=_rare))
-ROWS = (1, 2, 4, 8)  # of activations, of mat-vecs
-PROMPTS = (16, 32, 64, 128, 256, 512)  # of activations, of prompts
+ROWS = (1, 2, 4, 8)  # of activations, for mat-vecs
+PROMPTS = (16, 32, 64, 128, 256, 512)  # of activations, for prompts
 
 Shape = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The search space of one rule.
+    """Search space of one rule.
 
     Attributes:
       of: the rule.
-      shapes: formats -> the shapes of a table, what matters most first: time may be short.
-      varied: shape, the rule's Config, multiprocessors -> Configs worth trying beside the rule's.
-      kernel: shape -> the family of the kernel that stands for the rule's, and its arguments but
-        for the Config. None: the family of the rule's name, the rule's arguments.
-      code_shape: shape -> the one whose machine code stands for it where the model predicts: that
-        of other shapes differs in constants.
+      shapes: formats -> shapes of a table, the most important first, since time may be short.
+      varied: (shape, the rule's Config, multiprocessors) -> Configs to try in addition to the
+        rule's.
+      kernel: shape -> family of the kernel that represents the rule, and its arguments except the
+        Config. None: the family has the rule's name and arguments.
+      code_shape: shape -> shape whose machine code the model uses for it; that of other shapes
+        differs only in constants.
     """
 
     of: Rule
@@ -78,25 +79,25 @@ class Space:
 
     @property
     def rule(self) -> str:
-        """The rule's name."""
+        """Name of the rule."""
         return self.of.name
 
     def of_rule(self, shape: Shape, multiprocessors: int) -> Any:
-        """The rule's choice."""
+        """Returns the rule's choice."""
         return self.of(target(multiprocessors=multiprocessors), *shape)
 
     def candidates(self, shape: Shape, multiprocessors: int) -> tuple[Any, ...]:
-        """Configs worth trying that go with the shape: the rule's, and what varies around it."""
+        """Returns valid Configs to try for the shape: the rule's, and its variations."""
         first = self.of_rule(shape, multiprocessors)
         found = dict.fromkeys([first, *self.varied(shape, first, multiprocessors)])
         return tuple(config for config in found if self.of.accepts(config, shape))
 
     def _named(self, shape: Shape) -> dict[str, Any]:
-        """The rule's arguments by name."""
+        """Returns the rule's arguments by name."""
         return dict(zip(self.of.keys, shape, strict=True))
 
     def build(self, shape: Shape, config: Any) -> Kernel | None:
-        """The kernel of a shape; None where the Config does not go with it."""
+        """Builds the kernel of a shape; returns None if the Config is invalid for it."""
         family, arguments = self.kernel(shape) if self.kernel else (self.rule, self._named(shape))
         try:
             return KERNELS[family](**arguments, config=config)
@@ -104,7 +105,7 @@ class Space:
             return None
 
     def row(self, shape: Shape, config: Any, seconds: float, why: str = "") -> dict[str, Any]:
-        """A table's row: the Config's fields that differ from their defaults."""
+        """Returns a table's row, with the Config's fields that differ from their defaults."""
         default = type(config)()
         fields = {
             name: value for name, value in vars(config).items() if value != getattr(default, name)
@@ -116,9 +117,9 @@ class Space:
 def _one_matrix(
     rule: Rule, config: Any, formats: Sequence[str], rows: Sequence[int]
 ) -> Iterator[Shape]:
-    """One matrix of each of SHAPES, with so many rows of activations each.
+    """Yields one matrix of each of SHAPES, with each number of rows of activations.
 
-    Formats skip columns that are no multiple of their blocks, which the Config tells.
+    Formats skip columns that are not a multiple of their blocks, which the Config check tells.
     """
     for m in rows:
         for n, columns in SHAPES:
@@ -130,10 +131,10 @@ def _one_matrix(
 
 
 def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
-    """The presets' for q8_1 activations, and what varies around them.
+    """Returns the q8_1 presets and variations of them.
 
-    One row of activations is limited by loads, and the model does not see lines that are read in
-    part: eight lanes or more, which read whole ones.
+    For one row of activations loads are the limit, and the model does not see partially read lines,
+    so only eight lanes or more, which read complete lines, are tried.
     """
     named = [
         c for c in PRESETS.values() if c.activations == "q8_1" and c.lanes >= (8 if m == 1 else 4)
@@ -158,12 +159,12 @@ def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
 
 
 def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    """A layer's products, and that of norm with the output head.
+    """Yields a layer's products, and that of norm with the output head.
 
-    A layer's are norm with Q, K, V; output; norm with gate and up; and down. All are of one format;
-    of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them.
-    Q5_0 and Q5_1 stand in these for formats of 256 weights where rows are no multiples of them:
-    Qwen2.5-0.5B's.
+    A layer's products are norm with Q, K, V; output; norm with gate and up; and down. All have one
+    format. For Q4_K and Q5_K, V and down are tried in Q6_K too, like in llama.cpp's mixed recipes.
+    Q5_0 and Q5_1 replace formats of 256 weights where rows are not a multiple of that, as in
+    Qwen2.5-0.5B.
     """
     for m in ROWS:
         for model, format in itertools.product((LLAMA_8B, LLAMA_1B, QWEN_0_5B), formats):
@@ -186,14 +187,14 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 
 
 def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> list[MatvecConfig]:
-    """Configs with changed loads in flight, warps of a block, or rows of a warp.
+    """Returns Configs with changed loads in flight, warps per block, or rows per warp.
 
-    Blocks stay even where the rule has them so, and a multiprocessor keeps as many warps. Who
-    quantizes stays the rule's, which weighs a launch of its own against it.
+    Blocks stay even if the rule's are, and a multiprocessor keeps as many warps. Quantization stays
+    as in the rule, which weighs a separate launch against it.
     """
     formats, rows, columns, m, _, output = shape
     changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []
-    # more activations, more registers
+    # more activations need more registers
     widths = (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)
     for warps, per_warp in itertools.product(widths, (1, 2, 4)):
         config = slim(replace(rule, warps=warps, rows_per_warp=per_warp), formats, columns)
@@ -214,9 +215,9 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
 
 
 def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
-    """Kernel and arguments: one matrix adds a residual, two of as many rows gate each other.
+    """Returns kernel and arguments: one matrix adds a residual, two of equal rows are gated.
 
-    Others are joined. All but one normalize.
+    Others are joined. All except the single matrix are normalized.
     """
     formats, rows, columns, m, floats, output = shape
     sizes = dict(columns=columns, m=m)
@@ -232,9 +233,9 @@ def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
 
 
 def gemm_configs(m: int) -> list[GemmConfig]:
-    """Every tile that is no larger than the activations.
+    """Returns every tile that is no larger than the activations.
 
-    The model does not see how many stages there are.
+    The model does not see the number of stages.
     """
     return [
         GemmConfig(row_warps, column_warps, tiles, m_tile, 2 if row_warps * tiles > 4 else stages)

@@ -1,12 +1,13 @@
-"""Time of decode steps and of prompts, predicted for an H200 by two models; nothing is measured.
+"""Predicts the time of decode steps and prompts for an H200 by two models; nothing is measured.
 
 python -m tools.step_times [--shapes SHAPE ...] [--out FILE]
 
 Our kernels have the times of the cost model (`ptx_kernels.machine_code.model`) and of an event
-model (`tools.event_model`) that shares no formula with it. XLA's have the same in both: a launch,
-a wait, and the larger of their bytes and, of products, their multiply-adds: float32 ones at the
-rate of the multiprocessors' lanes, float16 ones, which are cuBLAS's, at `dot_float_ops` of the
-device, 700 TFLOP/s (`ptx_kernels.kernels.gemm.dot_seconds`): a prediction, too.
+model (`tools.event_model`) that shares no formula with it. XLA's launches have the same time in
+both: a launch, a wait, and the larger of their bytes' time and, for products, that of their
+multiply-adds. float32 products run at the rate of the multiprocessors' lanes. float16 products,
+which are cuBLAS's, run at `dot_float_ops` of the device, 700 TFLOP/s
+(`ptx_kernels.kernels.gemm.dot_seconds`), which is a prediction, too.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from .results import write_results
 from .thunks import Array, Instruction, parse_hlo
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "step_times.json"
-AGREE = 0.15  # part of the cost model's time by which the event model's may differ
+AGREE = 0.15  # maximum difference of the event model, as a fraction of the cost model's time
 _FLOAT_RATE = 2 * REFERENCE.fp32_lanes * REFERENCE.multiprocessors * REFERENCE.clock_hz
 _BITS = re.compile(r"(\d+)")
 _CALLS = re.compile(r"calls=%?([\w.-]+)")
-_CUBLAS = "__cublas"  # the targets of its products begin so
+_CUBLAS = "__cublas"  # prefix of its products' targets
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\["([\d",]*)"\]')
 _DOT = re.compile(
     r"%?[\w.-]+ = (\w+\[[\d,]*\]).* dot\(%?([\w.-]+),.*lhs_contracting_dims=\{([\d,]*)\}"
@@ -61,7 +62,7 @@ _DOT = re.compile(
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One of our kernels in a program; seconds of one launch by each model, on average."""
+    """One of our kernels in a program, with average seconds per launch by each model."""
 
     name: str
     grid: tuple[int, int, int]
@@ -73,10 +74,10 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class StepTime:
-    """A program; seconds of all its launches by each model, `xla` those of XLA's in both.
+    """A program, with seconds of all its launches by each model, and of XLA's (`xla`) in both.
 
-    `tokens_per_second` counts what it makes (a decode step) or takes in (a prompt). `before`:
-    tokens in the cache that the prompt continues.
+    `tokens_per_second` counts generated tokens (a decode step) or processed ones (a prompt).
+    `before`: tokens in the cache before the prompt.
     """
 
     shape: str
@@ -93,17 +94,17 @@ class StepTime:
 
     @property
     def asked(self) -> Asked:
-        """The program that it is of."""
+        """Program that was predicted."""
         return Asked(self.shape, self.batch, self.prompt, before=self.before)
 
     @property
     def apart(self) -> float:
-        """How far the event model is from the cost model, as a part of the latter's time."""
+        """Relative difference of the event model from the cost model."""
         return self.event_seconds / self.seconds - 1
 
 
 def step_time(asked: Asked) -> StepTime:
-    """Predicts one program: its launches in order, as each finds what those before asked for."""
+    """Predicts one program: its launches in order, with the bytes that earlier ones prefetched."""
     found = program_kernels(asked)
     by_cost = Prefetched(REFERENCE.bandwidth)
     by_events = Prefetched(event_model.MEMORY_RATE * REFERENCE.bandwidth)
@@ -138,22 +139,22 @@ def step_time(asked: Asked) -> StepTime:
 
 
 def _kernel_time(kernel: Kernel, runs: list[tuple[int, str, float, float]]) -> KernelTime:
-    """The mean of a kernel's launches, which find more or less of their bytes asked for."""
+    """Averages a kernel's launches, which differ in prefetched bytes."""
     count = sum(times for times, *_ in runs)
     seconds = sum(times * each for times, _, each, _ in runs) / max(count, 1)
     event_seconds = sum(times * each for times, _, _, each in runs) / max(count, 1)
     return KernelTime(label(kernel), kernel.grid, count, runs[-1][1], seconds, event_seconds)
 
 
-_Predicted = tuple[float, str, float]  # bytes that the launch moves, what binds it, seconds
+_Predicted = tuple[float, str, float]  # bytes that the launch moves, its bound, seconds
 
 
-#: What binds a launch, and its seconds.
+#: Model of a launch: returns its bound and its seconds.
 _Model = Callable[[Launch], tuple[str, float]]
 
 
 def _in_turn(account: Prefetched, kernel: Kernel, model: _Model) -> _Predicted:
-    """A launch by a model, and its part in the account."""
+    """Predicts a launch by a model, and updates the prefetch account."""
     predicted = _predicted(kernel, account.begin(kernel), model)
     nbytes, _, seconds = predicted
     account.pass_time(seconds, nbytes)
@@ -172,7 +173,7 @@ def _by_events(asked: Launch) -> tuple[str, float]:
 
 @functools.lru_cache(maxsize=8192)
 def _predicted(kernel: Kernel, found: Found, model: _Model) -> _Predicted:
-    """A launch by a model; of one whose trips are not known, a wait and its bytes."""
+    """Predicts a launch by a model; if its trips are unknown, by a wait and its bytes."""
     asked = _launch(kernel)
     if asked is None:
         nbytes = traffic(kernel)
@@ -186,9 +187,9 @@ def _launch(kernel: Kernel) -> Launch | None:
 
 
 def xla_launches(found: ProgramKernels) -> list[float]:
-    """Seconds of each of XLA's launches, in order.
+    """Returns the seconds of each of XLA's launches, in order.
 
-    By bytes of operands and results, and multiply-adds of products.
+    They follow from bytes of operands and results, and multiply-adds of products.
     """
     instructions, products = parse_hlo(found.hlo), _multiply_adds(found.hlo)
     lines = {
@@ -214,10 +215,10 @@ def xla_launches(found: ProgramKernels) -> list[float]:
 def _cublas_seconds(
     instruction: Instruction, line: str, instructions: dict[str, Instruction]
 ) -> float:
-    """Seconds of a product by cuBLAS of matrices of 16-bit floats, or of float32 ones.
+    """Returns the seconds of a cuBLAS product of 16-bit or float32 matrices.
 
     Raises:
-      ValueError: the line does not tell the axes that are summed over.
+      ValueError: the line does not name the contracted axes.
     """
     operands = _operands(instruction, line)
     contracted = _CONTRACTED.search(line)
@@ -232,13 +233,13 @@ def _cublas_seconds(
 
 
 def _operands(instruction: Instruction, line: str) -> list[str]:
-    """Names of the operands that an instruction's line holds."""
+    """Returns the names of the operands in an instruction's line."""
     _, _, rest = line.partition(f" {instruction.opcode}(")
     return re.findall(r"%?([\w.-]+)", rest.partition(")")[0])
 
 
 def _bytes(instruction: Instruction, line: str, instructions: dict[str, Instruction]) -> int:
-    """Bytes of an instruction's results and of the operands that its line names."""
+    """Returns the bytes of an instruction's results and of the operands that its line names."""
     arrays = list(instruction.results)
     for name in _operands(instruction, line):
         if name in instructions:
@@ -252,7 +253,7 @@ def _nbytes(array: Array) -> int:
 
 
 def _multiply_adds(hlo: str) -> defaultdict[str, int]:
-    """Multiply-adds of the products in each computation."""
+    """Counts the multiply-adds of the products in each computation."""
     found: defaultdict[str, int] = defaultdict(int)
     instructions, computation = parse_hlo(hlo), ""
     for line in hlo.splitlines():
@@ -271,7 +272,7 @@ def _multiply_adds(hlo: str) -> defaultdict[str, int]:
 
 
 def table(times: Iterable[StepTime]) -> str:
-    """Both models side by side."""
+    """Formats both models in adjacent columns."""
     header = ("PREDICTED, H200", "launches", "us", "us, events", "apart", "XLA's us", "tok/s")
     rows = [
         (
@@ -290,7 +291,7 @@ def table(times: Iterable[StepTime]) -> str:
 
 
 def differences(time: StepTime) -> str:
-    """The kernels that most of a difference beyond AGREE comes from; empty where both agree."""
+    """Formats the kernels with most of a difference beyond AGREE; empty if both models agree."""
     if abs(time.apart) <= AGREE:
         return ""
     worst = sorted(time.kernels, key=lambda k: -k.count * abs(k.event_seconds - k.seconds))[:3]
@@ -303,7 +304,7 @@ def differences(time: StepTime) -> str:
 
 
 def results(times: Iterable[StepTime]) -> dict[str, Any]:
-    """The results' file: every program, with each of our kernels."""
+    """Returns the contents of the results file: every program, with each of our kernels."""
     return {
         "predicted": "by two models, for an H200; nothing is measured",
         "device": REFERENCE.name,
@@ -312,7 +313,7 @@ def results(times: Iterable[StepTime]) -> dict[str, Any]:
 
 
 def _piece(text: str) -> tuple[int, int]:
-    """`256:4096` -> (256, 4096)."""
+    """Parses `256:4096` to (256, 4096)."""
     prompt, before = text.split(":")
     return int(prompt), int(before)
 

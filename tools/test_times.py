@@ -1,7 +1,7 @@
 """Writes the tables of tests/README.md: `python -m tools.test_times QUICK ALL`.
 
 QUICK and ALL are files that `pytest --timings FILE` wrote, of the quick tier and of `--tier all`.
-Exits with 1 where a test takes more than five seconds and no mark `slow` gives a reason.
+Exits with 1 if a test takes more than five seconds and no mark `slow` gives a reason.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LONG = 5.0  # seconds
 
 
 def folder(test: str) -> str:
-    """The folder below tests/ that the table has a row for, two levels deep."""
+    """Returns the folder below tests/ whose table row counts the test, two levels deep."""
     parts = test.partition("::")[0].split("/")[1:-1]
     return "/".join(parts[:2]) or "(top)"
 
 
 def table(quick: dict[str, Any], everything: dict[str, Any]) -> list[str]:
-    """Markdown: tests and seconds of each folder in both tiers."""
+    """Formats a Markdown table of tests and seconds of each folder in both tiers."""
     lines = ["| folder | quick: tests | s | all: tests | s |", "|---|---:|---:|---:|---:|"]
     columns = []
     for timings in (quick["seconds"], everything["seconds"]):
@@ -42,7 +42,7 @@ def table(quick: dict[str, Any], everything: dict[str, Any]) -> list[str]:
 
 
 def long_tests(everything: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(Markdown of the functions with a test of more than `LONG` seconds, those without reason)."""
+    """Returns (Markdown list of functions with a test over `LONG` s, those without reason)."""
     most: dict[str, float] = defaultdict(float)
     reasons: dict[str, str] = {}
     for test, time in everything["seconds"].items():

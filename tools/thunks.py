@@ -1,6 +1,6 @@
-"""Reads XLA:GPU's dump of a compiled program: launches in order, and what lies in CUDA graphs.
+"""Reads XLA:GPU's dump of a compiled program: launches in order, and those in CUDA graphs.
 
-Three texts say it: `*.thunk_sequence_after_thunk_passes.txt` (one line a thunk, nested by
+It combines three texts: `*.thunk_sequence_after_thunk_passes.txt` (one line per thunk, nested by
 indentation), `*.thunk_metadata.txt` (thunk -> HLO instruction) and the optimized HLO (instruction
 -> shapes, target).
 """
@@ -16,7 +16,7 @@ CONTAINERS = (
     *("kCommandBuffer", "kWhile", "kConditional", "kSequential"),
     *("kDynamicSliceFusion", "kAsyncStart", "kAsyncDone"),
 )
-#: Of these, what stands for one instruction, that of the launch inside.
+#: Containers that represent one instruction, that of the launch inside.
 _WRAPPERS = ("kDynamicSliceFusion", "kAsyncStart")
 
 _INSTRUCTION = re.compile(
@@ -39,7 +39,7 @@ _METADATA = re.compile(
 
 @dataclass(frozen=True)
 class Array:
-    """An array that an instruction makes: XLA's name of its type (`f32`) and its dimensions."""
+    """An array that an instruction returns: XLA's name of its type (`f32`) and its dimensions."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -56,7 +56,7 @@ class Array:
 class Instruction:
     """An HLO instruction.
 
-    `target` is a custom call's; `op_name` the JAX operation it came from, if known.
+    `target` is that of a custom call; `op_name` is the JAX operation it came from, if known.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Thunk:
-    """One step of the compiled program; `parents`, from the outermost in, hold it.
+    """One step of the compiled program; `parents` contain it, the outermost first.
 
-    `grid`, `block` and `shared_bytes` are a kernel's, else None; `name` is the kernel's entry or
-    the kind.
+    `grid`, `block` and `shared_bytes` are those of a kernel, else None; `name` is the kernel's
+    entry or the kind.
     """
 
     id: int
@@ -88,7 +88,7 @@ class Thunk:
 
 
 def parse_hlo(text: str) -> dict[str, Instruction]:
-    """Every instruction of an HLO module's text, by name. Names are unique within a module."""
+    """Parses every instruction of an HLO module's text, by name, which is unique in a module."""
     found = {}
     for line in text.splitlines():
         if not (match := _INSTRUCTION.match(line)):
@@ -109,11 +109,11 @@ def parse_hlo(text: str) -> dict[str, Instruction]:
 
 
 def parse_thunks(sequence: str, metadata: str, hlo: str) -> tuple[Thunk, ...]:
-    """All thunks in launch order, containers before what they hold.
+    """Parses all thunks in launch order, containers before their contents.
 
     Raises:
-      ValueError: a line that looks like a thunk and cannot be read, or a launch that no HLO
-        instruction explains.
+      ValueError: a line that looks like a thunk and cannot be read, or a launch without an HLO
+        instruction.
     """
     instructions = parse_hlo(hlo)
     names = {

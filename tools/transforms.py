@@ -1,8 +1,8 @@
-"""Writes docs/transforms.md: what each operation gives under each transform.
+"""Writes docs/transforms.md: the result of each operation under each transform.
 
     python -m tools.transforms
 
-The tables are those that tests/jax_q4k/test_transforms.py runs.
+tests/jax_q4k/test_transforms.py runs the same tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD = """\
 
 
 def tables() -> Any:
-    """Imports tests/support/transforms; the tests' folder is no package of its own."""
+    """Imports tests/support/transforms; the tests folder is not a package."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.append(str(ROOT / "tests"))
     return importlib.import_module("support.transforms.cells")
@@ -90,7 +90,7 @@ def page() -> str:
 
 
 def _joined(runs: Any) -> dict[tuple[str, str], list[str]]:
-    """(implementation, dtype) -> the transforms that are run so, of all parts."""
+    """Joins all parts: (implementation, dtype) -> transforms that run with it."""
     found: dict[tuple[str, str], list[str]] = {}
     for (implementation, dtype, _), names in runs.items():
         found.setdefault((implementation, dtype), []).extend(names)

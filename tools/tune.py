@@ -1,9 +1,9 @@
 """Writes tuning tables: `python -m tools.tune [--model]`.
 
-With a GPU: times Configs at each shape and writes the fastest ones. With `--model`: chooses by the
-cost model, from the machine code that ptxas makes for the device's architecture; needs no GPU. What
-is written to `ptx_kernels/tuning/tuned/` comes with the package; a file elsewhere is used where
-`JAX_Q4K_TUNING` names it.
+With a GPU, it times Configs at each shape and writes the fastest ones. With `--model`, it chooses
+by the cost model, from the machine code that ptxas generates for the device's architecture, and
+needs no GPU. Tables in `ptx_kernels/tuning/tuned/` come with the package; `JAX_Q4K_TUNING` names a
+file elsewhere.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from ptx_kernels.tuning import tables
 from .results import provenance
 from .spaces import FORMATS, SPACES, Shape, Space
 
-#: Predictions that differ by less than this factor are equal: the one with the most slack wins.
+#: Predictions that differ by less than this factor are equal; the one with the most slack wins.
 _EQUAL = 1.02
-#: Of results that differ in the order of their sums alone.
+#: Limit for results that differ only in the order of their sums.
 MOST_NMSE = 1e-5
-_AHEAD = 8  # shapes whose machine code is made together
-_BATCH = 24  # kernels that ptxas and nvdisasm are started for
+_AHEAD = 8  # shapes whose machine code is generated together
+_BATCH = 24  # kernels per run of ptxas and nvdisasm
 
-#: How the model chooses, for the table's file.
+#: Description of the model's choice, for the table's file.
 METHOD = (
     "Of each shape's candidates (tools/spaces.py) the least predicted time"
     f" (ptx_kernels/machine_code/model.py); within {_EQUAL - 1:.0%} the rule's, which knows what"
@@ -60,7 +60,7 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Pick:
-    """A table's entry for a shape."""
+    """Entry of a table for a shape."""
 
     config: Any
     seconds: float
@@ -68,10 +68,10 @@ class Pick:
 
 
 def over_budget(kernel: Kernel, machine: Code, multiprocessors: int) -> str:
-    """Which budget for instructions the hot loop of a mat-vec breaks; empty: none.
+    """Returns the instruction budget that the hot loop of a mat-vec exceeds; empty: none.
 
-    Matrices whose rows do not fill the device have none: latency binds them, and most of their code
-    runs once.
+    Matrices whose rows do not fill the device have no budget: latency bounds them, and most of
+    their code runs once.
     """
     packed, columns = packed_weights(kernel), kernel.arguments["columns"]
     if kernel.family == "gemm" or packed is None:
@@ -87,7 +87,7 @@ def over_budget(kernel: Kernel, machine: Code, multiprocessors: int) -> str:
 
 
 class Model:
-    """Predicts on one device; keeps the machine code that several shapes share."""
+    """Predicts on one device; caches machine code that several shapes share."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -95,7 +95,7 @@ class Model:
         self._spills: dict[tuple[str, Shape, Any], bool] = {}
 
     def prepare(self, space: Space, shapes: Iterable[Shape]) -> None:
-        """Makes the machine code of all candidates of these shapes, many at a time."""
+        """Generates the machine code of all candidates of these shapes, many at a time."""
         wanted = {
             (space.rule, space.code_shape(shape), config): None
             for shape in shapes
@@ -116,7 +116,7 @@ class Model:
         self._codes.update((key, of_text[kernel.text]) for key, kernel in built.items())
 
     def predictions(self, space: Space, shape: Shape) -> dict[Any, tuple[Prediction, str]]:
-        """Every candidate's prediction, with the objection to it: a broken budget, or spills."""
+        """Returns every candidate's prediction with its objection: an exceeded budget or spills."""
         self.prepare(space, [shape])
         found = {}
         for config in space.candidates(shape, self._device.multiprocessors):
@@ -133,9 +133,9 @@ class Model:
         return found
 
     def spills(self, space: Space, shape: Shape, config: Any) -> bool:
-        """True where any architecture's registers are too few.
+        """Returns whether the registers of any architecture are too few.
 
-        The table also serves devices that have none.
+        The table also serves devices that have none of their own.
         """
         key = (space.rule, space.code_shape(shape), config)
         if key not in self._spills:
@@ -147,9 +147,9 @@ class Model:
         return self._spills[key]
 
     def best(self, space: Space, shape: Shape) -> Pick | None:
-        """The pick by `METHOD`; None where all spill.
+        """Returns the pick by `METHOD`; None if all candidates spill.
 
-        None, too, where the model cannot say how long the rule's choice takes.
+        Also returns None if the model cannot predict the rule's choice.
         """
         rule = space.of_rule(shape, self._device.multiprocessors)
         left = self.predictions(space, shape)
@@ -179,22 +179,22 @@ class Model:
 
 
 def _why(prediction: Prediction, of_rule: bool, passed_over: Counter[str]) -> str:
-    """`latency bound, as the rule; passed over: 2 over 3.5 instructions a byte, 1 spilling`."""
+    """Formats a reason: `latency bound, as the rule; passed over: 2 over 3.5 instructions ...`."""
     why = f"{prediction.bound} bound{', as the rule' if of_rule else ''}"
     return "; ".join(filter(None, (why, _passed_over(passed_over))))
 
 
 def _passed_over(counts: Counter[str]) -> str:
-    """`passed over: 2 wrong, 1 spilling`; empty of none."""
+    """Formats `passed over: 2 wrong, 1 spilling`; empty for no counts."""
     text = ", ".join(f"{count} {against}" for against, count in counts.items())
     return f"passed over: {text}" if text else ""
 
 
 def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
-    """The fastest candidate on a GPU; None if the time is over before all have been timed.
+    """Returns the fastest candidate on a GPU; None if time runs out before all are timed.
 
-    Candidates that do not run, or whose results are not those of the rule's choice, the first, are
-    passed over, and `why` counts them.
+    Candidates that do not run, or whose results differ from those of the rule's choice (the first),
+    are passed over and counted in `why`.
     """
     configs = space.candidates(shape, gpu.facts.multiprocessors)
     kernels = {config: kernel for config in configs if (kernel := space.build(shape, config))}
@@ -229,7 +229,7 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
 
 
 def _results(gpu: Gpu, kernel: Kernel, addresses: Sequence[int]) -> list[np.ndarray]:
-    """What a kernel left in its results."""
+    """Returns a kernel's results."""
     own = addresses[len(kernel.operands) :]
     pairs = zip(own, kernel.results, strict=True)
     return [gpu.download(address, b.shape, b.type.dtype) for address, b in pairs]
@@ -241,10 +241,10 @@ def search(
     seconds: float,
     pick: Callable[[Space, Shape, float], Pick | None],
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a table: `pick(space, shape, end)` for each shape until the time is over.
+    """Yields rows of a table: `pick(space, shape, end)` for each shape until the time is over.
 
-    Where it gives None, there is no row. Each space has an equal part of the time, and what those
-    before it left.
+    A pick of None gives no row. Each space has an equal part of the time, plus what those before it
+    left.
     """
     start = time.monotonic()
     for number, space in enumerate(spaces, 1):
@@ -274,7 +274,7 @@ def model_table(
     def pick(space: Space, shape: Shape, _: float) -> Pick | None:
         if (space.rule, shape) not in ready:
             following = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
-            # so that there is a batch for every core
+            # enough for a batch per core
             ahead = list(itertools.islice(following, _AHEAD))
             model.prepare(space, ahead)
             ready.update((space.rule, each) for each in ahead)
@@ -310,10 +310,10 @@ def measured_table(
 def write_table(
     path: Path, table: dict[str, Any], searched: Sequence[str], commit: str | None = None
 ) -> Path:
-    """Writes a table, a line for each row, with provenance for each rule that was searched.
+    """Writes a table, one line per row, with provenance for each rule that was searched.
 
-    What the file holds of other rules for the same device, from the same source, stays. `commit`:
-    of the code, where git cannot tell.
+    The file's rows of other rules for the same device and source are kept. `commit`: of the code,
+    if git cannot tell.
     """
     known = {"commit": commit} if commit else {}
     made = {rule: provenance() | known | table["how"] for rule in searched}

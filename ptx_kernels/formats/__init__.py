@@ -1,7 +1,7 @@
-"""ggml's block formats, one module each: byte layout, planes, decoders, readers for kernels.
+"""ggml's block formats, one module each: byte layout, planes, decoders, kernel readers.
 
-A format is a module of this package that has a `FORMAT`; there is no other list. `get("Q4_K")`
-looks one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are not listed here.
+A format is a module of this package with a `FORMAT`; there is no other list. `get("Q4_K")` looks
+one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are not listed here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Its two types, when first used: `base` imports the kernel language."""
+        """Imports `BlockFormat` and `Plane` on first use; `base` imports the kernel language."""
         if name not in ("BlockFormat", "Plane"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(".base", __name__), name)
@@ -27,7 +27,7 @@ else:
 
 @functools.cache
 def _found() -> dict[str, BlockFormat]:
-    """The formats of this package by name, those of short blocks first."""
+    """Finds the formats of this package by name, shorter blocks first."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
@@ -38,12 +38,12 @@ __all__ = ["BlockFormat", "Plane", "get", "names"]
 
 
 def names() -> tuple[str, ...]:
-    """The names of all block formats: ("Q4_0", ...)."""
+    """Returns the names of all block formats: ("Q4_0", ...)."""
     return tuple(_found())
 
 
 def get(name: str) -> BlockFormat:
-    """The block format of that name; ValueError listing the known ones otherwise."""
+    """Returns the block format of that name; raises ValueError with the known names otherwise."""
     try:
         return _found()[name]
     except (KeyError, TypeError):

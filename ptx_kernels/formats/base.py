@@ -1,4 +1,4 @@
-"""A block format: its packed struct, the byte planes that store it, decoders, kernels' readers."""
+"""A block format: packed struct, byte planes that store it, decoders, kernel readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDEST_LOAD = 16  # bytes, ld.global.v4.b32
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
-    """A run of bytes of every block, stored apart so that a kernel's loads are aligned."""
+    """Bytes of every block that are stored as one array, so that a kernel's loads are aligned."""
 
     name: str
     bytes_per_block: int
@@ -31,31 +31,32 @@ class Plane:
 
 @dataclasses.dataclass(frozen=True)
 class FormatTuning:
-    """Facts of a format that rules of choice and budgets read.
+    """Properties of a format that selection rules and budgets use.
 
     Attributes:
       gemv_lanes: lanes that share 256 weights, for one row of activations.
-      gemv_fewest_lanes: the same at least, whatever the rows of activations.
-      gemv_rows: rows of a warp for one row of activations, where there are enough to fill a device;
-        they share the activations' loads and sums.
-      gemv_two_parts: most rows of activations that a GEMV multiplies by two parts of the quants,
-        each a dp4a for four weights.
-      gemv_sum_dots: those for sums of four activations, which the rows of a warp share.
-      gemv_resident_blocks: thread blocks on a multiprocessor for one or two rows of activations
-        (one row by eight lanes: six); more would spill.
-      gemv_ahead: a GEMV that quantizes one row of activations for itself loads weights ahead
-        (`MatvecConfig.ahead`) without spilling.
-      gemm_rows: fewest rows of activations that tensor cores take from mat-vecs.
-      gemm_tiles: tiles of 16 rows of a warp, int8 products; more spill or take too much memory.
-      gemm_few_rows: most rows of activations of a thread block, int8 products of up to 64; more
+      gemv_fewest_lanes: minimum of that number, for any rows of activations.
+      gemv_rows: rows per warp for one row of activations, if there are enough rows to fill a
+        device; they share the activations' loads and sums.
+      gemv_two_parts: maximum rows of activations for which a GEMV multiplies two parts of the
+        quants, each by one dp4a per four weights.
+      gemv_sum_dots: additional dp4a per four weights for sums of activations, shared by the rows of
+        a warp.
+      gemv_resident_blocks: thread blocks per multiprocessor for one or two rows of activations (six
+        for one row with eight lanes); more would spill.
+      gemv_ahead: whether a GEMV that quantizes one row of activations itself can load weights in
+        advance (`MatvecConfig.ahead`) without spilling.
+      gemm_rows: minimum rows of activations for which tensor cores replace mat-vecs.
+      gemm_tiles: tiles of 16 rows per warp, int8 products; more spill or need too much memory.
+      gemm_few_rows: maximum rows of activations per thread block, int8 products of up to 64; more
         spill.
-      gemm_unrolled: most activations times tiles of a warp whose step of 256 columns is no loop;
-        with more it would spill.
-      gemm_f16_rows: most rows of activations of a thread block, f16 products; more spill.
-      int8_issue_slots: issue slots that int8 products take for 16 x 8 x 32 of them, all of a step
-        counted (`benchmarks.tensor_cores`); None: not measured.
-      instruction_budgets: {rows of activations: most instructions of a GEMV's hot loop per byte of
-        quants and lane}.
+      gemm_unrolled: maximum activations times tiles of a warp for which a step of 256 columns is
+        unrolled; more would spill.
+      gemm_f16_rows: maximum rows of activations per thread block, f16 products; more spill.
+      int8_issue_slots: issue slots of an int8 product of 16 x 8 x 32, including its share of
+        everything in a step (`benchmarks.tensor_cores`); None: not measured.
+      instruction_budgets: {rows of activations: maximum instructions of a GEMV's hot loop per byte
+        of quants and lane}.
     """
 
     gemv_lanes: int = 8
@@ -78,14 +79,14 @@ class FormatTuning:
 class BlockFormat:
     """One ggml block format.
 
-    `struct` lists (field, bytes) in the order of the file; `layout` lists (plane, its fields).
-    `weights` turns {field: uint8 (..., blocks, bytes)} into float32 (..., blocks, block_size), with
-    the operations of the given array module (NumPy or jax.numpy).
+    `struct` lists (field, bytes) in file order; `layout` lists (plane, its fields). `weights` turns
+    {field: uint8 (..., blocks, bytes)} into float32 (..., blocks, block_size), with the operations
+    of the given array module (NumPy or jax.numpy).
 
-    Kernels read blocks by lanes (`row`, GEMV), one at a time (`dequantize`), and for GEMM by tiles
-    of 16 rows (`int8_tile`, and `f16_tile` where weights are f16 but for a factor of 256 columns;
-    None where there is no such kernel). Of `int8_tile`, minimums that are integers but for a factor
-    of 256 columns are read at once, by `int8_minimums`.
+    Kernels read blocks by lane (`row`, GEMV), one block per call (`dequantize`), or, for GEMM, by
+    tiles of 16 rows. `int8_tile` reads a tile as integers. `f16_tile` reads it as f16 with a factor
+    per 256 columns. Each is None if there is no such kernel. `int8_minimums` reads all minimums of
+    a tile at once, if they are integers with a factor per 256 columns.
     """
 
     name: str
@@ -93,18 +94,18 @@ class BlockFormat:
     block_bytes: int
     struct: tuple[tuple[str, int], ...]
     layout: tuple[tuple[str, tuple[str, ...]], ...]
-    f16_fields: tuple[str, ...]  # scales and minimums, which must be finite in a sound file
+    f16_fields: tuple[str, ...]  # scales and minimums, which must be finite in a valid file
     weights: Callable[[Mapping[str, Any], Any], Any] = dataclasses.field(repr=False)
-    quant_bits: int  # of a weight, without scales
+    quant_bits: int  # per weight, without scales
     row: type[PackedRow]
     dequantize: Dequantize
-    dequantize_threads: int  # of a block
+    dequantize_threads: int  # per block
     int8_tile: Int8Groups | None
     int8_minimums: ReadMinimums | None = None
     f16_tile: F16Tile | None = None
-    e8m0_fields: tuple[str, ...] = ()  # scales of a byte: 2^(e - 127), and NaN at 255
+    e8m0_fields: tuple[str, ...] = ()  # scales of one byte: 2^(e - 127), and NaN at 255
     spread_fields: tuple[str, ...] = ()  # the top nibbles of their u16 are an f16, lowest first
-    broadcast_header: bool = False  # `row` can spread a block's 16-byte header by shuffles
+    broadcast_header: bool = False  # whether `row` can broadcast a block's header (16 B)
     tuning: FormatTuning = FormatTuning()
     planes: tuple[Plane, ...] = dataclasses.field(init=False)
 
@@ -130,18 +131,18 @@ class BlockFormat:
         return 256 // self.block_size * self.block_bytes
 
     def size(self, field: str) -> int:
-        """Bytes of a field of the struct."""
+        """Returns the bytes of a field of the struct."""
         return dict(self.struct)[field]
 
     def offset(self, field: str) -> int:
-        """Byte offset of a field in the block as the file holds it."""
+        """Returns the byte offset of a field in the block as stored in the file."""
         names = [name for name, _ in self.struct]
         return sum(size for _, size in self.struct[: names.index(field)])
 
     def split(self, raw: np.ndarray) -> tuple[np.ndarray, ...]:
         """Splits uint8 (..., blocks, block_bytes) into planes, uint8 (..., blocks, bytes) each.
 
-        The planes are views where possible.
+        The planes are views if possible.
         """
         parts = (
             [raw[..., offset : offset + size] for offset, size in p.offset_runs]
@@ -150,7 +151,7 @@ class BlockFormat:
         return tuple(part[0] if len(part) == 1 else np.concatenate(part, axis=-1) for part in parts)
 
     def join(self, planes: Sequence[np.ndarray]) -> np.ndarray:
-        """The exact inverse of `split`: planes -> uint8 (..., blocks, block_bytes)."""
+        """Joins planes to uint8 (..., blocks, block_bytes): the exact inverse of `split`."""
         raw = np.empty((*planes[0].shape[:-1], self.block_bytes), np.uint8)
         for plane, data in zip(self.planes, planes, strict=True):
             start = 0
@@ -160,7 +161,7 @@ class BlockFormat:
         return raw
 
     def fields(self, planes: Sequence[Any]) -> dict[str, Any]:
-        """Fields of the planes (NumPy or JAX): {name: uint8 (..., blocks, its bytes)}.
+        """Returns the fields of the planes (NumPy or JAX): {name: uint8 (..., blocks, its bytes)}.
 
         The planes are uint8 (..., blocks, bytes).
         """
@@ -173,23 +174,23 @@ class BlockFormat:
         return found
 
     def decode(self, planes: Sequence[Any], xp: Any = np) -> Any:
-        """Planes -> float32 (..., blocks * block_size), the same values under NumPy and jax.numpy.
+        """Decodes planes to float32 (..., blocks * block_size), equal under NumPy and jax.numpy.
 
         Every product of scale and quant is exact in float32 (at most 11 + 7 + 5 significant bits),
-        so that a compiler's contraction of multiply and subtract changes no bit.
+        so a compiler's contraction of multiply and subtract changes no bit.
         """
         values = self.weights(self.fields(planes), xp)
         return values.reshape(*values.shape[:-2], values.shape[-2] * self.block_size)
 
     def finite(self, planes: Sequence[np.ndarray]) -> np.ndarray:
-        """bool (..., blocks): whether all scales and minimums of a block are finite."""
+        """Returns bool (..., blocks): whether all scales and minimums of a block are finite."""
         fields = self.fields(planes)
         good = [
             (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.f16_fields
         ]
         good += [fields[name][..., 0] != 0xFF for name in self.e8m0_fields]
         good += [
-            # bits 10 to 14 of the f16: of the last nibble three, of the one before two
+            # bits 10 to 14 of the f16: three in the last nibble, two in the one before it
             ((fields[name][..., 7] & 0x70) != 0x70) | ((fields[name][..., 5] & 0xC0) != 0xC0)
             for name in self.spread_fields
         ]
@@ -197,13 +198,14 @@ class BlockFormat:
 
     @property
     def scale_fields(self) -> tuple[str, ...]:
-        """The fields that hold a float: scales and minimums."""
+        """Fields that hold a float: scales and minimums."""
         return self.f16_fields + self.e8m0_fields + self.spread_fields
 
     def store_scale(self, raw: np.ndarray, field: str, values: Any) -> None:
-        """Writes floats (...) to a field of blocks as a file holds them, uint8 (..., block_bytes).
+        """Writes floats (...) to a field of blocks as stored in a file, uint8 (..., block_bytes).
 
-        Each as the field's type has it: the nearest f16, or the power of two below its magnitude.
+        Each value is rounded to the field's type: to the nearest f16, or to the power of two below
+        its magnitude.
         """
         values = np.broadcast_to(np.asarray(values, np.float32), raw.shape[:-1])
         if field in self.f16_fields:
@@ -219,12 +221,12 @@ class BlockFormat:
 
 
 def f16_array(data: Any) -> Any:
-    """uint8 (..., 2) little-endian -> float32 (..., 1)."""
+    """Converts uint8 (..., 2) little-endian to float32 (..., 1)."""
     return data.view(np.float16).astype(np.float32)
 
 
 def nibbles(data: Any, xp: Any) -> Any:
-    """uint8 (..., n) -> uint8 (..., 2n): all low nibbles, then all high ones."""
+    """Splits uint8 (..., n) into nibbles, uint8 (..., 2n): all low ones, then all high ones."""
     data = data[..., None, :]
     return xp.where(xp.arange(2)[:, None] == 0, data & 0xF, data >> 4).reshape(
         *data.shape[:-2], 2 * data.shape[-1]
@@ -232,6 +234,6 @@ def nibbles(data: Any, xp: Any) -> Any:
 
 
 def bits(data: Any, count: int, width: int, xp: Any) -> Any:
-    """uint8 (..., n) -> uint8 (..., count, n): field i is `width` bits from bit i * width."""
+    """Extracts bit fields: uint8 (..., n) -> uint8 (..., count, n), field i from bit i * width."""
     shifts = xp.arange(0, count * width, width, dtype=np.uint8)[:, None]
     return (data[..., None, :] >> shifts) & ((1 << width) - 1)

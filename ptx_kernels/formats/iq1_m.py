@@ -1,8 +1,8 @@
 """IQ1_M: 256 weights in 56 bytes; weight = d * (2 * scale + 1) * (entry +- 1 / 8).
 
-Source: ggml, `block_iq1_m`. Each 8 weights have the low eight bits of an entry's number in `qs`,
-and four bits of `qh`: the upper three and the sign of the eighth. Each 16 have a scale of three
-bits in one of four u16 `scales`, whose top four bits are d's, an f16.
+Source: ggml, `block_iq1_m`. Each 8 weights have the low eight bits of a codebook index in `qs`, and
+four bits of `qh`: the upper three and the sign of the eighth. Each 16 have a scale of three bits in
+one of four u16 `scales`, whose top four bits are d's, an f16.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """IQ1_S: 256 weights in 50 bytes; weight = d * (2 * scale + 1) * (entry +- 1 / 8).
 
-Source: ggml, `block_iq1_s`. Each 8 weights have the low eight bits of an entry's number in `qs`.
-Each 32 have 16 bits of `qh`: four times the upper three bits of a number, three of the scale, and
-the sign of the eighth.
+Source: ggml, `block_iq1_s`. Each 8 weights have the low eight bits of a codebook index in `qs`.
+Each 32 have 16 bits of `qh`: the upper three bits of four indices, three bits of the scale, and the
+sign of the eighth.
 """
 
 from __future__ import annotations

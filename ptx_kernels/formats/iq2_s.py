@@ -1,8 +1,8 @@
 """IQ2_S: 256 weights in 82 bytes; weight = d / 8 * (2 * scale + 1) * signed magnitude.
 
-Source: ggml, `block_iq2_s`. Each 8 weights have the low eight bits of an entry's number in the
-first half of `qs`, their signs in the second, and two more bits in `qh`. Each 16 weights have a
-scale of four bits, low ones first.
+Source: ggml, `block_iq2_s`. Each 8 weights have the low eight bits of a codebook index in the first
+half of `qs`, their signs in the second half, and two more index bits in `qh`. Each 16 weights have
+a scale of four bits, low ones first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """IQ2_XS: 256 weights in 74 bytes; weight = d / 8 * (2 * scale + 1) * signed magnitude.
 
-Source: ggml, `block_iq2_xs`. Each 8 weights have 16 bits: nine of an entry's number, seven signs
-(see `eights.even_signs`). Each 16 weights have a scale of four bits, low ones first.
+Source: ggml, `block_iq2_xs`. Each 8 weights have 16 bits: a codebook index of nine bits and seven
+signs (see `groups_of_eight.even_signs`). Each 16 weights have a scale of four bits, low ones first.
 """
 
 from __future__ import annotations

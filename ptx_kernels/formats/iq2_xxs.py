@@ -1,7 +1,7 @@
 """IQ2_XXS: 256 weights in 66 bytes; weight = d / 8 * (2 * scale + 1) * signed magnitude.
 
-Source: ggml, `block_iq2_xxs`. Each 32 weights have 8 bytes: four entries' numbers, then a u32 of
-four times seven signs (see `eights.even_signs`) and a scale in the top four bits.
+Source: ggml, `block_iq2_xxs`. Each 32 weights have 8 bytes: four codebook indices, then a u32 with
+four times seven signs (see `groups_of_eight.even_signs`) and a scale in the top four bits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """IQ3_S: 256 weights in 110 bytes; weight = d * (2 * scale + 1) * signed magnitude.
 
-Source: ggml, `block_iq3_s`. Each 4 weights have the low eight bits of an entry's number in `qs` and
-the ninth in `qh`; each 32 a scale of four bits, low ones first.
+Source: ggml, `block_iq3_s`. Each 4 weights have the low eight bits of a codebook index in `qs` and
+the ninth in `qh`. Each 32 have a scale of four bits, low ones first.
 """
 
 from __future__ import annotations

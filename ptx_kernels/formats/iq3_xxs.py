@@ -1,7 +1,7 @@
 """IQ3_XXS: 256 weights in 98 bytes; weight = d / 4 * (2 * scale + 1) * signed magnitude.
 
-Source: ggml, `block_iq3_xxs`. Each 4 weights have the number of an entry, a byte of `qs`; each 32 a
-u32 of four times seven signs (see `eights.even_signs`) and a scale in the top four bits.
+Source: ggml, `block_iq3_xxs`. Each 4 weights have a codebook index, a byte of `qs`. Each 32 have a
+u32 with four times seven signs (see `groups_of_eight.even_signs`) and a scale in the top four bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""IQ4_NL: 32 weights in 18 bytes; weight = d * TABLE[code], whose steps widen away from zero.
+"""IQ4_NL: 32 weights in 18 bytes; weight = d * TABLE[code], with steps that widen away from zero.
 
-Source: ggml, `block_iq4_nl` and `kvalues_iq4nl`. Codes lie as Q4_0's nibbles do.
+Source: ggml, `block_iq4_nl` and `kvalues_iq4nl`. The codes are stored like Q4_0's nibbles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PackedRow(codebook_16.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
     return codebook_16.dequantize(k, TABLE, qs, d.cast(f16).load().to(f32))
 
@@ -36,7 +36,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
     quants = codebook_16.fragments(k, TABLE, qs, unit)
     return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))
@@ -47,7 +47,7 @@ FORMAT = BlockFormat(
     block_size=32,
     block_bytes=18,
     struct=(("d", 2), ("qs", 16)),
-    layout=(("codes", ("qs",)), ("d", ("d",))),  # planes tell it from Q4_0 by their names
+    layout=(("codes", ("qs",)), ("d", ("d",))),  # the plane names distinguish it from Q4_0
     f16_fields=("d",),
     weights=_weights,
     quant_bits=4,

@@ -1,8 +1,8 @@
-"""IQ4_XS: 256 weights in 136 bytes; weight = d * (scale[b] - 32) * TABLE[code], b of eight blocks.
+"""IQ4_XS: 256 weights in 136 bytes; weight = d * (scale[b] - 32) * TABLE[code], 8 sub-blocks b.
 
-Source: ggml, `block_iq4_xs`. Block b of 32 weights has 16 bytes of codes, which lie as Q4_0's
-nibbles do. Its scale has six bits: the low four from nibble b of `scales_l`, the high two from bits
-2b of `scales_h`, a little-endian 16-bit word.
+Source: ggml, `block_iq4_xs`. Sub-block b of 32 weights has 16 bytes of codes, stored like Q4_0's
+nibbles. Its scale has six bits: the low four in nibble b of `scales_l`, the high two in bits 2b of
+`scales_h`, a little-endian 16-bit word.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _scale(k: Builder, head: Words, block: Value) -> Value:
-    """scale - 32 of a block, s32, out of the header's two words."""
+    """Returns scale - 32 of a sub-block, s32, from the header's two words."""
     low, high = (head[1] >> (block * 4)) & 15, (head[0] >> (block * 2 + 12)) & 0x30
     return (low | high).bits(s32) - 32
 
@@ -40,14 +40,15 @@ def _scale(k: Builder, head: Words, block: Value) -> Value:
 class PackedRow:
     """A lane's share of IQ4_XS rows: 128 / lanes bytes of codes.
 
-    Of 4 lanes each has two blocks of 32; of more, lanes / 8 share one. See `packed_row.PackedRow`.
+    With 4 lanes, each has two sub-blocks of 32. With more, lanes / 8 lanes share one. See
+    `packed_row.PackedRow`.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats = k, share.floats
         qs, head = planes
-        length = min(128 // share.lanes, 16)  # of a run
-        shares = 16 // length  # lanes that have a block
+        length = min(128 // share.lanes, 16)  # bytes of a run
+        shares = 16 // length  # lanes that share a sub-block
         self._count = 32 // share.lanes  # words
         first = share.part // shares * max(8 // share.lanes, 1)
         blocks = range(max(8 // share.lanes, 1))
@@ -80,7 +81,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """One of the eight blocks of 32 weights (see `packed_block.Dequantize`)."""
+    """Decodes one of the eight sub-blocks of 32 weights (see `packed_block.Dequantize`)."""
     qs, head = planes
     words = head.cast(u32).load(vector=2)
     scale = f16_of(words[0]) * _scale(k, words, part).to(f32)
@@ -90,7 +91,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Reads sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, head = planes
     quants = codebook_16.fragments(k, TABLE, qs, unit)
     heads = [row.cast(u32).load(vector=2) for row in head.rows()]

@@ -1,8 +1,8 @@
 """MXFP4: 32 weights in 17 bytes; weight = 2^(e - 128) * TABLE[code].
 
-Source: ggml, `block_mxfp4` and `kvalues_mxfp4`; OCP Microscaling Formats v1.0. TABLE is twice what
-the codes mean, fp4 with two bits of exponent and one of mantissa, and e a scale of the type e8m0:
-255 is NaN. Codes lie as Q4_0's nibbles do.
+Source: ggml, `block_mxfp4` and `kvalues_mxfp4`; OCP Microscaling Formats v1.0. A code is an fp4
+value with two bits of exponent and one of mantissa; TABLE holds twice its value. e is a scale of
+type e8m0, where 255 is NaN. The codes are stored like Q4_0's nibbles.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    """Products, but for subnormal weights: XLA's arithmetic takes such for zero on a CPU.
+    """Multiplies entries by scales, exact also for subnormal weights, which XLA on a CPU flushes.
 
-    A product is with two powers of two, neither of which is subnormal. Subnormal weights, of which
-    `e` is 0 or 1, are made as bits: multiples of 2^-149.
+    The product uses two powers of two, neither of which is subnormal. Subnormal weights, which have
+    `e` 0 or 1, are built as bits: multiples of 2^-149.
     """
     e = field["e"].astype(np.int32)
     entries, low = codebook_16.entries(TABLE, field["qs"], xp), e >> 1
@@ -42,7 +42,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _scale(k: Builder, e: Value) -> Value:
-    """2^(e - 128), f32, of a u32 below 256."""
+    """Returns 2^(e - 128), f32, for a u32 below 256."""
     return k.select(e < 2, k.const(u32, 0x200000) << e, (e - 1) << 23).bits(f32)
 
 
@@ -57,7 +57,7 @@ class PackedRow(codebook_16.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, e = planes
     return codebook_16.dequantize(k, TABLE, qs, _scale(k, e.load().to(u32)))
 
@@ -65,7 +65,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, e = planes
     quants = codebook_16.fragments(k, TABLE, qs, unit)
     scales = [(_scale(k, g), _scale(k, other)) for g, other in e.byte_pairs(unit * 2)]

@@ -1,8 +1,8 @@
 """NVFP4: 64 weights in 36 bytes; weight = scale[i // 16] / 2 * TABLE[code] with MXFP4's table.
 
-Source: ggml, `block_nvfp4`; NVIDIA, "Pretraining LLMs with NVFP4", 2025. A scale is fp8 of the kind
-e4m3 without a sign; 0x7f counts as 0. Each 16 weights have 8 bytes of codes: low nibbles, then high
-ones. A file may hold a factor of the whole tensor beside it, which a block knows nothing of.
+Source: ggml, `block_nvfp4`; NVIDIA, "Pretraining LLMs with NVFP4", 2025. A scale is fp8 e4m3
+without a sign; 0x7f counts as 0. Each 16 weights have 8 bytes of codes: low nibbles, then high
+ones. A file may also hold a factor for the whole tensor, which is not part of the blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .unpack.packed_words import Words, looked_up
 
 
 def _scales() -> np.ndarray:
-    """Half of what each byte means, float32 (256,); the top bit counts for nothing."""
+    """Returns half the value of each scale byte, float32 (256,); the top bit is ignored."""
     code = np.arange(256) & 127
     exponent, mantissa = code >> 3, code & 7
     normal = (8 + mantissa) * 2.0 ** (exponent - 11.0)
@@ -46,7 +46,8 @@ def _load(k: Builder, get: Get, i: Value) -> tuple[list[Value], Value, Value]:
 def _unpack(k: Builder, loaded: tuple[list[Value], Value, Value]) -> tuple[Words, Value]:
     words, code, high = loaded
     low, _ = looked_up(k, TABLE, [word >> (high * 4) for word in words])
-    # as an f32's exponent and mantissa, subnormal ones too, whose bias is 127 and not 7
+    # moved to an f32's exponent and mantissa; the bias becomes 127 instead of 7, also for
+    # subnormals
     scale = ((code & 127) << 20).bits(f32) * 2.0**119
     return low, k.select(code == 127, k.const(f32, 0.0), scale)
 

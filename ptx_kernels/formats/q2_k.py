@@ -1,7 +1,7 @@
 """Q2_K: 256 weights in 84 bytes; weight = d * scale[i // 16] * q - dmin * min[i // 16].
 
-Source: ggml, `block_q2_K`. Quants lie as `two_bits` has them; a byte of `scales` holds a scale of
-four bits and above it a min.
+Source: ggml, `block_q2_K`. Quants are stored as described in `two_bits`. A byte of `scales` holds a
+scale in its low four bits and a min in its high four.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 class PackedRow:
     """A lane's share of Q2_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
 
-    Group g's quants stay where they lie: a byte is 4^g times the quant.
+    Group g's quants are not shifted: a byte is 4^g times the quant.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -54,7 +54,7 @@ class PackedRow:
         k = self._k
         words, scales, dm = loaded
         words = self._low.aligned(words)
-        # bytes 0 and 2: of the groups that a word has
+        # bytes 0 and 2: of the groups in a word
         scales = [word >> (self._low.half * 8) for word in scales]
         runs, minimums = [], []
         for g in range(self._low.groups):
@@ -76,7 +76,10 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """16 weights of each group of a block's half h = part / 2 (see `packed_block.Dequantize`)."""
+    """Decodes 16 weights of each group in a block's half h = part / 2.
+
+    See `packed_block.Dequantize`.
+    """
     qs, scales, dm = planes
     upper, run = part >> 1, part & 1
     words = qs.cast(u32).at(part * 4).load(vector=4)
@@ -97,7 +100,10 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Groups 2 * (unit % 2) and the next of 128 columns h = unit / 2 (see `Int8Groups`)."""
+    """Reads groups 2 * (unit % 2) and the next, of the 128 columns h = unit / 2.
+
+    See `packed_tile.Int8Groups`.
+    """
     qs, scales, dm = planes
     low = [word >> ((unit & 1) * 4) for word in qs.matrix((unit >> 1) * 32)]
     bytes_ = [row.at(unit * 4).cast(u32).load() for row in scales.rows()]

@@ -1,9 +1,9 @@
 """Q3_K: 256 weights in 110 bytes; weight = d * (scale[i // 16] - 32) * (q - 4).
 
-Source: ggml, `block_q3_K`. The block is twice (h) 128 weights of four groups g of 32. Weight
-128h + 32g + j takes its low two bits from `qs` (see `two_bits`) and its third from bit 4h + g of
-byte j of `hmask`. Sixteen 6-bit scales: of numbers 4u to 4u + 3 the low four bits are
-nibbles u / 2 of the bytes 4(u % 2) to + 3 of `scales`, the high two are bits 2u of its last four
+Source: ggml, `block_q3_K`. The block has two halves h of 128 weights, each with four groups g of
+32. Weight 128h + 32g + j has its low two bits in `qs` (see `two_bits`) and its third in bit 4h + g
+of byte j of `hmask`. There are sixteen 6-bit scales. For scales 4u to 4u + 3, the low four bits are
+nibbles u / 2 of bytes 4(u % 2) to + 3 of `scales`, and the high two are bits 2u of its last four
 bytes.
 """
 
@@ -35,9 +35,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _four_scales(low: Value, high: Value, unit: Value) -> Value:
-    """Scales 4 * unit to + 3, a byte each, their top bits flipped: scale - 32 as six signed bits.
+    """Returns scales 4 * unit to + 3, one byte each, as scale - 32 in six signed bits.
 
-    low: the word of nibbles that they lie in; high: the last of the three words.
+    low: the word with their nibbles; high: the last of the three words.
     """
     nibbles = (low >> (unit >> 1 << 2)) & 0x0F0F0F0F
     return (nibbles | (((high >> (unit << 1)) & 0x03030303) << 4)) ^ 0x20202020
@@ -47,16 +47,18 @@ def _signed(k: Builder, scales: Value, position: Value | int) -> Value:
     return k.bit_field(scales.bits(s32), position, 6)
 
 
-#: Rows of activations up to which two products of quants that stay take less than moving them.
+#: Up to this many rows of activations, two products of unshifted quants cost less than shifting
+#: them.
 _TWO_PARTS = 2
 
 
 class PackedRow:
     """A lane's share of Q3_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
 
-    For few activations group g's low bits stay where they lie: a byte is 4^g times them, and the
-    third bits, flipped, count -4 each. For more, which share the unpacking, a quant is put into the
-    upper three bits of its byte, and its top bit flipped: that byte is 32 * (q - 4) as int8.
+    For few activations group g's low bits are not shifted: a byte is 4^g times their value, and
+    each flipped third bit counts as -4. For more activations, which share the unpacking, a quant is
+    moved to the upper three bits of its byte and its top bit is flipped. That byte is 32 * (q - 4)
+    as int8.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -88,7 +90,7 @@ class PackedRow:
         scales = self._scale_bytes(packed)
         runs = []
         for g in range(self._low.groups):
-            # byte g of the word as s32: the other three are copies of its sign
+            # byte g of the word as s32; the other three bytes replicate its sign
             scale = k.permute(scales, scales, 0x8880 + 0x1111 * g).bits(s32)
             if not self._two_parts:
                 quants = [
@@ -99,14 +101,14 @@ class PackedRow:
                 continue
             quants = [word & (0x03030303 << 2 * g) for word in words]
             flipped = [~word & (0x01010101 << g) for word in third]
-            unit = 0.25 ** (g + 1)  # scales are four times what they count
+            unit = 0.25 ** (g + 1)  # scales are four times their value
             runs.append(Run(quants, scale, less=flipped, less_factor=4 << g, unit=unit))
         if self._two_parts:
             return Tile(runs, d.to(f32))
         return Tile(runs, d.to(f32) * (1 / 128), signed=True)
 
     def _scale_bytes(self, packed: Words) -> Value:
-        """4 * (scale - 32) of the lane's groups, int8, the first lowest."""
+        """Returns 4 * (scale - 32) of the lane's groups, int8, the first lowest."""
         k, low = self._k, self._low
         if low.groups == 4:
             # bytes `half` and half + 2 of two words
@@ -129,7 +131,10 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """16 weights of each group of a block's half h = part / 2 (see `packed_block.Dequantize`)."""
+    """Decodes 16 weights of each group in a block's half h = part / 2.
+
+    See `packed_block.Dequantize`.
+    """
     qs, hmask, packed, d = planes
     upper, run = part >> 1, part & 1
     words = qs.cast(u32).at(part * 4).load(vector=4)
@@ -152,9 +157,9 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Groups 2 * (unit % 2) and the next of 128 columns h = unit / 2, as 32 * (q - 4) in int8.
+    """Reads groups 2 * (unit % 2) and the next, of 128 columns, as 32 * (q - 4) in int8.
 
-    See `packed_tile.Int8Groups`.
+    The 128 columns are half h = unit / 2. See `packed_tile.Int8Groups`.
     """
     qs, hmask, packed, d = planes
     low = [word >> ((unit & 1) * 4) for word in qs.matrix((unit >> 1) * 32)]

@@ -28,13 +28,12 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 class PackedRow:
     """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles.
 
-    They hold that many of the first 16 weights and as many of the last 16. Flipping a nibble's top
-    bit in the high nibble of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing. The
-    other formats whose nibbles lie as these do are of one kind with it (see
-    `packed_row.PackedRow`).
+    They hold that many of the first 16 weights and as many of the last 16. With its top bit
+    flipped, a nibble in the high half of a byte is 16 * (q - 8) as int8, so the offset costs
+    nothing. Formats with the same nibble order derive from this class (see `packed_row.PackedRow`).
     """
 
-    # an element of the last plane: the block's scale, with or without its minimum
+    # element of the last plane: the block's scale, with or without its minimum
     scale_type: Type = f16
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -67,7 +66,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     quants = lower_nibbles(qs.cast(u32).load(vector=4))
@@ -78,8 +77,8 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 
 
 def fragment_nibbles(qs: TilePlane, unit: Value) -> list[Words]:
-    """Nibbles of a unit's two blocks as operand A, each in the upper half of its byte."""
-    words = qs.matrix(unit * 32)  # two of each block, of rows g and g + 8
+    """Returns the nibbles of a unit's two blocks as operand A, in the upper halves of bytes."""
+    words = qs.matrix(unit * 32)  # two words per block, for rows g and g + 8
     halves = (upper_nibbles(words[2 * i : 2 * i + 2]) for i in range(2))
     return [[*low, *high] for low, high in halves]
 
@@ -87,7 +86,10 @@ def fragment_nibbles(qs: TilePlane, unit: Value) -> list[Words]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `packed_tile.Int8Groups`)."""
+    """Reads blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8.
+
+    See `packed_tile.Int8Groups`.
+    """
     qs, d = planes
     quants = ([w ^ 0x80808080 for w in words] for words in fragment_nibbles(qs, unit))
     scales = (packed_tile.scaled(scale, 1 / 16) for scale in d.f16_pairs(unit * 4))

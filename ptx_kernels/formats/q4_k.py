@@ -23,7 +23,10 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def low_bits(qs: Any, xp: Any) -> Any:
-    """Nibbles of eight sub-blocks, uint8 (..., 128) -> (..., 8, 32); Q5_K's low bits as well."""
+    """Splits the nibbles into eight sub-blocks, uint8 (..., 128) -> (..., 8, 32).
+
+    Q5_K's low bits have the same layout.
+    """
     groups = qs.reshape(*qs.shape[:-1], 4, 32)
     return nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
 
@@ -31,13 +34,13 @@ def low_bits(qs: Any, xp: Any) -> Any:
 class PackedRow:
     """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group.
 
-    Of 4 lanes each has a whole group and so both of its sub-blocks; of more, lanes / 4 share a
-    group, and with q8_1 activations two of those add the min term of one sub-block each. See
+    With 4 lanes, each has a full group and so both of its sub-blocks. With more, lanes / 4 lanes
+    share a group; with q8_1 activations, two of these add the min term of one sub-block each. See
     `packed_row.PackedRow`.
     """
 
-    block_words = 36  # u32 of a block
-    quants_at = 4  # the first of its nibbles
+    block_words = 36  # u32 per block
+    quants_at = 4  # index of the first word of nibbles
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats, self._broadcast = k, share.floats, share.broadcast
@@ -51,7 +54,7 @@ class PackedRow:
         self._quants = first.at(share.part * self._count).moving()
         self.value_base = self._group * 64 + self._share * length
         self.runs: Sequence[tuple[int, int]] = ((0, length), (32, length))
-        one_minimum = shares > 1 and not share.floats  # of two; another lane has the other one
+        one_minimum = shares > 1 and not share.floats  # one of the two; another lane has the other
         self._minimum_group = self._share & 1 if one_minimum else None
         self._scales = k_scales.PairReader(
             k, self._group, self._share if one_minimum else None, shares
@@ -87,11 +90,14 @@ class PackedRow:
         return Tile(runs, d, [dmin * m.to(f32) for m in minimums], self._minimum_group)
 
     def quant_bytes(self, quants: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:
-        """Bytes of the low and the high sub-block, and which multiples of the quants they are."""
+        """Returns bytes of the low and the high sub-block, and their multiples of the quants."""
         return ([q & 0x0F0F0F0F for q in quants], [q & 0xF0F0F0F0 for q in quants]), (1, 16)
 
     def seven_bits(self, quants: Words) -> tuple[tuple[Words, Words], int]:
-        """The same below 128, as large as they can be: their f32 then lose least to the anchor."""
+        """Like `quant_bytes`, with bytes below 128 but as large as possible.
+
+        Large bytes lose the least precision when the anchor is subtracted in f32.
+        """
         return ([(q << 3) & 0x78787878 for q in quants], [(q >> 1) & 0x78787878 for q in quants]), 8
 
     def advance(self, blocks: int) -> None:
@@ -106,10 +112,11 @@ def dequantize(
     high_bits: Sequence[Value] | None = None,
     quants_at: int = 16,
 ) -> list[DequantizedRun]:
-    """16 weights of sub-block 2 * (part // 2), 16 of the next (see `packed_block.Dequantize`).
+    """Decodes 16 weights of sub-block 2 * (part // 2) and 16 of the next.
 
-    Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and,
-    as `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
+    See `packed_block.Dequantize`. Q5_K also calls it: it passes `quants_at`, the start of its
+    nibbles, and `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in
+    bits 0 to 7.
     """
     group, run = part >> 1, part & 1
     block = planes[0].cast(u32)
@@ -133,7 +140,7 @@ def dequantize(
 
 
 def scales(k: Builder, plane: TilePlane, unit: Value) -> list[packed_tile.Pair]:
-    """d * scale of a unit's two sub-blocks, of the lane's rows; for Q5_K as well."""
+    """Returns d * scale of a unit's two sub-blocks for the lane's rows; also for Q5_K."""
     reader = k_scales.PairReader(k, unit)
     found = []
     for row in plane.rows():
@@ -146,13 +153,13 @@ def scales(k: Builder, plane: TilePlane, unit: Value) -> list[packed_tile.Pair]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones.
+    """Reads sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones.
 
     See `packed_tile.Int8Groups`.
     """
     words = planes[0].matrix(unit * 32 + 16)
     low, high = scales(k, planes[0], unit)
-    sixteenth = packed_tile.scaled(high, 1 / 16)  # the high nibbles stay where they lie
+    sixteenth = packed_tile.scaled(high, 1 / 16)  # the high nibbles are not shifted
     return (
         packed_tile.Int8Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low]),
         packed_tile.Int8Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth]),
@@ -160,7 +167,7 @@ def int8_groups(
 
 
 def int8_minimums(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.Minimums:
-    """-dmin and mins of the lane's rows (see `packed_tile.Minimums`); for Q5_K as well."""
+    """Reads -dmin and mins of the lane's rows (see `packed_tile.Minimums`); also for Q5_K."""
     headers = [row.cast(u32).load_run(0, 4) for row in planes[0].rows()]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
     return packed_tile.Minimums(
@@ -169,13 +176,13 @@ def int8_minimums(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.Minimu
     )
 
 
-Steps = tuple[packed_tile.Pair, packed_tile.Pair]  # of rows g and g + 8
+Steps = tuple[packed_tile.Pair, packed_tile.Pair]  # for rows g and g + 8
 
 
 def steps(k: Builder, plane: TilePlane, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
-    """Factors and addends that make f16 of both sub-blocks of a unit, of the lane's rows.
+    """Returns f16 factors and addends of both sub-blocks of a unit for the lane's rows.
 
-    `multiples`: the bytes are so many times the quants.
+    `multiples`: the bytes are this many times the quants.
     """
     reader = k_scales.PairReader(k, unit)
     rows = [reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in plane.rows()]
@@ -189,7 +196,7 @@ def steps(k: Builder, plane: TilePlane, unit: Value, multiples: tuple[int, int])
 
 
 def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockScales:
-    """d, -32 * dmin and mins of the lane's rows (see `packed_tile.BlockScales`)."""
+    """Reads d, -32 * dmin and mins of the lane's rows (see `packed_tile.BlockScales`)."""
     headers = [row.cast(u32).load_run(0, 4) for row in planes[0].rows()]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
     return packed_tile.BlockScales(
@@ -202,7 +209,7 @@ def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockSc
 def f16_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
-    """The sub-blocks of `int8_groups` as f16."""
+    """Reads the sub-blocks of `int8_groups` as f16."""
     words = planes[0].matrix(unit * 32 + 16)
     low, high = steps(k, planes[0], unit, (1, 16))
     return (
@@ -216,7 +223,7 @@ FORMAT = BlockFormat(
     block_size=256,
     block_bytes=144,
     struct=(("d", 2), ("dmin", 2), ("scales", 12), ("qs", 128)),
-    layout=(("block", ("d", "dmin", "scales", "qs")),),  # 144 = 9 * 16: aligned as it lies
+    layout=(("block", ("d", "dmin", "scales", "qs")),),  # 144 = 9 * 16: aligned as stored
     f16_fields=("d", "dmin"),
     weights=_weights,
     quant_bits=4,

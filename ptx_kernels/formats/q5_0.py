@@ -1,8 +1,8 @@
 """Q5_0: 32 weights in 22 bytes; weight = d * (q - 16).
 
 Source: ggml, `block_q5_0`. Byte j of `qs` holds the low four bits of weight j in its low nibble and
-of weight 16 + j in its high one; bit i of `qh`, a little-endian 32-bit word, is the fifth bit of
-weight i.
+those of weight 16 + j in its high one. Bit i of `qh`, a little-endian 32-bit word, is the fifth bit
+of weight i.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .unpack.packed_words import Words, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
-    """The fields qs and qh -> float32 (..., 32) of 0 to 31; Q5_1's lie so too."""
+    """Returns the quants of fields qs and qh, float32 (..., 32) from 0 to 31; also for Q5_1."""
     fifth = bits(field["qh"][..., None], 8, 1, xp)  # (..., 4, 8, 1)
     return (nibbles(field["qs"], xp) | (fifth.reshape(*field["qh"].shape[:-1], 32) << 4)).astype(
         np.float32
@@ -35,9 +35,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q4_0.PackedRow):
-    """A lane's share of Q5_0 rows: that of Q4_0, and its fifth bits.
+    """A lane's share of Q5_0 rows: like Q4_0, with fifth bits.
 
-    With the fifth bit flipped, at the top of a byte, that byte is 8 * (q - 16) as int8.
+    A quant at the top of a byte with its fifth bit flipped is 8 * (q - 16) as int8.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -57,7 +57,7 @@ class PackedRow(q4_0.PackedRow):
         )
 
     def quant_bytes(self, words: Words, fifth: Value, shift: int) -> list[list[Value]]:
-        """The quants, shifted left by so much in their bytes, of the lane's runs."""
+        """Returns the quants of the lane's runs, shifted left by `shift` in their bytes."""
         mine = fifth >> self.value_base
         return [
             [
@@ -74,12 +74,15 @@ class PackedRow(q4_0.PackedRow):
 
 
 def _spread(bits: Value, to: int) -> Value:
-    """Spreads the lowest four bits, each to bit `to` of a byte: copies 7 bits apart don't meet."""
+    """Spreads the lowest four bits, each to bit `to` of a byte.
+
+    Copies 7 bits apart don't overlap.
+    """
     return ((bits & 0xF) * ((0x00204081 << to) & 0xFFFFFFFF)) & (0x01010101 << to)
 
 
 def unpack_block(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
-    """All quants of a block, weights 0 to 15 and 16 to 31, as f32 of 0 to 31; Q5_1's too."""
+    """Unpacks weights 0 to 15 and 16 to 31 of a block as f32 from 0 to 31; also for Q5_1."""
     words = qs.cast(u32).load(vector=4)
     fifth = qh.cast(u32).load()
     runs = []
@@ -94,7 +97,7 @@ def unpack_block(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, qh, d = planes
     scale = d.cast(f16).load().to(f32)
     return [
@@ -106,8 +109,8 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def fragment_bytes(
     k: Builder, qs: TilePlane, qh: TilePlane, unit: Value, shift: int, flipped: bool
 ) -> list[Words]:
-    """Quants of a unit's two blocks, shifted left by `shift`, their top bit flipped or not."""
-    words = qs.matrix(unit * 32)  # two of each block, of rows g and g + 8
+    """Returns the quants of a unit's two blocks, shifted left; `flipped` flips their top bit."""
+    words = qs.matrix(unit * 32)  # two words per block, for rows g and g + 8
     columns = k.lane_id % 4 * 4
     rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in qh.rows()]
     blocks: list[Words] = []
@@ -127,7 +130,10 @@ def fragment_bytes(
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `packed_tile.Int8Groups`)."""
+    """Reads blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8.
+
+    See `packed_tile.Int8Groups`.
+    """
     qs, qh, d = planes
     quants = fragment_bytes(k, qs, qh, unit, 3, True)
     scales = (packed_tile.scaled(scale, 1 / 8) for scale in d.f16_pairs(unit * 4))

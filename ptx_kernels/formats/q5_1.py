@@ -1,6 +1,6 @@
 """Q5_1: 32 weights in 24 bytes; weight = d * q + m.
 
-Source: ggml, `block_q5_1`. `qh` and `qs` hold the quants as Q5_0's do.
+Source: ggml, `block_q5_1`. `qh` and `qs` hold the quants like Q5_0's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q5_0.PackedRow):
-    """A lane's share of Q5_1 rows: that of Q5_0, with unsigned quants and a minimum.
+    """A lane's share of Q5_1 rows: like Q5_0, with unsigned quants and a minimum.
 
     One lane of a block adds the minimum.
     """
@@ -46,7 +46,7 @@ class PackedRow(q5_0.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, qh, dm = planes
     pair = dm.cast(u32).load()
     scale, offset = f16_of(pair), f16_of(pair, 1)
@@ -59,7 +59,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, qh, dm = planes
     quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
     scales, offsets = zip(*(dm.f16_pairs(unit * 8 + 4 * i) for i in range(2)), strict=True)

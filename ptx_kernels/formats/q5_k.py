@@ -1,6 +1,6 @@
 """Q5_K: 256 weights in 176 bytes; weight = d * scale[s] * q - dmin * min[s], sub-blocks s of 32.
 
-Source: ggml, `block_q5_K`. `qs` as in Q4_K holds the low four bits; bit s of `qh[j]` is the fifth
+Source: ggml, `block_q5_K`. `qs` holds the low four bits as in Q4_K; bit s of `qh[j]` is the fifth
 bit of weight 32s + j.
 """
 
@@ -26,7 +26,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q4_k.PackedRow):
-    """A lane's share of Q5_K rows: that of Q4_K, and the fifth bits that go with its nibbles."""
+    """A lane's share of Q5_K rows: like Q4_K, with the fifth bits of its nibbles."""
 
     block_words = 44
     quants_at = 12
@@ -36,7 +36,7 @@ class PackedRow(q4_k.PackedRow):
         self._fifth = (
             planes[0].cast(u32).at(share.row, share.block).at(self._share * self._count).moving()
         )
-        self._shift = self._group * 2  # bit of the low sub-block; the high one's is the next
+        self._shift = self._group * 2  # bit of the low sub-block; the high one uses the next bit
 
     def load(self, row: int, block: int) -> tuple[Words, Words, Words]:  # type: ignore[override]
         at = row * self._row_words + block * self.block_words
@@ -67,13 +67,13 @@ class PackedRow(q4_k.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """32 weights of a block, the same ones as Q4_K's (see `packed_block.Dequantize`)."""
+    """Decodes 32 weights of a block, the same ones as Q4_K (see `packed_block.Dequantize`)."""
     fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
     return q4_k.dequantize(k, planes, part, high_bits=fifth_bits, quants_at=48)
 
 
 def _quants(k: Builder, plane: TilePlane, unit: Value) -> tuple[Words, Words]:
-    """The bytes of sub-blocks 2 * unit and 2 * unit + 1, as operand A."""
+    """Returns the bytes of sub-blocks 2 * unit and 2 * unit + 1 as operand A."""
     fifth = [word >> (unit * 2) for word in plane.matrix(16)]
     words = plane.matrix(unit * 32 + 48)
     low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
@@ -86,7 +86,7 @@ def _quants(k: Builder, plane: TilePlane, unit: Value) -> tuple[Words, Words]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Reads sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     low, high = _quants(k, planes[0], unit)
     low_scales, high_scales = q4_k.scales(k, planes[0], unit)
     return (
@@ -98,7 +98,7 @@ def int8_groups(
 def f16_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
-    """The same as f16."""
+    """Reads the sub-blocks of `int8_groups` as f16."""
     low, high = _quants(k, planes[0], unit)
     low_steps, high_steps = q4_k.steps(k, planes[0], unit, (1, 1))
     return (
@@ -112,7 +112,7 @@ FORMAT = BlockFormat(
     block_size=256,
     block_bytes=176,
     struct=(("d", 2), ("dmin", 2), ("scales", 12), ("qh", 32), ("qs", 128)),
-    layout=(("block", ("d", "dmin", "scales", "qh", "qs")),),  # 176 = 11 * 16: aligned as it lies
+    layout=(("block", ("d", "dmin", "scales", "qh", "qs")),),  # 176 = 11 * 16: aligned as stored
     f16_fields=("d", "dmin"),
     weights=_weights,
     quant_bits=5,

@@ -1,8 +1,8 @@
 """Q6_K: 256 weights in 210 bytes; weight i = d * scale[i // 16] * (q - 32), with int8 scales.
 
-Source: ggml, `block_q6_K`. The block is twice (h) 128 weights of four groups g of 32.
-Weight 128h + 32g + j takes its low four bits from byte 64h + 32(g % 2) + j of `ql` (low nibble for
-g < 2, high for g >= 2) and its high two from bits 2g of byte 32h + j of `qh`.
+Source: ggml, `block_q6_K`. The block has two halves h of 128 weights, each with four groups g of
+32. Weight 128h + 32g + j has its low four bits in byte 64h + 32(g % 2) + j of `ql` (low nibble for
+g < 2, high for g >= 2) and its high two in bits 2g of byte 32h + j of `qh`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 class PackedRow:
     """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128.
 
-    Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
-    of 32, four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper
-    six bits of its byte, and its top bit flipped: that byte is 4 * (q - 32) as int8, so the offset
-    of 32 costs neither a subtraction nor a dot product with ones. See `packed_row.PackedRow`.
+    With 4 lanes, lane `part` has values 16 * (part % 2) to + 15 of the groups of half h = part //
+    2. With 32 lanes, it has four values of group g = part // 8 % 2 and of group g + 2. A quant is
+    moved to the upper six bits of its byte and its top bit is flipped. That byte is 4 * (q - 32) as
+    int8, so the offset of 32 costs neither a subtraction nor a dot product with ones. See
+    `packed_row.PackedRow`.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats = k, share.floats
         row, block, part, lanes = share.row, share.block, share.part, share.lanes
         length = max(64 // lanes, 4)
-        columns = 32 // length  # lanes side by side
+        columns = 32 // length  # adjacent lanes
         upper, column = part // (lanes // 2), part % columns * length
         self._low = upper * 64 + column  # first byte of ql
         self.value_base = upper * 128 + column
@@ -78,7 +79,7 @@ class PackedRow:
         low, high, scales, d = loaded
         if self._shift is not None:
             high = [word >> self._shift for word in high]
-        high = [word ^ 0xAAAAAAAA for word in high]  # the upper bit of every pair
+        high = [word ^ 0xAAAAAAAA for word in high]  # flips the upper bit of every pair
         runs = []
         for group in self._groups:
             words = []
@@ -86,8 +87,8 @@ class PackedRow:
                 lower = shifted(nibbles_, 2 if group < 2 else -2)
                 upper = shifted(pairs, 6 - 2 * group)
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
-            # groups g = 0..3 have sub-blocks 2g and 2g + 1 of these 128: bytes 2g and 2g + 1 of its
-            # eight scales
+            # Groups g = 0..3 have sub-blocks 2g and 2g + 1 of these 128: bytes 2g and 2g + 1 of the
+            # eight scales.
             scale = k.bit_field(scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)
             runs.append(signed_run(k, words, scale, floats=self._floats))
         return Tile(runs, d.to(f32) * 0.25, signed=True)
@@ -100,9 +101,9 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """32 weights of a block's half h = part / 4: 16 of group g = part / 2 % 2, 16 of group g + 2.
+    """Decodes 32 weights of a block's half h = part / 4: 16 of group g, 16 of group g + 2.
 
-    See `packed_block.Dequantize`.
+    g = part / 2 % 2. See `packed_block.Dequantize`.
     """
     ql, qh, scales, d = planes
     upper, group, run = part >> 2, (part >> 1) & 1, part & 1
@@ -122,9 +123,9 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def _quants(
     k: Builder, planes: Sequence[TilePlane], unit: Value, flipped: int
 ) -> tuple[Words, Words]:
-    """4 * q of groups g = unit % 2 and g + 2 of 128 columns h = unit / 2, as operand A.
+    """Returns 4 * q of groups g = unit % 2 and g + 2 of half h = unit / 2, as operand A.
 
-    `flipped`: bits of every byte's pairs.
+    `flipped`: bits to flip in every byte's pairs.
     """
     low = planes[0].matrix(unit * 32)
     pairs = [word ^ flipped if flipped else word for word in planes[1].matrix((unit >> 1) * 32)]
@@ -142,7 +143,7 @@ def _quants(
 
 
 def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
-    """Scales of the lane's rows: a word for each group of a unit, two scales in its low bytes."""
+    """Returns scales of the lane's rows: per group a word with two scales in its low bytes."""
     at = (unit >> 1) * 8
     rows = [row.at(at).cast(u32).load(vector=2) for row in plane.rows()]
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
@@ -151,11 +152,11 @@ def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Groups g = unit % 2 and g + 2 of 128 columns h = unit / 2, as 4 * (q - 32) in int8.
+    """Reads groups g = unit % 2 and g + 2 of half h = unit / 2, as 4 * (q - 32) in int8.
 
     See `packed_tile.Int8Groups`.
     """
-    low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
+    low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # flips the upper bit of every pair
     numbers = [
         [d * 0.25 * k.bit_field(s.bits(s32), b, 8).to(f32) for s in words for b in (0, 8)]
         for words, d in zip(_scales(k, planes[2], unit), planes[3].f16(), strict=True)
@@ -169,7 +170,7 @@ def int8_groups(
 
 
 def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockScales:
-    """d of the lane's rows (see `packed_tile.BlockScales`)."""
+    """Reads d of the lane's rows (see `packed_tile.BlockScales`)."""
     first, second = planes[3].f16()
     return packed_tile.BlockScales((first, second))
 
@@ -177,7 +178,10 @@ def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockSc
 def f16_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
-    """Groups of `int8_groups` as f16: scale * (q - 32) of 12 bits at most; f16 rounds the last."""
+    """Reads the groups of `int8_groups` as f16.
+
+    scale * (q - 32) has up to 12 bits; f16 rounds the last.
+    """
     low, high = _quants(k, planes, unit, 0)
     rows = [[word ^ 0x80808080 for word in words] for words in _scales(k, planes[2], unit)]
 

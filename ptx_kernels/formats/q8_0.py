@@ -48,7 +48,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """16 weights of a block (see `packed_block.Dequantize`)."""
+    """Decodes 16 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).at(part * 4).load(vector=4)
@@ -58,7 +58,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
     quants = (qs.matrix(unit * 64 + 32 * i) for i in range(2))
     return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))

@@ -1,8 +1,8 @@
-"""TQ1_0: 256 weights in 54 bytes; weight = d * (q - 1), five q of 0 to 2 in a byte.
+"""TQ1_0: 256 weights in 54 bytes; weight = d * (q - 1), five quants q of 0 to 2 per byte.
 
-Source: ggml, `block_tq1_0`. A byte is a fraction of 256 whose digits to the base 3 are quants:
-digit n of byte b is 3 * (b * 3^n % 256) / 256. Weights are digit 0 of 32 bytes, digit 1 of them, to
-digit 4; then the same of the next 16 bytes, and digits 0 to 3 of the last 4.
+Source: ggml, `block_tq1_0`. A byte is a fraction of 256 whose base-3 digits are quants: digit n of
+byte b is 3 * (b * 3^n % 256) / 256. The weights are digit 0 of 32 bytes, then digits 1 to 4 of
+them; then the same of the next 16 bytes; then digits 0 to 3 of the last 4.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     digits = []
     for data, count in parts:
         powers = np.array(_POWERS[:count], np.uint8)[:, None]
-        shifted = (data[..., None, :] * powers).astype(np.uint16)  # of eight bits
+        shifted = (data[..., None, :] * powers).astype(np.uint16)  # modulo 256 in uint8
         digits.append((shifted * 3 >> 8).reshape(*data.shape[:-1], -1))
     quants = xp.concatenate(digits, axis=-1).astype(np.float32)
     return f16_array(field["d"]) * (quants - 1)
 
 
 def _load(k: Builder, get: Get, i: Value) -> tuple[list[Value], list[Value]]:
-    """Two words of four bytes, and which of their digits."""
+    """Loads two words of four bytes; returns them and the digit that each one uses."""
     first, second = i < 20, i < 30
     after = i - 20
     digit = k.select(first, i >> 2, k.select(second, after >> 1, (i - 30) * 2))
     at = k.select(first, (i & 3) * 8, k.select(second, (after & 1) * 8 + 32, k.const(u32, 48)))
-    further = k.select(second, k.const(u32, 4), 0)  # the last four bytes, twice
+    further = k.select(second, k.const(u32, 4), 0)  # for the last four bytes, the same word twice
     words = [get("qs", at, 4), get("qs", at + further, 4)]
     return words, [digit, digit + k.select(second, k.const(u32, 0), 1)]
 

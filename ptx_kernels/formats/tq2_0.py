@@ -1,6 +1,6 @@
 """TQ2_0: 256 weights in 66 bytes; weight = d * (q - 1), q of 0 to 2 in two bits.
 
-Source: ggml, `block_tq2_0`. Quants lie as `two_bits` has them.
+Source: ggml, `block_tq2_0`. Quants are stored as described in `two_bits`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT = block_format(
     Reader(("pairs", "d"), _load, _unpack, lambda get: get("d", 0, 2), f16_factor),
     name="TQ2_0",
     struct=(("qs", 64), ("d", 2)),
-    layout=(("pairs", ("qs",)), ("d", ("d",))),  # planes tell it from IQ2_XXS by their names
+    layout=(("pairs", ("qs",)), ("d", ("d",))),  # the plane names distinguish it from IQ2_XXS
     f16_fields=("d",),
     weights=_weights,
     quant_bits=2,

@@ -1,4 +1,4 @@
-"""The kernel families, in the order in which reports list them."""
+"""Kernel families, in the order in which reports list them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of f32 that take several instructions, and the gates of feed-forward networks."""
+"""f32 functions of several instructions, and the gates of feed-forward networks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ..ptx import Builder, Value, f32, u32
 
 LOG2_E = math.log2(math.e)
 SWIGLU_OAI_LIMIT, SWIGLU_OAI_SLOPE = 7.0, 1.702
-#: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative: fitted to the relative error,
-#: lowest power first.
+#: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative. The coefficients minimize the
+#: relative error; lowest power first.
 _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
-#: log(1 + t) = s (2 + s^2 P(s^2)) with s = t / (2 + t), for t from 0 to 1 within 2^-27 relative:
-#: fitted to the relative error, lowest power first.
+#: log(1 + t) = s (2 + s^2 P(s^2)) with s = t / (2 + t), for t from 0 to 1 within 2^-27 relative.
+#: The coefficients minimize the relative error; lowest power first.
 _LOG_1P = (0.666664183, 0.400215268, 0.280018061, 0.280119896)
 
 
 def tanh(k: Builder, x: Value) -> Value:
-    """tanh(x), a few ulp off at most (`tanh.approx`: 2^-11); NaN stays NaN.
+    """tanh(x), with an error of a few ulp (`tanh.approx`: 2^-11); NaN stays NaN.
 
-    It is a polynomial near 0, and elsewhere computed from 2^x.
+    Uses a polynomial near 0, and 2^x elsewhere.
     """
     magnitude = k.abs(x)
     power = k.exp2(magnitude * (-2 * LOG2_E))
@@ -33,7 +33,7 @@ def tanh(k: Builder, x: Value) -> Value:
 
 
 def _polynomial(k: Builder, coefficients: Sequence[float], x: Value) -> Value:
-    """The coefficients' polynomial at x, lowest power first, by Horner's rule."""
+    """Evaluates a polynomial at x by Horner's rule; coefficients with the lowest power first."""
     *rest, last = coefficients
     return functools.reduce(lambda total, c: k.fma(total, x, c), reversed(rest), k.const(f32, last))
 
@@ -44,7 +44,7 @@ def sigmoid(k: Builder, x: Value) -> Value:
 
 
 def softplus(k: Builder, x: Value) -> Value:
-    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), which nothing large or small spoils."""
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), accurate for large and small x."""
     power = k.exp2(k.abs(x) * -LOG2_E)
     s = power * k.reciprocal(power + 2.0)
     square = s * s
@@ -52,15 +52,18 @@ def softplus(k: Builder, x: Value) -> Value:
 
 
 def silu(k: Builder, x: Value) -> Value:
-    """x / (1 + exp(-x)), within a few ulp; -0 of large negative x, whose exponential overflows."""
+    """x / (1 + exp(-x)), within a few ulp.
+
+    The result is -0 for large negative x, whose exponential overflows.
+    """
     return x * sigmoid(k, x)
 
 
 def gelu(k: Builder, x: Value) -> Value:
     """GELU: x / 2 * (1 + tanh(z)), z = sqrt(2 / pi) * (x + 0.044715 x^3), as x / (1 + exp(-2 z)).
 
-    The tanh approximation of Hendrycks and Gimpel 2016. Large |x| give x and -0, also where x^3
-    overflows.
+    This is the tanh approximation of Hendrycks and Gimpel 2016. Large |x| give x and -0, even if
+    x^3 overflows.
     """
     scale = 2 * math.sqrt(2 / math.pi)
     z2 = x * k.fma(x * x, 0.044715 * scale, scale)
@@ -68,9 +71,9 @@ def gelu(k: Builder, x: Value) -> Value:
 
 
 def swiglu_oai(k: Builder, gate: Value, up: Value) -> Value:
-    """g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7), u = clip(up, -7, 7); NaN stays NaN.
+    """g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7), u = clip(up, -7, 7).
 
-    The gate of gpt-oss (https://github.com/openai/gpt-oss, `swiglu`).
+    NaN stays NaN. This is the gate of gpt-oss (https://github.com/openai/gpt-oss, `swiglu`).
     """
     limit = k.const(f32, SWIGLU_OAI_LIMIT)
     g = k.select(gate > SWIGLU_OAI_LIMIT, limit, gate)
@@ -79,7 +82,7 @@ def swiglu_oai(k: Builder, gate: Value, up: Value) -> Value:
     return g * sigmoid(k, g * SWIGLU_OAI_SLOPE) * (u + 1.0)
 
 
-#: Name -> gate(k, gate, up), of the products with the two matrices.
+#: Name -> gate(k, gate, up) of the products with the two matrices.
 GATES: dict[str, Callable[[Builder, Value, Value], Value]] = {
     "silu": lambda k, gate, up: silu(k, gate) * up,
     "gelu": lambda k, gate, up: gelu(k, gate) * up,

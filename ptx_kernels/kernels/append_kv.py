@@ -1,4 +1,4 @@
-"""New keys and values into the pages of a KV cache."""
+"""Appends new keys and values to the pages of a KV cache."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def append_kv(
 ) -> None:
     """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; if latent, for k.
 
-    A slot outside the pages is skipped. Lanes share a head's vector, 16 bytes of f32 each; how it
-    is stored is `Pages.store`.
+    A slot outside the pages is skipped. Lanes share a head's vector, 16 bytes of f32 each; see
+    `Pages.store` for the storage format.
     """
     shape = num_pages, num_kv_heads, page_size, head_dim
     pages = declare_pages(k.inout, dtype, shape, latent=latent)

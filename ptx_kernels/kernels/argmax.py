@@ -1,4 +1,4 @@
-"""The largest value of each row and where it is: greedy sampling over a vocabulary."""
+"""Argmax: the largest value of each row and its index, for greedy sampling over a vocabulary."""
 
 from __future__ import annotations
 
@@ -16,25 +16,31 @@ from .reduce import across_warps
 
 @dataclass(frozen=True)
 class ArgmaxConfig:
-    """Threads of a block, and values that each of them loads before it looks at the first."""
+    """Warps of a block, and values per thread loaded before the first is used."""
 
     warps: int = 8
     unroll: int = 4
 
 
 def order_key(k: Builder, x: Value) -> Value:
-    """A u32 in the f32's order: -inf lowest (yet above 0), -0 equal to 0, any NaN highest."""
+    """Returns a u32 key in the f32's order.
+
+    -inf is lowest (but above 0), -0 equals 0, and any NaN is highest.
+    """
     bits = (x + 0.0).bits(u32)  # -0 + 0 = 0
     flipped = bits ^ ((bits.bits(s32) >> 31).bits(u32) | 0x80000000)
     return k.select(k.is_nan(x), k.const(u32, 0xFFFFFFFF), flipped)
 
 
 class Search:
-    """Search for a row's `count` best, in one launch or two: operands, results, a block's part.
+    """Search for a row's `count` best values, in one launch or two.
 
-    Each of a row's `splits` blocks leaves its best as f32 values and s32 indices (rows, splits *
-    count), among which the second launch searches, `from_candidates`. `first` to `stop` (u32): the
-    columns of this block.
+    It declares operands and results and selects a block's part. Each of a row's `splits` blocks
+    writes its best as f32 values and s32 indices (rows, splits * count). A second launch searches
+    these (`from_candidates`).
+
+    Attributes:
+      first, stop: the columns of this block (u32).
     """
 
     def __init__(
@@ -64,9 +70,9 @@ class Search:
         return self._x.at(self._row, column).load(where=inside)
 
     def store(self, i: Value | int, column: Value, found: Value | None = None) -> None:
-        """Stores the block's i-th best, which is in that column of x.
+        """Stores the block's i-th best, which is in column `column` of x.
 
-        It is -inf at index `columns` where not `found`; `found` None: it is found.
+        It is -inf at index `columns` if not `found`; `found` None means found.
         """
         k, index, value = self._k, column, self.load(column, found)
         if self._indices is not None:
@@ -90,9 +96,9 @@ def argmax(
 ) -> None:
     """(max(x[r]), argmax(x[r])) for each of `splits` parts of a row; NaN is the largest.
 
-    Ties go to the lowest index. One value of f32 and one of s32 a part: (rows, splits). A
-    vocabulary takes two launches: parts over the whole device, then `from_candidates` over their
-    results, whose `indices` (rows, columns) say where each value was.
+    Ties go to the lowest index. The results are f32 values and s32 indices (rows, splits). A
+    vocabulary takes two launches: one over parts on the full device, then one `from_candidates`
+    over their results, whose `indices` (rows, columns) are the original positions.
     """
     threads = WARP * config.warps
     search = Search(k, rows, columns, splits, 1, from_candidates, threads)
@@ -103,7 +109,7 @@ def argmax(
         loaded = [search.load(place, there) for place, there in zip(places, inside, strict=True)]
         for place, there, value in zip(places, inside, loaded, strict=True):
             key = k.select(there, order_key(k, value), 0)
-            where.set(k.select(key > highest, place, where))  # strictly: the first of equals
+            where.set(k.select(key > highest, place, where))  # the first of equals wins
             highest.set(k.maximum(highest, key))
 
     keys, firsts = (k.shared(name, u32, (config.warps,)) for name in ("keys", "firsts"))
@@ -115,15 +121,15 @@ def argmax(
 
 
 def _splits_rule(device: Target, columns: int) -> int:
-    """Blocks that search a row of so many values: one wave, of a thousand values each or more.
+    """Returns the number of blocks that search a row: one wave, at least 1024 values each.
 
-    1 means no second launch.
+    With 1 block there is no second launch.
     """
     return equal_parts(columns, max(1024, -(-columns // device.multiprocessors)))
 
 
 def equal_parts(columns: int, part: int) -> int:
-    """The number of equal parts, about so large, none of them empty."""
+    """Returns the number of equal, nonempty parts of about this size."""
     even = -(-columns // -(-columns // part))
     return -(-columns // even)
 
@@ -132,7 +138,7 @@ argmax_splits_rule: Rule[int] = Rule("argmax_splits", _splits_rule)
 
 
 def search_examples(family: str, columns: int, splits: int, **arguments: int) -> tuple[Case, Case]:
-    """Both launches of a search over a vocabulary."""
+    """Returns both launches of a search over a vocabulary."""
     found = splits * arguments.get("count", 1)
     whole = dict(rows=1, columns=columns, splits=splits, **arguments)
     merge = dict(rows=1, columns=found, from_candidates=True, **arguments)
@@ -145,7 +151,7 @@ def search_examples(family: str, columns: int, splits: int, **arguments: int) ->
 def _random_indices(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Candidates of a vocabulary."""
+    """Returns random candidates of a vocabulary."""
     return rng.permutation(math.prod(buffer.shape)).reshape(buffer.shape)
 
 

@@ -1,4 +1,4 @@
-"""Packed weights to floats: whole matrices, or the rows of an embedding that are looked up."""
+"""Decodes packed weights to floats: full matrices, or rows of an embedding by id."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def decode(
 ) -> None:
     """y[r] = dequantize(w[r]); with `lookups`, y[t] = dequantize(w[ids[t]]) for as many ids.
 
-    One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id
-    outside the n rows gives NaN, as `jax.numpy.take` fills.
+    Each thread decodes one part of a block: it loads 16 bytes of quants and stores runs of 16
+    floats. An id outside the n rows gives NaN, like the fill mode of `jax.numpy.take`.
 
-    With `below`, y[r] = dequantize(w[r]) / scale[r], with the power of two that `f16_scale` makes
-    of that and the row's largest magnitude; a block has a whole row, of at most MAX_F16_ROW.
+    With `below`, y[r] = dequantize(w[r]) / scale[r]. The scale is the power of two that `f16_scale`
+    derives from `below` and the row's largest magnitude. A thread block then decodes a full row, of
+    at most MAX_F16_ROW values.
 
-    Operands: the planes, with `layers` a stack's and an index (see `input_planes`); ids s32
-    (lookups,). Results: y of `dtype` (n or lookups, columns); with `below`, scale bf16 (n,).
+    Operands: the planes, or with `layers` those of a stack and an index (see `input_planes`); ids
+    s32 (lookups,). Results: y of `dtype` (n or lookups, columns); with `below`, scale bf16 (n,).
     """
     layout = formats.get(format)
     parts = layout.dequantize_threads
@@ -61,7 +62,7 @@ def decode(
         _scaled_rows(k, layout, planes, y, below)
         return
     threads = 32 * config.warps
-    units = -(-blocks * parts // threads)  # blocks of threads that one row takes
+    units = -(-blocks * parts // threads)  # thread blocks per row
     k.launch((count * units,), threads)
 
     out = k.block_id() // units
@@ -82,7 +83,7 @@ def decode(
 def _scaled_rows(
     k: Builder, layout: BlockFormat, planes: Sequence[Pointer], y: Pointer, below: int
 ) -> None:
-    """A block decodes a row, whose largest magnitude is known before any of it is stored."""
+    """Decodes one row per block, finding its largest magnitude before storing it."""
     n, columns = y.shape
     parts = columns // layout.block_size * layout.dequantize_threads
     warps = min(-(-parts // WARP), 32)
@@ -95,7 +96,7 @@ def _scaled_rows(
     for base in range(0, parts, threads):
         unit = k.thread_id + base
         inside = None if base + threads <= parts else unit < parts
-        # threads that have no part decode the last one again
+        # threads without a part decode the last one again
         unit = unit if inside is None else k.minimum(unit, parts - 1)
         block, part = unit // layout.dequantize_threads, unit % layout.dequantize_threads
         for run in layout.dequantize(k, [plane.at(row, block) for plane in planes], part):
@@ -116,7 +117,7 @@ def _case(format: str, dtype: str, lookups: int, below: int = 0) -> Case:
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """The rows that are looked up, of the weights, and of a stack one matrix."""
+    """Returns the fraction of the weights that is read: looked-up rows, one matrix of a stack."""
     looked_up = buffer.type is u8 and arguments["lookups"]
     rows = arguments["lookups"] / arguments["n"] if looked_up else 1
     return min(1, rows) * one_layer(buffer, arguments)
@@ -130,7 +131,7 @@ DECODE = Family(
         for format in sorted(formats.names())
         for dtype in ("f32", "bf16", "f16")
         for lookups in (0, 8)
-        # formats of which files have few tensors: one case each
+        # one case for each format that few tensors of a file use
         if formats.get(format).int8_tile or (dtype, lookups) == ("bf16", 0)
     )
     + tuple(

@@ -1,7 +1,7 @@
-"""Activations to f16 in rows that share a power of two: what XLA's product of f16 matrices takes.
+"""Quantizes activations to f16 with a power-of-two scale per row, for XLA's f16 matrix product.
 
-`quantize_f16` has a scale for 256 columns, which kernels of this package apply as they add up; a
-product that knows nothing of scales needs one that is the same for the whole sum.
+`quantize_f16` has a scale per 256 columns, which kernels of this package apply as they accumulate.
+A product without scale support needs one scale for the full sum.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .quantize_f16 import MOST, block_f16_scale
 from .rms_norm import normalize
 from .vectors import RUN, Run, float_type, load_floats, load_runs, store_floats
 
-#: Columns of rows that are normalized, at most: a thread has the weight's, too.
+#: Maximum columns of normalized rows: a thread also holds the norm's weight.
 MAX_NORMALIZED = MAX_F16_ROW // 2
-_GATED_RUN = 8  # f16 of a load of 16 bytes
+_GATED_RUN = 8  # f16 per 16-byte load
 
 
 @dataclass(frozen=True)
 class F16RowsConfig:
-    warps: int = 8  # per block, which has one row
+    warps: int = 8  # per block, one row each
 
 
 @kernel
@@ -39,16 +39,16 @@ def f16_rows(
     below: int = MOST,
     config: F16RowsConfig = F16RowsConfig(),
 ) -> None:
-    """values = x / scale rounded to f16, with a power of two for each row, which a block has.
+    """values = x / scale rounded to f16, with a power-of-two scale per row, one row per block.
 
-    It is that of `f16_scale` of the row's largest magnitude and `below`. With `eps`, x is
-    normalized first, as `rms_norm` does it. With `activation`, x is that gate's of two products,
-    f16 over scales: those of the rows, and of the columns of each.
+    The scale is `f16_scale` of the row's largest magnitude and `below`. With `eps`, x is first
+    normalized like in `rms_norm`. With `activation`, x is that gate applied to two products, which
+    are f16 with scales per row and per column.
 
-    Operands: x of `dtype` (rows, columns) and, with `eps`, f32 then, weight f32 (columns,); or gate
-    and up f16 (rows, columns), row_scale f32 (rows,), gate_scale and up_scale bf16 (columns,).
-    Results: values f16 (rows, columns), scale f32 (rows,). columns: a multiple of 4, of 8 with
-    `activation`, and at most MAX_F16_ROW, with `eps` MAX_NORMALIZED.
+    Operands: x of `dtype` (rows, columns) and, with `eps`, which requires f32, weight f32
+    (columns,); or gate and up f16 (rows, columns), row_scale f32 (rows,), gate_scale and up_scale
+    bf16 (columns,). Results: values f16 (rows, columns), scale f32 (rows,). columns: a multiple of
+    4, of 8 with `activation`, and at most MAX_F16_ROW, or MAX_NORMALIZED with `eps`.
     """
     multiple = _GATED_RUN if activation else RUN
     most = MAX_F16_ROW if eps is None else MAX_NORMALIZED
@@ -83,7 +83,7 @@ def f16_rows(
 def _gated(
     k: Builder, row: Value, shape: tuple[int, int], activation: str, warps: int
 ) -> Sequence[Run]:
-    """This thread's share of a row of the gate."""
+    """Returns this thread's share of a row of the gate's output."""
     gate, up = (k.input(name, f16, shape) for name in ("gate", "up"))
     row_scale = k.input("row_scale", f32, shape[:1]).at(row).load()
     of_columns = [k.input(name, bf16, shape[1:]) for name in ("gate_scale", "up_scale")]
@@ -105,7 +105,7 @@ def _gated(
 
 
 def _rule(columns: int) -> F16RowsConfig:
-    """Config for rows of so many columns: 16 values a thread, in 32 warps at most."""
+    """Returns the Config for a row length: 16 values per thread, up to 32 warps."""
     return F16RowsConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
 
 

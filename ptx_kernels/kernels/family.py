@@ -1,4 +1,4 @@
-"""Kernel families: the record of what tuning, reports and checks need to know about each."""
+"""Kernel family records: what tuning, reports and checks need to know about each family."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..ptx import Buffer, Kernel, KernelError, u8
 Arguments = Mapping[str, Any]
 C = TypeVar("C")
 
-#: `(buffer, all buffers by name, generator) -> array`. The generator is a numpy.random.Generator,
-#: Any here because naming that at run time would import all of NumPy's generators.
+#: `(buffer, all buffers by name, generator) -> array`. The generator is a numpy.random.Generator.
+#: It is Any here because naming the class at run time would import all of NumPy's generators.
 RandomValues = Callable[[Buffer, Mapping[str, Buffer], Any], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel at a shape that matters; `label` is unique."""
+    """A kernel at a relevant shape; `label` is unique."""
 
     label: str
     family: str
@@ -32,10 +32,10 @@ class Case:
 
 
 class Match(enum.Enum):
-    """Agreement of a table row's value with that of the shape that is asked for.
+    """Required relation of a table row's value to that of the requested shape.
 
-    NEAR: within an octave, all such values together. COVERS: as large or larger by at most an
-    octave, and the least such, because what holds more rows holds fewer too.
+    NEAR: within an octave, summed over all such values. COVERS: at least as large, by at most an
+    octave, and the smallest such row, because a kernel for more rows also takes fewer.
     """
 
     EQUAL = "equal"
@@ -53,15 +53,15 @@ class Key:
 
 @dataclass(frozen=True)
 class TableRows:
-    """The rows of tuning tables that overrule a rule.
+    """Rows of tuning tables that overrule a rule.
 
     Attributes:
-      config: type of what they hold.
-      keys: by which they are found: the rule's arguments, in their order.
-      check: `(config, *shape)`; raises KernelError or ValueError for a Config that does not go with
-        a shape.
-      shares_rows: config -> whether it was chosen to share its own number of rows evenly, and so
-        serves no other.
+      config: type of the Config that they hold.
+      keys: the rule's arguments, in order, which identify a row.
+      check: `(config, *shape)`; raises KernelError or ValueError for a Config that is invalid for a
+        shape.
+      shares_rows: config -> whether it divides its own number of rows evenly, and so serves no
+        other number.
     """
 
     config: type
@@ -70,7 +70,7 @@ class TableRows:
     shares_rows: Callable[[Any], bool] = lambda config: False
 
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
-        """True where a Config goes with the shape."""
+        """Returns whether a Config is valid for a shape."""
         try:
             self.check(config, *shape)
         except (KernelError, ValueError):
@@ -80,12 +80,12 @@ class TableRows:
 
 @dataclass(frozen=True)
 class Rule(Generic[C]):
-    """A rule of choice: the Config (or number) that a shape gets on a device.
+    """A selection rule: returns the Config (or number) for a shape on a device.
 
     Attributes:
-      name: by which tuning tables and reasons call it.
-      function: `(*shape)`, or `(device, *shape)` where the choice depends on the device.
-      rows: that overrule it; None: no table does.
+      name: name used in tuning tables and reasons.
+      function: `(*shape)`, or `(device, *shape)` if the choice depends on the device.
+      rows: table rows that overrule it; None: no table does.
     """
 
     name: str
@@ -101,22 +101,22 @@ class Rule(Generic[C]):
         return "device" in self._signature.parameters
 
     def __call__(self, device: Target, *shape: Any, **named: Any) -> C:
-        """The rule's own choice for a device, whatever tables say."""
+        """Returns the rule's own choice for a device, regardless of tables."""
         return self.function(*((device,) if self.takes_device else ()), *shape, **named)
 
     @property
     def keys(self) -> Mapping[str, Key]:
-        """The keys of its rows: its arguments by name; empty where no table overrules it."""
+        """Keys of its table rows: its arguments by name; empty if no table overrules it."""
         return self.rows.keys if self.rows else {}
 
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
-        """True where tables may overrule the rule, and a Config goes with the shape."""
+        """Returns whether tables may overrule the rule, and a Config is valid for the shape."""
         return self.rows is not None and self.rows.accepts(config, shape)
 
     def shape(self, *shape: Any, **named: Any) -> tuple[Any, ...]:
-        """Whole shape in the order of the rule's parameters, defaults filled in.
+        """Returns the full shape in the order of the rule's parameters, with defaults.
 
-        Raises TypeError as a call does.
+        Raises TypeError like a call.
         """
         bound = self._signature.bind(*((None,) if self.takes_device else ()), *shape, **named)
         bound.apply_defaults()
@@ -125,27 +125,27 @@ class Rule(Generic[C]):
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """The packed matrices that a launch multiplies by: their formats, and weights in all."""
+    """Packed matrices that a launch multiplies by: their formats, and their weights in total."""
 
     formats: tuple[str, ...]
     count: int
 
 
 def one_matrix(arguments: Arguments) -> PackedWeights:
-    """One matrix (n, columns) of a `format`, or as many as tokens' choices of experts."""
+    """Returns one matrix (n, columns) of a `format`, or one per token and selected expert."""
     count = arguments["n"] * arguments["columns"] * choices(arguments)
     return PackedWeights((arguments["format"],), count)
 
 
 def pair(arguments: Arguments) -> PackedWeights:
-    """Two matrices (n, columns) of `formats`, or as many of each as tokens' choices of experts."""
+    """Returns two matrices (n, columns) of `formats`, or a pair per token and selected expert."""
     formats = arguments["formats"]
     count = len(formats) * arguments["n"] * arguments["columns"]
     return PackedWeights(formats, count * choices(arguments))
 
 
 def joined(arguments: Arguments) -> PackedWeights:
-    """Matrices of `formats`, as many `rows` each."""
+    """Returns matrices of `formats` with `rows` rows each."""
     return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
 
 
@@ -154,15 +154,15 @@ def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def one_layer(buffer: Buffer, arguments: Arguments) -> float:
-    """All of it, but of a stack of packed matrices one."""
+    """Returns 1, or for a stack of packed matrices the fraction of one layer."""
     stacked = arguments["layers"] and buffer.type is u8
     return 1 / arguments["layers"] if stacked else 1
 
 
 def chosen_experts(buffer: Buffer, arguments: Arguments) -> float:
-    """All of it, but of a mixture's packed matrices those that a token's choices may be.
+    """Returns 1, or for packed experts the fraction that tokens may select.
 
-    Of a stack of layers one.
+    For a stack of layers it is the fraction of one layer.
     """
     if not arguments["experts"]:
         return one_layer(buffer, arguments)
@@ -170,17 +170,17 @@ def chosen_experts(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def choices(arguments: Arguments) -> int:
-    """Products of a row of activations with an expert's matrix; 1 of what has no experts."""
+    """Returns the products of activation rows with experts' matrices; 1 without experts."""
     return arguments["m"] * arguments["top"] if arguments.get("experts") else 1
 
 
 def rows_together(arguments: Arguments) -> int:
-    """Rows of activations that a warp of a mat-vec multiplies by the same weights."""
+    """Returns the rows of activations that a warp of a mat-vec multiplies by the same weights."""
     return 1 if arguments.get("experts") else arguments["m"]
 
 
 def ids_of_rows(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """Indices along the first axis of packed weights; two that there are not in front."""
+    """Returns indices along the first axis of packed weights; the first two are out of range."""
     rows = next(b.shape[0] for b in buffers.values() if b.type is u8)
     ids = rng.integers(0, rows, buffer.shape)
     if ids.size > 2:
@@ -198,22 +198,23 @@ class Family:
 
     Attributes:
       build: the kernel function.
-      examples: shapes that stand for it in reports, golden texts and assembly tests.
-      rules: by which its Configs are chosen.
-      weights: arguments -> the packed weights that a launch multiplies by; None: it is no product.
-      touched: (buffer, arguments) -> the share of a buffer that a launch touches; more than 1
+      examples: shapes that represent it in reports, golden texts and assembly tests.
+      rules: rules that choose its Configs.
+      weights: arguments -> the packed weights that a launch multiplies by; None: it is not a
+        product.
+      touched: (buffer, arguments) -> the fraction of a buffer that a launch touches; more than 1
         counts as 1.
-      rewritten: buffers that a launch reads as a whole and then writes: they count twice.
-      passes: arguments -> how often the hot loop reads the weights, or the bytes of all inputs;
-        None: these do not tell how many trips it takes.
-      trips: arguments -> trips of all warps through the hot loop, or None; None where its loads or
-        stores tell them.
-      stores: arguments -> global stores of all warps in the hot loop, which tell the trips where
+      rewritten: buffers that a launch reads in full and then writes; they count twice.
+      passes: arguments -> number of times that the hot loop reads the weights, or the bytes of all
+        inputs; None: the trips cannot be derived from these.
+      trips: arguments -> trips of all warps through the hot loop, or None; None if its loads or
+        stores determine them.
+      stores: arguments -> global stores of all warps in the hot loop, which determine the trips if
         its loads do not.
-      shorter: arguments -> one that the hot loop's trips grow with, and a value at which the loop
-        is under way; None: what comes before and behind them counts as much.
-      operands: an integer or special buffer's name -> its random values, by (buffer, all buffers by
-        name, generator).
+      shorter: arguments -> an argument that the hot loop's trips grow with, and a value for which
+        the loop is in its steady state; None: the code before and after the loop counts as much.
+      operands: an integer or special buffer's name -> its random values, a function of (buffer, all
+        buffers by name, generator).
     """
 
     name: str

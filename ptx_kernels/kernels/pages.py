@@ -1,4 +1,4 @@
-"""Pages of a KV cache: contents, a head's vector over lanes, loads and quantizing stores."""
+"""Pages of a KV cache: storage types, a head's vector over lanes, loads and quantizing stores."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ from .family import Arguments, RandomValues
 from .quantize_q8_1 import to_int8
 from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, two_floats
 
-#: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside
-#: them.
+#: Storage type of each dtype of pages. `int8` pages also have an f32 scale per token and head.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
-#: Names of the buffers that hold pages, or what the parts of keys and values behind the first are.
+#: Names of the buffers that hold pages, scales, or the second parts of keys and values.
 PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales", "k_pages1", "v_pages1")
 
 Place = tuple[Value, Value, Value]  # page, head, slot in the page
@@ -42,11 +41,11 @@ Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
 @dataclass(frozen=True)
 class Spread:
-    """Layout of a vector over a power of two of `lanes`, as runs of neighbouring values.
+    """Layout of a vector over a power of two of `lanes`, as runs of adjacent values.
 
     Attributes:
-      parts: of each of a lane's runs its first element, its length, and whether the vector has it
-        (None: it does).
+      parts: for each of a lane's runs: its first element, its length, and whether it is inside the
+        vector (None: yes).
     """
 
     lanes: int
@@ -54,7 +53,7 @@ class Spread:
 
     @classmethod
     def in_runs(cls, k: Builder, head_dim: int, run: int) -> Spread:
-        """In runs of one length, of which the last lanes may have fewer or none."""
+        """Spreads the vector in runs of one length; the last lanes may have fewer or none."""
         runs = head_dim // run
         lanes = min(WARP, 1 << (runs - 1).bit_length())
         starts = range(0, runs, lanes)
@@ -66,9 +65,9 @@ class Spread:
 
     @classmethod
     def evenly(cls, k: Builder, dims: Sequence[int], run: int) -> Spread:
-        """Over a whole warp, in runs of `run` and less, so that no lane has more than another.
+        """Spreads a vector evenly over a full warp, in runs of at most `run`.
 
-        Each of `dims`, multiples of 32 that make up the vector, is spread by itself.
+        The vector consists of `dims`, multiples of 32, each spread separately.
         """
         parts: list[tuple[Value, int, Value | None]] = []
         first = 0
@@ -85,12 +84,12 @@ class Spread:
         return sum(length for _, length, _ in self.parts)
 
     def front(self, width: int) -> Spread:
-        """The layout of a lane's first values alone, a whole number of its runs."""
+        """Returns the layout of only a lane's first values, which must be complete runs."""
         ends = list(itertools.accumulate(length for _, length, _ in self.parts))
         return Spread(self.lanes, self.parts[: ends.index(width) + 1])
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
-        """This lane's f32 of the vector of floats at `row`; zeros where the condition fails."""
+        """Loads this lane's f32 of the float vector at `row`; zeros if the condition fails."""
         parts = [
             load_floats(row.at(first), length, where=all_of(inside, condition))
             for first, length, inside in self.parts
@@ -98,7 +97,7 @@ class Spread:
         return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
-        """This lane's values of a vector, as runs to be stored."""
+        """Splits this lane's values of a vector into runs for a store."""
         left = iter(values)
         return [
             Run(first, list(itertools.islice(left, length)), inside)
@@ -108,19 +107,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Pages:
-    """The keys or values of a cache: `rows` (num_pages, num_kv_heads, page_size, head_dim).
+    """Keys or values of a cache: `rows` (num_pages, num_kv_heads, page_size, head_dim).
 
-    `scales`: of int8 pages, f32 (num_pages, num_kv_heads, page_size); a value is its int8 times the
-    scale of its page, head and slot.
+    `scales`: for int8 pages, f32 (num_pages, num_kv_heads, page_size); a value is its int8 times
+    the scale of its page, head and slot.
     """
 
     rows: Pointer
     scales: Pointer | None
 
     def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """A lane's share of a stored vector: four bytes in a register, then int8's scale.
+        """Loads a lane's share of a stored vector: registers of four bytes, then int8's scale.
 
-        A run of less than four bytes has a register by itself.
+        A run of fewer than four bytes has its own register.
         """
         row = self.rows.at(*place)
         loaded: list[Value] = []
@@ -135,7 +134,7 @@ class Pages:
     def values(
         self, k: Builder, spread: Spread, loaded: Sequence[Value]
     ) -> tuple[Sequence[Value], Value | float | None]:
-        """The values that `load` gave, as f32, and their factor (None: 1)."""
+        """Converts the result of `load` to f32 values; returns them and their factor (None: 1)."""
         if self.rows.type is f32:
             return loaded, None
         words, factor = (loaded, None) if self.scales is None else (loaded[:-1], loaded[-1])
@@ -146,7 +145,7 @@ class Pages:
         else:
             values = [x for word in words for x in two_floats(word, self.rows.type)]
         left, per_word = iter(values), 4 // self.rows.type.size
-        kept = [  # of a register with a short run its first ones
+        kept = [  # only the first ones of a register with a short run
             value
             for _, length, _ in spread.parts
             for value in list(itertools.islice(left, max(length, per_word)))[:length]
@@ -162,10 +161,10 @@ class Pages:
         lanes: int,
         where: Value | None = None,
     ) -> None:
-        """Writes a vector that `lanes` neighbouring lanes hold; the warp's 32 lanes all take part.
+        """Stores a vector that `lanes` adjacent lanes hold; all of the warp's lanes take part.
 
         Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude /
-        127, and a NaN or an infinity makes it NaN or infinite, and so the whole vector NaN.
+        127. A NaN or an infinity makes it NaN or infinite, and so the full vector NaN.
         """
         if self.scales is not None:
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
@@ -187,12 +186,12 @@ def declare_pages(
     *,
     latent: bool = False,
 ) -> list[Pages]:
-    """Buffers `k_pages`, `v_pages` and, of int8, `k_scales`, `v_scales`, by `k.input` or `k.inout`.
+    """Declares `k_pages`, `v_pages` and, for int8, `k_scales`, `v_scales`.
 
-    Latent pages are those of keys alone.
+    `buffer` is `k.input` or `k.inout`. Latent pages have keys only.
 
-    Raises KernelError for a dtype that is none of PAGE_TYPES, or a head_dim (the last axis) that is
-    none of HEAD_DIMS, or of latent pages none of LATENT_DIMS.
+    Raises KernelError if the dtype is not in PAGE_TYPES, or head_dim (the last axis) is not in
+    HEAD_DIMS, or LATENT_DIMS for latent pages.
     """
     if dtype not in PAGE_TYPES:
         raise KernelError(f"dtype={dtype!r} must be one of {', '.join(PAGE_TYPES)}")
@@ -208,7 +207,10 @@ def declare_pages(
 
 
 def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
-    """Stores runs of one, two or whole fours of f32 (int8 row: s32), rounded to the row's type."""
+    """Stores runs of f32 (int8 row: s32), rounded to the row's type.
+
+    A run has one, two or a multiple of four values.
+    """
     narrow = row.type.size == 1
     for run in runs:
         target, values, condition = row.at(run.first), run.values, all_of(where, run.inside)
@@ -225,7 +227,7 @@ def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | Non
 
 
 def touched_slots(buffer: Buffer, arguments: Arguments) -> float:
-    """The share of a buffer that an append touches: of pages, its tokens' slots."""
+    """Returns the fraction of a buffer that an append touches: for pages, its tokens' slots."""
     if buffer.name not in PAGE_BUFFERS:
         return 1
     return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
@@ -240,9 +242,10 @@ def _random_scales(
 def _random_slots(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Slots of the pages; two that there are not in front.
+    """Returns slots of the pages; the first two are out of range.
 
-    Of more tokens than slots, as a window's pages have of a prompt's, the last ones have slots.
+    If there are more tokens than slots, as for a prompt longer than a window, only the last ones
+    have slots.
     """
     num_pages, _, page_size, _ = buffers["k_pages"].shape
     slots, tokens = num_pages * page_size, buffer.shape[0]
@@ -253,6 +256,6 @@ def _random_slots(
     return mapping
 
 
-#: Random values for a family's operands that are pages, or slots of pages.
+#: Random values of a family's page and slot operands.
 PAGE_OPERANDS: dict[str, RandomValues] = dict.fromkeys(("k_scales", "v_scales"), _random_scales)
 SLOT_OPERANDS: dict[str, RandomValues] = {"slot_mapping": _random_slots}

@@ -14,14 +14,14 @@ class Planes:
     """Operands: the planes of a packed matrix (n, columns), or of a stack (layers, n, columns).
 
     Attributes:
-      layer: which of a stack's matrices the kernel reads (u32); None: there is one.
+      layer: which matrix of a stack the kernel reads (u32); None: there is no stack.
     """
 
     operands: Sequence[Pointer]
     layer: Value | None
 
     def of_matrix(self, layer: Value | None = None) -> list[Pointer]:
-        """The planes (n, blocks, bytes) of a stack's matrix `layer`; None: of the one it names."""
+        """Returns the planes (n, blocks, bytes) of a stack's matrix; `layer` None: `self.layer`."""
         layer = self.layer if layer is None else layer
         if layer is None:
             return list(self.operands)
@@ -40,12 +40,13 @@ def input_planes(
     expert: Value | None = None,
     streamed: bool = False,
 ) -> Planes:
-    """The planes of packed weights (n, columns) as operands, their names after `prefix`.
+    """Declares the planes of packed weights (n, columns) as operands; `prefix`: of their names.
 
-    With `layers` they are those of so many matrices, and an operand `index`, s32 (), says which of
-    them the kernel reads. Below 0 it counts from the end; beyond either end it is the nearest. With
-    `experts` they are those of so many, of which the kernel reads `expert` (u32, below `experts`).
-    `streamed`: see `Builder.input`.
+    Args:
+      layers: number of matrices in a stack. An operand `index`, s32 (), then selects the one that
+        the kernel reads. A negative index counts from the end; an index out of range is clamped.
+      experts: number of experts; the kernel reads `expert` (u32, below `experts`).
+      streamed: see `Builder.input`.
     """
     if layers and experts:
         raise KernelError(f"layers={layers}, experts={experts}: a stack is of one of them")

@@ -1,18 +1,18 @@
-"""The rule of how much a launch asks for on behalf of the next one."""
+"""Selection rule for the bytes that a launch prefetches for the next one."""
 
 from __future__ import annotations
 
 from ..devices import Target
 from .family import Rule
 
-_PART_OF_L2 = 6  # two launches may ask for the same product, and what is read meanwhile passes, too
+_PART_OF_L2 = 6  # two launches may prefetch for one product, and other reads also use L2
 
 
 def _prefetch(device: Target) -> int:
-    """Bytes that a launch asks for at its end; 0 on devices without bulk copies, or unknown ones.
+    """Returns the bytes that a launch prefetches; 0 for devices without bulk copies, or unknown.
 
-    Up to a sixth of the L2 cache: 10 MB of an H200's, which its memory brings in 2.3 us, about the
-    time from a launch's last load to the first that the next one uses.
+    The limit is a sixth of the L2 cache: 10 MB on an H200, which its memory delivers in 2.3 us.
+    That is about the time from a launch's last load to the first use by the next one.
     """
     facts = device.facts
     if facts is None or not facts.bulk_copies:

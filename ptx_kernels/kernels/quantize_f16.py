@@ -1,4 +1,4 @@
-"""Activations to f16 for tensor cores, in super-blocks of 256 that share a power of two."""
+"""Quantizes activations to f16, with a power-of-two scale per super-block of 256 columns."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from .reduce import across_warps
 from .vectors import float_type, load_floats, pack_floats
 
 LANE = SUPER_BLOCK // WARP  # values
-NAMES = ("values", "means", "scale")  # of the results
-MOST = 1 << 15  # power of two that scaled f16 are below, at most
+NAMES = ("values", "means", "scale")  # names of the results
+MOST = 1 << 15  # default upper bound of scaled f16 magnitudes, a power of two
 _WARPS = 4  # per block
 
 
 def f16_scale(k: Builder, largest: Value, below: int = MOST) -> tuple[Value, Value]:
-    """(1 / scale, scale) of values up to `largest`, f32: a power of two.
+    """(1 / scale, scale) for values up to `largest`, f32: a power of two.
 
-    Over the scale the largest lies in [below / 2, below), one less than 2^-126 * below to 2^126
-    times as much; where `below` is 1, one of 2^126 and more above. NaN or infinity makes the scale
-    NaN. KernelError: `below` is no power of two from 1 to MOST.
+    Divided by the scale, the largest magnitude is in [below / 2, below). A magnitude less than
+    2^-126 * below is multiplied by 2^126. If `below` is 1, a magnitude of 2^126 or more stays above
+    the range. NaN or infinity makes the scale NaN. KernelError: `below` is not a power of two from
+    1 to MOST.
     """
     if below & (below - 1) or not 0 < below <= MOST:
         raise KernelError(f"below={below} must be a power of two from 1 to {MOST}")
     top = below.bit_length() - 2
     exponent = largest.bits(u32) & 0x7F800000
-    # an inverse is no less than the least normal number
+    # an inverse must not be subnormal
     finite = exponent if top > 0 else k.minimum(exponent, (253 + top) << 23)
     inverse = k.minimum((127 + 127 + top << 23) - finite, 253 << 23)
     scale = k.select(exponent == 0x7F800000, k.const(u32, 0x7FC00000), (254 << 23) - inverse)
@@ -40,9 +41,9 @@ def f16_scale(k: Builder, largest: Value, below: int = MOST) -> tuple[Value, Val
 def block_f16_scale(
     k: Builder, parts: Pointer, values: Sequence[Value], below: int, *, warps: int
 ) -> tuple[Value, Value]:
-    """`f16_scale` of all values of a block's threads, which all must come here.
+    """Returns `f16_scale` of all values of a block's threads; all threads must reach it.
 
-    `parts`: shared memory, f32 (warps,), as of `across_warps`.
+    `parts`: shared memory, f32 (warps,), as in `across_warps`.
     """
     larger = functools.partial(k.maximum, keep_nan=True)
     mine = largest_magnitude(k, values, WARP)
@@ -54,7 +55,7 @@ class F16Rows:
     """Results that are f16 activations of `rows` rows, in super-blocks that share a scale.
 
     Attributes:
-      values: f16 (rows, columns), in the order that `gemm.fragments.f16_weights` wants.
+      values: f16 (rows, columns), in the order that `gemm.fragments.f16_weights` expects.
       means: f16 (rows, columns / 32, 2): a group's mean is the sum of (high, low).
       scales: f32 (rows, columns / 256), powers of two.
     """
@@ -66,7 +67,10 @@ class F16Rows:
 
     @classmethod
     def outputs(cls, k: Builder, rows: int, columns: int, names: Sequence[str] = NAMES) -> F16Rows:
-        """Declares them; KernelError where columns are no whole super-blocks."""
+        """Declares the results.
+
+        Raises KernelError if columns is not a multiple of a super-block.
+        """
         if columns % SUPER_BLOCK:
             raise KernelError(f"columns={columns} must be a multiple of {SUPER_BLOCK} for f16")
         values, means, scales = names
@@ -86,9 +90,10 @@ class F16Rows:
         *,
         where: Value | None = None,
     ) -> None:
-        """Rounds and stores a lane's 8 f32 from `column` (u32) of `row` on; neighbours follow.
+        """Rounds and stores a lane's 8 f32 from `column` (u32) of `row` on; other lanes follow.
 
-        `factors`: `f16_scale` of the super-block. Whole warps come here, four lanes a group.
+        `factors`: `f16_scale` of the super-block. Full warps must reach it, with four lanes per
+        group.
         """
         k, (inverse, scale) = self.k, factors
         rounded = [(value * inverse).to(f16).to(f32) for value in share]
@@ -108,11 +113,11 @@ class F16Rows:
 
 @kernel
 def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> None:
-    """values = x / scale rounded to f16, with a power of two for 256 columns, which a warp has.
+    """values = x / scale rounded to f16, with a power-of-two scale per 256 columns, one per warp.
 
-    It brings the largest magnitude into [2^14, 2^15), one below 2^-112 to 2^126 times as much.
-    Values lie in the order that `gemm.fragments.f16_weights` wants. The mean of every 32 of them is
-    the sum of two f16, (high, low). A NaN or an infinity makes the scale NaN.
+    The scale brings the largest magnitude into [2^14, 2^15); a magnitude below 2^-112 is multiplied
+    by 2^126. Values are in the order that `gemm.fragments.f16_weights` expects. The mean of every
+    32 values is the sum of two f16, (high, low). A NaN or an infinity makes the scale NaN.
     """
     count = rows * columns // SUPER_BLOCK
     x = k.input("x", float_type(dtype), (rows, columns))
@@ -120,7 +125,7 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
     k.launch((-(-count // _WARPS),), WARP * _WARPS)
 
     block = k.block_id() * _WARPS + k.warp_id
-    blocks = columns // SUPER_BLOCK  # of a row
+    blocks = columns // SUPER_BLOCK  # per row
     with k.when(block < count):
         row, column = block // blocks, block % blocks * SUPER_BLOCK + k.lane_id * LANE
         mine = load_floats(x.at(row, column), LANE)

@@ -1,4 +1,4 @@
-"""Activations to int8 in groups of 32, the right-hand side of the dp4a mat-vecs."""
+"""Quantizes activations to int8 in groups of 32, the right-hand side of the dp4a mat-vecs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class QuantizeConfig:
 
 
 def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
-    """Largest magnitude of `lanes` neighbouring lanes' f32, in all of them; NaN if any f32 is."""
+    """Returns the largest magnitude of f32 in `lanes` adjacent lanes, in all of them.
+
+    The result is NaN if any f32 is.
+    """
     amax = k.const(f32, 0.0)
     for value in share:
         amax = k.maximum(amax, k.abs(value), keep_nan=True)
@@ -27,7 +30,7 @@ def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
 
 
 def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
-    """(quants, amax) of `lanes` neighbouring lanes' f32; quants are s32 round(x * (127 / amax))."""
+    """(quants, amax) of f32 in `lanes` adjacent lanes; quants are s32 round(x * (127 / amax))."""
     amax = largest_magnitude(k, share, lanes)
     inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
     # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
@@ -43,15 +46,15 @@ def store_group(
     *,
     where: Value | None = None,
 ) -> None:
-    """Quantizes and stores a group of 32, whose shares of 1 or 4 f32 neighbouring lanes hold.
+    """Quantizes and stores a group of 32, of which adjacent lanes hold 1 or 4 f32 each.
 
     values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum
-    is exact before it is scaled, and kept in f32: in f16, as ggml's q8_1 has it, it overflows for
+    is exact before it is scaled, and stored in f32. In f16, as in ggml's q8_1, it overflows for
     activations above about 2,000. A NaN or an infinity makes the group's scale NaN or infinite.
-    Whole warps must come here, in groups that begin at a multiple of their lanes.
+    Full warps must reach it, in groups that begin at a multiple of their lanes.
 
-    `values` (s8) and `scale_sum` (f32) point at this lane's first value and at its group's pair, in
-    global or shared memory; nothing is stored where `where` is false (the same for all lanes of a
+    `values` (s8) and `scale_sum` (f32) point to this lane's first value and its group's pair, in
+    global or shared memory. Nothing is stored if `where` is false (the same for all lanes of a
     group).
     """
     lanes = GROUP // len(share)
@@ -78,9 +81,10 @@ def quantize_q8_1(
     dtype: str = "f32",
     config: QuantizeConfig = QuantizeConfig(),
 ) -> None:
-    """(values, scale_sum) = x in each row's groups of 32 (see `store_group`); eight lanes a group.
+    """(values, scale_sum) = x in groups of 32 per row (see `store_group`); eight lanes per group.
 
-    A NaN or an infinity in a group makes every product with that row NaN; other rows are untouched.
+    A NaN or an infinity in a group makes every product with that row NaN; other rows are not
+    affected.
     """
     groups = rows * columns // GROUP
     x = k.input("x", float_type(dtype), (rows, columns))

@@ -18,8 +18,8 @@ def across_warps(
 ) -> Value:
     """Combines one value per thread over the block; every thread gets the result.
 
-    `parts`: shared memory of `warps` elements, which nothing else may touch before the next
-    barrier. One barrier, so all threads must come here; warps are combined in order.
+    `parts`: shared memory of `warps` elements, which nothing else may access before the next
+    barrier. It uses one barrier, so all threads must reach it. Warps are combined in order.
     """
     value = k.warp_reduce(value, combine)
     if warps == 1:

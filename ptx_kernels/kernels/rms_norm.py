@@ -1,4 +1,4 @@
-"""RMSNorm of rows by whole blocks, as a kernel of its own and as a mat-vec's prologue."""
+"""RMSNorm of rows, one block per row, as a separate kernel and as a mat-vec's prologue."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from .quantize_q8_1 import GROUP, largest_magnitude, store_group
 from .reduce import across_warps
 from .vectors import RUN, Run, load_floats, load_runs, store_floats
 
-_MAX_RUNS = 16  # of a row that a thread holds in registers
-MAX_COLUMNS = _MAX_RUNS * RUN * WARP * 32  # of a row that the largest block holds, of 32 warps
+_MAX_RUNS = 16  # runs of a row that a thread holds in registers
+MAX_COLUMNS = _MAX_RUNS * RUN * WARP * 32  # of a row that the largest block (32 warps) holds
 
 
 @dataclass(frozen=True)
 class RmsNormConfig:
-    warps: int = 8  # per block, which has one row
+    warps: int = 8  # per block, one row each
 
 
 def inverse_rms(
     k: Builder, mine: Sequence[Value], total: Callable[[Value], Value], *, count: int, eps: float
 ) -> Value:
-    """1 / sqrt(mean(x^2) + eps) of `count` values, `mine` a thread's; `total` adds over threads."""
+    """1 / sqrt(mean(x^2) + eps) of `count` values.
+
+    `mine`: a thread's values; `total` sums over threads.
+    """
     squares = functools.reduce(lambda part, x: k.fma(x, x, part), mine, k.const(f32, 0.0))
     mean = total(squares) * (1 / count)
     return k.const(f32, 1.0) / k.sqrt(mean + eps)
@@ -44,10 +47,10 @@ def normalize(
     warps: int,
     run: int = RUN,
 ) -> list[Run]:
-    """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for a row of `columns` f32 at `x`.
+    """Returns this thread's share of x / sqrt(mean(x^2) + eps) * weight, for a row of f32 at `x`.
 
-    It comes in runs of `run` values. The row is read once and stays in registers. `parts` is as in
-    `across_warps`, whose barrier this passes.
+    The row has `columns` values; the share is in runs of `run` values. The row is read once and
+    stays in registers. `parts` is as in `across_warps`, whose barrier this executes.
     """
     most = _MAX_RUNS * RUN * WARP * warps
     if columns % run or columns > most:
@@ -82,9 +85,9 @@ def rms_norm(
     output: Literal["f32", "q8_1", "f16"] = "f32",
     config: RmsNormConfig = RmsNormConfig(),
 ) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * weight for each row, a block a row.
+    """y = x / sqrt(mean(x^2) + eps) * weight for each row, one block per row.
 
-    The outputs "q8_1" and "f16" are what `quantize_q8_1` and `quantize_f16` make of y.
+    The outputs "q8_1" and "f16" are those of `quantize_q8_1` and `quantize_f16` for y.
     """
     if output not in ("f32", "q8_1", "f16"):
         raise KernelError(f"output={output!r} must be f32, q8_1 or f16")
@@ -103,7 +106,7 @@ def rms_norm(
         return
     if output == "f16":
         halves = F16Rows.outputs(k, rows, columns)
-        for run in normal(run=LANE):  # a warp's are a super-block
+        for run in normal(run=LANE):  # a warp has a super-block
             factors = f16_scale(k, largest_magnitude(k, run.values, WARP))
             halves.store(row, run.first, run.values, factors, where=run.inside)
         return
@@ -119,7 +122,7 @@ def rms_norm(
 
 
 def _rule(columns: int) -> RmsNormConfig:
-    """Config for rows of so many columns: four 16-byte loads a thread, in 32 warps at most."""
+    """Returns the Config for a row length: four 16-byte loads per thread, up to 32 warps."""
     return RmsNormConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions for a step's queries and keys; keys and values into the KV cache's pages."""
+"""Applies RoPE to a step's queries and keys; appends keys and values to KV cache pages."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .vectors import Run
 
 @dataclass(frozen=True)
 class RopeAppendConfig:
-    warps: int = 4  # per block; each has one head of one token
+    warps: int = 4  # per block, one head of one token each
 
 
 class _Head:
     """Layout of a head's vector over a warp's lanes: each has pairs of values, WARP pairs apart.
 
-    The rotation takes pairs: neighbours if interleaved, else half of the rotated dimensions apart.
-    What is not rotated goes by neighbours too.
+    The rotation uses pairs: adjacent values if interleaved, else values half of the rotated
+    dimensions apart. Values that are not rotated form adjacent pairs.
     """
 
     def __init__(self, k: Builder, head_dim: int, rope_dim: int, interleaved: bool) -> None:
         self._k, self._head_dim, self._half = k, head_dim, rope_dim // 2
-        # numbers, and whether they are rotated (None: they are)
+        # pair numbers, and whether they are rotated (None: yes)
         self._pairs: list[tuple[Value, Value | None]] = []
-        # of the lane's values, and whether the head has them (None: it does)
+        # dimension of each of the lane's values, and whether the head has it (None: yes)
         self._dims: list[tuple[Value, Value | None]] = []
         pairs = head_dim // 2
         for start in range(0, pairs, WARP):
@@ -52,11 +52,11 @@ class _Head:
         )
 
     def load(self, vector: Pointer) -> list[Value]:
-        """This lane's values of the head_dim f32 at `vector`, pair by pair; zeros where none."""
+        """Loads this lane's values of the head_dim f32 at `vector`, pair by pair; zeros if none."""
         return [vector.at(dim).load(where=inside) for dim, inside in self._dims]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
-        """This lane's values, to be stored."""
+        """Returns this lane's values as runs for a store."""
         return [
             Run(dim, [value], inside)
             for (dim, inside), value in zip(self._dims, values, strict=True)
@@ -68,7 +68,7 @@ class _Head:
         return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
 
     def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:
-        """Rotates each pair by the angle of its number; `cos` and `sin` hold the angles'."""
+        """Rotates each pair by the angle of its number; `cos` and `sin` are of the angles."""
         out = list(values)
         for i, (number, rotated) in enumerate(self._pairs[: -(-self._half // WARP)]):
             a, b = values[2 * i : 2 * i + 2]
@@ -97,10 +97,10 @@ def rope_append(
 ) -> None:
     """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, per token.
 
-    With `keys` also k_out = rotate(k), whatever its slot.
+    With `keys`, k_out = rotate(k) is a result too, for any slot.
 
     The first rope_dim dimensions of a head are rotated in pairs: (2i, 2i + 1) if interleaved, else
-    (i, i + rope_dim / 2). With `qk_norm` q and k are normalized per head (RMSNorm) before. A slot
+    (i, i + rope_dim / 2). With `qk_norm`, q and k are first normalized per head (RMSNorm). A slot
     outside the pages is skipped. A warp has one head of q, or one head of k and of v.
     """
     if rope_dim % 2 or not 0 < rope_dim <= head_dim or head_dim % 2:
@@ -118,7 +118,7 @@ def rope_append(
     q_out = k.output("q_out", f32, (tokens, num_heads, head_dim))
     shape = tokens, num_kv_heads, head_dim
     k_out = k.output("k_out", f32, shape) if keys else None
-    units = num_heads + num_kv_heads  # warps of a token
+    units = num_heads + num_kv_heads  # warps per token
     k.launch((-(-tokens * units // config.warps),), WARP * config.warps)
 
     warp = k.block_id() * config.warps + k.warp_id

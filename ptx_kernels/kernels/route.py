@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: each token's best experts, and their weights."""
+"""Router of a mixture of experts: selects each token's best experts and their weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from .family import Case, Family, once
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Choice of `top` experts by their logits.
+    """Selection of `top` experts by their logits.
 
-    Scores are softmax or sigmoid of the logits. Weights are scores, with `normalize` divided by
-    their sum, at least `least`, times `scale`. bias: whether one of the experts' scores, f32
-    (experts,), is added where they are chosen.
+    Attributes:
+      gating: scores are the softmax or sigmoid of the logits.
+      bias: whether a bias per expert, f32 (experts,), is added to the scores for the selection
+        only.
+      normalize: whether weights are divided by their sum, which is at least `least`.
+      scale: factor of the weights.
     """
 
     top: int
@@ -32,7 +35,7 @@ class Routing:
     scale: float = 1.0
 
     def check(self, experts: int) -> None:
-        """Raises KernelError unless a warp can choose among so many experts."""
+        """Raises KernelError unless a warp can choose among this many experts."""
         if not (1 <= self.top <= min(MAX_ROUTED, experts) and experts <= MAX_ROUTED_EXPERTS):
             raise KernelError(
                 f"top={self.top} of experts={experts}: it must be 1 to {MAX_ROUTED}, of at most"
@@ -47,8 +50,8 @@ class Best:
     """A token's best experts, found by a warp.
 
     Attributes:
-      ids, weights: the lane's, u32 and f32: of the expert in the lane's place, where there is one.
-      last: the id (u32) in the last place that was filled.
+      ids, weights: u32 and f32 of the expert whose rank is the lane's number, if there is one.
+      last: id (u32) of the expert with the last filled rank.
     """
 
     ids: Value
@@ -59,11 +62,11 @@ class Best:
 def best_experts(
     k: Builder, routing: Routing, logits: Pointer, bias: Pointer | None, places: Value | int
 ) -> Best:
-    """The best experts of a token, the first `places` (1 to top) of them; all 32 lanes come here.
+    """Returns a token's best `places` (1 to top) experts; all 32 lanes must reach it.
 
-    NaN counts as infinity; of equals the lower id comes first. Lanes hold every 32nd expert, and
-    what is best among the lanes is a single instruction. Weights are right where all places are
-    filled, if they are normalized.
+    NaN counts as infinity; among equals the lower id is first. Each lane holds every 32nd expert,
+    and one instruction reduces over the lanes. Normalized weights are valid only if all ranks are
+    filled.
 
     Args:
       logits, bias: f32 (experts,).
@@ -96,7 +99,7 @@ def best_experts(
         for id, key, score in zip(own, keys, scores, strict=True):
             part = k.select(id == winner, score.bits(u32), part)
             key.set(k.select(id == winner, k.const(u32, 0), key))
-        score = k.redux(part, "max").bits(f32)  # of the bits of one lane's and of zeros
+        score = k.redux(part, "max").bits(f32)  # reduces the bits of one lane's score and zeros
         total += score
         last.set(winner)
         chosen_id.set(k.select(k.lane_id == place, winner, chosen_id))
@@ -110,7 +113,7 @@ def best_experts(
 
 
 class Router:
-    """Operands and results of a routing: declares them, chooses, stores.
+    """Operands and results of routing: declares them, selects experts, stores the results.
 
     Operands: logits f32 (rows, experts), with a bias selection_bias f32 (experts,). Results: ids
     s32 (rows, top), weights f32 (rows, top).
@@ -127,7 +130,7 @@ class Router:
         self._weights = k.output("weights", f32, (rows, routing.top))
 
     def best(self, row: Value, places: Value | int) -> Best:
-        """The first `places` experts of a row."""
+        """Returns the first `places` experts of a row."""
         logits = self._logits.at(row).reshape(self._logits.shape[1])
         return best_experts(self._k, self._routing, logits, self._bias, places)
 
@@ -142,9 +145,9 @@ class Router:
 
 @kernel
 def route(k: Builder, *, rows: int, experts: int, routing: Routing) -> None:
-    """The `top` experts of each row by score + bias, best first, and their weights (`Routing`).
+    """Selects the `top` experts of each row by score + bias, best first, with weights (`Routing`).
 
-    A warp has a row. Operands and results: those of `Router`.
+    There is one warp per row. Operands and results are those of `Router`.
     """
     router = Router(k, routing, rows, experts)
     k.launch((rows,), WARP)
@@ -155,7 +158,7 @@ def route(k: Builder, *, rows: int, experts: int, routing: Routing) -> None:
 def _scores(
     k: Builder, gating: str, logits: Sequence[Value], inside: Sequence[Value | None]
 ) -> list[Value]:
-    """A lane's scores; whatever where there is no expert."""
+    """Returns a lane's scores; unspecified for lanes without an expert."""
     if gating == "sigmoid":
         one = k.const(f32, 1.0)
         return [one / (k.exp2(x * -LOG2_E) + 1.0) for x in logits]

@@ -1,4 +1,4 @@
-"""Few rows of float32 weights times few rows of activations: the logits of a router."""
+"""Router logits: few rows of float32 weights times few rows of activations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..ptx import WARP, Builder, KernelError, Value, f32, kernel
 from .family import Case, Family, Rule, once
 from .vectors import RUN, load_floats
 
-_UNROLL = 2  # runs of a thread in flight
+_UNROLL = 2  # runs in flight per thread
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    warps: int = 8  # per block, which has one row of weights
+    warps: int = 8  # per block, one row of weights each
 
 
 @kernel
@@ -32,10 +32,10 @@ def router(
     bias: bool = False,
     config: RouterConfig = RouterConfig(),
 ) -> None:
-    """y[j, r] = w[r] . x[j] [+ bias[r]] in f32, a block a row of weights, which it reads once.
+    """y[j, r] = w[r] . x[j] [+ bias[r]] in f32, one block per row of weights, read once.
 
-    With `norm` it is of x / sqrt(mean(x^2) + eps) * norm_weight: a block adds the squares beside
-    the products, which it scales at the end, so that the norm needs no pass of its own.
+    With `norm`, x is replaced by x / sqrt(mean(x^2) + eps) * norm_weight. A block sums the squares
+    along with the products and scales them at the end, so the norm needs no separate pass.
 
     Operands: w f32 (n, columns), x f32 (m, columns), with `norm` norm_weight f32 (columns,), with
     `bias` bias f32 (n,). Result: y f32 (m, n).
@@ -107,7 +107,7 @@ def _sum(values: list[Value]) -> Value:
 
 
 def _rule(columns: int) -> RouterConfig:
-    """Config for rows of so many columns: two 16-byte loads a thread of each, in 16 warps."""
+    """Returns the Config for a row length: two 16-byte loads of each per thread, up to 16 warps."""
     return RouterConfig(warps=min(1 << max(columns // 256 - 1, 0).bit_length(), 16))
 
 

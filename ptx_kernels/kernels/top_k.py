@@ -1,4 +1,4 @@
-"""The largest values of each row in order: what a sampling step draws from."""
+"""Top-k: the largest values of each row in order, for sampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ptx import WARP, Builder, KernelError, Pointer, kernel, u32, u64
 from .argmax import SEARCH_OPERANDS, Search, equal_parts, order_key, search_examples
 from .family import Family, Rule
 
-MAX_PART = 4096  # values that a block sorts: 8 bytes each of its shared memory
+MAX_PART = 4096  # values that a block sorts: 8 bytes of shared memory each
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ def top_k(
     """The `count` largest of each of `splits` parts of x[r], descending; NaN is the largest.
 
     Ties are in order of index. A block sorts its part in shared memory by a bitonic network
-    (Batcher 1968) over u64 keys: the value's order above the complement of its place. Results
-    (rows, splits * count): f32 values and s32 indices; the last part may have fewer values than
-    `count` and then ends in -inf at index `columns`, behind all others in a second launch. A
+    (Batcher 1968) over u64 keys: the value's order above the complement of its position. Results
+    (rows, splits * count): f32 values and s32 indices. The last part may have fewer values than
+    `count`; it is then padded with -inf at index `columns`, which a second launch sorts last. A
     vocabulary takes two launches, the second `from_candidates` over the first one's results, whose
-    `indices` (rows, columns) say where each value was.
+    `indices` (rows, columns) are the original positions.
     """
     threads = WARP * config.warps
     search = Search(k, rows, columns, splits, count, from_candidates, threads)
@@ -58,11 +58,11 @@ def top_k(
 
 
 def _sort(k: Builder, keys: Pointer, threads: int) -> None:
-    """Sorts a power of two of u64 `keys`, descending; all threads of the block come here."""
+    """Sorts a power of two of u64 `keys`, descending; all threads of the block must reach it."""
     (size,) = keys.shape
     levels = (size - 1).bit_length()
     with k.loop(0, levels) as level, k.loop(0, level + 1) as step:
-        shift = level - step  # partners lie 1 << shift apart, within runs of 2 << level
+        shift = level - step  # partners are 1 << shift apart, within runs of 2 << level
         with k.loop(k.thread_id, size // 2, threads) as pair:
             low = ((pair >> shift) << (shift + 1)) | (pair & ((k.const(u32, 1) << shift) - 1))
             high = low + (k.const(u32, 1) << shift)
@@ -75,9 +75,10 @@ def _sort(k: Builder, keys: Pointer, threads: int) -> None:
 
 
 def _splits_rule(columns: int, count: int) -> int:
-    """Blocks that sort a row's parts, the smallest parts whose candidates one block then sorts.
+    """Returns the number of blocks that sort a row's parts.
 
-    1: no second launch. Raises ValueError for a `count` that two launches cannot serve.
+    The parts are the smallest whose candidates one block can then sort. 1 means no second launch.
+    Raises ValueError for a `count` that two launches cannot serve.
     """
     if columns <= MAX_PART:
         return 1

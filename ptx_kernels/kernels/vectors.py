@@ -1,4 +1,4 @@
-"""Moving runs of floats between memory and registers, 16 bytes at a time where the type allows."""
+"""Moves runs of floats between memory and registers, 16 bytes at a time if the type allows it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ..ptx.types import Type
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring values (f32) of a vector that a thread holds, from element `first` (u32) on.
+    """Adjacent values (f32) of a vector that a thread holds, from element `first` (u32) on.
 
-    `inside`: whether the vector has them; None: it does. Where not, the values are zeros.
-    `behind`: elements from the thread's first run to this one, the same for all threads.
+    Attributes:
+      inside: whether they are inside the vector; None: yes. Values outside are zeros.
+      behind: elements from the thread's first run to this one, the same for all threads.
     """
 
     first: Value
@@ -23,12 +24,12 @@ class Run:
     behind: Value | int = 0
 
 
-RUN = 4  # f32 of a thread's load: 16 bytes
+RUN = 4  # f32 per load of a thread: 16 bytes
 FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
 
 
 def float_type(name: str) -> Type:
-    """The storage type called `f32`, `f16` or `bf16`; KernelError for another name."""
+    """Returns the storage type called `f32`, `f16` or `bf16`; KernelError for another name."""
     try:
         return FLOATS[name]
     except KeyError:
@@ -36,7 +37,7 @@ def float_type(name: str) -> Type:
 
 
 def two_floats(word: Value, type: Type) -> tuple[Value, Value]:
-    """The two 16-bit floats of a u32, low one first, as f32."""
+    """Unpacks the two 16-bit floats of a u32 to f32, the low one first."""
     if type is bf16:  # a bf16 is the high 16 bits of an f32
         return (word << 16).bits(f32), (word & 0xFFFF0000).bits(f32)
     low, high = word.to(u16), (word >> 16).to(u16)
@@ -44,13 +45,13 @@ def two_floats(word: Value, type: Type) -> tuple[Value, Value]:
 
 
 def pack_floats(low: Value, high: Value, type: Type) -> Value:
-    """Two f32, rounded to the 16-bit `type`, in one u32, low one first."""
+    """Packs two f32, rounded to the 16-bit `type`, into a u32, the low one first."""
     a, b = (x.to(type).bits(u16).to(u32) for x in (low, high))
     return a | (b << 16)
 
 
 def pack_bytes(codes: Sequence[Value]) -> Value:
-    """Four u32 below 256 in one, the first lowest."""
+    """Packs four u32 below 256 into one, the first lowest."""
     a, b, c, d = codes
     return a | (b << 8) | (c << 16) | (d << 24)
 
@@ -64,7 +65,7 @@ def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
 
 
 def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
-    """`count` neighbouring floats as f32, zeros where `where` is false.
+    """Loads `count` adjacent floats as f32; zeros if `where` is false.
 
     The address is aligned to the loads.
     """
@@ -77,7 +78,10 @@ def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> 
 def load_runs(
     k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0, run: int = RUN
 ) -> list[Run]:
-    """A thread's share of `columns` f32 at `x`, from `start` on: runs of `run`, all loads first."""
+    """Loads a thread's share of `columns` f32 at `x`, from `start` on, in runs of `run`.
+
+    All loads are issued first.
+    """
     runs = []
     for base in range(0, columns, run * threads):
         offset = k.thread_id * run + base
@@ -89,7 +93,7 @@ def load_runs(
 
 
 def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | None = None) -> None:
-    """Stores f32 values as neighbours of the pointer's type.
+    """Stores f32 values as adjacent elements of the pointer's type.
 
     The address is aligned to the stores.
     """

@@ -1,1 +1,1 @@
-"""Machine code of kernels: assembled, read, its work counted, its time predicted, in tables."""
+"""Machine code of kernels: assembly, disassembly, work, predicted time, and reports."""

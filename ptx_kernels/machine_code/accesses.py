@@ -1,9 +1,9 @@
-"""Accesses of a launch's blocks to shared memory, L1 and L2, counted by the simulator.
+"""Counts the accesses of a launch's blocks to shared memory, L1 and L2 in the simulator.
 
 A few blocks of the grid, or one cluster, run on operands of zeros: addresses depend on lengths,
-tables and ids, and not on values. A long loop runs at two small lengths, which tell the rest: each
-of its trips does the same. What a block loads from a peer's shared memory counts as wavefronts of
-its own.
+tables and ids, but not on values. A kernel with a long loop runs at two small lengths and the
+counts are extrapolated, because all trips do the same. Loads from a peer's shared memory count as
+wavefronts of the loading block.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..simulator.layout import WARP
 from ..simulator.traffic import wavefronts
 
 _SECTOR = 32  # bytes
-_BLOCKS = 3  # of a grid that run where they differ: joined matrices have formats of their own
-_SHIFT = 44  # bits for an item or a sector; a warp's or a block's number comes above
+_BLOCKS = 3  # blocks to run if they differ: joined matrices can have different formats
+_SHIFT = 44  # bits for an item or a sector; the number of a warp or block is above them
 
 _INTEGERS: dict[str, RandomValues] = {
     name: values for family in FAMILIES.values() for name, values in family.operands.items()
@@ -35,15 +35,16 @@ _INTEGERS: dict[str, RandomValues] = {
 
 @dataclass(frozen=True)
 class Accesses:
-    """Counts of one block, the average of those that ran.
+    """Counts per block, averaged over the blocks that ran.
 
     Attributes:
-      wavefronts: of shared memory and of L1 together, which serve one a clock.
-      shared, shared_least: wavefronts of shared memory alone, and those without bank conflicts.
-      l2_bytes: of the sectors that it touches, each once: what it reads again, L1 has.
-      memory_bytes: of these, of what lies in HBM: packed weights, pages, states.
-      memory_loads: bytes that its lanes load from there, each lane's counted.
-      memory_distinct: the same without what another lane of the warp loads at the same time.
+      wavefronts: of shared memory and L1 together, which serve one per clock.
+      shared, shared_least: wavefronts of shared memory alone, and their minimum without bank
+        conflicts.
+      l2_bytes: bytes of the sectors that the block touches, each once; L1 serves repeated reads.
+      memory_bytes: the part of these in HBM: packed weights, pages, states.
+      memory_loads: bytes that the block's lanes load from there, counted per lane.
+      memory_distinct: the same without bytes that another lane of the warp loads at the same time.
     """
 
     wavefronts: float
@@ -56,19 +57,19 @@ class Accesses:
 
     @property
     def distinct(self) -> float:
-        """Share of the bytes in flight that are different ones."""
+        """Fraction of the bytes in flight that are distinct."""
         return self.memory_distinct / self.memory_loads if self.memory_loads else 1.0
 
     @property
     def shared_excess(self) -> float:
-        """1 where no bank conflicts."""
+        """Ratio to the minimum; 1 without bank conflicts."""
         return self.shared / self.shared_least if self.shared_least else 1.0
 
 
 def in_memory(buffer: Buffer, kernel: Kernel) -> bool:
-    """True of what a launch reads that no cache holds since its last use: weights, pages, states.
+    """Returns whether a launch reads the buffer from HBM: weights, pages and states.
 
-    Activations are there from the launch before.
+    No cache holds them since their last use. Activations are in L2 from the launch before.
     """
     family = FAMILIES.get(kernel.family)
     if family and buffer.name in family.rewritten:
@@ -82,7 +83,7 @@ def in_memory(buffer: Buffer, kernel: Kernel) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def accesses(kernel: Kernel) -> Accesses:
-    """Those of a block of `kernel`."""
+    """Counts the accesses of a block of `kernel`."""
     family = FAMILIES.get(kernel.family)
     shorter = family.shorter(kernel.arguments) if family else None
     if family and shorter and kernel.arguments[shorter[0]] > 2 * shorter[1]:
@@ -98,7 +99,10 @@ def accesses(kernel: Kernel) -> Accesses:
 
 @dataclass
 class _Counted(Traffic):
-    """Counts beside wavefronts and sectors, for `Accesses`; `memory`: addresses of such buffers."""
+    """Counts for `Accesses` in addition to wavefronts and sectors.
+
+    `memory`: buffers in HBM.
+    """
 
     memory: Sequence[DeviceBuffer] = ()
     wavefronts: int = 0
@@ -113,7 +117,7 @@ class _Counted(Traffic):
 
     def count_global(self, at: Located) -> None:
         super().count_global(at)
-        copied = at.instruction.opcode.startswith("cp.async")  # past L1, into shared memory
+        copied = at.instruction.opcode.startswith("cp.async")  # bypasses L1, into shared memory
         self.wavefronts += 0 if copied else wavefronts(at)[0]
         blocks = at.frame.of_lanes(at.frame.layout.block_of_lane)
         sectors = np.unique(
@@ -166,11 +170,14 @@ def _distinct(sectors: Sequence[np.ndarray]) -> int:
 
 
 def _operand(buffer: Buffer, kernel: Kernel) -> DeviceBuffer:
-    """Zeros, which take no memory until they are written; integers as their names mean."""
+    """Returns zeros, which take no memory until they are written.
+
+    Integers get values by their buffer's name.
+    """
     array = np.zeros(buffer.shape, buffer.type.dtype)
     buffers = {b.name: b for b in kernel.buffers}
     rows = next((b.shape[0] for b in kernel.buffers if b.type is u8), 0)
-    if buffer.name == "ids" and rows:  # which rows, or matrices, are chosen
+    if buffer.name == "ids" and rows:  # ids of the selected rows or matrices
         array[...] = np.arange(array.size).reshape(array.shape) % rows
     elif buffer.role != "out" and buffer.type.name == "s32" and buffer.name in _INTEGERS:
         array[...] = _INTEGERS[buffer.name](buffer, buffers, np.random.default_rng(0))

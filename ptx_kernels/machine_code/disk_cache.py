@@ -1,7 +1,7 @@
-"""On-disk cache of what CUDA tools print and write, in the folder that `$PTX_KERNELS_CACHE` names.
+"""On-disk cache of the output of CUDA tools, in the folder that `$PTX_KERNELS_CACHE` names.
 
-Assembling all kernels takes minutes, and the same text gives the same machine code. Without the
-variable nothing is kept.
+Assembling all kernels takes minutes, and equal text gives equal machine code. Without the variable
+nothing is cached.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ VARIABLE = "PTX_KERNELS_CACHE"
 
 @functools.cache
 def _tool_id(tool: Path) -> str:
-    """The tool's own version text: two builds of a release differ in it."""
+    """Returns the tool's version text, which differs between builds of a release."""
     return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def cached(
     tool: Path, arguments: str, source: bytes, run: Callable[[], tuple[str, bytes]]
 ) -> tuple[str, bytes]:
-    """Returns (printed text, file) of a tool's run from the cache, or of `run`, which then is kept.
+    """Returns (printed text, file) of a tool's run, from the cache if it is there.
 
-    The key holds all that determines them: the tool's version, its arguments and the source. Files
-    are written under another name first, and hold a hash of their contents: one that does not match
-    is made anew.
+    The key covers everything that determines the result: the tool's version, its arguments and the
+    source. Files are written under a temporary name first. They contain a hash of their contents; a
+    file whose hash does not match is made again.
     """
     folder = os.environ.get(VARIABLE)
     if not folder:
@@ -66,13 +66,13 @@ def _write(path: Path, printed: str, made: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(hashlib.sha256(rest).digest() + rest)
         partial.replace(path)
-    except OSError:  # a full disk or a read-only folder: nothing is kept
+    except OSError:  # a full disk or a read-only folder: nothing is cached
         with contextlib.suppress(OSError):
             partial.unlink()
 
 
 def remove_oldest(folder: Path, most_bytes: int) -> None:
-    """Removes the files that were not used for longest until the rest has at most `most_bytes`."""
+    """Removes the least recently used files until at most `most_bytes` remain."""
     files = [(file.stat(), file) for file in folder.rglob("*") if file.is_file()]
     size = sum(stat.st_size for stat, _ in files)
     for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):

@@ -1,7 +1,7 @@
-"""Tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes them.
+"""Writes the tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md`.
 
-The text between them is written by hand. A table stands between the marks `<!-- table: NAME -->`
-and `<!-- end -->`.
+The text between them is written by hand. A table is between the marks `<!-- table: NAME -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 class Table:
     """A table of docs/kernels.md.
 
-    `labels`: the first cell of each row, known without assembling anything. `make` gives the whole
-    text.
+    Attributes:
+      labels: the first cell of each row, known without assembling.
+      make: returns the full text.
     """
 
     labels: tuple[str, ...]
@@ -90,7 +91,7 @@ def _of_cases(cases: Sequence[Case]) -> Table:
 
 
 def _of_targets() -> Table:
-    """Registers of each preset on each target, spilled bytes after a plus sign."""
+    """Registers of each preset on each target, with spilled bytes after a plus sign."""
     n, columns = SHAPES[0]
     cases = [preset_cases(preset)[0] for preset in PRESETS]
 
@@ -112,7 +113,7 @@ def _of_targets() -> Table:
 
 
 def _of_formats() -> Table:
-    """The Config that the rule of mat-vecs chooses for each format."""
+    """Table of the Config that the mat-vec rule chooses for each format."""
     n, columns = SHAPES[0]
     cases = [
         Case(
@@ -128,13 +129,13 @@ def _of_formats() -> Table:
         )
         for format in formats.names()
         for m in (1, 4, 8)
-        if m == 1 or formats.get(format).int8_tile  # of the others one row each
+        if m == 1 or formats.get(format).int8_tile  # one row for each of the other formats
     ]
     return _of_cases(cases)
 
 
 def _of_budgets() -> Table:
-    """Static budgets beside what `tuning`'s choices reach, the worst of Llama-3.1-8B's shapes."""
+    """Static budgets and the worst values of `tuning`'s choices on Llama-3.1-8B's shapes."""
 
     def matvecs(format: str, m: int, preset: str | None = None) -> list[Figures]:
         def config(n: int, columns: int) -> object:
@@ -190,7 +191,7 @@ def _of_budgets() -> Table:
 
 
 def tables() -> dict[str, Table]:
-    """Every table by its name."""
+    """Returns all tables by name."""
     found = {f"preset {preset}": _of_cases(preset_cases(preset)) for preset in PRESETS}
     for family in KERNELS:
         if family not in ("matvec", "decode"):
@@ -212,11 +213,11 @@ class MarkdownError(ValueError):
 
 
 def rewrite(path: Path, *, only: str | None = None) -> None:
-    """Fills in every table of the file, or the one named `only`.
+    """Fills in every table of the file, or only the one named `only`.
 
     Raises:
-      MarkdownError: the file names a table that there is not, or has none to fill in. OSError: no
-        such file.
+      MarkdownError: the file names an unknown table, or has no table to fill in. OSError: no such
+        file.
     """
     known = tables()
 
@@ -234,7 +235,7 @@ def rewrite(path: Path, *, only: str | None = None) -> None:
 
 
 def labels(text: str) -> dict[str, tuple[str, ...]]:
-    """The first cells of the tables in a file's text, by the tables' names."""
+    """Returns the first cells of the tables in a file's text, by table name."""
     found = {}
     for match in _MARKED.finditer(text):
         rows = re.findall(r"^\| ([^|]*?) \|", match.group(0), re.MULTILINE)

@@ -1,34 +1,33 @@
-"""Time of a kernel predicted from its machine code, without a GPU.
+"""Predicts the time of a kernel from its machine code, without a GPU.
 
-The model, for one launch whose memory traffic, loop trips and grid are known:
+The model, for one launch with known memory traffic, loop trips and grid:
 
     seconds = LAUNCH + prologue + first + max(bandwidth, issue, l1, l2, latency)
 
-    prologue    one warp's way to its hot loop, by itself: norms, quantization
-    first       the latency of the first bytes that it waits for there; of bytes that it asks for in
-                the prologue, what of it is left then
-    bandwidth   bytes that must move / what a copy reaches; not those of them that the prologue asks
-                for and has time left to bring, nor those that launches before have asked for and
-                that have come by then; where these asked for others', which come first, what of
-                these is left then
-    issue       clocks that the busiest kind of unit of the busiest multiprocessor needs for all
+    prologue    time of one warp alone until its hot loop: norms, quantization
+    first       latency of the first bytes that the loop waits for; for bytes requested in the
+                prologue, the part that remains after it
+    bandwidth   bytes to move / bandwidth of a copy. Bytes that arrive during the prologue do not
+                count, nor do bytes that earlier launches prefetched and that have arrived by then.
+                Prefetches for later launches are served first; what remains of them adds to it
+    issue       clocks that the busiest unit of the busiest multiprocessor needs for all
                 instructions
-    l1          clocks that its shared memory and L1 need, a wavefront each
-    l2          bytes that blocks read and write, each block's once, / what the L2 cache reaches, or
-                those of the busiest multiprocessor / what its port takes
-    latency     rounds * one warp's way through its loop and what is around it, by itself
-    rounds      how often a multiprocessor fills up with resident blocks until the grid is done
+    l1          clocks of its shared memory and L1, one per wavefront
+    l2          bytes that blocks read and write, each block's once, / bandwidth of the L2 cache, or
+                bytes of the busiest multiprocessor / bandwidth of its port
+    latency     rounds * time of one warp alone through its loop and the code around it
+    rounds      number of times that a multiprocessor is filled with resident blocks
 
-A warp by itself (`timeline`) issues every other clock and waits where it uses what it loads: what
-lies between hides latency, also in the next turn of a loop, and so do stages of asynchronous
-copies. At a cluster's barrier it waits for CLUSTER_BARRIER. Only other resident warps hide the
-rest. A loop's loads take from IDLE_LATENCY to
-MEMORY_LATENCY, by the share of the bandwidth that the launch then uses. Wavefronts and bytes of a
-block are the simulator's counts (`accesses`). A multiprocessor with nothing to do leaves its share
-of the memory to others: only the port of the busiest one limits them.
+A warp alone (`timeline`) issues every other clock and waits at the first use of a loaded value. The
+code between load and use hides latency, also across loop iterations, and so do stages of
+asynchronous copies. It waits for CLUSTER_BARRIER at a barrier of a cluster. Other resident warps
+hide the rest. The latency of a loop's loads is between IDLE_LATENCY and MEMORY_LATENCY, depending
+on the fraction of the bandwidth that the launch uses. The simulator counts the wavefronts and bytes
+of a block (`accesses`). An idle multiprocessor leaves its share of the memory bandwidth to others;
+only the busiest one's port limits them.
 
-The model knows no hits in L2 beyond activations and no clocks that drop but under tensor load. It
-ranks choices and names what binds them; a measured table (`ptx_kernels.tuning`) overrules it.
+The model includes no L2 hits except for activations, and no lower clocks except under tensor load.
+It ranks choices and names what bounds them. A measured table (`ptx_kernels.tuning`) overrules it.
 """
 
 from __future__ import annotations
@@ -44,45 +43,44 @@ from ..devices import Device
 from .sass import SassInstruction, load_bits
 from .timeline import CLUSTER_WAIT, Section, Warp
 
-LAUNCH = 1.3e-6  # seconds: an empty kernel inside a CUDA graph; an H200 took 0.5 for a further one
-MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while as many as it serves are under way
-IDLE_LATENCY = 0.5e-6  # seconds: a load from HBM while few others are
-_LOAD_POWER = 4  # queues grow near the full rate only
-L2_LATENCY = 0.3e-6  # seconds: a load of what the launch before has left in the L2 cache
+LAUNCH = 1.3e-6  # seconds: an empty kernel in a CUDA graph; each additional one took 0.5 on an H200
+MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM at full bandwidth
+IDLE_LATENCY = 0.5e-6  # seconds: a load from HBM with few others in flight
+_LOAD_POWER = 4  # queues grow only near the full rate
+L2_LATENCY = 0.3e-6  # seconds: a load of what the launch before left in the L2 cache
 PEER_LATENCY = 0.1e-6  # seconds: a load from a peer's shared memory, 180 clocks (Luo et al., 2024)
 CLUSTER_BARRIER = 0.2e-6  # seconds: an H200 took 0.18, an H100 0.41 to 0.50
-PORT_BYTES = 64  # per clock, from L2 into a multiprocessor
-ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedulers, a warp each
+PORT_BYTES = 64  # per clock, from L2 to a multiprocessor
+ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: 4 schedulers, one warp each
 
-#: Most instructions of the hot loop per byte of quants and lane that a mat-vec of (format, rows of
-#: activations) may take: instructions cost energy, and clocks where the model errs. An H200 keeps
-#: up with its memory below about 6.
+#: Maximum instructions of a mat-vec's hot loop per byte of quants and lane, for (format, rows of
+#: activations). Instructions cost energy, and time if the model is wrong. An H200 keeps up with its
+#: memory below about 6.
 INSTRUCTION_BUDGETS: dict[tuple[str, int], float] = {
     (name, m): most
     for name in formats.names()
     for m, most in formats.get(name).tuning.instruction_budgets.items()
 }
-FLOAT_INSTRUCTION_BUDGET = 8.0  # of Q4_K with f32 activations, one row of them
+FLOAT_INSTRUCTION_BUDGET = 8.0  # for Q4_K with f32 activations, one row
 
 _SPECIAL_LANES = 16  # results per clock: MUFU, I2F, F2I, POPC, ...
 _LOAD_STORE_LANES = 32  # addresses per clock
-_LOAD_STORE_BYTES = 128  # per clock, of L1 and shared memory
+_LOAD_STORE_BYTES = 128  # per clock, for L1 and shared memory
 
 
-#: Seconds that a warp waits for, by the instruction's name.
+#: Seconds that a warp waits, by the instruction's name.
 _OF_CLUSTERS = {"LD": PEER_LATENCY, CLUSTER_WAIT: CLUSTER_BARRIER}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A kind of execution unit and the opcodes (patterns of whole names) that keep it busy."""
+    """A kind of execution unit and the opcodes (patterns of full names) that use it."""
 
     name: str
     opcodes: re.Pattern[str]
 
 
-# An opcode may keep two units busy: integer multiply-adds and dp4a run on one half of the float
-# lanes.
+# An opcode may use two units: integer multiply-adds and dp4a run on one half of the float lanes.
 _UNITS = tuple(
     Unit(name, re.compile(pattern))
     for name, pattern in (
@@ -110,7 +108,7 @@ def _lanes(unit: str, device: Device) -> float:
 
 
 def mma_products(opcode: str) -> int:
-    """Multiply-adds of one warp's `HMMA.16816.F32.BF16` or `IMMA.16832.S8.S8`."""
+    """Returns the multiply-adds of a warp's `HMMA.16816.F32.BF16` or `IMMA.16832.S8.S8`."""
     shape = re.search(r"\.(16|8)(8)(4|8|16|32|64)\b", opcode)
     if shape is None:
         raise ValueError(f"opcode={opcode!r} must name a shape such as 16816")
@@ -118,7 +116,7 @@ def mma_products(opcode: str) -> int:
 
 
 def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, float]:
-    """Clocks that each kind of unit of a multiprocessor is busy when one warp runs `code` once."""
+    """Returns the clocks of each unit of a multiprocessor that one warp running `code` takes."""
     clocks = {"issue": 32 * sum(i.name != "NOP" for i in code) / ISSUE_LANES}
     for unit in _UNITS:
         busy = [i for i in code if unit.opcodes.fullmatch(i.name)]
@@ -141,26 +139,27 @@ def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch's demands on a device.
+    """Demands of one launch on a device.
 
     Attributes:
       blocks, warps: blocks of the grid, warps of a block.
       resident_blocks: blocks that fit on a multiprocessor at once.
-      nbytes: bytes that must pass through memory at least.
-      body: what every warp runs: the hot loop and what is around and behind it, or all of a kernel
-        without a loop.
-      prologue: what every warp runs before that.
-      cold: whether all that it loads comes from memory, and not only its constants.
-      wavefronts: of shared memory and L1, of a block.
-      l2_bytes: that a block reads and writes, each once; `memory_bytes`: of these, what no cache
-        holds: weights, pages, states.
-      block_bytes_in_flight: different bytes from memory that a block's loads have outstanding at
-        once, at most.
-      early_bytes: of a block, from memory, that the prologue asks for and the body uses.
-      skipped: loads of the body, as often as a warp passes them without executing them.
-      resident_bytes, coming_bytes: of `nbytes`, those that launches before have asked for: in L2
-        when it begins, and on their way.
-      queued_bytes: that memory brings before any that this launch asks for: of later launches.
+      nbytes: minimum bytes of memory traffic.
+      body: code that every warp runs: the hot loop and the code around and after it, or a full
+        kernel without a loop.
+      prologue: code that every warp runs before the body.
+      cold: whether all loads come from memory, not only those of constants.
+      wavefronts: wavefronts of a block in shared memory and L1.
+      l2_bytes: bytes that a block reads and writes, each once; `memory_bytes`: the part that no
+        cache holds: weights, pages, states.
+      block_bytes_in_flight: maximum distinct bytes from memory that a block's loads have in flight.
+      early_bytes: bytes of a block from memory that the prologue requests and the body uses.
+      skipped: loads of the body that a warp passes without executing, each as often as that
+        happens.
+      resident_bytes, coming_bytes: the part of `nbytes` prefetched by earlier launches: in L2 at
+        the start, and in flight.
+      queued_bytes: bytes that memory delivers before any that this launch requests: prefetches for
+        later launches.
     """
 
     blocks: int
@@ -186,7 +185,7 @@ class Launch:
         return tuple(i for part, _ in self.body.straight() for i in part)
 
     def unit_clocks(self, device: Device) -> dict[str, float]:
-        """Clocks that a block keeps each kind of unit of its multiprocessor busy."""
+        """Returns the clocks that a block uses of each unit of its multiprocessor."""
         clocks: defaultdict[str, float] = defaultdict(float)
         for code, turns in (*self.prologue.straight(), *self.body.straight()):
             for unit, busy in unit_clocks(code, device).items():
@@ -198,14 +197,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of each bound by itself; `seconds` is the launch's time, `bound` names the largest.
+    """Seconds of each bound separately; `seconds` is the launch's time, `bound` names the largest.
 
     Attributes:
       bounds: `bandwidth`, `issue`, `l1`, `l2`, `latency`.
-      prologue, first: before any of them begins.
-      unit: the kind of unit that `issue` is of: `issue` (slots), `integer`, `tensor`, ...
-      bytes_in_flight: different bytes per multiprocessor, by the hot loop's global loads or
-        asynchronous copies.
+      prologue, first: seconds before any of the bounds begins.
+      unit: the unit that limits `issue`: `issue` (slots), `integer`, `tensor`, ...
+      bytes_in_flight: distinct bytes per multiprocessor that the hot loop's global loads or
+        asynchronous copies have in flight.
     """
 
     bounds: dict[str, float]
@@ -224,16 +223,17 @@ class Prediction:
 
 
 def clock(launch: Launch, device: Device) -> float:
-    """Clocks a second: fewer under tensor load."""
+    """Returns the clock rate in Hz, which is lower under tensor load."""
     tensor = any(i.category == "mma" for i in launch.code)
     return (device.tensor_clock_hz if tensor else None) or device.clock_hz
 
 
 def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
-    """Seconds until a load's value is there: from memory, or what launches before have left in L2.
+    """Returns the seconds from a load to its value, from memory or from the L2 cache.
 
-    These are activations, and lengths, tables and ids, which every layer reads: narrow loads. Loads
-    without a memory's name are of peers of a cluster, whose barrier has a latency as well.
+    The L2 cache holds what earlier launches left there: activations, and lengths, tables and ids,
+    which every layer reads by narrow loads. Loads without the name of a memory are from a cluster's
+    peers. A barrier of the cluster also has a latency.
     """
     if load.name in _OF_CLUSTERS:
         return _OF_CLUSTERS[load.name]
@@ -243,12 +243,11 @@ def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
 
 
 def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[float, float, float]:
-    """Seconds of one warp by itself to its loop, and through it and what is around.
+    """Returns the seconds of one warp alone: until its loop, waiting then, and for the body.
 
-    Between the two, the time from there until all is there that it asked for on its way.
-
-    A loop of the prologue brings its constants from memory once: then L1 has them. `memory`: the
-    latency behind the prologue, in which all blocks ask at once.
+    The wait is from the loop's start until everything has arrived that the prologue requested. A
+    loop in the prologue loads its constants from memory once; then they are in L1. `memory`:
+    latency after the prologue, while all blocks load at once.
     """
 
     def first(load: SassInstruction) -> float:
@@ -269,14 +268,17 @@ def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[f
 
 
 def _rounds(launch: Launch, busiest: int, hertz: float, memory: float) -> float:
-    """Seconds of all rounds of blocks, one warp by itself in each, without the first prologue."""
+    """Returns the seconds of all rounds of blocks, each of one warp alone.
+
+    The first prologue is not included.
+    """
     prologue, _, rest = way(launch, hertz, memory)
     rounds = math.ceil(busiest / launch.resident_blocks)
     return rounds * rest + (rounds - 1) * prologue
 
 
 def _under_load(seconds: Callable[[float], float], bandwidth: float) -> float:
-    """`seconds` of the latency that memory has when it is used for `bandwidth` of them."""
+    """Evaluates `seconds` at the memory latency under a load of `bandwidth` seconds."""
     low, high = IDLE_LATENCY, MEMORY_LATENCY
     for _ in range(6):  # to 5 ns
         memory = (low + high) / 2

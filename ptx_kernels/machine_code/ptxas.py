@@ -1,7 +1,7 @@
-"""Kernels assembled by ptxas: registers, spills, shared memory, machine code, possible occupancy.
+"""Assembles kernels with ptxas: registers, spills, shared memory, machine code, occupancy.
 
-XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes
-without one.
+XLA and the driver compile PTX when they load it on the GPU. Assembling it here finds errors without
+one.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from pathlib import Path
 
 from . import disk_cache
 
-#: The architectures every kernel is assembled for: A100, H100 and H200, B200, RTX 50 series.
+#: Architectures that every kernel is assembled for: A100, H100 and H200, B200, RTX 50 series.
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
 
-#: Names a ptxas other than the one that is found, such as that of an older driver.
+#: Environment variable with the path of a ptxas to use, such as that of an older driver.
 VARIABLE = "JAX_Q4K_PTXAS"
 
 _PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 
 
 class ToolNotFoundError(FileNotFoundError):
-    """A CUDA tool is not installed; the message names its package and the places searched."""
+    """A CUDA tool is not installed; the message names its package and the searched places."""
 
 
 class AssemblyError(ValueError):
-    """ptxas refused the text; the message holds its complaints and the lines they point at."""
+    """ptxas rejected the text; the message holds its errors and the lines that they refer to."""
 
 
 @functools.cache
 def find_tool(name: str) -> Path:
-    """Path of `ptxas` or `nvdisasm`.
+    """Returns the path of `ptxas` or `nvdisasm`.
 
-    $JAX_Q4K_PTXAS names another ptxas. Otherwise looks in the NVIDIA packages of this Python first,
-    so that a project's pinned version decides its figures, then on PATH, then in $CUDA_HOME/bin.
+    $JAX_Q4K_PTXAS overrides the path of ptxas. Otherwise the NVIDIA packages of this Python are
+    searched first, so that a project's pinned version determines its figures, then PATH, then
+    $CUDA_HOME/bin.
 
     Raises:
-      ToolNotFoundError: in none of them, or what the variable names cannot be run.
+      ToolNotFoundError: the tool is in none of them, or the variable's file is not executable.
     """
     named = os.environ.get(VARIABLE)
     if named and name == "ptxas":
@@ -71,7 +72,7 @@ def find_tool(name: str) -> Path:
 
 
 def tool_version(name: str) -> str:
-    """Release of `ptxas` or `nvdisasm`, for example `13.0.88`."""
+    """Returns the release of `ptxas` or `nvdisasm`, for example `13.0.88`."""
     text = subprocess.run(
         [find_tool(name), "--version"], capture_output=True, text=True, check=True
     ).stdout
@@ -85,9 +86,8 @@ class Assembly:
 
     Attributes:
       registers: 32-bit registers per thread.
-      spill_store_bytes, spill_load_bytes: local memory traffic per thread that a lack of registers
-        causes.
-      stack_bytes: local memory per thread; not 0 also where an array is indexed at run time.
+      spill_store_bytes, spill_load_bytes: local memory traffic per thread due to register spills.
+      stack_bytes: local memory per thread; also used by arrays that are indexed at run time.
       shared_bytes: statically declared shared memory per block.
     """
 
@@ -118,10 +118,10 @@ _ENTRY = ".visible .entry "
 
 
 def _ptxas(text: str, arch: str) -> tuple[dict[str, str], bytes]:
-    """ptxas's output for each entry, in the text's order, and the cubin.
+    """Returns ptxas's output for each entry, in the text's order, and the cubin.
 
     Raises:
-      AssemblyError: ptxas refused the text. ToolNotFoundError: there is no ptxas.
+      AssemblyError: ptxas rejected the text. ToolNotFoundError: ptxas is not installed.
     """
     printed, cubin = disk_cache.cached(
         find_tool("ptxas"), arch, text.encode(), lambda: _run_ptxas(text, arch)
@@ -160,11 +160,11 @@ def _assembly(arch: str, printed: str, cubin: bytes) -> Assembly:
 
 @functools.lru_cache(maxsize=512)
 def assemble(text: str, arch: str) -> Assembly:
-    """Assembles PTX that has one entry, for `arch` such as `sm_90`.
+    """Assembles PTX with one entry for an architecture such as `sm_90`.
 
     Raises:
-      AssemblyError: ptxas refused the text, or it holds more than one entry.
-      ToolNotFoundError: there is no ptxas.
+      AssemblyError: ptxas rejected the text, or it holds more than one entry.
+      ToolNotFoundError: ptxas is not installed.
     """
     entries, cubin = _ptxas(text, arch)
     if len(entries) != 1:
@@ -174,11 +174,12 @@ def assemble(text: str, arch: str) -> Assembly:
 
 
 def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assembly]]:
-    """Assembles the kernels of several texts, into one cubin: starting nvdisasm takes longest.
+    """Assembles the kernels of several texts into one cubin.
 
-    Returns the name that each has in the cubin, and its Assembly.
+    This is faster, because starting nvdisasm takes longest. Returns each kernel's name in the cubin
+    and its Assembly.
 
-    Raises: as `assemble`.
+    Raises: see `assemble`.
     """
     if not texts:
         return []
@@ -208,7 +209,7 @@ def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assemb
 def assemble_all(
     texts: Iterable[str], archs: Iterable[str] = TARGETS
 ) -> dict[tuple[str, str], Assembly]:
-    """Assembles each text for each architecture, several ptxas at a time; keyed by (text, arch)."""
+    """Assembles each text for each architecture in parallel; keyed by (text, arch)."""
     pairs = [(text, arch) for text in dict.fromkeys(texts) for arch in archs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(pairs, pool.map(lambda pair: assemble(*pair), pairs), strict=True))
@@ -218,7 +219,7 @@ def assemble_all(
 class Multiprocessor:
     """Limits of one multiprocessor.
 
-    They come from the CUDA programming guide, specifications per compute capability.
+    They are from the CUDA programming guide, specifications per compute capability.
     """
 
     warps: int
@@ -235,14 +236,14 @@ MULTIPROCESSORS = {
     "sm_120": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
 }
 
-_REGISTER_GRANULE = 256  # registers are given to a warp in this many
+_REGISTER_GRANULE = 256  # registers are allocated to a warp in multiples of this
 _SHARED_GRANULE = 128  # bytes
-_SHARED_RESERVED = 1024  # bytes per block that the system keeps, from sm_80 on
+_SHARED_RESERVED = 1024  # bytes per block reserved by the system, since sm_80
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks and warps that fit on one multiprocessor at once, and what keeps more from fitting."""
+    """Blocks and warps that fit on one multiprocessor at once, and the limiting resource."""
 
     blocks: int
     warps: int
@@ -251,7 +252,7 @@ class Occupancy:
 
 
 def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -> Occupancy:
-    """Occupancy of blocks of `threads` threads.
+    """Returns the occupancy of blocks of `threads` threads.
 
     Raises:
       ValueError: the architecture is not among `MULTIPROCESSORS`, or `threads` is not in 1 to 1024.
@@ -265,7 +266,7 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     per_warp = -(-assembly.registers * 32 // _REGISTER_GRANULE) * _REGISTER_GRANULE
     shared = assembly.shared_bytes + dynamic_shared_bytes + _SHARED_RESERVED
     shared = -(-shared // _SHARED_GRANULE) * _SHARED_GRANULE
-    # warps live in four partitions with a quarter of the registers each, so only multiples of four
+    # each of the four partitions has a quarter of the registers, so only multiples of four warps
     # help
     fits = {
         "warps": limits.warps // warps,

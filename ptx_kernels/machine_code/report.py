@@ -1,4 +1,4 @@
-"""Static figures of kernels, from machine code, which `python -m ptx_kernels report` prints."""
+"""Static figures of kernels from their machine code, printed by `python -m ptx_kernels report`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .stretches import Stretches, stretches
 from .timeline import Section
 from .work import Work, outer_turns, packed_weights, staged_bytes, work
 
-#: Classes of the hot loop's instructions and the categories of `sass` that they sum up.
+#: Classes of the hot loop's instructions -> the categories of `sass` that each one sums.
 CLASSES: dict[str, tuple[str, ...]] = {
     "load": (*(c for c in CATEGORIES if c.startswith("load")), "shared", "local", "async copy"),
     "integer": ("integer",),
@@ -37,24 +37,23 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """One kernel on one architecture.
+    """Figures of one kernel on one architecture.
 
     Attributes:
       shared_bytes: static and dynamic shared memory per block.
-      loop_instructions: instructions of the hot loop, 0 where the kernel has none; then the rest is
-        of the whole kernel, which runs each of its instructions once at most.
+      loop_instructions: instructions of the hot loop; 0 if the kernel has none. The other figures
+        then are for the full kernel, which runs each of its instructions at most once.
       mix: the hot loop's instructions by category.
-      loads_in_flight: most 16-byte global loads outstanding at once per lane in the hot loop.
-      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None without such
-        loads.
+      loads_in_flight: maximum 16-byte global loads in flight per lane in the hot loop.
+      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None if there are
+        none.
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales)
-        and lane; None where the loop multiplies no packed weights.
-      classes: the same by class (`CLASSES`); empty where that is None.
-      device: the one that `seconds` and `bound` are predicted for (by `model`); both None where the
-        model does not know how often the hot loop runs. `bounds`: the seconds of each bound by
-        itself.
-      nbytes: that the launch must move through memory.
-      bytes_in_flight: per multiprocessor, by the hot loop's global loads.
+        and lane; None if the loop multiplies no packed weights.
+      classes: the same by class (`CLASSES`); empty if that is None.
+      device: device for which `model` predicts `seconds` and `bound`; both are None if the model
+        does not know the trips of the hot loop. `bounds`: the seconds of each bound separately.
+      nbytes: bytes of memory traffic of the launch.
+      bytes_in_flight: bytes per multiprocessor that the hot loop's global loads have in flight.
     """
 
     label: str
@@ -84,20 +83,20 @@ class Figures:
 
 
 def device_of(arch: str) -> Device:
-    """The device whose figures are given for an architecture: the first that is known."""
+    """Returns the first known device of an architecture, which stands for it in figures."""
     return next(device for device in DEVICES.values() if device.arch == arch)
 
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel's machine code on one architecture."""
+    """Machine code of a kernel on one architecture."""
 
     assembly: Assembly
     stretches: Stretches
 
     @property
     def body(self) -> Loop:
-        """The hot loop, or all behind the prologue where there is none (`looped` False)."""
+        """The hot loop, or all code after the prologue if there is none (`looped` False)."""
         return self.stretches.body
 
     @property
@@ -112,31 +111,31 @@ def code(kernel: Kernel, arch: str) -> Code:
 
 
 def codes(kernels: Sequence[Kernel], arch: str) -> list[Code]:
-    """`code` of each kernel, several times as fast as one by one."""
+    """Returns `code` of each kernel, several times faster than one at a time."""
     made = assemble_together([kernel.text for kernel in kernels], arch)
     listings = disassemble_all(made[0][1].cubin) if made else {}
     return [Code(assembly, stretches(listings[name])) for name, assembly in made]
 
 
 def launch(kernel: Kernel, machine: Code) -> Launch | None:
-    """Demands of one launch of `kernel`; None where the trips through its hot loop are unknown.
+    """Returns the demands of one launch; None if the trips through the hot loop are unknown.
 
-    `machine` may be that of a kernel that differs in its number of rows alone.
+    `machine` may be the code of a kernel that differs only in its number of rows.
     """
     return _launch(kernel, machine, _work(kernel, machine), _fit(kernel, machine))
 
 
 def _work(kernel: Kernel, machine: Code) -> Work:
-    """Of the hot loop, or all behind the prologue without one."""
+    """Returns the work of the hot loop, or of all code after the prologue without one."""
     parts = machine.stretches
     done = list(work_of_loops(kernel, machine))
     return done[parts.peers.index(parts.body) if machine.looped else 0]
 
 
 def work_of_loops(kernel: Kernel, machine: Code) -> Iterator[Work]:
-    """Work as each of `Stretches.peers` does it, or all behind the prologue without a loop.
+    """Yields the work of each of `Stretches.peers`, or of all code after the prologue.
 
-    Where they are as many as matrices, each has the format of its own.
+    If there are as many loops as matrices, each loop has its matrix's format.
     """
     loops, packed = machine.stretches.peers, packed_weights(kernel)
     formats: Sequence[str | None] = packed.formats if packed else ()
@@ -178,7 +177,7 @@ def _launch(kernel: Kernel, machine: Code, done: Work, fit: Occupancy) -> Launch
 
 
 def _early(parts: Stretches) -> int:
-    """Bytes of constants that a lane asks for in the prologue and uses behind it."""
+    """Returns the bytes of constants that a lane requests in the prologue and uses after it."""
     nbytes, named = 0, set[int]()
     for i in reversed(parts.before):
         if i.category.startswith("load global") and ".CONSTANT" in i.opcode:
@@ -188,7 +187,7 @@ def _early(parts: Stretches) -> int:
 
 
 def _skipped(parts: Stretches, turns: float) -> Section:
-    """Loads for a next trip through the hot loop, which the last of each round does not need."""
+    """Returns the loads for a next trip of the hot loop, which the last trip of a round skips."""
     loads = tuple(
         i
         for i in parts.body.instructions
@@ -198,7 +197,7 @@ def _skipped(parts: Stretches, turns: float) -> Section:
 
 
 def _staging(kernel: Kernel, loop: Loop) -> float:
-    """Turns of a loop that brings activations into shared memory, or of any other, 1."""
+    """Returns the trips of a loop that stages activations in shared memory; 1 for other loops."""
     brought = math.prod(kernel.block) * sum(
         load_bits(i.opcode) // 8
         for i in loop.instructions
@@ -208,7 +207,7 @@ def _staging(kernel: Kernel, loop: Loop) -> float:
 
 
 def _in_flight(parts: Stretches, turns: float, warps: int, found: Accesses) -> float:
-    """Different bytes from memory that a block has under way: by loads, or by stages of copies."""
+    """Returns the distinct bytes from memory that a block's loads or copy stages have in flight."""
     code = (*parts.outer, *parts.body.instructions, *parts.behind)
     if any(i.name == "LDGSTS" for i in code):
         waits = [i.operands for i in code if i.opcode == "DEPBAR.LE"]
@@ -228,10 +227,10 @@ def figures(
     device: Device | None = None,
     predict_time: bool = True,
 ) -> Figures:
-    """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture.
+    """Returns the figures of `kernel` on `arch`; `device` None: the architecture's first one.
 
-    There is no prediction where not even one block fits on a multiprocessor, nor without
-    `predict_time`: it takes simulating blocks of the launch.
+    The time is not predicted if no block fits on a multiprocessor, or if `predict_time` is false:
+    the prediction simulates blocks of the launch.
     """
     device = device or device_of(arch)
     machine = code(kernel, arch)
@@ -277,9 +276,9 @@ def figures(
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
-    """Figures of `cases` (`ptx_kernels.kernels.CASES`), in order; `kernels` builds the families.
+    """Returns the figures of `cases` (`ptx_kernels.kernels.CASES`), in order.
 
-    Those are left out that are clusters, where the architecture has none.
+    `kernels` builds the families. Clusters are omitted if the architecture has none.
     """
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]
     if not device_of(arch).clusters:
@@ -301,7 +300,7 @@ _HEADER = (
 
 
 def load_range(f: Figures) -> str:
-    """Bits of the narrowest and the widest global load: `32-128`."""
+    """Formats the bits of the narrowest and the widest global load: `32-128`."""
     if f.widest_load is None:
         return "-"
     return (
@@ -312,7 +311,7 @@ def load_range(f: Figures) -> str:
 
 
 def row(f: Figures) -> tuple[str, ...]:
-    """The cells of a kernel's row under the table's header."""
+    """Returns the cells of a kernel's row under the table's header."""
     per_byte = f.instructions_per_quant_byte
     return (
         f.label,
@@ -333,7 +332,7 @@ def row(f: Figures) -> tuple[str, ...]:
 
 
 def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns of text: the first to the left, the others to the right, a rule under the header."""
+    """Formats columns of text: the first left-aligned, the others right-aligned, under a header."""
     cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
@@ -345,7 +344,7 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table(rows: Sequence[Figures]) -> str:
-    """A plain text table with a legend; one architecture per table."""
+    """Formats a plain text table with a legend; one architecture per table."""
     arch = f"{rows[0].arch} ({rows[0].device})" if rows else ""
     legend = (
         "regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",

@@ -1,7 +1,7 @@
 """Machine code (SASS): disassembly, loops, instruction mix and loads in flight.
 
-A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop
-spends per byte of weights, how wide its loads are, and how many of them it has outstanding.
+A kernel's speed limit is visible here without running it: how many instructions its hot loop spends
+per byte of weights, how wide its loads are, and how many of them are in flight.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class SassInstruction:
     Attributes:
       address: byte offset in the function.
       predicate: the guard (`@!P0`), or an empty string.
-      opcode: with its modifiers (`LDG.E.128.CONSTANT`).
-      operands: as printed.
-      target: address of the branch target, where there is one.
+      opcode: opcode with its modifiers (`LDG.E.128.CONSTANT`).
+      operands: operands as printed.
+      target: address of the branch target, if it is a branch.
     """
 
     address: int
@@ -46,8 +46,8 @@ class SassInstruction:
         return classify(self.opcode, self.operands)
 
 
-# The first row whose pattern matches an opcode's whole name decides. U and V prefix an operation's
-# uniform and video forms.
+# The first row whose pattern matches an opcode's full name decides. U and V are prefixes of an
+# operation's uniform and video forms.
 _CATEGORIES: tuple[tuple[str, str], ...] = (
     ("dp4a", r"IDP"),
     ("mma", r"[HIQDOB]G?MMA|UTC\w*MMA"),
@@ -86,19 +86,22 @@ CATEGORIES = (
 
 
 def load_bits(opcode: str) -> int:
-    """Bits per lane of a load or store: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; without any, 32."""
+    """Returns the bits per lane of a load or store: `LDG.E.128` -> 128, `LDG.E.U8` -> 8.
+
+    The default is 32.
+    """
     match = re.search(r"\.(?:[US])?(8|16|32|64|128|256)(?=\.|$)", opcode)
     return int(match.group(1)) if match else 32
 
 
 def classify(opcode: str, operands: str = "") -> str:
-    """Category of an instruction, one of `CATEGORIES`."""
+    """Returns the category of an instruction, one of `CATEGORIES`."""
     name = opcode.split(".", 1)[0]
     if name in ("LDG", "LD"):
         bits = load_bits(opcode)
         return "load global narrow" if bits < 32 else f"load global {min(bits, 128)}"
     if opcode == "IMAD.MOV.U32" or name == "HFMA2" and re.match(r"R\d+, -RZ, RZ, ", operands):
-        return "other"  # a move or a constant in disguise
+        return "other"  # a move or a constant in another form
     if opcode.startswith("HADD2.F32"):
         return "conversion"  # f16 to f32
     return next((category for category, pattern in _COMPILED if pattern.fullmatch(name)), "other")
@@ -110,7 +113,7 @@ _BRANCHES = ("BRA", "JMP")
 
 
 def parse(listing: str) -> tuple[SassInstruction, ...]:
-    """The instructions of an `nvdisasm -c` listing."""
+    """Parses an `nvdisasm -c` listing to instructions."""
     rows: list[tuple[int, str, str, str]] = []
     labels: dict[str, int] = {}
     pending: list[str] = []
@@ -135,10 +138,10 @@ def parse(listing: str) -> tuple[SassInstruction, ...]:
 
 @functools.lru_cache(maxsize=64)
 def disassemble_all(cubin: bytes) -> dict[str, tuple[SassInstruction, ...]]:
-    """The instructions of each function of a cubin, by its name.
+    """Returns the instructions of each function of a cubin, by function name.
 
     Raises:
-      ToolNotFoundError: there is no nvdisasm.
+      ToolNotFoundError: nvdisasm is not installed.
     """
     tool = find_tool("nvdisasm")
     listing, _ = disk_cache.cached(tool, "-c", cubin, lambda: (_run_nvdisasm(cubin), b""))
@@ -155,10 +158,10 @@ def _run_nvdisasm(cubin: bytes) -> str:
 
 
 def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
-    """The instructions of a cubin with one function.
+    """Returns the instructions of a cubin with one function.
 
     Raises:
-      ToolNotFoundError: there is no nvdisasm.
+      ToolNotFoundError: nvdisasm is not installed.
     """
     (instructions,) = disassemble_all(cubin).values()
     return instructions
@@ -166,7 +169,7 @@ def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: its instructions in address order (blocks of a loop may lie apart)."""
+    """A natural loop: its instructions in address order. Its blocks need not be contiguous."""
 
     instructions: tuple[SassInstruction, ...]
 
@@ -174,23 +177,23 @@ class Loop:
         return len(self.instructions)
 
     def mix(self) -> dict[str, int]:
-        """Instructions per category, most first; NOPs don't count."""
+        """Returns the number of instructions per category, most first, without NOPs."""
         return dict(Counter(i.category for i in self.instructions if i.name != "NOP").most_common())
 
     def count(self, category: str) -> int:
         return self.mix().get(category, 0)
 
     def issued(self) -> int:
-        """Instructions that take an issue slot."""
+        """Returns the number of instructions that take an issue slot."""
         return sum(self.mix().values())
 
     def outstanding(
         self, wanted: Callable[[SassInstruction], bool] = lambda instruction: True
     ) -> Outstanding:
-        """Most global loads that are `wanted` outstanding at once per lane, in steady state.
+        """Returns the maximum of `wanted` global loads in flight per lane, in steady state.
 
-        Walks the body twice in address order: a load is outstanding until an instruction names one
-        of the registers it fills. Loads that a loop issues for its next turn count too.
+        Walks the body twice in address order. A load is in flight until an instruction names one of
+        the registers it fills. Loads that a loop issues for its next iteration count too.
         """
         under_way: dict[range, int] = {}  # registers of a load -> its bits
         most = Outstanding(0, 0, 0)
@@ -208,25 +211,27 @@ class Loop:
     def load_to_use(
         self, wanted: Callable[[SassInstruction], bool] = lambda instruction: True
     ) -> float | None:
-        """Least part of a turn from a global load that is `wanted` to the first use of its value.
+        """Returns the least fraction of an iteration from a `wanted` load to its first use.
 
-        In address order, round the loop where the use is in the next turn. None: no such load.
+        The order is that of addresses, and wraps around if the use is in the next iteration. None
+        if there is no such load.
         """
         code = [i for i in self.instructions if i.name != "NOP"]
         least = instructions_to_use(code, wanted)
         return None if least is None else least / len(code)
 
     def loads_in_flight(self) -> int:
-        """Most 16-byte global loads outstanding at once per lane."""
+        """Returns the maximum of 16-byte global loads in flight per lane."""
         return self.outstanding().wide
 
 
 def instructions_to_use(
     code: Sequence[SassInstruction], wanted: Callable[[SassInstruction], bool]
 ) -> int | None:
-    """Fewest instructions of a loop from a global load that is `wanted` to its value's first use.
+    """Returns the fewest instructions of a loop from a `wanted` global load to its first use.
 
-    In address order, and round the loop; all of them where nothing uses it. None: no such load.
+    The order is that of addresses, and wraps around the loop. The result is all instructions if
+    nothing uses the value, and None if there is no such load.
     """
     named = [registers(i.operands) for i in code]
     found = []
@@ -240,7 +245,7 @@ def instructions_to_use(
 
 
 class Outstanding(NamedTuple):
-    """Global loads outstanding at once per lane, the most of each figure.
+    """Global loads in flight per lane, the maximum of each figure.
 
     The figures are loads of 16 bytes, all loads, and their bytes.
     """
@@ -251,12 +256,12 @@ class Outstanding(NamedTuple):
 
 
 def registers(operands: str) -> set[int]:
-    """Numbers of the registers that operands name; of a wide one, the first."""
+    """Returns the numbers of the registers that operands name; of a wide register, the first."""
     return {int(n) for n in re.findall(r"(?<![\w])R(\d+)", operands)}
 
 
 def filled(load: SassInstruction) -> range:
-    """Registers that a load fills; none where it drops what it loads."""
+    """Returns the registers that a load fills; none if it discards the value."""
     target = re.match(r"R(\d+),", load.operands)
     first = int(target.group(1)) if target else 0
     return range(first, first + -(-load_bits(load.opcode) // 32)) if target else range(0)
@@ -269,14 +274,14 @@ def _ends_block(instruction: SassInstruction) -> bool:
 def _falls_through(instruction: SassInstruction) -> bool:
     if not _ends_block(instruction) or instruction.predicate:
         return True
-    # `BRA.U UP0, label` and `BRA.DIV UR4, label` hold their condition in front of the label
+    # `BRA.U UP0, label` and `BRA.DIV UR4, label` have their condition before the label
     return instruction.name in _BRANCHES and "," in instruction.operands
 
 
 def _flow(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], list[set[int]]]:
-    """Basic blocks as (first, one past last) instruction indices, and each block's successors.
+    """Splits code into basic blocks (first, one past last), and returns each block's successors.
 
-    Ways to code that is not there (`ways_through`) are none.
+    Branches to code that was removed (`ways_through`) have no successor.
     """
     index = {instruction.address: i for i, instruction in enumerate(code)}
     starts = {0}
@@ -299,7 +304,7 @@ def _flow(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], list[
 
 
 def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
-    """For every block reachable from block 0, the blocks on every path to it (itself included)."""
+    """Returns the dominators of every block reachable from block 0, itself included."""
     reachable, stack = {0}, [0]
     while stack:
         for b in successors[stack.pop()] - reachable:
@@ -319,11 +324,11 @@ def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
 
 
 def _bodies(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], dict[int, set[int]]]:
-    """Basic blocks as `_flow` has them, and of each natural loop the head and the blocks.
+    """Returns the basic blocks of `_flow`, and each natural loop's head and blocks.
 
-    A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and
+    A backward jump alone is not a loop: ptxas moves unlikely blocks past the end of the code, and
     they jump back. A loop is an edge to a block that dominates its source, with every block that
-    reaches the source without passing it.
+    reaches the source without passing that block.
     """
     blocks, successors = _flow(code)
     dominators = _dominators(successors)
@@ -341,7 +346,7 @@ def _bodies(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], dic
 
 
 def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
-    """Natural loops that hold no other loop, in address order."""
+    """Returns the natural loops that contain no other loop, in address order."""
     if not code:
         return []
     blocks, bodies = _bodies(code)
@@ -357,7 +362,7 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
 
 
 def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
-    """The smallest natural loop of `code` that holds `loop` and more; None where there is none."""
+    """Returns the smallest natural loop that contains `loop` and more, or None."""
     blocks, bodies = _bodies(code)
     first = {i.address for i in loop.instructions}
     wider = [
@@ -371,7 +376,7 @@ def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
 
 
 def ways_through(code: Sequence[SassInstruction], loop: Loop) -> list[SassInstruction]:
-    """`code` without what only ways past `loop` run: other branches, of blocks with other work.
+    """Removes code that runs only on paths around `loop`, such as blocks with other work.
 
     Called functions stay.
     """
@@ -397,11 +402,11 @@ def ways_through(code: Sequence[SassInstruction], loop: Loop) -> list[SassInstru
 
 
 def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:
-    """The innermost loop that does the kernel's work, or None where there is no loop.
+    """Returns the innermost loop that does the kernel's work, or None if there is no loop.
 
-    The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte
+    It is the loop with the most dot-product instructions (dp4a and mma); then the most 16-byte
     global loads; then the most instructions. ptxas unrolls a loop and leaves a remainder loop,
-    which loses.
+    which has fewer.
     """
 
     def work(loop: Loop) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
-"""A kernel's machine code in stretches: before its hot loop, in it, around it.
+"""Splits a kernel's machine code into sections: before, in and around its hot loop.
 
-What is a loop there, and how often it turns, tells how long a warp is on its way.
+The loops and their trips determine how long a warp runs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _DOTS = ("dp4a", "mma")
 
 @dataclass(frozen=True)
 class Stretches:
-    """Machine code, each instruction in one stretch.
+    """Machine code, with each instruction in one section.
 
     Attributes:
-      body: the hot loop, or what is behind the prologue where there is none (`looped` False). Of
-        several with as many dot products, each for a matrix, the first.
-      peers: these loops, `body` among them, and those of matrices whose formats need fewer dot
-        products, though more than half as many.
-      before, before_loops: the prologue's code that runs once, and its loops.
-      outer, behind: code of the loop around the hot one, before and behind it there; both empty
-        where there is none.
-      once: all else.
+      body: the hot loop, or the code after the prologue if there is none (`looped` False). If
+        several loops have as many dot products, each for a matrix, it is the first.
+      peers: these loops, including `body`, and loops of matrices whose formats need fewer dot
+        products, but more than half as many.
+      before, before_loops: the prologue's straight code, and its loops.
+      outer, behind: code of the loop around the hot one, before and after it; empty if there is no
+        such loop.
+      once: all other code.
     """
 
     body: Loop
@@ -39,10 +39,10 @@ class Stretches:
 
 
 def stretches(code: Sequence[SassInstruction]) -> Stretches:
-    """Cuts a kernel's code.
+    """Splits a kernel's code.
 
-    A kernel that has dot products, but none in a loop, has no hot loop: ptxas has unrolled it. Its
-    prologue ends at the last barrier before the first of them.
+    A kernel with dot products outside of loops has no hot loop: ptxas has unrolled it. Its prologue
+    ends at the last barrier before the first dot product.
     """
     loops, hot = innermost_loops(code), hot_loop(code)
     if hot is not None and not _dots(hot.instructions) and _dots(code):
@@ -52,13 +52,13 @@ def stretches(code: Sequence[SassInstruction]) -> Stretches:
         before, inner = _split(code[:end], loops)
         return Stretches(Loop(tuple(code[end:])), False, before, inner)
     most = _dots(hot.instructions)
-    # gate and up, or the parts of a joined product, of which formats may need fewer than others
+    # gate and up, or the parts of a joined product, whose formats may need fewer
     peers = tuple(loop for loop in loops if 2 * _dots(loop.instructions) > most > 0)
     hot = next((loop for loop in peers if _dots(loop.instructions) == most), hot)
     code = ways_through(code, hot)
     loops = innermost_loops(code)
     wider = enclosing_loop(code, hot)
-    # one's trips stand for the others'
+    # the trips of one stand for the others
     alike = [loop for loop in loops if 2 * _dots(loop.instructions) > most > 0]
     around_each = [enclosing_loop(code, loop) or loop for loop in (hot, *alike)]
     first = min(loop.instructions[0].address for loop in around_each)
@@ -84,7 +84,7 @@ def _dots(code: Sequence[SassInstruction]) -> int:
 
 
 def _last_barrier(code: Sequence[SassInstruction]) -> int:
-    """Index behind the last barrier before the first dot product; 0 where there is none."""
+    """Returns the index after the last barrier before the first dot product; 0 if there is none."""
     first = next((n for n, i in enumerate(code) if i.category in _DOTS), 0)
     return max((n + 1 for n, i in enumerate(code[:first]) if i.name == "BAR"), default=0)
 
@@ -92,7 +92,7 @@ def _last_barrier(code: Sequence[SassInstruction]) -> int:
 def _split(
     code: Sequence[SassInstruction], loops: Sequence[Loop]
 ) -> tuple[tuple[SassInstruction, ...], tuple[Loop, ...]]:
-    """Code outside of the loops that lie in it, and these."""
+    """Returns the code outside of the loops in it, and these loops."""
     addresses = {i.address for i in code}
     inner = tuple(loop for loop in loops if addresses >= {i.address for i in loop.instructions})
     looped = {i.address for loop in inner for i in loop.instructions}

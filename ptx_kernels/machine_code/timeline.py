@@ -1,4 +1,4 @@
-"""One warp's way through machine code by itself: in order, waiting where a loaded value is used."""
+"""Timeline of one warp alone: executes in order and waits where a loaded value is used."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from .sass import SassInstruction, filled, registers
 
-#: Clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains.
+#: Clocks per instruction of a warp alone: results take 4 to 5 clocks, with about two chains.
 CLOCKS_ALONE = 2.0
-#: Where a thread waits for its cluster.
+#: Opcode with which a thread waits for its cluster.
 CLUSTER_WAIT = "UCGABAR_WAIT"
-_SETTLED = 12  # turns of a loop, after which each takes the same time
+_SETTLED = 12  # iterations of a loop, after which each takes the same time
 
 
 Straight = tuple[SassInstruction, ...]
@@ -22,16 +22,16 @@ Straight = tuple[SassInstruction, ...]
 
 @dataclass(frozen=True)
 class Section:
-    """Code that a warp goes through `turns` times, on average where that is no whole number.
+    """Code that a warp executes `turns` times; an average, which need not be an integer.
 
-    Its parts are straight code, and loops in it.
+    Its parts are straight code and loops.
     """
 
     parts: tuple[Straight | Section, ...]
     turns: float = 1
 
     def straight(self) -> Iterator[tuple[Straight, float]]:
-        """All straight code in it, each with the times that a warp goes through it."""
+        """Yields all straight code in it, each with the number of times that a warp executes it."""
         for part in self.parts:
             if isinstance(part, Section):
                 yield from ((code, self.turns * turns) for code, turns in part.straight())
@@ -40,12 +40,12 @@ class Section:
 
 
 class _Step(NamedTuple):
-    """An instruction's part in a timeline: registers that it names and fills, groups it lets be."""
+    """An instruction, the registers it names and fills, and the copy groups it leaves pending."""
 
     instruction: SassInstruction
     named: frozenset[int]
     filled: range
-    pending: int | None  # most groups of asynchronous copies under way behind it; None: any
+    pending: int | None  # maximum groups of asynchronous copies in flight after it; None: any
 
 
 @functools.lru_cache(maxsize=64)
@@ -62,34 +62,37 @@ def _steps(code: Straight) -> tuple[_Step, ...]:
     )
 
 
-Latency = Callable[[SassInstruction], float]  # a load's clocks until its value is there; a wait's
+Latency = Callable[[SassInstruction], float]  # clocks until a load's value arrives, or of a wait
 
 
 class Warp:
-    """A warp on its way; `now` counts clocks.
+    """A running warp; `now` counts clocks.
 
-    Loads overlap with whatever the code has between them and the first use of what they bring, also
-    in the loop's next turn. So do asynchronous copies, until their group is waited for.
+    Loads overlap with all code up to the first use of their values, also in the loop's next
+    iteration. Asynchronous copies overlap until their group is waited for.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._ready: dict[int, float] = {}  # register -> when its value is there
-        self._copied = 0.0  # when the copies since the last group are there
+        self._ready: dict[int, float] = {}  # register -> time when its value arrives
+        self._copied = 0.0  # time when the copies since the last group arrive
         self._groups: list[float] = []
 
     def until_there(self) -> float:
-        """Clocks until all is there that it has asked for and not used; negative: ago."""
+        """Returns the clocks until all requested and unused values arrive.
+
+        A negative result means that they have arrived.
+        """
         return max(self._ready.values(), default=self.now) - self.now
 
     def run(self, section: Section, latency: Latency) -> float:
-        """Clocks that the section takes."""
+        """Returns the clocks that the section takes."""
         turns = max(1, math.ceil(section.turns))
         times = [self._turn(section, latency) for _ in range(min(turns, _SETTLED))]
         if turns <= _SETTLED:
             taken = sum(times) * section.turns / turns
         else:
-            last = times[_SETTLED // 2 :]  # of a ring, some turns wait for those after them
+            last = times[_SETTLED // 2 :]  # in a ring, some iterations wait for later ones
             taken = sum(times) + (section.turns - len(times)) * sum(last) / len(last)
         self.now += taken - sum(times)
         return taken

@@ -1,7 +1,7 @@
-"""The work of a launch: bytes through memory, trips through the hot loop, weights behind each.
+"""Work of a launch: bytes through memory, trips through the hot loop, weights per trip.
 
-Trips are counted from what the loop's machine code does, and not from the kernel's own loop: ptxas
-unrolls as it likes.
+Trips are counted from the work of the loop's machine code, not from the kernel's own loop, because
+ptxas unrolls loops.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..ptx import WARP, Kernel
 from .model import mma_products
 from .sass import Loop, load_bits
 
-#: Bits per weight of the planes that hold quants; scales and headers don't count.
+#: Bits per weight of the planes that hold quants; scales and headers do not count.
 QUANT_BITS = {name: block_format(name).quant_bits for name in format_names()}
 
-_DOT = 4  # products of a dp4a
+_DOT = 4  # products per dp4a
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one launch.
+    """Work of one launch.
 
     Attributes:
-      nbytes: that must pass through memory, each byte once.
-      trips: through the hot loop (or the whole kernel, where it has none), of all warps together;
-        None: unknown.
-      quant_bytes: bytes of packed quants, without scales, behind one trip of one lane; None where a
-        kernel multiplies no packed weights there.
+      nbytes: bytes of memory traffic, each byte once.
+      trips: through the hot loop (or the full kernel if it has none), over all warps; None:
+        unknown.
+      quant_bytes: bytes of packed quants, without scales, per trip and lane; None if the loop
+        multiplies no packed weights.
     """
 
     nbytes: int
@@ -42,7 +42,7 @@ class Work:
     quant_bytes: float | None
 
 
-#: Of any other kernel: it touches all of its buffers, is no product, and its trips are unknown.
+#: For any other kernel: it touches all of its buffers, is not a product, and its trips are unknown.
 _UNKNOWN = Family("", Kernel, ())
 
 
@@ -51,16 +51,16 @@ def _family(kernel: Kernel) -> Family:
 
 
 def packed_weights(kernel: Kernel) -> PackedWeights | None:
-    """The packed matrices that a product multiplies by; None for what is no product."""
+    """Returns the packed matrices that a product multiplies by; None for other kernels."""
     weights = _family(kernel).weights
     return weights(kernel.arguments) if weights else None
 
 
 def traffic(kernel: Kernel) -> int:
-    """Bytes of its buffers that a launch must move.
+    """Returns the bytes of its buffers that a launch must move.
 
-    Of pages and looked-up rows, only what the launch touches counts. What it reads and writes again
-    counts twice, all else once; what it asks for on behalf of the next launch counts there.
+    For pages and looked-up rows, only the part that the launch touches counts. What it reads and
+    writes again counts twice, everything else once. What it prefetches counts for the next launch.
     """
     family, own = _family(kernel), [b for b in kernel.buffers if not b.ahead]
     shares = (
@@ -71,9 +71,9 @@ def traffic(kernel: Kernel) -> int:
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
-    """Weights of one lane behind each load of packed weights (headers are loads too) of mat-vecs.
+    """Returns the weights of one lane per load of packed weights (headers are loads too).
 
-    Counted in the text of mat-vecs so small that each of their warps takes a single step.
+    They are counted in the text of mat-vecs so small that each warp takes a single step.
     """
     one_step = replace(config, activations="f32", stage="none", unroll=1)
     weights, loads = 0.0, 0
@@ -89,9 +89,9 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
 
 
 def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float:
-    """Weights of one lane that a trip through the hot loop of a product multiplies."""
+    """Returns the weights of one lane that a trip through a product's hot loop multiplies."""
     config = kernel.arguments["config"]
-    # beside integer products those of floats are minimums'
+    # next to integer products, those of floats are for minimums
     products_of = "IMMA" if any(i.name == "IMMA" for i in loop.instructions) else ""
     mmas = [i.opcode for i in loop.instructions if i.category == "mma"]
     if products := sum(mma_products(o) for o in mmas if o.startswith(products_of)):
@@ -109,10 +109,10 @@ def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float
 
 
 def work(kernel: Kernel, loop: Loop, *, whole: bool = False, format: str | None = None) -> Work:
-    """Work of `kernel`, whose machine code's hot loop is `loop`.
+    """Returns the work of `kernel` with the hot loop `loop`.
 
-    `whole`: there is no hot loop, and `loop` is all of the code. `format`: of the matrix that the
-    loop is for; None: it stands for all of them.
+    `whole`: there is no hot loop, and `loop` is all of the code. `format`: format of the loop's
+    matrix; None: the loop stands for all matrices.
     """
     nbytes, packed = traffic(kernel), packed_weights(kernel)
     if packed and format is not None:
@@ -142,14 +142,15 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False, format: str | None 
     ]
     if not loads:
         return Work(nbytes, None, None)
-    wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
+    wide = sum(size for size in loads if size == max(loads))  # narrower loads are ids and scales
     return Work(nbytes, nbytes * again / (wide * WARP), None)
 
 
 def outer_turns(kernel: Kernel) -> float:
-    """Turns of the loop around the hot one: of a mat-vec's block, times that it begins with rows.
+    """Returns the trips of the loop around the hot one.
 
-    Of a tensor-core product, steps of its ring.
+    For a mat-vec they are the row groups that a block processes, for a tensor-core product the
+    steps of its ring.
     """
     packed, config = packed_weights(kernel), kernel.arguments.get("config")
     if packed is None or config is None:
@@ -157,13 +158,16 @@ def outer_turns(kernel: Kernel) -> float:
     columns = kernel.arguments["columns"]
     if not isinstance(config, MatvecConfig):
         return float(config.steps(columns))
-    joined = "rows" in kernel.arguments  # one after another; a pair's rows go together
+    joined = "rows" in kernel.arguments  # joined matrices in sequence; a pair's rows together
     rows = packed.count / columns / (1 if joined else len(packed.formats))
     return max(1.0, rows / config.block_rows / math.prod(kernel.grid))
 
 
 def staged_bytes(kernel: Kernel) -> int:
-    """Bytes of float activations that each block of a mat-vec brings into shared memory first."""
+    """Returns the bytes of float activations that each block of a mat-vec first stages.
+
+    The copy is in shared memory.
+    """
     arguments, config = kernel.arguments, kernel.arguments.get("config")
     if not isinstance(config, MatvecConfig):
         return 0

@@ -1,4 +1,4 @@
-"""The kernel language: Python that writes PTX text."""
+"""Kernel language: Python that writes PTX text."""
 
 from .builder import Builder
 from .errors import KernelError

@@ -1,4 +1,4 @@
-"""The check of kernel functions' arguments: each is of the type that the function declares."""
+"""Type checks for the arguments of kernel functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .errors import KernelError
 
 
 def checked(function: Callable[..., None], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a kernel function, each of its annotated type.
+    """Returns the arguments of a kernel function, each converted to its annotated type.
 
-    NumPy's numbers become Python's. An int is at least 1, or at least 0 where 0 is the default; a
-    float is finite in f32. The same goes for the fields of a Config. Arguments that the function
-    does not have are left for Python to refuse.
+    NumPy numbers become Python numbers. An int must be at least 1, or at least 0 if its default is
+    0. A float must be finite in f32. The same holds for the fields of a Config. Arguments that the
+    function does not have are left for Python to refuse.
 
     Raises:
-      KernelError: an argument, or a Config's field, of another type or out of range.
+      KernelError: an argument, or a field of a Config, of a wrong type or out of range.
     """
     hints = _hints(function)
     parameters = inspect.signature(function).parameters
@@ -82,7 +82,7 @@ def _integer(name: str, value: Any, least: int) -> int:
 def _float(name: str, value: Any) -> float:
     try:
         number = float(value)
-        struct.pack("<f", number)  # OverflowError for what f32 cannot hold
+        struct.pack("<f", number)  # OverflowError if f32 cannot hold it
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, (bool, str)):

@@ -1,7 +1,7 @@
-"""The kernel builder: buffers, launch geometry, named instructions, control flow.
+"""Kernel builder: buffers, launch geometry, named instructions, control flow.
 
-Kernel functions get it as `k`. `with` runs on the GPU, Python's own `for` and `if` run while the
-kernel is built.
+Kernel functions receive it as `k`. `with` runs on the GPU; Python's own `for` and `if` run while
+the kernel is built.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Branch:
 
 
 class Builder(Text):
-    """One kernel while it is built.
+    """One kernel under construction.
 
-    `name` is the entry's name, as profiles show it: the function's, unless the function sets
-    another.
+    `name` is the entry's name, which profiles show. It is the function's name unless the function
+    sets another.
     """
 
     def __init__(self, name: str, code: CodeType | None = None) -> None:
@@ -53,13 +53,13 @@ class Builder(Text):
         self._tables: dict[str, Pointer] = {}
         self._table_lines: list[str] = []
         self._static_bytes = 0
-        # of the one extern array that all dynamic shared memory lies in: taken now, and at most
+        # size of the one extern array that holds all dynamic shared memory: now, and at most
         self._dynamic_bytes = self._most_dynamic_bytes = 0
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
         self._cluster = (1, 1, 1)
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
-        #: what to write where the kernel has no loads left to start, once
+        #: Function that writes the prefetches after the kernel's last loads, called once.
         self.behind_loads: Callable[[], None] | None = None
 
     # --- buffers and launch geometry ---
@@ -74,21 +74,26 @@ class Builder(Text):
         streamed: bool = False,
         ahead: bool = False,
     ) -> Pointer:
-        """A buffer that the kernel only reads.
+        """Declares a buffer that the kernel only reads.
 
-        `constant`: neither does any kernel launched shortly before write it (weights), so loads are
-        non-coherent. `streamed`: constant, and read once: loads pass L1 by (sm_80). `ahead`: the
-        kernel only asks for bytes of it, for the next launch.
+        Args:
+          constant: also no kernel launched shortly before writes it (weights), so loads are
+            non-coherent.
+          streamed: constant, and read only once; loads bypass L1 (sm_80).
+          ahead: the kernel only prefetches bytes of it for the next launch.
         """
         buffer = Buffer(name, type, shape, "in", ahead)
         return self._buffer(buffer, constant or streamed, streamed)
 
     def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
-        """A result of its own; the kernel must write all of it."""
+        """Declares a result with its own buffer; the kernel must write all of it."""
         return self._buffer(Buffer(name, type, shape, "out"))
 
     def inout(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
-        """A buffer updated in place; what the kernel does not write stays."""
+        """Declares a buffer that is updated in place.
+
+        Bytes that the kernel does not write keep their value.
+        """
         return self._buffer(Buffer(name, type, shape, "inout"))
 
     def _buffer(self, buffer: Buffer, constant: bool = False, streamed: bool = False) -> Pointer:
@@ -108,10 +113,9 @@ class Builder(Text):
     def shared(
         self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False
     ) -> Pointer:
-        """Shared memory of the block, 16-byte aligned: static, or, over 48 KB in all, `dynamic`.
+        """Allocates 16-byte aligned shared memory, static or, beyond 48 KB in total, `dynamic`.
 
-        Raises KernelError for more than MAX_SHARED_BYTES in all, whichever device the kernel is
-        for.
+        Raises KernelError if the total exceeds MAX_SHARED_BYTES, for any target device.
         """
         nbytes = math.prod(shape) * type.size
         total = self._static_bytes + self._dynamic_bytes + -(-nbytes // 16) * 16
@@ -139,16 +143,16 @@ class Builder(Text):
 
     @contextlib.contextmanager
     def free_shared(self) -> Iterator[None]:
-        """Frees the body's dynamic shared memory behind it: what comes then lies over it.
+        """Frees the body's dynamic shared memory at its end; later allocations reuse it.
 
-        A barrier has to stand between the uses.
+        A barrier must separate the uses.
         """
         taken = self._dynamic_bytes
         yield
         self._dynamic_bytes = taken
 
     def table(self, name: str, words: tuple[int, ...]) -> Pointer:
-        """Constants in global memory: u32 `words`. A kernel's tables of one name are one."""
+        """Defines a table of u32 constants in global memory; a kernel has one table per name."""
         if name not in self._tables:
             values = ", ".join(map(str, words))
             self._table_lines.append(f".global .align 16 .b32 {name}[{len(words)}] = {{{values}}};")
@@ -165,14 +169,14 @@ class Builder(Text):
         resident_blocks: int | None = None,
         cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
-        """Launch geometry: blocks along x, y, z and threads per block (a multiple of 32).
+        """Sets the launch geometry: blocks along x, y, z and threads per block (a multiple of 32).
 
-        `cluster`: blocks that run at once and reach each other's shared memory (sm_90), at most 8;
-        the grid is a multiple of it.
-
-        `resident_blocks`: how many blocks a multiprocessor's registers must have room for at once.
-        ptxas gives each thread as many registers as that allows, and so hoists more loads above
-        their uses; without it, ptxas aims at an occupancy of its own choice.
+        Args:
+          cluster: blocks that run at the same time and can access each other's shared memory
+            (sm_90), at most 8. The grid must be a multiple of it.
+          resident_blocks: minimum blocks per multiprocessor that the registers must suffice for.
+            ptxas then gives each thread as many registers as that allows, and hoists more loads
+            above their uses. Without it, ptxas picks an occupancy itself.
         """
         if threads % WARP or not 0 < threads <= 1024:
             raise KernelError(f"threads={threads} must be a multiple of 32, at most 1024")
@@ -218,7 +222,7 @@ class Builder(Text):
 
     @property
     def cluster_rank(self) -> Value:
-        """The block's number in its cluster, x fastest (sm_90)."""
+        """Rank of the block in its cluster, x fastest (sm_90)."""
         self.require(CLUSTERS)
         return self._read_special("%cluster_ctarank")
 
@@ -242,7 +246,7 @@ class Builder(Text):
     instruction = values.instruction
 
     def const(self, type: Type, value: int | float) -> Value:
-        """A number in a register, where an instruction allows no immediate."""
+        """Moves a number into a register, for instructions that allow no immediate."""
         result = self.register(type)
         self.write(f"{spell('mov', type)} {result.name}, {immediate(value, type)};")
         return result
@@ -250,7 +254,7 @@ class Builder(Text):
     # --- named instructions: each has the type of its first operand ---
 
     def fma(self, a: Value, b: Operand, c: Operand) -> Value:
-        """a * b + c with one rounding; f32, or two f16 or bf16 in a register."""
+        """a * b + c with one rounding; f32, or a pair of f16 or bf16."""
         return apply(self, "fma", a, b, c)
 
     def accumulate(self, total: Var, a: Value, b: Operand) -> None:
@@ -262,24 +266,24 @@ class Builder(Text):
         return instruction(self, "dp4a.u32.s32" if unsigned_a else "dp4a.s32.s32", a, b, c)
 
     def select(self, condition: Value, a: Value, b: Operand) -> Value:
-        """a where the condition holds, else b."""
+        """a if the condition holds, else b."""
         opcode = spell("selp", a.type)
         return emit(self, opcode, a.name, operand(b, a.type, opcode), condition.name, result=a.type)
 
     def minimum(self, a: Value, b: Operand) -> Value:
-        """The smaller; of f32, a NaN operand is dropped."""
+        """Minimum; for f32, a NaN operand is dropped."""
         return apply(self, "min", a, b)
 
     def maximum(self, a: Value, b: Operand, *, keep_nan: bool = False) -> Value:
-        """The larger; of f32, a NaN operand is dropped, or kept (`keep_nan`, sm_80)."""
+        """Maximum; for f32, a NaN operand is dropped, or kept (`keep_nan`, sm_80)."""
         return apply(self, "max.NaN" if keep_nan else "max", a, b)
 
     def abs(self, x: Value) -> Value:
-        """The magnitude."""
+        """Absolute value."""
         return apply(self, "abs", x)
 
     def sqrt(self, x: Value) -> Value:
-        """The square root, f32, rounded to nearest."""
+        """Square root, f32, rounded to nearest."""
         return apply(self, "sqrt", x)
 
     def exp2(self, x: Value) -> Value:
@@ -294,7 +298,7 @@ class Builder(Text):
         return emit(self, spell("setp.neu", x.type), x.name, x.name)
 
     def bit_field(self, x: Value, position: Operand, length: Operand) -> Value:
-        """`length` bits of u32 or s32 from bit `position` on, extended by zeros or by the sign."""
+        """Extracts `length` bits of u32 or s32 from bit `position` on, zero- or sign-extended."""
         opcode = spell("bfe", x.type)
         bits = (operand(number, u32, opcode) for number in (position, length))
         return emit(self, opcode, x.name, *bits)
@@ -302,7 +306,7 @@ class Builder(Text):
     def permute(self, a: Value, b: Value, selector: Operand) -> Value:
         """Picks four of the eight bytes of (b, a), u32.
 
-        Nibble i of the selector says which is byte i; its bit 3 repeats that byte's sign instead.
+        Nibble i of the selector selects byte i; its bit 3 replicates that byte's sign instead.
         """
         return instruction(self, "prmt.b32", a, b, selector)
 
@@ -312,7 +316,8 @@ class Builder(Text):
     def when(self, condition: Value) -> Iterator[Branch]:
         """Runs the body on the threads for which the condition holds.
 
-        After `with k.when(c) as branch: ...`, `with branch.otherwise(): ...` runs the others.
+        After `with k.when(c) as branch: ...`, `with branch.otherwise(): ...` runs the other
+        threads.
         """
         guard(condition)
         end = self.label()
@@ -326,8 +331,8 @@ class Builder(Text):
     ) -> Iterator[Value]:
         """Counts a u32 from `start` while it is below `stop`. The index is read-only in the body.
 
-        Two Python ints whose loop runs at least once need no test before the first round.
-        `unroll`: ptxas may copy the body.
+        The first test is omitted for two Python ints if the loop runs at least once. `unroll`:
+        whether ptxas may unroll the body.
         """
         index = self.var(u32, start)
         limit = operand(stop, u32, "loop")
@@ -343,29 +348,29 @@ class Builder(Text):
         self.mark(end)
 
     def jump(self, label: str) -> None:
-        """Goes on at a label that `mark` places."""
+        """Jumps to a label that `mark` places."""
         self.write(f"bra {label};")
 
     # --- warps and blocks ---
 
     def barrier(self) -> None:
-        """All threads of the block; every one must come here."""
+        """Barrier of the block; all its threads must reach it."""
         self.write("bar.sync 0;")
 
     def warp_barrier(self) -> None:
-        """All lanes of the warp; every one must come here."""
+        """Barrier of the warp; all its lanes must reach it."""
         issue(self, "bar.warp.sync", 0xFFFFFFFF)
 
     def cluster_barrier(self) -> None:
-        """All threads of the cluster; every one must come here (sm_90)."""
+        """Barrier of the cluster; all its threads must reach it (sm_90)."""
         self.require(CLUSTER_BARRIERS)
         self.write("barrier.cluster.arrive.release.aligned;")
         self.write("barrier.cluster.wait.acquire.aligned;")
 
     def peer(self, place: Pointer, rank: Operand) -> Pointer:
-        """A place in shared memory, in the cluster's block of this rank (sm_90).
+        """Returns the same place in the shared memory of the cluster's block of this rank (sm_90).
 
-        A cluster barrier must come before the first access there, and another one after the last.
+        A cluster barrier must precede the first access and follow the last.
         """
         if place.space != "shared":
             raise KernelError(f"a peer has shared memory, not {place.space} memory")
@@ -395,9 +400,10 @@ class Builder(Text):
     # --- the end ---
 
     def loads_end(self) -> None:
-        """Says that a block's last loads from memory have been started; else the kernel's end is.
+        """Marks where a block has started its last loads from memory; by default the kernel's end.
 
-        Behind it comes what it asks for on behalf of the next launch. All threads come here, once.
+        The kernel's prefetches for the next launch are written there. All threads must reach it,
+        once.
         """
         if self.behind_loads is not None:
             write, self.behind_loads = self.behind_loads, None
@@ -405,7 +411,7 @@ class Builder(Text):
 
     @property
     def geometry(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """The grid and a block, as `launch` was told."""
+        """Grid and block as passed to `launch`."""
         if self._geometry is None:
             raise KernelError(f"kernel {self.name} never called k.launch(grid, threads)")
         return self._geometry

@@ -1,4 +1,4 @@
-"""Errors of the kernel language; each names the line of the kernel's Python that caused it."""
+"""Errors of the kernel language. Each names the line of the kernel's Python that caused it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def _is_language(file: str) -> bool:
 
 @functools.cache
 def _shown(file: str) -> str:
-    """The file relative to the package; of code elsewhere its name alone."""
+    """Returns the path relative to the package, or the bare file name for code elsewhere."""
     path = Path(file)
     return path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
 
 
-#: (id of a code object, place in it) -> the code, so that no other gets its id, and the line
+#: (id of a code object, position in it) -> the code, which keeps its id alive, and the line
 _LINES: dict[tuple[int, int], tuple[CodeType, Line]] = {}
 
 
 def _line(frame: FrameType) -> Line:
-    """The line that a frame is at; remembered, as Python counts lines from the code's start."""
+    """Returns a frame's line; cached, because Python counts lines from the code's start."""
     code = frame.f_code
     place = id(code), frame.f_lasti
     found = _LINES.get(place)
@@ -42,14 +42,14 @@ def _line(frame: FrameType) -> Line:
 
 
 def caller() -> Line:
-    """The innermost line outside the kernel language itself."""
+    """Returns the innermost line outside the kernel language itself."""
     return call_path(None)[0]
 
 
 def call_path(kernel: CodeType | None) -> tuple[Line, ...]:
-    """Lines of a call: the innermost outside the kernel language, then the kernel function's.
+    """Returns the lines of a call: the innermost outside the language, then the kernel's.
 
-    The second is left out unless the first is a helper's.
+    The second is omitted unless the first is in a helper.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_language(frame.f_code.co_filename):
@@ -64,7 +64,7 @@ def call_path(kernel: CodeType | None) -> tuple[Line, ...]:
 
 
 class KernelError(TypeError):
-    """A kernel was written wrongly: types that differ, a value where a variable is needed, ..."""
+    """An error in a kernel's source, such as mismatched types or a value instead of a variable."""
 
     def __init__(self, message: str) -> None:
         file, line = caller()

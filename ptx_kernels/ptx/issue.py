@@ -1,4 +1,4 @@
-"""Instructions that need the machine: their text from their row of the table."""
+"""Writes instructions that need the machine, by their row of the table."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Address(Protocol):
     space: str
 
     def operand(self) -> str:
-        """The address as instructions spell it."""
+        """Returns the address as instructions spell it."""
 
 
-#: In a destination's place: nobody wants the result.
+#: Placeholder for a destination whose result is not used.
 SINK = "_"
-#: An operand: a value or a number, several for a vector, or an address.
+#: An operand: a value or a number, several values for a vector, or an address.
 Given = Operand | tuple[Value, ...] | list[Value] | Address
 
 
 def issue(text: Text, opcode: str, *operands: Given | str, where: Value | None = None) -> None:
-    """Writes an instruction with its operands, destinations first; `where`: lanes that execute it.
+    """Writes an instruction with its operands, destinations first, for the lanes of `where`.
 
     An operand may be text that is already spelled.
 
@@ -57,7 +57,7 @@ def issue(text: Text, opcode: str, *operands: Given | str, where: Value | None =
 
 
 def braced(names: Sequence[str]) -> str:
-    """The text of a vector of registers; of one register, its name."""
+    """Returns the text of a vector of registers, or the name of a single register."""
     return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
 
 
@@ -76,7 +76,7 @@ def _spelling(kind: To | From | At | Number, given: Any, opcode: str) -> str:
 
 
 def _value(kind: To | From, given: Operand, opcode: str) -> str:
-    """A register or a number; of untyped operands any register will do."""
+    """Returns the text of a register or number; an untyped operand accepts any register."""
     if isinstance(given, Value) and is_untyped(kind.type):
         return given.name
     return operand(given, NAMED_TYPES[kind.type], opcode)

@@ -1,4 +1,4 @@
-"""`@kernel`: a function that writes PTX as one that returns the built kernel."""
+"""`@kernel`: turns a function that writes PTX into one that returns the built kernel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .prefetch import Prefetch, ask_ahead
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
-    """Makes a kernel function `f(k, *, ...)` a builder: `f(...)` returns its `Kernel`, cached.
+    """Turns a kernel function `f(k, *, ...)` into a builder: `f(...)` returns its `Kernel`, cached.
 
-    Arguments must be of the types that the function declares; see `arguments.checked`. Every kernel
-    takes `prefetch`, too: what it asks for at its end, by operands behind its own.
+    Arguments must have the types that the function declares; see `arguments.checked`. Every kernel
+    also takes `prefetch`: matrices that it prefetches at its end, passed as operands after its own.
     """
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""Numbers partitioned over lanes: reduce-scatter and all-gather in groups of a warp's lanes."""
+"""Partitions numbers over lanes: reduce-scatter and all-gather in lane groups of a warp."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from .values import Value
 
 
 class LanePartition:
-    """`count` numbers over groups of `lanes` neighbours: a lane owns `slots` of its group's.
+    """Partition of `count` numbers over groups of `lanes` lanes.
 
-    `lanes` is a power of two. With fewer numbers than lanes, neighbours own the same. Where the
-    count is no power of two, the last number stands in for those that are missing. All 32 lanes of
-    a warp take part in what follows.
+    A lane owns `slots` of its group's.
+
+    `lanes` is a power of two. If there are fewer numbers than lanes, adjacent lanes own the same
+    number. If the count is not a power of two, the last number fills the missing ones. All 32 lanes
+    of a warp must take part in the methods.
     """
 
     def __init__(self, k: Builder, count: int, lanes: int) -> None:
@@ -22,18 +24,18 @@ class LanePartition:
         self.slots, self._alike = max(1, self._padded // lanes), max(1, lanes // self._padded)
 
     def owner(self, item: int) -> int:
-        """The first lane of a group that owns a number, in its slot `item % slots`."""
+        """Returns the first lane of a group that owns a number, in its slot `item % slots`."""
         return item // self.slots * self._alike
 
     def item(self, slot: int) -> Value:
-        """The index of the number that this lane owns in a slot."""
+        """Returns the index of the number that this lane owns in a slot."""
         return self._k.lane_id % self._lanes // self._alike * self.slots + slot
 
     def reduce_scatter(self, shares: Sequence[Value]) -> list[Value]:
         """Sums each number's shares over a group; a lane gets the sums that it owns.
 
-        `shares` has one share for each number. A butterfly that halves what is left: each lane of a
-        pair gives away the sums that the other will own.
+        `shares` has one share per number. A butterfly halves the data in each step: each lane of a
+        pair sends the sums that the other will own.
         """
         k, mask = self._k, self._lanes // 2
         mine = [*shares, *[shares[-1]] * (self._padded - self._count)]
@@ -51,7 +53,7 @@ class LanePartition:
         return mine
 
     def all_gather(self, owned: Sequence[Value]) -> list[Value]:
-        """Every number, in every lane of the group."""
+        """Returns every number, in every lane of the group."""
         if self._padded == 1:
             return list(owned)
         lanes = self._lanes

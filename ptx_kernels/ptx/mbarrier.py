@@ -1,4 +1,4 @@
-"""Barriers in shared memory and the bulk copies that they count; bulk prefetches.
+"""mbarriers in shared memory, the bulk copies that signal them, and bulk prefetches.
 
 Each function here is a method of the Builder.
 
@@ -14,20 +14,20 @@ from .text import Text
 from .types import pred, u64
 from .values import Operand, register
 
-CHUNK = 16  # bytes; addresses and sizes of what goes in bulk are multiples of it
-MOST_PREFETCHED = (1 << 20) - CHUNK  # bytes of one instruction: ptxas takes no more
+CHUNK = 16  # bytes; addresses and sizes of bulk copies are multiples of it
+MOST_PREFETCHED = (1 << 20) - CHUNK  # bytes; ptxas limits the size of one instruction to this
 
 
 def mbarrier_init(k: Text, barrier: Pointer, count: Operand) -> None:
-    """One thread makes a barrier of 8 bytes whose phases expect `count` arrivals.
+    """Initializes an mbarrier of 8 bytes that expects `count` arrivals per phase.
 
-    A barrier of the block has to follow.
+    One thread executes it. A barrier of the block must follow.
     """
     issue(k, "mbarrier.init.shared.b64", _object(barrier), count)
 
 
 def mbarrier_arrive(k: Text, barrier: Pointer, *, expect: Operand | None = None) -> None:
-    """Arrives at the current phase, after it expects so many bytes of copies besides (sm_90)."""
+    """Arrives at the current phase; `expect` first adds bytes of copies to it (sm_90)."""
     if expect is None:
         issue(k, "mbarrier.arrive.shared.b64", SINK, _object(barrier))
     else:
@@ -46,10 +46,10 @@ def mbarrier_wait(k: Text, barrier: Pointer, parity: Operand) -> None:
 
 
 def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrier: Pointer) -> None:
-    """One thread starts a copy from global to shared memory, whose bytes count at `barrier`.
+    """Starts a copy from global to shared memory that signals `barrier`.
 
-    The barrier has to expect the bytes. Addresses and size are multiples of 16. Threads that wait
-    for the barrier's phase may read them.
+    One thread executes it. The mbarrier must expect the bytes. Addresses and size are multiples of
+    16. Threads that wait for the mbarrier's phase may read the bytes.
     """
     if target.space != "shared" or source.space != "global":
         raise KernelError(
@@ -63,9 +63,9 @@ def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrie
 
 
 def prefetch_l2(k: Text, source: Pointer, nbytes: Operand) -> None:
-    """One thread asks for bytes of global memory to be brought into the L2 cache (sm_90).
+    """Prefetches bytes of global memory into the L2 cache (sm_90).
 
-    Nothing waits for them. Address and size are multiples of 16.
+    One thread executes it. Nothing waits for the bytes. Address and size are multiples of 16.
     """
     if source.space != "global":
         raise KernelError(f"prefetch_l2 is of global memory, not of {source.space} memory")
@@ -78,7 +78,7 @@ def prefetch_l2(k: Text, source: Pointer, nbytes: Operand) -> None:
 
 
 def fence_async(k: Text) -> None:
-    """Orders this thread's shared-memory accesses before its later bulk copies there (sm_90)."""
+    """Orders this thread's shared memory accesses before its later bulk copies there (sm_90)."""
     issue(k, "fence.proxy.async.shared::cta")
 
 

@@ -1,4 +1,4 @@
-"""Built kernels: PTX text, the buffers that it takes and its launch geometry."""
+"""Built kernels: PTX text, buffers and launch geometry."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from .types import Type
 
-#: A block's shared memory on sm_90 and sm_100, where it is largest; sm_80 has 163 KB, sm_120 99.
+#: Largest shared memory of a block on any device: sm_90 and sm_100. sm_80 has 163 KB, sm_120 99.
 MAX_SHARED_BYTES = 227 << 10
 
-#: Blocks of a cluster: as many as every device that has clusters takes (the portable limit).
+#: Blocks of a cluster: the portable limit of all devices that have clusters.
 MAX_CLUSTER = 8
 
 Role = Literal["in", "out", "inout"]
@@ -25,7 +25,7 @@ class Buffer:
     Attributes:
       role: `in` is only read, `out` only written, `inout` updated in place (its result reuses its
         operand).
-      ahead: the kernel asks for bytes of it, which the next launch reads, and reads none itself.
+      ahead: the kernel does not read it, but prefetches bytes of it for the next launch.
     """
 
     name: str
@@ -41,19 +41,21 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """PTX text and how to launch it. Hashable and deterministic: equal arguments give equal text.
+    """PTX text and its launch configuration.
+
+    Hashable and deterministic: equal arguments, equal text.
 
     The entry's parameters are pointers: the operands (`in` and `inout` buffers, in order), then the
     results (`inout` and `out` buffers, in order). An `inout` buffer's two pointers are the same
     address; the text uses the second.
 
     Attributes:
-      lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it; where
-        that is a helper's, also of the kernel's function that called it. No part of the kernel's
-        identity: equal kernels may differ in it. Where the text is changed, give `lines={}`.
-      cluster: extents in blocks, which the text states: a launch need not.
-      family, arguments: the function that built it and what it was given, defaults included; no
-        part of it either.
+      lines: line number in the text, from 1 -> (file, line) of the Python that wrote it, followed
+        by that of the kernel function if a helper wrote it. It is not part of the kernel's
+        identity. Pass `lines={}` if the text is changed.
+      cluster: extents in blocks. The text states them, so a launch need not.
+      family, arguments: the function that built it and its arguments, defaults included; not part
+        of the identity.
     """
 
     name: str
@@ -79,7 +81,7 @@ class Kernel:
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes that all blocks together ask for, which the next launch reads."""
+        """Bytes that all blocks together prefetch for the next launch."""
         blocks = math.prod(self.grid)
         wanted = (each.shares(blocks) for each in self.arguments.get("prefetch", ()))
         return blocks * sum(size for shares in wanted for _, size in shares)

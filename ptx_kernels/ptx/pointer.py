@@ -1,6 +1,6 @@
 """Pointers into global and shared memory: addresses, loads, stores and atomics.
 
-Shared memory of other blocks (`shared::cluster`) takes loads and stores alone.
+Shared memory of other blocks (`shared::cluster`) supports only loads and stores.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Pointer:
       offset: bytes added to it as an immediate.
       constant: no kernel of the same sequence of launches writes the buffer, so loads may be
         non-coherent.
-      streamed: constant, and no lane loads any of it twice: loads leave nothing in L1 and bring
-        256 bytes into L2.
+      streamed: constant, and no lane loads any of it twice; loads do not allocate in L1 and
+        prefetch 256 bytes into L2.
       shape: dimensions of the buffer that `at` indexes, outermost first.
     """
 
@@ -88,7 +88,7 @@ class Pointer:
         )
 
     def cast(self, type: Type) -> Pointer:
-        """The same address, read as elements of `type`; the last axis counts those."""
+        """Returns the same address, read as elements of `type`; the last axis counts those."""
         if not self.shape:
             return self._with(type=type)
         *leading, last = self.shape
@@ -97,13 +97,13 @@ class Pointer:
         return self._with(type=type, shape=(*leading, last * self.type.size // type.size))
 
     def reshape(self, *shape: int) -> Pointer:
-        """The same address as that of a buffer of another shape."""
+        """Returns the same address as a buffer of another shape."""
         return self._with(shape=shape)
 
     def at(self, *indices: Value | int) -> Pointer:
-        """Address of element [i, j, ...] of the buffer; missing trailing indices are 0.
+        """Returns the address of element [i, j, ...]; missing trailing indices are 0.
 
-        Indices are u32 and multiplied out in 64 bits for global memory.
+        Indices are u32 and are multiplied in 64 bits for global memory.
         """
         shape = self.shape or (0,)
         if len(indices) > len(shape):
@@ -134,16 +134,16 @@ class Pointer:
         return self._with(address=emit(self.text, opcode, index.name, str(step), self.address.name))
 
     def moving(self) -> Pointer:
-        """A pointer whose address is a variable, for `advance`.
+        """Returns a pointer whose address is a variable, for `advance`.
 
-        Loads at fixed offsets from it cost no arithmetic.
+        Loads at fixed offsets from it need no address arithmetic.
         """
         return self._with(
             address=variable(self.text, self.address.type, self.address), shape=self.shape
         )
 
     def advance(self, count: int) -> None:
-        """Moves a `moving` pointer by `count` elements."""
+        """Advances a `moving` pointer by `count` elements."""
         if not isinstance(self.address, Var):
             raise KernelError("only a moving() pointer can advance")
         self.address += count * self.type.size
@@ -163,17 +163,17 @@ class Pointer:
     def load(
         self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None
     ) -> Value | tuple[Value, ...]:
-        """Loads one element, or `vector` (2 or 4) neighbours; zeros where `where` is false.
+        """Loads one element, or a `vector` of 2 or 4 adjacent ones; zeros if `where` is false.
 
-        The neighbours are aligned as a whole.
+        The address is aligned to the size of the vector.
         """
         values = self._load(index, vector, where)
         return values[0] if vector == 1 else tuple(values)
 
     def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
-        """Loads `count` neighbours in vectors as wide as divide them.
+        """Loads `count` adjacent elements in the widest vectors that divide the count.
 
-        The first vector is aligned as a whole. Zeros where `where` is false.
+        The address is aligned to the size of a vector. Elements are zero if `where` is false.
         """
         width = self._run_width(count)
         return [
@@ -185,9 +185,9 @@ class Pointer:
     def load_into(
         self, index: int, variables: Sequence[Var], *, where: Value | None = None
     ) -> None:
-        """Loads neighbours into variables, in vectors as wide as divide them (see `load_run`).
+        """Loads adjacent elements into variables, in the widest vectors (see `load_run`).
 
-        Where `where` is false they stay as they are: nothing clears them.
+        If `where` is false the variables keep their values.
         """
         type, suffix = _MEMORY[self.type]
         names = [operand(variable, type, f"ld of {self.type}") for variable in variables]
@@ -198,14 +198,14 @@ class Pointer:
             issue(self.text, opcode, braced(names[i : i + width]), place, where=where)
 
     def _hints(self) -> str:
-        """What a load's opcode says of caches."""
+        """Returns the cache hints of a load's opcode."""
         if not self.streamed:
             return ".nc" if self.constant else ""
         self.text.require(STREAMED_LOADS)
         return ".nc.L1::no_allocate.L2::256B"
 
     def _run_width(self, count: int) -> int:
-        """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
+        """Returns the widest vector that divides `count`: at most 4 elements and 16 bytes."""
         return math.gcd(count, min(4, 16 // self.type.size))
 
     def _load(self, index: Value | int, vector: int, where: Value | None) -> list[Value]:
@@ -222,7 +222,7 @@ class Pointer:
     def store(
         self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None
     ) -> None:
-        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep low bits."""
+        """Stores one element, or a tuple of 2 or 4 adjacent ones; narrow integers keep low bits."""
         place = self._advanced(index, self.type.size)
         type, suffix = _MEMORY[self.type]
         values = value if isinstance(value, tuple) else (value,)
@@ -231,7 +231,7 @@ class Pointer:
         issue(self.text, opcode, place, braced(names), where=where)
 
     def store_run(self, index: int, values: Sequence[Value], *, where: Value | None = None) -> None:
-        """Stores neighbours in vectors as wide as divide them (see `load_run`)."""
+        """Stores adjacent elements in the widest vectors that divide the count (see `load_run`)."""
         width = self._run_width(len(values))
         for i in range(0, len(values), width):
             self.store(index + i, tuple(values[i : i + width]), where=where)
@@ -244,10 +244,10 @@ class Pointer:
         where: Value | None = None,
         ordered: bool = False,
     ) -> Value:
-        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there.
+        """Adds to one element (u32, s32, u64, f32) atomically; returns its previous value.
 
-        The result is 0 where `where` is false. `ordered`, in shared memory: who finds what another
-        thread of the block has left sees what that wrote before (`.acq_rel.cta`).
+        The result is 0 if `where` is false. `ordered` (shared memory only): a thread that reads
+        another thread's value also sees that thread's earlier writes (`.acq_rel.cta`).
         """
         self._require_atomic("add", u32, s32, u64, f32)
         if ordered and self.space != "shared":
@@ -257,14 +257,14 @@ class Pointer:
     def atomic_max(
         self, index: Value | int, value: Operand, *, where: Value | None = None
     ) -> Value:
-        """As `atomic_add`, the larger of two integers."""
+        """Like `atomic_add`, but stores the larger of two integers."""
         self._require_atomic("max", u32, s32, u64, s64)
         return self._atomic(f"max.{self.type}", index, (value,), where)
 
     def atomic_cas(
         self, index: Value | int, expected: Operand, value: Operand, *, where: Value | None = None
     ) -> Value:
-        """As `atomic_add`, replaces 4 or 8 bytes if they equal `expected`."""
+        """Like `atomic_add`, but replaces 4 or 8 bytes if they equal `expected`."""
         self._require_atomic("cas", u32, s32, u64, s64, f32)
         return self._atomic(f"cas.b{8 * self.type.size}", index, (expected, value), where)
 
@@ -291,7 +291,7 @@ class Pointer:
         return result
 
     def operand(self) -> str:
-        """The address as instructions spell it."""
+        """Returns the address as instructions spell it."""
         return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"
 
 

@@ -1,7 +1,7 @@
-"""Bytes that a kernel asks for at its end, so that the next launch finds them in the L2 cache.
+"""Prefetches at a kernel's end, so that the next launch finds its first bytes in the L2 cache.
 
-Between two launches memory has nothing to do: the first one's last blocks have all their bytes, and
-the second one's first blocks wait for a launch, a prologue and a first load.
+Memory is idle between two launches: the last blocks of the first have all their bytes, and the
+first blocks of the second wait for a launch, a prologue and a first load.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Prefetch:
 
     Attributes:
       planes: (blocks, bytes) of a row of each plane.
-      rows: of the matrix; those from `first` to `last` are asked for.
-      layers: matrices of the stack that it is one of, an index behind the planes; 0: it lies alone.
+      rows: rows of the matrix; those from `first` to `last` are prefetched.
+      layers: number of matrices in its stack, with an index operand after the planes; 0: no stack.
     """
 
     planes: tuple[tuple[int, int], ...]
@@ -40,10 +40,10 @@ class Prefetch:
             )
 
     def shares(self, blocks: int) -> list[tuple[int, int]]:
-        """The first byte of each plane's rows, and bytes that each of so many blocks asks for.
+        """Returns each plane's first byte to prefetch, and the bytes that each block prefetches.
 
-        At most MOST_PREFETCHED, and none of a plane whose matrices in a stack do not all begin at a
-        multiple of 16 bytes.
+        The size is at most MOST_PREFETCHED. It is 0 for a plane of a stack whose matrices do not
+        all begin at a multiple of 16 bytes.
         """
         found = []
         for row in map(math.prod, self.planes):
@@ -54,7 +54,7 @@ class Prefetch:
         return found
 
     def operands(self, k: Builder, number: int) -> list[Pointer]:
-        """The planes of matrix `number` that the kernel asks for, as operands, in bytes."""
+        """Declares the planes of matrix `number` as operands and returns them as bytes."""
         stack = (self.layers,) if self.layers else ()
         planes = [
             k.input(f"ahead{number}_{p}", u8, (*stack, self.rows, *row), ahead=True)
@@ -68,10 +68,12 @@ class Prefetch:
 
 
 def layer_index(k: Builder, name: str, layers: int, *, ahead: bool = False) -> Value:
-    """An operand s32 () that says which of so many matrices of a stack is meant, as u32.
+    """Declares an operand s32 () that selects one of `layers` matrices of a stack.
 
-    Below 0 it counts from the end; beyond either end it is the nearest. `ahead`: of a stack that
-    the kernel only asks for.
+    Returns it as u32.
+
+    A negative index counts from the end. An index out of range is clamped. `ahead`: the kernel only
+    prefetches from the stack.
     """
     index = k.input(name, s32, (), ahead=ahead).load()
     index = k.select(index < 0, index + layers, index)
@@ -79,11 +81,11 @@ def layer_index(k: Builder, name: str, layers: int, *, ahead: bool = False) -> V
 
 
 def ask_ahead(k: Builder, wanted: tuple[Prefetch, ...]) -> None:
-    """The end of a kernel: each block's first thread asks for its share of the bytes."""
+    """Writes the prefetches: the first thread of each block prefetches the block's share."""
     (x, y, z), _ = k.geometry
     blocks = x * y * z
 
-    def read(name: str) -> Value:  # anew: what is kept from the start takes registers meanwhile
+    def read(name: str) -> Value:  # rereads, to free the registers meanwhile
         value = k.register(u32)
         k.write(f"mov.u32 {value.name}, {name};")
         return value

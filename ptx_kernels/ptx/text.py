@@ -1,4 +1,4 @@
-"""The text sink: lines of PTX, the registers that they use and the versions that they need."""
+"""Text sink: lines of PTX, the registers that they use and the versions that they need."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ _PREFIXES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%rd", "f32": "%f"}
 
 
 class Text:
-    """One kernel's PTX text while it grows.
+    """PTX text of one kernel under construction.
 
     Attributes:
-      name: of the kernel's entry.
-      needs: the lowest (PTX version, sm) that serve all that was written.
+      name: name of the kernel's entry.
+      needs: the lowest (PTX version, sm) that support all instructions so far.
     """
 
     def __init__(self, name: str, code: CodeType | None = None) -> None:
-        """`code`: of the kernel's function, which `lines` of the finished kernel refer to."""
+        """Starts an empty text.
+
+        Args:
+          code: code of the kernel's function, used for `lines` of the finished kernel.
+        """
         self.name = name
         self.needs = BASELINE
         self._code = code
-        #: text, and the Python lines that wrote it
+        #: (text, the Python lines that wrote it)
         self._lines: list[tuple[str, tuple[Line, ...]]] = []
-        #: lines ahead of all others: every branch may use their results
+        #: Lines before all others; every branch may use their results.
         self._first_lines: list[tuple[str, tuple[Line, ...]]] = []
         self._registers: dict[str, int] = dict.fromkeys(_PREFIXES, 0)
         self._labels = 0
@@ -41,15 +45,15 @@ class Text:
         self._lines.append((f"  {line}", self.here()))
 
     def write_first(self, line: str) -> None:
-        """A line ahead of the body."""
+        """Writes a line before the body."""
         self._first_lines.append((f"  {line}", self.here()))
 
     def here(self) -> tuple[Line, ...]:
-        """The lines of Python that are writing now."""
+        """Returns the lines of Python that are writing now."""
         return call_path(self._code)
 
     def label(self) -> str:
-        """A new label."""
+        """Returns a new label."""
         self._labels += 1
         return f"$L{self._labels}"
 
@@ -58,22 +62,22 @@ class Text:
         self._lines.append((f"{label}:", self.here()))
 
     def require(self, version: Version) -> None:
-        """Raises the PTX version and target that the text declares to the lowest that serve."""
+        """Raises the declared PTX version and target to at least this version."""
         self.needs = (max(self.needs[0], version[0]), max(self.needs[1], version[1]))
 
     def register_name(self, register: str) -> str:
-        """The name of a new register of a class (`b32`)."""
+        """Returns the name of a new register of a class (`b32`)."""
         number = self._registers[register]
         self._registers[register] += 1
         return f"{_PREFIXES[register]}{number}"
 
     def target_lines(self) -> list[str]:
-        """The module's version and target."""
+        """Returns the module's version and target directives."""
         (major, minor), sm = self.needs
         return [f".version {major}.{minor}", f".target sm_{sm}", ".address_size 64"]
 
     def register_lines(self) -> list[str]:
-        """The declarations of all registers."""
+        """Returns the declarations of all registers."""
         return [
             f"  .reg .{register} {_PREFIXES[register]}<{count}>;"
             for register, count in self._registers.items()

@@ -1,4 +1,4 @@
-"""Value types of the kernel language and how the simulator holds them."""
+"""Value types of the kernel language and their representation in the simulator."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ class Type:
 
     Attributes:
       name: PTX spelling without the dot (`f32`, `u64`, ...).
-      size: bytes in memory (0 for predicates, which have none).
+      size: bytes in memory (0 for predicates, which are not stored).
       register: PTX register class that holds a value of this type.
-      dtype: NumPy dtype with the value's meaning (bf16 and e4m3, which NumPy lacks, and pairs are
-        held as their bits).
+      dtype: NumPy dtype of the value. bf16, e4m3 (which NumPy lacks) and pairs are stored as bits.
     """
 
     name: str
@@ -52,7 +51,7 @@ f16 = Type("f16", 2, "b16", np.dtype(np.float16))
 bf16 = Type("bf16", 2, "b16", np.dtype(np.uint16))
 f16x2 = Type("f16x2", 4, "b32", np.dtype(np.uint32))
 bf16x2 = Type("bf16x2", 4, "b32", np.dtype(np.uint32))
-#: Of buffers: loaded as bytes of u32, as no instruction takes one.
+#: For buffers only: loaded as bytes of u32, because no instruction takes one.
 e4m3 = Type("e4m3", 1, "b16", np.dtype(np.uint8))
 f32 = Type("f32", 4, "f32", np.dtype(np.float32))
 

@@ -1,6 +1,6 @@
-"""Values that live in GPU registers.
+"""Values in GPU registers.
 
-Python's operators emit instructions. Types never convert by themselves: both sides have one type,
+Python operators emit instructions. Types are never converted implicitly: both sides have one type,
 or one is a Python number, which becomes an immediate of the other's type.
 """
 
@@ -20,7 +20,7 @@ Operand = Union["Value", int, float]
 
 _INTEGERS = (u32, s32, u64, s64)
 _FLOATS = (f32, f16x2, bf16x2)
-#: Operations on bits: their opcodes name the register's class.
+#: Operations on bits; their opcodes name the register class.
 _UNTYPED = ("mov", "and", "or", "xor", "not", "shl", "selp")
 _ROUNDED = ("add", "sub", "mul", "fma", "div", "sqrt")
 
@@ -41,7 +41,7 @@ _CONVERSIONS: dict[tuple[Type, Type], str] = {
 
 
 def immediate(value: int | float, type: Type) -> str:
-    """PTX spelling of a Python number as an immediate of `type`.
+    """Returns the PTX spelling of a Python number as an immediate of `type`.
 
     Raises KernelError when it does not fit.
     """
@@ -60,7 +60,7 @@ def immediate(value: int | float, type: Type) -> str:
 
 
 def spell(operation: str, type: Type) -> str:
-    """The opcode of an operation on a type: (`mul`, u32) is `mul.lo.u32`.
+    """Returns the opcode of an operation on a type: (`mul`, u32) is `mul.lo.u32`.
 
     Floats round to nearest even.
     """
@@ -72,12 +72,12 @@ def spell(operation: str, type: Type) -> str:
 
 
 def register(text: Text, type: Type) -> Value:
-    """A new register."""
+    """Allocates a new register."""
     return Value(text, type, text.register_name(type.register))
 
 
 def operand(value: Operand, type: Type, what: str) -> str:
-    """The text of `value` where `what` needs a `type`; a Python number becomes an immediate."""
+    """Returns the text of `value` as an operand of type `type`; a number becomes an immediate."""
     if not isinstance(value, Value):
         return immediate(value, type)
     if value.type != type:
@@ -105,21 +105,21 @@ def emit(
 
 
 def instruction(text: Text, opcode: str, *operands: Operand) -> Value:
-    """A row of the instruction table with typed operands, for what has no name of its own."""
+    """Writes a row of the instruction table with typed operands, for opcodes without a method."""
     types = _row(opcode).operands
     names = (operand(value, type, opcode) for value, type in zip(operands, types, strict=True))
     return emit(text, opcode, *names)
 
 
 def apply(text: Text, operation: str, first: Value, *others: Operand) -> Value:
-    """An operation whose operands and result are of one type, that of the first operand."""
+    """Writes an operation whose operands and result all have the first operand's type."""
     opcode = spell(operation, first.type)
     names = (operand(other, first.type, opcode) for other in others)
     return emit(text, opcode, first.name, *names, result=first.type)
 
 
 def guard(condition: Value | None) -> str:
-    """The prefix of an instruction that runs where a condition holds."""
+    """Returns the prefix of an instruction that is predicated on a condition."""
     if condition is None:
         return ""
     if condition.type is not pred:
@@ -264,7 +264,7 @@ class Value:
             raise KernelError(f"{what} takes {' or '.join(map(str, types))}, not {self.type}")
 
     def to(self, type: Type) -> Value:
-        """The value converted to `type` (rounding to nearest even; f32 -> s32 saturates)."""
+        """Converts the value to `type`, rounding to nearest even; f32 -> s32 saturates."""
         if type == self.type:
             return self
         if self.type is bf16 and type is f32:
@@ -275,7 +275,7 @@ class Value:
         return emit(self.text, opcode, self.name, result=type)
 
     def bits(self, type: Type) -> Value:
-        """The same bits read as another type of the same size."""
+        """Reinterprets the bits as another type of the same size."""
         if type.size != self.type.size:
             raise KernelError(
                 f"bits of {self.type} cannot be read as {type}:"
@@ -287,13 +287,13 @@ class Value:
 
 
 def all_of(*conditions: Value | None) -> Value | None:
-    """The conjunction of conditions; None, of one or of all, says that it always holds."""
+    """Returns the conjunction of conditions; None means that a condition, or all, always hold."""
     given = [condition for condition in conditions if condition is not None]
     return functools.reduce(operator.and_, given) if given else None
 
 
 class Var(Value):
-    """A mutable register: `+=` and the like update it, `set` overwrites it."""
+    """A mutable register: `+=` and similar operators update it, `set` overwrites it."""
 
     __slots__ = ()
 
@@ -326,7 +326,7 @@ class Var(Value):
 
 
 def variable(text: Text, type: Type, initial: Operand | None = None) -> Var:
-    """A mutable register, set to `initial`; None: whatever it is for sets it before it is read."""
+    """Returns a mutable register set to `initial`; with None it must be set before it is read."""
     created = Var(text, type, text.register_name(type.register))
     if initial is not None:
         created.set(initial)

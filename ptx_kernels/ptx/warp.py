@@ -1,9 +1,9 @@
-"""Instructions of a whole warp: shuffles and reductions, tensor cores, asynchronous copies.
+"""Warp instructions: shuffles and reductions, tensor cores, asynchronous copies.
 
 The public functions are methods of the Builder.
 
 Layouts and rules follow PTX ISA 9.1: mma 9.7.14.5, ldmatrix 9.7.14.5.15, cp.async 9.7.9.25.3. The
-rows of the instruction table say what each of them needs.
+instruction table lists the version that each one needs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _FULL_MASK = "-1"
 
 
 def shuffle_xor(k: Text, value: Value, mask: int) -> Value:
-    """The value of lane (lane ^ mask); all 32 lanes must take part."""
+    """Returns the value of lane (lane ^ mask); all 32 lanes must take part."""
     return _shuffle(k, "bfly", value, mask)
 
 
 def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
-    """The value of lane `lane` of each group of `lanes`, a power of two.
+    """Returns the value of lane `lane` of each group of `lanes`, a power of two.
 
     All 32 lanes must take part.
     """
@@ -35,7 +35,7 @@ def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
 
 
 def _shuffle(k: Text, mode: str, value: Value, lane: int, fixed: int = 0) -> Value:
-    """`fixed`: bits of a lane's number that are those of the lane that asks."""
+    """Shuffles 32 bits. `fixed`: bits of the lane number taken from the reading lane."""
     if value.type.register not in ("b32", "f32"):
         raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
     result = register(k, value.type)
@@ -51,7 +51,7 @@ def warp_reduce(
     lanes: int = WARP,
     stride: int = 1,
 ) -> Value:
-    """Combines `lanes` lanes that lie `stride` apart by a butterfly; each gets the result."""
+    """Reduces `lanes` lanes that are `stride` apart by a butterfly; each gets the result."""
     mask = lanes * stride // 2
     while mask >= stride:
         value = combine(value, shuffle_xor(k, value, mask))
@@ -68,16 +68,16 @@ def warp_max(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Va
 
 
 def warp_any(k: Text, condition: Value) -> Value:
-    """Whether the condition holds in any of the warp's 32 lanes, all of which take part."""
+    """Returns whether the condition holds in any of the warp's 32 lanes, which all take part."""
     result = register(k, pred)
     issue(k, "vote.sync.any.pred", result, condition, _FULL_MASK)
     return result
 
 
 def redux(k: Text, value: Value, operation: str) -> Value:
-    """The `add`, `min` or `max` of u32 or s32 over the warp's 32 lanes, each of which gets it.
+    """Reduces u32 or s32 over the warp by `add`, `min` or `max`; each lane gets the result.
 
-    One instruction (sm_80), where `warp_reduce` takes ten.
+    It is one instruction (sm_80); `warp_reduce` takes ten.
     """
     result = register(k, value.type)
     issue(k, f"redux.sync.{operation}.{value.type}", result, value, _FULL_MASK)
@@ -92,17 +92,17 @@ def mma(
     a_type: Type,
     b_type: Type | None = None,
 ) -> tuple[Value, ...]:
-    """c + A B of one warp: A is 16 x depth, B depth x 8, c and the result 16 x 8.
+    """c + A B of one warp: A is 16 x depth, B is depth x 8, c and the result are 16 x 8.
 
-    With g = lane / 4 and t = lane % 4, each register of A holds the values 4 bytes wide at depth 4t
-    bytes of row g: a = (rows 0 to 7, rows 8 to 15) of the depth's first 16 bytes, then the same of
-    the next 16; b = (first 16 bytes, next 16) of column g. c = (row g, columns 2t and 2t + 1), then
-    the same of row g + 8.
+    Let g = lane / 4 and t = lane % 4. Each register of A holds the 4 bytes at depth 4t bytes of row
+    g. a = (rows 0 to 7, rows 8 to 15) of the first 16 bytes of depth, then the same for the next
+    16. b = (first 16 bytes, next 16) of column g. c = (row g, columns 2t and 2t + 1), then the same
+    of row g + 8.
 
     Args:
       a, b: 4 and 2 registers u32, or 2 and 1 for half the depth (which is 32 int8 or 16 floats).
       c: 4 values, s32 for integers, f32 for floats.
-      a_type, b_type: s8 or u8, each; or f16 or bf16, both the same. b_type None: that of a.
+      a_type, b_type: each s8 or u8, or both f16 or both bf16. b_type None: a_type.
     """
     b_type = b_type or a_type
     integer = a_type in (s8, u8) and b_type in (s8, u8)
@@ -127,9 +127,9 @@ def ldmatrix(
 ) -> tuple[Value, ...]:
     """Loads `count` (1, 2 or 4) matrices of 8 rows of 16 bytes from shared memory.
 
-    Each lane gets one u32 of each matrix. `rows`: lane 8i + r points at row r of matrix i (lanes
-    past 8 * count point at anything). Lane 4g + t gets bytes 4t to 4t + 3 of row g; with
-    `transpose`, of each matrix as 16-bit elements transposed.
+    Each lane gets one u32 per matrix. `rows`: lane 8i + r points to row r of matrix i (lanes past 8
+    * count may point anywhere). Lane 4g + t gets bytes 4t to 4t + 3 of row g; with `transpose`, of
+    each matrix transposed as 16-bit elements.
     """
     if rows.space != "shared" or count not in (1, 2, 4):
         raise KernelError(
@@ -152,9 +152,10 @@ def cp_async(
 ) -> None:
     """Starts a copy of 4, 8 or 16 bytes from global to shared memory, where `where` holds.
 
-    Both addresses are aligned to as many bytes. The thread has its bytes after `cp_async_wait`,
-    others after a barrier behind that. `size` (u32): how many bytes are read, the rest becomes
-    zeros; with 0 the source may point anywhere. Copies of 16 bytes bypass the L1 cache.
+    Both addresses are aligned to the copied size. The issuing thread can read the bytes after
+    `cp_async_wait`, other threads after a barrier that follows it. `size` (u32): bytes to read; the
+    rest becomes zeros, and with 0 the source may point anywhere. Copies of 16 bytes bypass the L1
+    cache.
     """
     if target.space != "shared" or source.space != "global" or nbytes not in (4, 8, 16):
         raise KernelError(
@@ -170,5 +171,5 @@ def cp_async_commit(k: Text) -> None:
 
 
 def cp_async_wait(k: Text, pending: int = 0) -> None:
-    """Waits until at most the `pending` youngest of the thread's groups are under way."""
+    """Waits until at most the `pending` youngest of the thread's groups are in flight."""
     issue(k, "cp.async.wait_group", pending)

@@ -1,4 +1,4 @@
-"""Simulator: runs PTX text on NumPy, lanes in lockstep, every memory access checked."""
+"""Simulator that runs PTX text on NumPy, lanes in lockstep, and checks every memory access."""
 
 from . import hopper  # noqa: F401  (registers its instructions)
 from .errors import (

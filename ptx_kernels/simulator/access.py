@@ -1,4 +1,4 @@
-"""Access: what an instruction does to a memory, lane by lane."""
+"""Memory accesses of one instruction, one per lane."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Access(NamedTuple):
     """Accesses of `width` bytes at `addresses` + `offset`.
 
     Attributes:
-      addresses: shape (lanes of the frame,), or (1,) where all lanes have the same.
+      addresses: shape (lanes of the frame,), or (1,) if all lanes use the same address.
     """
 
     frame: Frame
@@ -26,7 +26,7 @@ class Access(NamedTuple):
     width: int
 
     def subset(self, positions: np.ndarray) -> Access:
-        """The accesses of some lanes, by their positions in the frame."""
+        """Selects the accesses of some lanes, given by position in the frame."""
         addresses = self.addresses
         return self._replace(
             frame=self.frame.subset(positions),
@@ -34,17 +34,17 @@ class Access(NamedTuple):
         )
 
     def fault(self, error: type[SimulationError], position: int, what: str) -> SimulationError:
-        """An error at the lane with this position in the frame."""
+        """Returns an error for the lane at this position in the frame."""
         return self.frame.fault(error, self.instruction, position, what)
 
 
 class Located(NamedTuple):
-    """An access whose bytes a memory has found.
+    """An access after its memory has resolved the addresses.
 
     Attributes:
-      items: of `width` bytes, by their index, shape (lanes of the frame,).
-      origin: address of item 0 where the memory is one of several buffers, else 0.
-      place: position in the frame -> the place, in words.
+      items: index of each lane's item of `width` bytes, shape (lanes of the frame,).
+      origin: address of item 0 if the memory is one of several buffers, else 0.
+      place: position in the frame -> the accessed place, as text for an error message.
     """
 
     frame: Frame
@@ -55,10 +55,11 @@ class Located(NamedTuple):
     place: Callable[[int], str]
 
     def fault(self, error: type[SimulationError], position: int, what: str) -> SimulationError:
-        """An error at the lane with this position in the frame."""
+        """Returns an error for the lane at this position in the frame."""
         told = f"{self.place(position)}: {what}"
         return self.frame.fault(error, self.instruction, position, told)
 
 
-#: Raises if an access meets bytes that it must not; told "reads", "writes" or "updates".
+#: Raises if an access touches bytes that it must not. The second argument is "reads", "writes" or
+#: "updates".
 Guard = Callable[[Located, str], None]

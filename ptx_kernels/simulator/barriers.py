@@ -1,4 +1,4 @@
-"""Barriers of a block or a cluster: who has arrived, and who may go on."""
+"""Barriers of a block or a cluster: tracks arrivals and releases waiting lanes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _NOT_WAITING = -1
 
 
 class Barriers:
-    """Lanes at barriers.
+    """Lanes that wait at barriers.
 
-    `strict`: a thread that exited before a barrier of its whole block is an error. `go`: where
-    lanes continue.
+    Args:
+      strict: raises if a thread exited before a barrier of its full block.
+      go: called with a block number and the lanes that continue there.
     """
 
     def __init__(
@@ -30,16 +31,16 @@ class Barriers:
         go: Callable[[int, np.ndarray], None],
     ) -> None:
         self.batch, self.blocks, self.strict, self.go = batch, blocks, strict, go
-        #: number of the block whose barrier a lane waits at
+        #: Basic block whose barrier each lane waits at.
         self.at = np.full(batch.layout.lanes, _NOT_WAITING, np.int64)
 
     def is_everyone(self, block: Block, lanes: int) -> bool:
-        """True if so many lanes are all that the barrier waits for."""
+        """Returns whether this many lanes are all that the barrier waits for."""
         layout = self.batch.layout
         return lanes == layout.lanes and block.barrier[1] in (None, layout.threads)
 
     def arrive(self, block: Block, number: int, lanes: np.ndarray) -> None:
-        """Whole warps arrive at the barrier that ends a block."""
+        """Records the arrival of full warps at the barrier that ends a basic block."""
         batch, layout = self.batch, self.batch.layout
         warps = layout.lanes // WARP
         here = np.bincount(lanes // WARP, minlength=warps)
@@ -59,11 +60,11 @@ class Barriers:
 
     @property
     def waiting(self) -> np.ndarray:
-        """Lanes that wait."""
+        """Returns the lanes that wait."""
         return np.flatnonzero(self.at != _NOT_WAITING)
 
     def release(self, waiting: np.ndarray) -> bool:
-        """Lets the blocks go whose barrier is complete; False if there is none."""
+        """Releases all complete barriers; returns False if there are none."""
         barriers = {int(n): self.blocks[int(n)].barrier for n in np.unique(self.at[waiting])}
         released = False
         for barrier in sorted(set(barriers.values()), key=str):
@@ -88,7 +89,7 @@ class Barriers:
         return released
 
     def pass_by(self, barrier: Barrier, lanes: np.ndarray | None) -> None:
-        """These lanes, or all (None), have passed a barrier that was complete."""
+        """Records that these lanes, or all (None), passed a complete barrier."""
         happens_before = self.batch.happens_before
         if barrier[0] == CLUSTER:
             happens_before.pass_cluster_barrier(lanes)
@@ -96,12 +97,12 @@ class Barriers:
             happens_before.pass_barrier(lanes)
 
     def _owners(self, barrier: Barrier) -> np.ndarray:
-        """Number of each lane's block, or of its cluster: who meets at the barrier."""
+        """Returns the number of each lane's block or cluster, which meets at the barrier."""
         layout = self.batch.layout
         return layout.cluster_of_lane if barrier[0] == CLUSTER else layout.block_of_lane
 
     def _count(self, owners: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """How many of the lanes each owner has."""
+        """Counts the selected lanes of each owner."""
         return np.bincount(owners[where], minlength=int(owners[-1]) + 1)
 
     def _early_exit(self, lane: int, exited: int) -> SimulationError:

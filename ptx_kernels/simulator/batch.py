@@ -1,4 +1,4 @@
-"""Batch: the blocks that are simulated together, with their registers and memories."""
+"""Batch: blocks that are simulated together, with their registers and memories."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Batch:
     Attributes:
       root: the frame of all lanes.
       exited: threads that have returned, shape (lanes,).
-      spaces: the memory behind each state space of loads, stores and atomics.
-      deliveries: called with what parked lanes wait for once nobody else can go on.
-      at_end: called when all threads have exited.
+      spaces: the memory for each state space of loads, stores and atomics.
+      deliveries: functions called with the mbarriers that parked lanes wait for, once no other lane
+        can run.
+      at_end: functions called when all threads have exited.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Batch:
         self._states: dict[Callable[[Batch], Any], Any] = {}
 
     def state(self, kind: Callable[[Batch], State]) -> State:
-        """State that only some instructions need: made for the first of them that runs."""
+        """Returns state that only some instructions need; creates it on first use."""
         found: State | None = self._states.get(kind)
         if found is None:
             found = self._states[kind] = kind(self)

@@ -1,4 +1,4 @@
-"""Errors of a run; every message names kernel, line, block, thread and address."""
+"""Errors of a simulated launch. Each message names kernel, line, block, thread and address."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class SimulationError(RuntimeError):
     """A kernel did something that a GPU would crash on, leave undefined or silently get wrong.
 
     Attributes:
-      line: number of the PTX line, from 1; None where no single line is at fault.
-      source: `file:line` of the Python that wrote that line, and of its call, where the kernel
-        knows it.
+      line: number of the PTX line, from 1; None if no single line is at fault.
+      source: `file:line` of the Python that wrote that line, and of its caller, if the kernel
+        records it.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:
@@ -20,7 +20,7 @@ class SimulationError(RuntimeError):
         self.source: str | None = None
 
     def locate(self, lines: Mapping[int, tuple[tuple[str, int], ...]]) -> None:
-        """Looks the PTX line up in a kernel's table of lines."""
+        """Sets `source` by looking up the PTX line in a kernel's line table."""
         self.source = None if self.line is None else source_of(lines, self.line)
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class SimulationError(RuntimeError):
 
 
 def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> str | None:
-    """The line of Python that wrote a PTX line, and the kernel's line that called it."""
+    """Returns the line of Python that wrote a PTX line, and the kernel's line that called it."""
     return (
         ", called at ".join(f"{file}:{number}" for file, number in lines[line])
         if line in lines
@@ -38,11 +38,11 @@ def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> st
 
 
 class ParseError(SimulationError):
-    """The text is no PTX that the simulator knows: syntax, names, declarations."""
+    """Text that is not PTX known to the simulator: wrong syntax, names or declarations."""
 
 
 class UnknownInstruction(ParseError):
-    """An opcode that is neither in the instruction table nor defined by the machine."""
+    """An opcode that is neither in the instruction table nor implemented by the machine."""
 
 
 class TypeMismatch(ParseError):
@@ -54,19 +54,19 @@ class LaunchError(SimulationError):
 
 
 class OutOfBounds(SimulationError):
-    """An address outside of every buffer, or beyond the block's shared memory."""
+    """An address outside all buffers, or beyond the block's shared memory."""
 
 
 class Misaligned(SimulationError):
-    """An address that is no multiple of the access size."""
+    """An address that is not a multiple of the access size."""
 
 
 class UninitializedRead(SimulationError):
-    """A register, shared byte or output byte read before anyone wrote it."""
+    """A register, shared byte or output byte that is read before it is written."""
 
 
 class UnwrittenOutput(SimulationError):
-    """The kernel ended and bytes of an `out` buffer were never written."""
+    """Bytes of an `out` buffer that the kernel never wrote."""
 
 
 class ReadOnlyWrite(SimulationError):
@@ -89,7 +89,7 @@ class GlobalRace(SimulationError):
 
 
 class BarrierDivergence(SimulationError):
-    """`bar.sync` reached by a part of a warp."""
+    """`bar.sync` that only part of a warp reaches."""
 
 
 class EarlyExit(SimulationError):
@@ -101,7 +101,7 @@ class Deadlock(SimulationError):
 
 
 class AbsentBlock(SimulationError):
-    """Shared memory of another block that may not have started yet, or may have exited."""
+    """Shared memory of another block, which may not have started or may have exited."""
 
 
 class ShuffleError(SimulationError):
@@ -109,24 +109,24 @@ class ShuffleError(SimulationError):
 
 
 class WarpDivergence(SimulationError):
-    """`mma` or `ldmatrix` executed by a part of a warp."""
+    """`mma` or `ldmatrix` that only part of a warp executes."""
 
 
 class AsyncPending(SimulationError):
-    """Shared memory read or written while an asynchronous copy into it may still be under way."""
+    """Shared memory accessed while an asynchronous copy into it may still be in flight."""
 
 
 class MissingProxyFence(SimulationError):
-    """Shared bytes that threads access and then a bulk copy, without fence.proxy.async between."""
+    """Shared bytes used by threads, then by a bulk copy, without `fence.proxy.async` between."""
 
 
 class MbarrierMisuse(SimulationError):
-    """An mbarrier that was never initialized, or that counts more than its phase expects."""
+    """An mbarrier that was not initialized, or that counts more than its phase expects."""
 
 
 class StepLimit(SimulationError):
-    """The launch ran more basic blocks than allowed: most likely a loop that never ends."""
+    """A launch that exceeds the limit of basic blocks, probably because of an infinite loop."""
 
 
 class Trap(SimulationError):
-    """`trap` was reached, or an indexed branch (`brx.idx`) beyond its table of targets."""
+    """A `trap`, or an indexed branch (`brx.idx`) beyond its table of targets."""

@@ -1,9 +1,9 @@
 """Registers of a group of lanes that execute together.
 
-A register holds one value per lane, shape (lanes,), or shape (1,) where all lanes agree: loop
-counters, pointers and constants then cost next to nothing. Arrays in registers are never changed in
-place, so they may be shared. `Frame.regs[i] is None` means "not here": not written yet, dead, or
-still with the parent.
+A register holds one value per lane, shape (lanes,), or shape (1,) if all lanes agree. Loop
+counters, pointers and constants then cost almost nothing. Register arrays are never modified in
+place, so they can be shared. `Frame.regs[i] is None` means that the frame has no value: it is not
+written yet, dead, or still with the parent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .text.program import Instruction, Register
 
 
 class RegisterFile:
-    """Registers of a program, then its constants: what a frame starts with."""
+    """Registers of a program, then its constants: the initial contents of a frame."""
 
     def __init__(self, registers: list[Register], constants: list[np.ndarray]) -> None:
         self.registers = registers
@@ -30,7 +30,7 @@ class Frame:
       lanes: lane numbers of the layout, ascending; None for the root, which holds every lane.
       index: the same lanes as positions in the parent.
       regs: register values, then the program's constants.
-      part: registers of which some lanes were never written: (value, written mask).
+      part: registers that only some lanes have written: (value, written mask).
       dirty: registers written since the parent's copy was taken.
     """
 
@@ -74,7 +74,7 @@ class Frame:
 
     @property
     def whole_warps(self) -> bool:
-        """True if every warp here has all of its 32 lanes here."""
+        """Returns whether each warp in the frame has all of its 32 lanes there."""
         if self._whole is None:
             lanes = self.all_lanes
             self._whole = bool(
@@ -85,14 +85,13 @@ class Frame:
         return self._whole
 
     def of_lanes(self, values: np.ndarray) -> np.ndarray:
-        """This frame's part of a per-lane array of the layout, shape (lanes,) or (1,)."""
+        """Selects this frame's part of a per-lane array of the layout, shape (lanes,) or (1,)."""
         return values if self.lanes is None or values.size == 1 else values[self.lanes]
 
     def peek(self, register: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The register and the mask of its written lanes.
+        """Returns a register's value and the mask of lanes that have written it.
 
-        The mask is None if all are written. The result is (None, None) if nobody wrote the
-        register.
+        The mask is None if all lanes have written it. The result is (None, None) if none has.
         """
         value = self.regs[register]
         if value is not None:
@@ -115,7 +114,7 @@ class Frame:
         return value, None
 
     def fetch(self, register: int, instruction: Instruction) -> np.ndarray:
-        """The register's value for all lanes here; an error if one never wrote it."""
+        """Returns a register's value for all lanes here; raises if a lane never wrote it."""
         value, written = self.peek(register)
         if value is not None and written is None:
             return value
@@ -128,7 +127,7 @@ class Frame:
         )
 
     def merge(self, register: int, index: np.ndarray, new: np.ndarray) -> None:
-        """Writes some lanes of a register."""
+        """Writes a register in some lanes."""
         value, written = self.peek(register)
         if index.size == self.count:
             value, written = new, None
@@ -154,7 +153,7 @@ class Frame:
             self.part[register] = value, written
 
     def flush(self, live: frozenset[int]) -> None:
-        """Hands the written registers that are still needed back to the parent."""
+        """Copies written registers that are still live back to the parent."""
         if self.parent is None:
             return
         assert self.index is not None
@@ -170,5 +169,5 @@ class Frame:
     def fault(
         self, error: type[SimulationError], instruction: Instruction, position: int, what: str
     ) -> SimulationError:
-        """An error at the lane with this position in the frame."""
+        """Returns an error for the lane at this position in the frame."""
         return self.layout.fault(error, instruction, int(self.all_lanes[position]), what)

@@ -23,7 +23,7 @@ from .steps.compile import Compiled, compile_perturbed, compile_text
 from .text.program import EntryParameter
 from .traffic import Traffic
 
-BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
+BATCH_LANES = 1 << 15  # per batch; registers of a few dozen values then stay in the L2 cache
 MAX_THREADS = 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 STEP_LIMIT = 20_000_000  # basic blocks per batch
@@ -48,27 +48,27 @@ def launch(
     traffic: Traffic | None = None,
     only: Sequence[int] | None = None,
 ) -> Statistics:
-    """Runs PTX in place: stores go into the given arrays.
+    """Runs PTX in place: stores go directly into the argument arrays.
 
     Args:
       text: a PTX module with one entry. Its `.const` and `.global` variables hold their initial
         values at the start of every launch.
       arguments: one per parameter: a buffer for a pointer, a NumPy scalar for anything else. A bare
-        array is readable and writable; DeviceBuffer narrows that. The same object may be given
-        twice: both parameters then point to it.
+        array is readable and writable; DeviceBuffer restricts that. The same object can be passed
+        twice; both parameters then point to it.
       grid, block: up to three extents each, x first.
       dynamic_shared_bytes: size of the `.extern .shared` memory.
       batch_lanes: threads simulated at once, at least one block or cluster. Results do not depend
         on it.
-      strict: threads that exit before a barrier which others of their block wait at are an error,
-        though PTX does not count them.
-      step_limit: basic blocks that a batch may run.
-      traffic: gets the launch's accesses added, by PTX line.
-      only: numbers of the blocks that run, x fastest, and the rest of their clusters with them;
-        None: all of the grid.
+      strict: raises if a thread exits before a barrier that other threads of its block wait at,
+        although PTX does not count exited threads.
+      step_limit: limit of basic blocks per batch.
+      traffic: the launch's accesses are added to it, by PTX line.
+      only: numbers of the blocks to run, x fastest; the other blocks of their clusters run too.
+        None runs the full grid.
 
     Raises:
-      SimulationError: a subclass says what was wrong; the message says where.
+      SimulationError: a subclass tells what was wrong; the message tells where.
     """
     freedom = current(text)
     generator = freedom.generator
@@ -114,7 +114,7 @@ def _extents(given: tuple[int, ...], what: str) -> Extent:
 
 
 def _clusters(grid: Extent, cluster: Extent, only: Sequence[int] | None) -> np.ndarray:
-    """Numbers of the blocks of each cluster that runs, by rank; shape (clusters, blocks of one)."""
+    """Returns the block numbers of each cluster to run, shape (clusters, ranks)."""
     if max(cluster) == 1:
         numbers = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.array(only)
         return numbers[:, None]
@@ -127,7 +127,7 @@ def _clusters(grid: Extent, cluster: Extent, only: Sequence[int] | None) -> np.n
 def _check_geometry(
     program: Compiled, grid: Extent, block: Extent, dynamic_shared_bytes: int
 ) -> int:
-    """Shared bytes per block."""
+    """Checks the launch geometry; returns the shared bytes per block."""
     parsed, name = program.program, program.name
     threads = block[0] * block[1] * block[2]
     if threads > MAX_THREADS or block[2] > 64:
@@ -162,7 +162,7 @@ def _check_geometry(
 def _place(
     program: Compiled, arguments: Sequence[np.ndarray | DeviceBuffer | np.generic]
 ) -> tuple[Buffers, list[np.ndarray]]:
-    """The module's variables and the buffers in memory, and each parameter's bytes."""
+    """Places variables and buffers in memory; returns them and each parameter's bytes."""
     parameters = program.program.params
     if len(arguments) != len(parameters):
         names = tuple(p.name for p in parameters)
@@ -213,9 +213,9 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
 
 
 def run(kernel: Kernel, *operands: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
-    """Runs a built kernel; returns its results, in the order of its buffers.
+    """Runs a built kernel; returns its results in the order of its buffers.
 
-    Takes the options of `run_counted`, without whose statistics it is.
+    Takes the options of `run_counted`.
     """
     return run_counted(kernel, *operands, **options)[0]
 
@@ -229,19 +229,19 @@ def run_counted(
     step_limit: int = STEP_LIMIT,
     traffic: Traffic | None = None,
 ) -> tuple[tuple[np.ndarray, ...], Statistics]:
-    """Runs a built kernel; returns its results in order, and what it took.
+    """Runs a built kernel; returns its results in order, and the launch's statistics.
 
     Args:
-      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any
-        2-byte dtype and e4m3 as any 1-byte one (bits). They are not modified: the results of
+      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype. bf16 can be
+        any 2-byte dtype and e4m3 any 1-byte one (bits). They are not modified; the results of
         `inout` buffers are copies.
-      check: read of result bytes before they are written and results not wholly written are errors.
-        Without it such bytes are 0xff (NaN in every float type).
+      check: raises if result bytes are read before they are written, or are never written. Without
+        it such bytes are 0xff (NaN in every float type).
       batch_lanes, strict, step_limit: see `launch`.
 
     Raises:
       TypeError, ValueError: an operand's dtype or shape is wrong.
-      SimulationError: a subclass says what the kernel did wrong; the message says where.
+      SimulationError: a subclass tells what the kernel did wrong; the message tells where.
     """
     if len(operands) != len(kernel.operands):
         raise TypeError(
@@ -307,7 +307,7 @@ def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy of it at a 16-byte aligned address (as NumPy's own allocations are)."""
+    """Returns the array, or a copy at a 16-byte aligned address, as NumPy allocates."""
     if array.ctypes.data % 16 == 0 and array.flags.c_contiguous:
         return array
     room = np.empty(array.nbytes + 16, np.uint8)

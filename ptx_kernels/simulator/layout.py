@@ -1,4 +1,4 @@
-"""Threads of the blocks that are simulated together, as lanes."""
+"""Lane numbering of the blocks that are simulated together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Extent = tuple[int, int, int]
 
 
 class Layout:
-    """Some blocks of the grid; lanes are padded to whole warps per block.
+    """Some blocks of the grid. Lanes are padded to full warps per block.
 
     Attributes:
       kernel: the entry's name.
-      numbers: of the blocks in the grid, x fastest, shape (blocks,).
-      lanes: number of lanes, blocks * padded; lane i is thread i % padded of block i // padded.
-      cluster: extents of a cluster, whose `cluster_size` blocks are neighbours here, by rank.
-      exists: whether a lane is a thread (padding is not), shape (lanes,).
+      numbers: numbers of the blocks in the grid, x fastest, shape (blocks,).
+      lanes: number of lanes, blocks * padded. Lane i is thread i % padded of block i // padded.
+      cluster: extents of a cluster. Its `cluster_size` blocks are adjacent in the batch, by rank.
+      exists: whether a lane is a thread, not padding, shape (lanes,).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Layout:
         self._special: dict[str, np.ndarray] = {}
 
     def special(self, name: str) -> np.ndarray:
-        """A special register as u32, per lane or one value, shape (lanes,) or (1,)."""
+        """Returns a special register as u32, shape (lanes,), or (1,) if all lanes agree."""
         if name not in self._special:
             self._special[name] = np.atleast_1d(self._compute_special(name)).astype(np.uint32)
         return self._special[name]
@@ -87,7 +87,7 @@ class Layout:
         return linear // below % extents[axis]
 
     def _lane_mask(self, relation: str) -> np.ndarray:
-        """Bits of the lanes that stand in this relation to each lane, shape (lanes,), u64."""
+        """Returns %lanemask_lt, le, eq, ge or gt of each lane, shape (lanes,), u64."""
         lane = (self.thread_of_lane % WARP).astype(np.uint64)
         own = np.uint64(1) << lane
         lower = own - np.uint64(1)
@@ -100,7 +100,7 @@ class Layout:
     def fault(
         self, error: type[SimulationError], instruction: Instruction, lane: int, what: str
     ) -> SimulationError:
-        """An error that names the kernel, the line, the block and the thread."""
+        """Returns an error that names the kernel, the line, the block and the thread."""
         block, thread = self.block_name(int(self.numbers[lane // self.padded])), lane % self.padded
         return error(
             f"kernel {self.kernel}: {what}\n  line {instruction.line}: {instruction.text}\n  "
@@ -110,6 +110,6 @@ class Layout:
 
 
 def _split(linear: int, extents: Extent) -> Extent:
-    """Coordinates of a linear number, x fastest."""
+    """Returns the coordinates of a linear number, x fastest."""
     x, y, _ = extents
     return linear % x, linear // x % y, linear // (x * y)

@@ -1,9 +1,9 @@
-"""Scheduler: groups of lanes at program counters, the lowest first, until every thread has exited.
+"""Scheduler: runs groups of lanes, the lowest program counter first, until all threads exit.
 
-All lanes of a batch start together. A branch on which they disagree splits them; the group with the
-lowest program counter runs next and takes in whoever waits where it arrives, so that structured
-control flow reconverges at the end of each `if` and loop. Groups keep their registers as long as
-they stay together.
+All lanes of a batch start together. A divergent branch splits them. The group with the lowest
+program counter runs next and merges with lanes that wait where it arrives, so structured control
+flow reconverges at the end of each `if` and loop. Groups keep their registers as long as they stay
+together.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .steps.compile import Block
 
 
 class Machine:
-    """Runs one batch through a program's blocks.
+    """Runs one batch through a program's basic blocks.
 
     Args:
-      strict: a thread that exited before a barrier of its whole block is an error.
+      strict: raises if a thread exited before a barrier of its full block.
     """
 
     def __init__(self, blocks: list[Block], batch: Batch, strict: bool, step_limit: int) -> None:
         self.blocks, self.batch = blocks, batch
         self.steps_left = step_limit
         self.lane_instructions = 0
-        self.ready: dict[int, list[np.ndarray]] = {}  # block number -> lanes
+        self.ready: dict[int, list[np.ndarray]] = {}  # basic block number -> lanes
         self.parking = Parking(batch, blocks, self._go)
         self.barriers = Barriers(batch, blocks, strict, self._go)
 
@@ -46,13 +46,13 @@ class Machine:
             end()
 
     def _go(self, number: int, lanes: np.ndarray) -> None:
-        """These lanes go on at a block."""
+        """Makes these lanes ready to run at a basic block."""
         self.ready.setdefault(number, []).append(lanes)
 
     def _turns(self) -> list[dict[int, list[np.ndarray]]]:
-        """Groups that run one after the other up to the next barrier.
+        """Splits the ready lanes into groups that run in sequence up to the next barrier.
 
-        They are all lanes together, or random warps if perturbed.
+        The only group is all lanes together, or the groups are random warps if perturbed.
         """
         generator = self.batch.freedom.generator
         if generator is None:
@@ -68,7 +68,7 @@ class Machine:
         return turns
 
     def _run_group(self, number: int, frame: Frame) -> None:
-        """Runs a group until it splits, ends, waits, or others' program counter is no higher."""
+        """Runs a group until it splits, ends, waits, or reaches another group."""
         batch, blocks = self.batch, self.blocks
         is_root = frame is batch.root
         lowest = min(self.ready, default=len(blocks))
@@ -97,7 +97,7 @@ class Machine:
         self._go(number, frame.all_lanes)
 
     def _finish(self, block: Block, number: int, frame: Frame) -> int | None:
-        """The block that the whole group goes on to, or None if it split, ended or waits."""
+        """Returns the block where the group continues; None if it split, ended or waits."""
         if block.end == "next":
             return number + 1
         taken: np.ndarray | None = None  # positions of the lanes whose guard holds; None for all
@@ -144,7 +144,7 @@ class Machine:
     def _arrive(
         self, block: Block, number: int, frame: Frame, taken: np.ndarray | None
     ) -> int | None:
-        """Ends a block at a barrier: the next block if all lanes of the batch are there."""
+        """Ends a block at a barrier; returns the next block if all lanes have arrived."""
         if taken is None and self.barriers.is_everyone(block, frame.count):
             self.barriers.pass_by(block.barrier, None)
             return number + 1
@@ -157,9 +157,9 @@ class Machine:
         return None
 
     def _release(self) -> bool:
-        """Lets go who waits for what is complete, where nobody can run; False if nobody waits.
+        """Releases waiting lanes once no lane can run; returns False if none wait.
 
-        In this order: conditions, barriers, conditions that may fail.
+        It tries conditions first, then barriers, then conditions that may fail.
         """
         parked = bool(self.parking.parked)
         if parked and self.parking.release():

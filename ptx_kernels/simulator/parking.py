@@ -1,4 +1,4 @@
-"""Parking: lanes set aside until what their instruction waits for has happened."""
+"""Parking: sets lanes aside until the condition that their instruction waits for holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from .steps.step import Wait
 
 
 class Parking:
-    """Lanes that wait, by the block whose first instruction does; `go`: where they continue."""
+    """Lanes that wait, by the basic block whose first instruction waits.
+
+    Args:
+      go: called with a block number and the lanes that continue there.
+    """
 
     def __init__(
         self, batch: Batch, blocks: list[Block], go: Callable[[int, np.ndarray], None]
@@ -23,7 +27,7 @@ class Parking:
         self.parked: dict[int, list[np.ndarray]] = {}
 
     def park(self, wait: Wait, number: int, frame: Frame) -> bool:
-        """Sets the lanes aside whose condition does not hold; False if there are none."""
+        """Parks the lanes whose condition does not hold; returns False if there are none."""
         passes = wait.passes(self.batch, frame)
         if passes.all():
             return False
@@ -35,7 +39,7 @@ class Parking:
         return True
 
     def release(self) -> bool:
-        """Lets those go whose condition holds, by deliveries if need be; False if nobody can."""
+        """Releases lanes whose condition holds, after deliveries if needed; False if none go."""
         if self._let_go():
             return True
         awaited: set[int] = set()
@@ -46,14 +50,14 @@ class Parking:
         return self._let_go()
 
     def fail(self) -> bool:
-        """Lets those go whose instruction may run though its condition does not hold."""
+        """Releases lanes whose instruction may run although its condition does not hold."""
         for number, parts in self.parked.items():
             if self._wait(number).can_fail:
                 self._wait(number).give_up(self.batch, self._gather(parts).all_lanes)
         return self._let_go()
 
     def _let_go(self) -> bool:
-        """Lets those go whose condition holds; False if there are none."""
+        """Releases lanes whose condition holds; returns False if there are none."""
         gone = False
         for number, parts in list(self.parked.items()):
             frame = self._gather(parts)
@@ -81,6 +85,6 @@ class Parking:
 
 
 def gather(batch: Batch, parts: list[np.ndarray]) -> Frame:
-    """The frame of all these lanes."""
+    """Returns the frame of all these lanes."""
     lanes = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
     return batch.root if lanes.size == batch.layout.lanes else batch.root.subset(lanes)

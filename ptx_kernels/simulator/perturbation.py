@@ -1,16 +1,16 @@
-"""Perturbation: random choices where hardware leaves one open.
+"""Perturbation: random choices wherever hardware leaves one open.
 
-A kernel's results must not depend on it beyond its tolerance.
+A kernel's results must not depend on these choices beyond its tolerance.
 
-Inside `with perturbation(seed):` every launch, also one that JAX makes on a thread of its own,
-  - runs blocks in a random order, and between two barriers the warps of a block in random groups;
-  - lets a random lane win where lanes of a warp store to one place, and serves atomics in a random
+Inside `with perturbation(seed):` every launch, including one that JAX makes on its own thread,
+  - runs blocks in a random order, and the warps of a block between two barriers in random groups;
+  - lets a random lane win if lanes of a warp store to one place, and serves atomics in a random
     order;
   - moves the results of `.approx` instructions within their documented error, always the same way
-    for one operand, as hardware is a function too;
+    for one operand, because hardware is also a function;
   - contracts multiplications and additions that state no rounding, as ptxas may;
-  - adds up an mma in a random order.
-The draws depend on the seed and the kernel's text only.
+  - sums an mma in a random order.
+The draws depend only on the seed and the kernel's text.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ _seed: int | None = None
 
 @dataclass(frozen=True)
 class Freedom:
-    """Choices that hardware makes in one launch: fixed ones, or drawn by the generator.
+    """Choices that hardware makes in one launch, fixed or drawn by the generator.
 
     Attributes:
-      salt: of approximate results; depends on the seed alone, so that all launches have one and the
-        same hardware.
+      salt: seed of the approximate results. It depends only on the seed, so that all launches share
+        the same hardware.
     """
 
     generator: np.random.Generator | None = None
     salt: np.uint32 | None = None
 
     def scatter(self, target: np.ndarray, index: np.ndarray, items: np.ndarray) -> None:
-        """target[index] = items; where lanes collide the highest lane wins, or any if perturbed."""
+        """target[index] = items.
+
+        On a collision the highest lane wins, or a random one if perturbed.
+        """
         if self.generator is not None:
             order = self.generator.permutation(max(index.size, items.size))
             index, items = (x if x.size == 1 else x[order] for x in (index, items))
         target[index] = items if items.size <= index.size else items[-1:]  # all lanes at one place
 
     def turns(self, count: int) -> np.ndarray:
-        """Order in which so many lanes are served: the lowest first, or any if perturbed."""
+        """Returns the order in which lanes are served: lowest first, or random if perturbed."""
         return np.arange(count) if self.generator is None else self.generator.permutation(count)
 
 
 @contextlib.contextmanager
 def perturbation(seed: int) -> Iterator[None]:
-    """Launches of this process inside the context are perturbed."""
+    """Perturbs the launches of this process inside the context."""
     global _seed
     before, _seed = _seed, seed
     try:
@@ -63,7 +66,7 @@ def perturbation(seed: int) -> Iterator[None]:
 
 
 def current(text: str) -> Freedom:
-    """The choices for a launch of `text`; fixed ones outside of a `perturbation`."""
+    """Returns the choices for a launch of `text`; fixed ones outside of a `perturbation`."""
     if _seed is None:
         return Freedom()
     salt = np.random.default_rng(_seed).integers(0, 1 << 32, dtype=np.uint32)
@@ -73,7 +76,7 @@ def current(text: str) -> Freedom:
 def moved(
     result: np.ndarray, operands: list[np.ndarray], error: Error, salt: np.uint32
 ) -> np.ndarray:
-    """Float32 results moved by up to the documented error; those of special values stay exact."""
+    """Moves float32 results by up to the documented error; results of special values stay exact."""
     exact = result.astype(np.float64)
     bound = np.maximum(error.ulps * np.spacing(np.abs(result)), error.relative * np.abs(exact))
     nudged = exact + _direction(operands, salt) * np.maximum(bound, error.absolute)
@@ -82,7 +85,7 @@ def moved(
 
 
 def _direction(operands: list[np.ndarray], salt: np.uint32) -> np.ndarray:
-    """-1 to 1 by the operands' bits: a hash (the finalizer of MurmurHash3)."""
+    """Returns a number from -1 to 1, a hash of the operands' bits (MurmurHash3's finalizer)."""
     mixed = np.array([salt])
     for operand in operands:
         mixed = (mixed ^ np.ascontiguousarray(operand).view(np.uint32)) * np.uint32(0x85EBCA6B)

@@ -1,8 +1,8 @@
-"""Traffic of a warp's accesses: bank conflicts of shared memory, sectors of global memory.
+"""Memory traffic of a warp: shared memory bank conflicts and global memory sectors.
 
-Shared memory has 32 banks of 4 bytes. A wavefront serves each bank one word; accesses of 8 and 16
-bytes come in halves and quarters of the warp (CUDA C++ Programming Guide, "Shared Memory"). Global
-memory moves sectors of 32 bytes.
+Shared memory has 32 banks of 4 bytes. One wavefront serves one word per bank. Accesses of 8 and 16
+bytes are served in halves and quarters of the warp (CUDA C++ Programming Guide, "Shared Memory").
+Global memory moves sectors of 32 bytes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .layout import WARP
 _BANKS = 32
 _WORD = 4
 _SECTOR = 32
-_SHIFT = 44  # bits for the number of an item; the warp's comes above
+_SHIFT = 44  # bits for the number of an item; the warp's number is above them
 
 
 @dataclass
 class Count:
-    """Wavefronts or sectors of one PTX line, and how many the same bytes take at best."""
+    """Wavefronts or sectors of one PTX line, and the minimum for the same bytes."""
 
     moved: int = 0
     least: int = 0
 
     @property
     def excess(self) -> float:
-        """1 where no bank conflicts and no sector is fetched for a part of it."""
+        """Ratio to the minimum; 1 without bank conflicts and partly used sectors."""
         return self.moved / self.least if self.least else 1.0
 
     def add(self, moved: int, least: int) -> None:
@@ -39,7 +39,7 @@ class Count:
 
 
 def wavefronts(at: Located) -> tuple[int, int]:
-    """Wavefronts of one instruction's accesses, and the least that as many words take."""
+    """Counts the wavefronts of one instruction's accesses, and the minimum for as many words."""
     index, width = at.items, at.width
     words = max(1, width // _WORD)
     phase = at.frame.all_lanes // (WARP // words)  # lanes that are served together
@@ -54,9 +54,9 @@ def wavefronts(at: Located) -> tuple[int, int]:
 
 @dataclass
 class Traffic:
-    """Counts by PTX line, for a launch to fill.
+    """Counts by PTX line, filled by a launch.
 
-    Counts of global memory take every access as if nothing were cached.
+    Global memory counts assume that nothing is cached.
     """
 
     shared: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))
@@ -66,7 +66,7 @@ class Traffic:
         self.shared[at.instruction.line].add(*wavefronts(at))
 
     def count_global(self, at: Located) -> None:
-        """Items of one buffer."""
+        """Counts the sectors of accesses to one buffer."""
         items = np.unique((at.frame.all_lanes // WARP << _SHIFT) | at.items)
         warps, item = items >> _SHIFT, items & ((1 << _SHIFT) - 1)
         sectors = np.unique(warps << _SHIFT | item * at.width // _SECTOR)
@@ -77,7 +77,7 @@ class Traffic:
 
 
 def worst(counts: dict[int, Count]) -> tuple[int, Count] | None:
-    """The line with the most wavefronts or sectors beyond the least; None without any."""
+    """Returns the line with the most wavefronts or sectors over the minimum, if any."""
     wasteful = [(line, count) for line, count in counts.items() if count.moved > count.least]
     return max(wasteful, key=lambda item: item[1].moved - item[1].least, default=None)
 

@@ -1,4 +1,4 @@
-"""Tuning: the Config that a shape gets on a device, who decides on it, and why."""
+"""Tuning: the Config of a shape on a device, its source, and the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to a Config: who decides on it, in order, for which device, and why."""
+"""Single entry point for choosing a Config: the deciders in order, the device, the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import tables
 
 C = TypeVar("C")
 
-#: Names the file of the user's own table; read once.
+#: Environment variable that names the user's table file; read once.
 VARIABLE = "JAX_Q4K_TUNING"
 
 _REFERENCE = target()
@@ -28,7 +28,7 @@ _target: ContextVar[Target] = ContextVar("target", default=_REFERENCE)
 
 @contextlib.contextmanager
 def on_device(device: Target) -> Iterator[None]:
-    """Chooses inside the block for `device`; outside of any, for the reference."""
+    """Chooses inside the block for `device`; outside of any block, for the reference."""
     token = _target.set(device)
     try:
         yield
@@ -37,13 +37,13 @@ def on_device(device: Target) -> Iterator[None]:
 
 
 def current_device() -> Target:
-    """The device that choices are made for."""
+    """Returns the device that choices are made for."""
     return _target.get()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A Config (or a number), the rule and shape that were asked for, and why."""
+    """A Config (or a number), the rule and shape of the request, and the reason."""
 
     rule: str
     arguments: tuple[Any, ...]
@@ -56,7 +56,7 @@ class Choice:
 
 
 def choose(rule: Rule[C], *shape: Any, **named: Any) -> C:
-    """The Config (or number) that a shape gets on the current device.
+    """Returns the Config (or number) for a shape on the current device.
 
     Raises:
       TypeError: arguments that the rule does not take. TuningTableError: the user's table is
@@ -69,10 +69,10 @@ def choose(rule: Rule[C], *shape: Any, **named: Any) -> C:
 
 
 def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
-    """Choice of the first that knows the shape.
+    """Returns the choice of the first decider that knows the shape.
 
-    These are, in order, the user's table, a table measured on the device, a table of the cost model
-    for it, and the rule. Errors are those of `choose`.
+    The order is: the user's table, a table measured on the device, the cost model's table for the
+    device, the rule. Errors are those of `choose`.
     """
     device, shape = current_device(), rule.shape(*shape, **named)
     for table in tables_for(device) if rule.rows else ():
@@ -87,7 +87,7 @@ def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
 
 
 def tables_for(device: Target) -> list[tables.Table]:
-    """The tables of a device, those that decide first in front.
+    """Returns the tables of a device, in the order in which they decide.
 
     Raises:
       TuningTableError: the user's table is malformed.
@@ -107,7 +107,7 @@ _record: ContextVar[list[Choice] | None] = ContextVar("record", default=None)
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Choice]]:
-    """The choices that are made inside the block, in order."""
+    """Collects the choices made inside the block, in order."""
     made: list[Choice] = []
     token = _record.set(made)
     try:
@@ -117,7 +117,7 @@ def recorded() -> Iterator[list[Choice]]:
 
 
 def _short(config: Any) -> str:
-    """A Config's fields that differ from their defaults."""
+    """Formats the fields of a Config that differ from their defaults."""
     if not dataclasses.is_dataclass(config):
         return str(config)
     values = {

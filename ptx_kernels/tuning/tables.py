@@ -1,14 +1,14 @@
-"""Tuning tables: JSON files with the Configs of kernels for shapes on one device.
+"""Tuning tables: JSON files with kernel Configs for shapes on one device.
 
     {"device": "NVIDIA H200", "multiprocessors": 132, "source": "measured",
      "rows": [{"kernel": "matvec", "format": "Q4_K", "n": 4096, "columns": 14336, "m": 1,
                "config": {"warps": 4, ...}, "seconds": 1.0e-05}, ...]}
 
-A row is keyed by the arguments of the rule that it overrules, which `kernel` names.
-Its `config` holds some of the fields of the kernel's Config; the others keep their defaults. `why`
-is optional: what the cost model says binds the launch, and what kept faster Configs out.
-`multiprocessors` is optional where `devices` knows the device. Everything beside `device`,
-`multiprocessors`, `source` and `rows` (driver, versions, commit, date) is provenance and not read.
+A row is keyed by the arguments of the rule that it overrules, which `kernel` names. Its `config`
+holds some fields of the kernel's Config; the others keep their defaults. `why` is optional: what
+binds the launch by the cost model, and what excluded faster Configs. `multiprocessors` is optional
+if `devices` knows the device. Everything except `device`, `multiprocessors`, `source` and
+`rows` (driver, versions, commit, date) is provenance and not read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ..ptx import KernelError
 SOURCES = ("measured", "model")
 FOLDER = Path(__file__).with_name("tuned")
 
-_LARGEST = 1 << 40  # of every number of a shape
-#: Octaves up to which a row stands for a shape that is not its own, all sizes together.
+_LARGEST = 1 << 40  # limit of every number of a shape
+#: Maximum distance in octaves, summed over all sizes, at which a row serves another shape.
 _FARTHEST = 1.0
-_ROWS = ("n", "rows")  # of weights: the keys that say how many
+_ROWS = ("n", "rows")  # keys that count rows of weights
 
-#: The rules that tables may overrule, by name.
+#: Rules that tables may overrule, by name.
 OVERRULED: dict[str, TableRows] = {
     rule.name: rule.rows for family in FAMILIES.values() for rule in family.rules if rule.rows
 }
@@ -62,7 +62,7 @@ class Row:
 
 
 def serves(rows: TableRows, row: Row, shape: Shape) -> bool:
-    """True where a neighbour's row goes with the shape too."""
+    """Returns whether the Config of a nearby row is valid for the shape."""
     same = (
         ours == theirs
         for name, ours, theirs in zip(rows.keys, shape, row.shape, strict=True)
@@ -72,14 +72,14 @@ def serves(rows: TableRows, row: Row, shape: Shape) -> bool:
 
 
 def describe(rule: Rule, shape: Shape) -> str:
-    """The numbers of a shape: `n=4096 columns=4096 m=1`."""
+    """Formats the numbers of a shape: `n=4096 columns=4096 m=1`."""
     named = zip(rule.keys.items(), shape, strict=True)
     numbers = ((name, value) for (name, key), value in named if key.match is not Match.EQUAL)
     return " ".join(f"{name}={value}" for name, value in numbers)
 
 
 def _equal_part(rows: TableRows, shape: Shape) -> Shape:
-    """The values that all rows that may serve a shape share with it."""
+    """Returns the values that a shape shares with all rows that may serve it."""
     named = zip(rows.keys.values(), shape, strict=True)
     return tuple(value if key.match is Match.EQUAL else _count(value) for key, value in named)
 
@@ -89,7 +89,7 @@ def _count(value: Any) -> int | None:
 
 
 def _distance(rows: TableRows, row: Shape, shape: Shape) -> tuple[float, float] | None:
-    """(octaves `row` covers too much, octaves it lies off), smaller is better; None: too far."""
+    """Returns (octaves of excess cover, octaves of distance), or None if too far."""
     covered, off = [0.0], [0.0]
     for key, theirs, asked in zip(rows.keys.values(), row, shape, strict=True):
         if key.match is Match.COVERS:
@@ -105,9 +105,9 @@ def _distance(rows: TableRows, row: Shape, shape: Shape) -> tuple[float, float] 
 
 @dataclass(frozen=True)
 class Table:
-    """One file. `device` is as the driver reports it, or a name in `devices.DEVICES`.
+    """One file. `device` is the name that the driver reports, or a name in `devices.DEVICES`.
 
-    `multiprocessors`: of the device; None: as `devices` has them, or not known.
+    `multiprocessors`: of the device; None: as listed in `devices`, or unknown.
     """
 
     path: str
@@ -117,7 +117,7 @@ class Table:
     multiprocessors: int | None = None
 
     def is_for(self, device: str, multiprocessors: int) -> bool:
-        """True for the table's own device, cut into as many multiprocessors."""
+        """Returns whether the table is for this device with this many multiprocessors."""
         mine, other = find_device(self.device), find_device(device)
         count = self.multiprocessors or (mine and mine.multiprocessors)
         same = self.device == device or (mine is not None and mine == other)
@@ -132,11 +132,11 @@ class Table:
         return found
 
     def nearest(self, rule: Rule, *shape: Any) -> Row | None:
-        """The row whose shape is nearest, or None where none is near.
+        """Returns the row with the nearest shape, or None if none is near.
 
-        Equal in what must be equal (formats, ...). Of those that cover the shape (as many rows of
-        activations at least) those that cover least more; among them the least distance in octaves,
-        all numbers added up. The first of equals.
+        Values that must be equal (formats, ...) are equal. Among rows that cover the shape (at
+        least as many rows of activations), the smallest excess cover wins; then the smallest
+        distance in octaves, summed over all numbers; then the first row.
         """
         if (rows := rule.rows) is None:
             return None
@@ -148,12 +148,12 @@ class Table:
         return min(near, key=lambda pair: pair[0], default=(None, None))[1]
 
     def serving(self, rule: Rule, shape: Shape) -> Row | None:
-        """The nearest row, where its Config goes with the shape."""
+        """Returns the nearest row if its Config is valid for the shape."""
         row = self.nearest(rule, *shape)
         return row if row and rule.rows and serves(rule.rows, row, shape) else None
 
     def reason(self, rule: Rule, row: Row, shape: Shape) -> str:
-        """The reason for a row: `measured for NVIDIA H200 (mine.json), this shape: 10.00 us`."""
+        """Formats the reason: `measured for NVIDIA H200 (mine.json), this shape: 10.00 us`."""
         nearest = f"the nearest shape, {describe(rule, row.shape)}"
         found = "this shape" if row.shape == shape else nearest
         figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))
@@ -191,7 +191,7 @@ def _positive(where: str, values: Mapping[str, Any], name: str, kind: type) -> A
 
 
 def _key(where: str, values: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """A value of a shape; the lists of JSON become tuples."""
+    """Returns a value of a shape; lists of JSON become tuples."""
     if kind in (str, bool):
         return _field(where, values, name, kind)
     if kind is int:
@@ -244,11 +244,11 @@ def _row(where: str, values: Mapping[str, Any]) -> Row:
 
 
 def parse(text: str | bytes, path: str) -> Table:
-    """A table from a file's text.
+    """Parses a file's text into a table.
 
     Raises:
-      TuningTableError: no JSON, what is missing, of a wrong type or unknown, a Config that its own
-        shape refuses.
+      TuningTableError: invalid JSON; values that are missing, unknown or of a wrong type; a Config
+        that its own shape refuses.
     """
     try:
         content = json.loads(text)
@@ -283,6 +283,6 @@ def load(path: Path) -> Table:
 
 @functools.cache
 def packaged() -> tuple[Table, ...]:
-    """The tables that come with the package, measured ones first."""
+    """Returns the tables that come with the package, measured ones first."""
     tables = [load(path) for path in sorted(FOLDER.glob("*.json"))]
     return tuple(sorted(tables, key=lambda table: SOURCES.index(table.source)))

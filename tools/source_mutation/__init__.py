@@ -1,1 +1,1 @@
-"""Mutation testing of the Python and C++ sources: does the test suite find planted bugs?"""
+"""Mutation testing of the Python and C++ sources: whether the test suite finds planted bugs."""

@@ -3,12 +3,12 @@
 Options: `--mutants 300` (of each language), `--seed 0`, `--limit 60`, `--tests ARGUMENT ...`,
 `--json FILE`.
 
-Plants small bugs in a copy of the repository (`FOLDER/tree`), all at once, each behind a switch;
-runs the suite once to see which tests run which mutant's code; then, for each mutant, runs those
-tests with the mutant switched on, the quick ones first, until one fails. A mutant that none finds
-within `--limit` seconds of tests survives. What FOLDER holds already is not done again, so a run
-that was interrupted goes on; `--tests` (arguments of pytest, such as `-m "not slow"`) then asks
-which mutants another selection of tests kills.
+Plants small bugs in a copy of the repository (`FOLDER/tree`), all at once, each with a switch. Runs
+the suite once to see which tests run which mutant's code. Then, for each mutant, runs those tests
+with the mutant switched on, the quick ones first, until one fails. A mutant that none finds within
+`--limit` seconds of tests survives. Existing results in FOLDER are reused, so an interrupted run
+can be continued. `--tests` (arguments of pytest, such as `-m "not slow"`) then tells which mutants
+another selection of tests kills.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Variables with which everything imports the copy, and keeps its bytecode there."""
+    """Returns the environment in which everything imports the copy and keeps bytecode there."""
     variables = os.environ | {"PYTHONPATH": str(folder / "tree")}
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     return variables
@@ -102,7 +102,7 @@ def record(folder: Path, tests: str) -> None:
 def judge(
     folder: Path, mutants: Sequence[Mutant], tests: str, name: str, limit: float
 ) -> dict[int, dict[str, Any]]:
-    """Outcomes of all mutants by number; those that FOLDER/NAME.outcomes lacks are found out.
+    """Returns outcomes of all mutants by number; runs those missing in FOLDER/NAME.outcomes.
 
     A mutant that another selection has killed by a test of this one is not run again.
     """
@@ -151,7 +151,7 @@ def _note(file: Path, number: int, killed_by: str, tests: Sequence[str]) -> None
 
 
 def _collected(folder: Path, tests: str) -> set[str]:
-    """Node ids of the tests that pytest's arguments select."""
+    """Returns the node ids of the tests that pytest's arguments select."""
     listed = subprocess.run(
         f"{sys.executable} -m pytest --collect-only -q {tests}",
         shell=True,
@@ -164,7 +164,7 @@ def _collected(folder: Path, tests: str) -> set[str]:
 
 
 def _in_new_process(folder: Path, number: int, tests: Sequence[str], limit: float) -> str:
-    """The same for a mutant whose code runs while modules are imported, before any fork."""
+    """Runs a mutant whose code runs while modules are imported, before any fork."""
     environment = _environment(folder) | {"MUTANT": str(number)}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rf", *tests]
     try:
@@ -192,13 +192,13 @@ def language(mutant: Mutant) -> str:
 
 
 def known() -> list[dict[str, str]]:
-    """The tables of survivors that are no bugs: path, line (its text), before, after, reason."""
+    """Returns the survivors that are not bugs: path, line (its text), before, after, reason."""
     tables: list[dict[str, str]] = tomllib.loads(KNOWN.read_text())["survivor"]
     return tables
 
 
 def reason(mutant: Mutant, tables: Sequence[dict[str, str]]) -> str | None:
-    """Why a survivor is no bug; None if no table says."""
+    """Returns the reason that a survivor is not a bug; None if no table has it."""
     lines = (tree.ROOT / mutant.path).read_text().splitlines()
     line = "".join(lines[mutant.line - 1 : mutant.line]).strip()
     given = {"path": mutant.path, "line": line, "before": mutant.before, "after": mutant.after}
@@ -206,7 +206,7 @@ def reason(mutant: Mutant, tables: Sequence[dict[str, str]]) -> str | None:
 
 
 def report(mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]]) -> str:
-    """The survivors with their code, and how many mutants of each language are killed."""
+    """Formats the survivors with their code, and the number of killed mutants of each language."""
     lines, tables = [], known()
     for number, mutant in enumerate(mutants, 1):
         outcome = outcomes.get(number)
@@ -222,7 +222,7 @@ def report(mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]]) -> st
 
 
 def results(folder: Path, mutants: Sequence[Mutant], name: str, seed: int) -> dict[str, Any]:
-    """The same for the JSON file: counts of every selection so far, and the survivors of `name`."""
+    """Returns the JSON file's contents: counts of every selection so far, survivors of `name`."""
     selections = {file.stem: _outcomes(file) for file in sorted(folder.glob("*.outcomes"))}
     tables = known()
     return {
@@ -247,7 +247,7 @@ def results(folder: Path, mutants: Sequence[Mutant], name: str, seed: int) -> di
 def _count(
     mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]], name: str
 ) -> tuple[int, int]:
-    """How many mutants of a language are killed, and how many were judged."""
+    """Counts the killed and the judged mutants of a language."""
     numbers = [n for n, m in enumerate(mutants, 1) if language(m) == name and n in outcomes]
     return sum(bool(outcomes[n]["killed_by"]) for n in numbers), len(numbers)
 

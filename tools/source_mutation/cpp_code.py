@@ -1,8 +1,8 @@
 """Mutants of the C++ sources.
 
-An operator `a + b` becomes `a + Plus<7>{} + b`, which mutants.h defines: precedence and operands
-stay as they are. The compiler finds the mutants that are no C++, such as those of constant
-expressions, and they are dropped.
+An operator `a + b` becomes `a + Plus<7>{} + b`, which mutants.h defines; precedence and operands
+are unchanged. Mutants that are invalid C++, such as those of constant expressions, are found by the
+compiler and dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from .mutant import Edit, Mutant
 
-#: Operator -> what it becomes; mutants.h defines each pair.
+#: Operator -> its replacement; mutants.h defines each pair.
 OPERATORS = {
     "+": "-",
     "-": "+",
@@ -88,7 +88,7 @@ def _mutant(operator: str, path: str, line: str, before: str, after: str, *edits
 
 
 def _closing(code: str, opening: int) -> int | None:
-    """The column of the parenthesis that closes the one at `opening`, in this line or None."""
+    """Returns the column of the parenthesis that closes the one at `opening`, or None."""
     depth = 0
     for column in range(opening, len(code)):
         depth += {"(": 1, ")": -1}.get(code[column], 0)
@@ -98,7 +98,7 @@ def _closing(code: str, opening: int) -> int | None:
 
 
 def header() -> str:
-    """The text of mutants.h, which the compiler reads in front of every source."""
+    """Returns the text of mutants.h, which the compiler includes before every source."""
     pairs = "\n".join(
         f"JAX_Q4K_MUTANT({NAMES[operator]}, {operator}, {other})"
         for operator, other in OPERATORS.items()

@@ -1,4 +1,4 @@
-"""Mutants of source files, and how some of them are chosen."""
+"""Mutants of source files, and their random selection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Edit:
-    """Replaces the text between two (line, column) places; lines count from 1, columns from 0."""
+    """Replaces the text between two (line, column) positions.
+
+    Lines count from 1, columns from 0.
+    """
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -20,8 +23,8 @@ class Edit:
 class Mutant:
     """One planted bug: `before` becomes `after` at `path:line`.
 
-    `edits` contain `{id}` where the number of the mutant goes: they keep the original code beside
-    the mutated, and a call decides at run time which one counts.
+    `edits` contain `{id}` for the number of the mutant. They keep the original code next to the
+    mutated code, and a call decides at run time which one runs.
     """
 
     operator: str
@@ -40,7 +43,7 @@ class Mutant:
 
 
 def draw(found: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Chooses `count` mutants that do not overlap, one operator after the other, by `seed`."""
+    """Chooses `count` mutants that do not overlap, alternating operators, by `seed`."""
     rng = random.Random(seed)
     by_operator: dict[str, list[Mutant]] = {}
     for mutant in found:
@@ -59,7 +62,7 @@ def draw(found: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def apply(text: str, mutants: Sequence[tuple[int, Mutant]]) -> str:
-    """Plants the mutants, given with their numbers, into the text of their file."""
+    """Plants the numbered mutants into the text of their file."""
     lines = text.split("\n")
     edits = [(edit, number) for number, mutant in mutants for edit in mutant.edits]
     for edit, number in sorted(edits, key=lambda pair: (pair[0].start, pair[0].end), reverse=True):

@@ -1,7 +1,7 @@
 """Mutants of Python functions.
 
-Code that runs at import, decorators, annotations and default values are left alone: only the bodies
-of functions run once a test has chosen a mutant.
+Code that runs at import, decorators, annotations and default values are not mutated: only the
+bodies of functions run after a test has chosen a mutant.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def mutants(path: str, text: str) -> Iterator[Mutant]:
 
 
 def _function_nodes(tree: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
-    """The nodes below functions' bodies."""
+    """Yields the nodes below functions' bodies."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for statement in child.body:
@@ -76,7 +76,7 @@ def _function_nodes(tree: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """(operator, mutated node) of an expression."""
+    """Yields (operator, mutated node) for an expression."""
     if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED:
         if not (isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant)):
             yield "arithmetic", _with(node, op=_SWAPPED[type(node.op)]())
@@ -116,7 +116,7 @@ def _expression(
 
 
 def _without(path: str, lines: list[str], node: ast.stmt) -> Iterator[Mutant]:
-    """Mutants of a statement: left out, its condition negated, its result None."""
+    """Yields mutants of a statement: left out, its condition negated, its result None."""
     if isinstance(node, (ast.If, ast.While)):
         yield from _switched(path, lines, node.test, "condition", lambda was: f"(not ({was}))")
     if isinstance(node, ast.Return) and node.value is not None:
@@ -141,7 +141,7 @@ def _switched(
     whole = "\n".join(lines[start[0] - 1 : end[0]])
     was = whole[start[1] : len(whole) - (len(lines[end[0] - 1]) - end[1])]
     if "\n" in was and "#" in was:
-        return  # a comment would swallow what follows
+        return  # a comment would swallow the code after it
     now = mutated(was)
     edits = (Edit(start, start, f"({now} if {SWITCH}({{id}}) else ("), Edit(end, end, "))"))
     yield Mutant(operator, path, start[0], " ".join(was.split()), " ".join(now.split()), edits)
@@ -152,7 +152,7 @@ def _column(lines: list[str], line: int, offset: int) -> int:
 
 
 def with_import(text: str) -> str:
-    """The text with the switch imported, on the line of its first import or in front of it."""
+    """Returns the text with the switch imported on the line of its first import, or before it."""
     lines = text.split("\n")
     for node in ast.parse(text).body:
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,8 +1,7 @@
-"""A pytest plugin that records which mutants' code each test runs: `$MUTANT_HITS` is its folder.
+"""pytest plugin that records which mutants' code each test runs, in the folder `$MUTANT_HITS`.
 
-The switches themselves write the pairs of a mutant and a test, from child processes too. This
-plugin makes them forget, before every test, what they saw, and writes how each test ended and how
-long it took.
+The switches themselves write the pairs of a mutant and a test, also from child processes. This
+plugin resets them before every test, and writes how each test ended and how long it took.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pytest
 
 
 def reset() -> None:
-    """Makes the switches of this process note mutants, and look at `$MUTANT`, anew."""
+    """Makes the switches of this process record mutants, and read `$MUTANT`, again."""
     if switch := sys.modules.get("jax_q4k.mutant_switch"):
         switch.reset()
     native = sys.modules.get("jax_q4k.native")

@@ -1,8 +1,8 @@
 """Runs each mutant's tests in a fork of a process that has imported JAX and the packages.
 
 `python -m tools.source_mutation.serving JOBS OUTCOMES`, in the instrumented copy. JOBS has lines of
-JSON: [number, [node ids], seconds]. Each outcome goes into OUTCOMES: {"mutant", "killed_by",
-"tests", "seconds"}; `killed_by` is a test's node id, followed by "timeout" or "crash" where no
+JSON: [number, [node ids], seconds]. Each outcome is written to OUTCOMES: {"mutant", "killed_by",
+"tests", "seconds"}. `killed_by` is a test's node id, followed by "timeout" or "crash" if no
 assertion failed, or empty.
 """
 
@@ -28,7 +28,7 @@ _PRELOADED = ("hypothesis", "numpy", "jax", "flax.nnx", "gguf", "jax_q4k", "jax_
 
 
 class Noting:
-    """A pytest plugin that writes the running test's node id into a file."""
+    """A pytest plugin that writes the running test's node id to a file."""
 
     def __init__(self, log: str):
         self.log = log
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _start(number: int, tests: list[str], slot: str) -> dict[str, Any]:
-    """Forks a process, a group of its own, that runs the tests with the mutant switched on."""
+    """Forks a process in its own group that runs the tests with the mutant switched on."""
     log = f"{slot}/test"
     Path(log).write_text("")
     pid = os.fork()
@@ -77,7 +77,7 @@ def _start(number: int, tests: list[str], slot: str) -> dict[str, Any]:
 
 
 def _run(number: int, tests: list[str], slot: str, log: str) -> int:
-    """Exit status of pytest, which stops at the first test that fails."""
+    """Returns the exit status of pytest, which stops at the first failing test."""
     temporary = tempfile.mkdtemp(dir=slot)
     _copy_tests_cache(temporary)
     os.environ |= {"MUTANT": str(number), "XDG_CACHE_HOME": temporary, "TMPDIR": temporary}
@@ -90,7 +90,7 @@ def _run(number: int, tests: list[str], slot: str, log: str) -> int:
 
 
 def _copy_tests_cache(folder: str) -> None:
-    """Copies what earlier runs compiled: a mutant might spoil what our own code writes."""
+    """Copies cached results of earlier compilations, so that a mutant cannot corrupt them."""
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"
     for name, copy in (("programs", os.link), ("bytecode", os.link), ("machine-code", shutil.copy)):
         if (kept / name).is_dir():
@@ -98,7 +98,7 @@ def _copy_tests_cache(folder: str) -> None:
 
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any] | None:
-    """How the mutant's process ended; None while it runs."""
+    """Returns how the mutant's process ended; None while it runs."""
     pid, status = os.waitpid(job["pid"], os.WNOHANG)
     seconds = time.monotonic() - job["started"]
     ended = ""
@@ -109,7 +109,7 @@ def _outcome(job: dict[str, Any]) -> dict[str, Any] | None:
     elif os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 70:
         ended = " crash"
     try:
-        os.killpg(job["pid"], signal.SIGKILL)  # and what its tests have started
+        os.killpg(job["pid"], signal.SIGKILL)  # and processes that its tests have started
     except ProcessLookupError:
         pass
     if pid == 0:

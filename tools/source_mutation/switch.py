@@ -1,4 +1,4 @@
-"""The switch of planted bugs: copied into the instrumented packages as `jax_q4k.mutant_switch`."""
+"""Switch of planted bugs, copied into the instrumented packages as `jax_q4k.mutant_switch`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SEEN: set[int] = set()
 
 
 def reset() -> None:
-    """Forgets what was seen, and activates the mutant that `$MUTANT` names now."""
+    """Forgets the seen mutants, and activates the one that `$MUTANT` names now."""
     global ACTIVE
     ACTIVE = int(os.environ.get("MUTANT") or 0)
     SEEN.clear()
@@ -20,7 +20,7 @@ reset()
 
 
 def on(number: int) -> bool:
-    """True if this mutant is active; notes that its code ran."""
+    """Returns whether this mutant is active; records that its code ran."""
     if number not in SEEN:
         SEEN.add(number)
         if folder := os.environ.get("MUTANT_HITS"):

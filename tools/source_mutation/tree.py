@@ -1,4 +1,4 @@
-"""A copy of the repository in which every chosen mutant is planted, switched by `$MUTANT`."""
+"""A copy of the repository with all chosen mutants planted, switched by `$MUTANT`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cpp_mutants(count: int, seed: int) -> list[Mutant]:
 
 
 def _compiled(mutants: dict[int, Mutant]) -> dict[int, Mutant]:
-    """Drops the mutants that are no C++, or in code that is not compiled here."""
+    """Drops mutants that are invalid C++, or in code that is not compiled here."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "src"
         while True:
@@ -75,7 +75,7 @@ def _plant(mutants: dict[int, Mutant], folder: Path) -> None:
 
 
 def _checked(folder: Path) -> tuple[set[tuple[str, int]], str]:
-    """({(file, line)} that errors name, the preprocessed sources)."""
+    """Returns ({(file, line)} of compiler errors, the preprocessed sources)."""
     name, machine = next(iter(build.kernels().items()))
     defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
     others = [*(f"-DJAX_Q4K_HAS_{n.upper()}" for n in build.kernels())]
@@ -95,7 +95,7 @@ def _checked(folder: Path) -> tuple[set[tuple[str, int]], str]:
 
 
 def make(folder: Path, mutants: Sequence[Mutant]) -> None:
-    """Copies what git tracks, plants the mutants, numbered from 1, and builds the library."""
+    """Copies the tracked files, plants the mutants, numbered from 1, and builds the library."""
     tree = folder / "tree"
     tree.mkdir(parents=True)
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT)
@@ -122,7 +122,7 @@ def make(folder: Path, mutants: Sequence[Mutant]) -> None:
 
 
 def _one_instruction_set(script: Path) -> None:
-    """Makes the copy build this machine's best kernels and the portable ones: switches are slow."""
+    """Restricts the copy's build to the best kernels and the portable ones: switches are slow."""
     text = script.read_text()
     sets = build.kernels()
     best = repr({name: sets[name] for name in (next(iter(sets)), "portable")})

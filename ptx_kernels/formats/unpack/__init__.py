@@ -1,1 +1,1 @@
-"""How kernels load and unpack weights; the formats share these readers."""
+"""Readers that load and unpack weights in kernels, shared by the formats."""

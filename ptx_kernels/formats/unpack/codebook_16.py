@@ -1,6 +1,6 @@
-"""Weights that are entries of a table of 16 int8, times a scale: what their formats share.
+"""Codebook of 16 int8 values with a scale per block, shared by several formats.
 
-A block's 16 bytes of codes lie as Q4_0's nibbles do.
+A block's 16 bytes of codes are stored like Q4_0's nibbles.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .packed_words import Words, looked_up, signed_byte_floats
 
 
 def entries(table: Sequence[int], codes: Any, xp: Any) -> Any:
-    """Codes of blocks, uint8 (..., 16) -> entries, float32 (..., 32)."""
+    """Looks up the codes of blocks: uint8 (..., 16) -> codebook values, float32 (..., 32)."""
     return xp.asarray(np.array(table, np.float32))[nibbles(codes, xp)]
 
 
 class PackedRow(q4_0.PackedRow):
-    """A lane's share of rows of codes: Q4_0's, whose nibbles number the entries of `table`."""
+    """A lane's share of rows of codes: Q4_0's nibbles, which index `table`."""
 
     table: Sequence[int]
 
@@ -39,14 +39,14 @@ class PackedRow(q4_0.PackedRow):
         )
 
     def scale(self, loaded: Value) -> Value:
-        """A block's scale, f32."""
+        """Returns a block's scale, f32."""
         return loaded.to(f32)
 
 
 def dequantize(
     k: Builder, table: Sequence[int], codes: Pointer, scale: Value, first: Value | int = 0
 ) -> list[DequantizedRun]:
-    """32 weights from `first` on of a block (see `packed_block.Dequantize`)."""
+    """Decodes 32 weights of a block from `first` on (see `packed_block.Dequantize`)."""
     return [
         DequantizedRun(first + 16 * i, [scale * v for v in signed_byte_floats(k, run)])
         for i, run in enumerate(looked_up(k, table, codes.cast(u32).load(vector=4)))
@@ -54,7 +54,7 @@ def dequantize(
 
 
 def fragments(k: Builder, table: Sequence[int], codes: TilePlane, unit: Value) -> list[Words]:
-    """Entries of a unit's two blocks as operand A."""
-    words = codes.matrix(unit * 32)  # two of each block, of rows g and g + 8
+    """Returns the codebook values of a unit's two blocks as operand A."""
+    words = codes.matrix(unit * 32)  # two words per block, for rows g and g + 8
     halves = (looked_up(k, table, words[2 * i : 2 * i + 2]) for i in range(2))
     return [[*low, *high] for low, high in halves]

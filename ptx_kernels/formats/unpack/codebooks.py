@@ -1,6 +1,6 @@
-"""ggml's code books: tables of four or eight magnitudes that IQ formats number.
+"""ggml's codebooks: tables of four or eight magnitudes that IQ formats index.
 
-They are the `gguf` package's, which is imported when one is first used.
+They come from the `gguf` package, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 @functools.cache
 def entries(format: str) -> np.ndarray:
-    """int8 (entries, 4 or 8): what the numbers of a format's code book stand for."""
+    """Returns the codebook of a format, int8 (entries, 4 or 8)."""
     from gguf import quants
 
     book = getattr(quants, format)
@@ -22,6 +22,6 @@ def entries(format: str) -> np.ndarray:
 
 @functools.cache
 def words(format: str, factor: int = 1, offset: int = 0) -> tuple[int, ...]:
-    """The entries' bytes, times `factor` and above `offset`, as little-endian u32, in order."""
+    """Returns the codebook's bytes times `factor` plus `offset`, as little-endian u32."""
     bytes_ = entries(format).astype(np.int32) * factor + offset
     return tuple(bytes_.astype(np.uint8).view("<u4").reshape(-1).tolist())

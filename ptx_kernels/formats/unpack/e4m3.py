@@ -1,7 +1,8 @@
-"""fp8 of the kind e4m3fn in plain instructions.
+"""fp8 e4m3fn, converted with ordinary instructions.
 
-The type has a sign, 4 bits of exponent with bias 7, 3 of mantissa and no infinity. The conversions
-of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
+The type has a sign, 4 bits of exponent with bias 7, 3 bits of mantissa and no infinity. The
+conversions of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep
+Learning".
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from ...ptx import Builder, Value, u32
 from .packed_words import Words, f16_of
 
 LARGEST = 448.0
-UNIT = 2.0**8  # what a decoded code counts for: f16's exponent bias of 15 against 7
+UNIT = 2.0**8  # scale of a decoded value: f16's exponent bias of 15 against 7
 _NAN = 0x7F
 _SMALLEST_NORMAL = 2.0**-6
-_ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, those of e4m3's subnormal numbers
+_ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, like e4m3's subnormals
 
 
 def decode(words: Words) -> list[Value]:
-    """Bytes of u32 words, lowest first, as exact f32 in units of UNIT; 0x7f and 0xff give NaN."""
+    """Decodes bytes of u32 words, lowest first, to exact f32 in units of UNIT.
+
+    0x7f and 0xff give NaN.
+    """
     values = []
     for word in words:
         even, odd = halves(word)
@@ -26,12 +30,12 @@ def decode(words: Words) -> list[Value]:
 
 
 def halves(word: Value) -> tuple[Value, Value]:
-    """Bytes 0 and 2 of a u32, then bytes 1 and 3, as pairs of exact f16 in units of UNIT."""
+    """Decodes bytes 0 and 2 of a u32, then 1 and 3, to pairs of exact f16 in units of UNIT."""
     return _as_f16(word << 8, word << 7), _as_f16(word, word >> 1)
 
 
 def _as_f16(sign: Value, rest: Value) -> Value:
-    """Two codes as f16.
+    """Converts two codes to f16.
 
     `sign` has each sign in bit 15 of a half, `rest` the other seven bits in bits 13 to 7.
     """
@@ -42,7 +46,10 @@ def _as_f16(sign: Value, rest: Value) -> Value:
 
 
 def encode(k: Builder, x: Value) -> Value:
-    """Rounds an f32 to nearest even, to a u32 below 256; saturates beyond +-448, NaN stays NaN."""
+    """Rounds an f32 to nearest even; returns a u32 below 256.
+
+    Saturates beyond +-448; NaN stays NaN.
+    """
     magnitude = k.minimum(k.abs(x), LARGEST)
     bits = magnitude.bits(u32)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)

@@ -1,8 +1,7 @@
-"""Formats that kernels read eight weights at a time: those of code books, and three others.
+"""Formats that kernels read in groups of eight weights: codebook formats and three others.
 
-An eight is 8 neighbouring weights: int8 bytes and a scale. Its reader loads what they are made of
-by small loads, which is slow beside formats that have wide ones, and right for formats of which a
-file has few tensors.
+A group is 8 adjacent weights: int8 bytes and a scale. Its reader uses small loads. They are slower
+than wide loads, but fast enough for formats that few tensors of a file use.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOADS: dict[int, Type] = {1: u8, 2: u16, 4: u32}
 class Get(Protocol):
     """Reads a little-endian number of 1, 2 or 4 bytes of a block, aligned to its size.
 
-    `offset` counts the bytes from the start of the plane called `plane`.
+    `offset` counts bytes from the start of the plane called `plane`.
     """
 
     def __call__(self, plane: str, offset: Any, nbytes: int) -> Any: ...
@@ -36,13 +35,14 @@ class Get(Protocol):
 
 @dataclass(frozen=True)
 class Reader:
-    """What kernels do with an eight.
+    """Loads and unpacks a group of eight weights in a kernel.
 
     Attributes:
       planes: names of the planes.
-      load: the numbers that eight `i` (u32) of a block is made of; starts their loads.
-      unpack: these numbers to two words of int8 and a scale, s32 or f32, or None for 1.
-      d: the block's factor, f32, from what `load_d` gives.
+      load: starts the loads of the numbers that encode group `i` (u32) of a block.
+      unpack: converts these numbers to two words of int8 and a scale, s32 or f32, or None for 1.
+      load_d: starts the load of the block's factor.
+      d: converts the result of `load_d` to the factor, f32.
     """
 
     planes: Sequence[str]
@@ -53,7 +53,7 @@ class Reader:
 
 
 def _getter(planes: Sequence[str], pointers: Sequence[Pointer]) -> Get:
-    """A `Get` of the block that the pointers (u8) stand at."""
+    """Returns a `Get` for the block at the pointers (u8)."""
 
     def get(plane: str, offset: Any, nbytes: int) -> Value:
         type_ = _LOADS[nbytes]
@@ -66,7 +66,7 @@ def _getter(planes: Sequence[str], pointers: Sequence[Pointer]) -> Get:
 
 
 class EightsRow:
-    """A lane's share of rows: neighbouring weights, as many eights as the lanes leave it.
+    """A lane's share of rows: adjacent groups of eight, split evenly over the lanes.
 
     See `packed_row.PackedRow`.
     """
@@ -118,7 +118,10 @@ def block_format(
     quant_bits: int,
     spread_fields: tuple[str, ...] = (),
 ) -> BlockFormat:
-    """The record of a format that is read by eights; it has no tensor-core kernel."""
+    """Returns the record of a format that is read in groups of eight.
+
+    It has no tensor-core kernel.
+    """
 
     def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
         get = _getter(reader.planes, planes)
@@ -149,19 +152,19 @@ def block_format(
     )
 
 
-# --- code books ---
+# --- codebooks ---
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """An eight of a format with a code book, of NumPy, JAX or a kernel (u32).
+    """Encoded group of eight weights of a codebook format, in NumPy, JAX or a kernel (u32).
 
     Attributes:
-      entries: number of its entry, or of its two of four magnitudes each.
-      scale: its scale is 2 * scale + 1.
-      signs: bit i is set where weight i is negative; None where entries have signs.
-      lowered: 1 where the weights are lowered by an eighth, 0 where they are raised; None where
-        neither is so.
+      entries: codebook index, or two indices of four magnitudes each.
+      scale: the group's scale is 2 * scale + 1.
+      signs: bit i is set if weight i is negative; None if the codebook has signs.
+      lowered: 1 if the weights are lowered by an eighth, 0 if they are raised; None for formats
+        without this shift.
     """
 
     entries: tuple[Any, ...]
@@ -171,7 +174,7 @@ class Numbers:
 
 
 def even_signs(seven: Any) -> Any:
-    """Seven sign bits and, as bit 7, the one that makes the number of those set even."""
+    """Completes seven sign bits with bit 7, so that an even number of bits is set."""
     folded = seven ^ (seven >> 4)
     folded = folded ^ (folded >> 2)
     folded = folded ^ (folded >> 1)
@@ -179,7 +182,7 @@ def even_signs(seven: Any) -> Any:
 
 
 def array_get(fields: Any, layout: Sequence[tuple[str, Sequence[str]]], xp: Any) -> Get:
-    """A `Get` of all blocks' planes: offsets (eights,) -> uint32 (..., blocks, eights)."""
+    """Returns a `Get` for all blocks: offsets (groups,) -> uint32 (..., blocks, groups)."""
     planes = {
         name: xp.concatenate([fields[field] for field in inside], axis=-1)
         for name, inside in layout
@@ -208,13 +211,13 @@ def code_book_format(
     raised: bool = False,
     spread_fields: tuple[str, ...] = (),
 ) -> BlockFormat:
-    """The record of a format with a code book: weight = unit * d * (2 * scale + 1) * magnitude.
+    """Returns the record of a codebook format: weight = unit * d * (2 * scale + 1) * magnitude.
 
     Args:
-      numbers: eight `i` of a block, of arrays and of kernels alike.
-      d: the 16 bits of a block's f16 d.
-      book: the format whose code book it is, where that is not this one.
-      raised: entries have signs, and weights are an eighth above or below them.
+      numbers: returns group `i` of a block, for arrays and kernels alike.
+      d: returns the 16 bits of a block's f16 d.
+      book: format that owns the codebook; None: this one.
+      raised: the codebook has signs, and weights are an eighth above or below its values.
     """
     book = book or name
     planes = [plane for plane, _ in layout]
@@ -242,7 +245,7 @@ def code_book_format(
     def unpack(k: Builder, found: Numbers) -> tuple[Words, Value]:
         scale, count = (found.scale * 2 + 1).bits(s32), len(codebooks.entries(book))
         if raised:
-            # 128 + 8 * entry, then one more or less: no byte carries into the next
+            # 128 + 8 * entry, then plus or minus one: no byte carries into the next
             table = k.table(f"{book.lower()}_raised", codebooks.words(book, 8, 128))
             step = k.select(found.lowered == 0, k.const(u32, 0x01010101), 0xFEFEFEFF)
             pair = (
@@ -273,18 +276,18 @@ def code_book_format(
 
 
 def _signed(word: Value, signs: Value) -> Value:
-    """Four magnitudes above 0, those whose bit of `signs` (0 to 3) is set negative, as int8."""
-    # bit i of four goes to bit 8 * i
+    """Negates those of four positive magnitudes whose bit of `signs` (0 to 3) is set; int8."""
+    # moves bit i of four to bit 8 * i
     ones = ((signs & 15) * 0x00204081) & 0x01010101
     return (word ^ (ones * 255)) + ones
 
 
 def f16_factor(k: Builder, bits16: Value) -> Value:
-    """A `Reader.d` of the 16 bits of an f16."""
+    """Converts the 16 bits of an f16, as a `Reader.d`."""
     value: Value = bits16.to(u16).bits(f16).to(f32)
     return value
 
 
 def less_one(words: Words) -> Words:
-    """Bytes of 0 to 2, each less 1, as int8; no byte borrows from the next."""
+    """Subtracts 1 from bytes of 0 to 2, as int8; no byte borrows from the next."""
     return [((word | 0x80808080) - 0x01010101) ^ 0x80808080 for word in words]

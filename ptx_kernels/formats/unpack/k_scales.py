@@ -1,7 +1,7 @@
-"""The 12 bytes of eight 6-bit (scale, min) pairs that Q4_K and Q5_K share.
+"""Eight 6-bit (scale, min) pairs in 12 bytes, shared by Q4_K and Q5_K.
 
-Source: ggml, `get_scale_min_k4`. With s the 12 bytes, sub-blocks 0 to 3 lie in the low six bits of
-s[j] (scale) and s[4 + j] (min); sub-block 4 + j has its low four bits in the nibbles of s[8 + j]
+Source: ggml, `get_scale_min_k4`. Let s be the 12 bytes. Sub-blocks 0 to 3 are in the low six bits
+of s[j] (scale) and s[4 + j] (min). Sub-block 4 + j has its low four bits in the nibbles of s[8 + j]
 and its high two in the top bits of s[j] (scale) and s[4 + j] (min).
 """
 
@@ -17,7 +17,7 @@ from ..base import f16_array
 
 
 def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
-    """uint8 (..., 12) -> scales and mins, each uint8 (..., 8) with values 0 to 63."""
+    """Unpacks uint8 (..., 12) to scales and mins, each uint8 (..., 8) with values 0 to 63."""
     first, second, third = (scales[..., None, i : i + 4] for i in (0, 4, 8))
     last = xp.arange(2)[:, None] == 1
     scale = xp.where(last, (third & 0xF) | ((first >> 6) << 4), first & 63)
@@ -27,7 +27,7 @@ def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
 
 
 def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
-    """d * scale[s] * q - dmin * min[s] of quants (..., 8, 32) -> float32 (..., 256)."""
+    """Computes d * scale[s] * q - dmin * min[s] of quants (..., 8, 32); float32 (..., 256)."""
     scale, minimum = unpack(field["scales"], xp)
     step = f16_array(field["d"]) * scale.astype(np.float32)
     low = f16_array(field["dmin"]) * minimum.astype(np.float32)
@@ -38,10 +38,10 @@ def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
 class PairReader:
     """Reads scale and min of a lane's sub-blocks, 2 * group and the next, from the header's words.
 
-    Which bits they are depends on the lane alone: shifts and masks are found once, and reading is
-    then two shifts and two masks with no select. With `share` given, the lanes of a group number
-    `shares` and this is one of them: lanes 0 and 1 read the min of sub-block 2 * group + share, and
-    the others zero.
+    The bit positions depend only on the lane. Shifts and masks are computed once, and a read is two
+    shifts and two masks with no select. If `share` is passed, it is the lane's number among the
+    `shares` lanes of a group. Lanes 0 and 1 then read the min of sub-block 2 * group + share, and
+    the others read zero.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class PairReader:
         upper = group >= 2  # sub-blocks 4 to 7, whose bits are scattered
         none, two = k.const(u32, 0), k.const(u32, 2)
         shift = (group & 1) << 4
-        self._shift = shift  # of the third word, for scales
-        self._joined_shift = shift + k.select(upper, two, 0)  # of the first word, for scales
+        self._shift = shift  # shift of the third word, for scales
+        self._joined_shift = shift + k.select(upper, two, 0)  # shift of the first word, for scales
         self._third_mask = k.select(upper, k.const(u32, 0x0F0F), 0)
         self._joined_mask = k.select(upper, k.const(u32, 0x3030), 0x3F3F)
         step = none if share is None else (share & 1) << 3
@@ -65,7 +65,7 @@ class PairReader:
         self._whole = share is None
 
     def read(self, words: Sequence[Value]) -> tuple[Value, list[Value]]:
-        """The three u32 of the 12 bytes -> (scales of both sub-blocks in bytes 0 and 1, [mins])."""
+        """Returns (scales of both sub-blocks in bytes 0 and 1, [mins]) from the three u32."""
         first, second, third = words
         scales = ((third >> self._shift) & self._third_mask) | (
             (first >> self._joined_shift) & self._joined_mask
@@ -77,7 +77,7 @@ class PairReader:
 
 
 def minimums_of(words: Sequence[Value], group: Value) -> tuple[Value, Value]:
-    """The mins of sub-blocks `group` < 4 and group + 4 out of the 12 bytes' three u32."""
+    """Returns the mins of sub-blocks `group` < 4 and group + 4 from the three u32."""
     _, second, third = words
     shift = group << 3
     return (second >> shift) & 63, ((third >> (shift + 4)) & 0x0F) | (

@@ -1,4 +1,4 @@
-"""One thread's view of a quantization block that is dequantized."""
+"""One thread's view of a block to dequantize."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...ptx import Builder, Pointer, Value
 
 @dataclass(frozen=True)
 class DequantizedRun:
-    """Neighbouring weights of a block: `values` (f32) from weight `first` (u32, or an int) on."""
+    """Adjacent weights of a block: `values` (f32), from weight `first` (u32, or an int) on."""
 
     first: Value | int
     values: Sequence[Value]
 
 
 class Dequantize(Protocol):
-    """Loads and decodes one thread's share of a block, as the NumPy decoder does to the bit.
+    """Loads and decodes one thread's share of a block, bit for bit like the NumPy decoder.
 
-    `planes` point at the block; `part` (u32) is below the format's `dequantize_threads`.
+    `planes` point to the block; `part` (u32) is below the format's `dequantize_threads`.
     """
 
     def __call__(

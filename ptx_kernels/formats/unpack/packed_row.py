@@ -1,4 +1,4 @@
-"""A lane's view of packed rows, as GEMV reads them: quants in registers with what scales them."""
+"""A lane's view of packed rows, for GEMV: quants in registers with their scales."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from .packed_words import signed_floats
 
 @dataclass(frozen=True)
 class Run:
-    """One lane's neighbouring quants of one scale: weight = d * scale * (quant - offset) - minimum.
+    """A lane's adjacent quants with one scale: weight = d * scale * (quant - offset) - minimum.
 
-    `quants`: u32 of four bytes each, without an offset, or f32. `scale`: s32 or f32 with bytes, f32
-    with floats, None where it is 1. `less`: bytes (u32 of four) which, times `less_factor`, quants
-    are to be lowered by. `unit`: a power of two, another factor of quants that are bytes.
+    Attributes:
+      quants: u32 of four bytes each, without an offset, or f32.
+      scale: s32 or f32 with bytes, f32 with floats; None if it is 1.
+      less: bytes (u32 of four); times `less_factor` they are subtracted from the quants.
+      unit: a power of two, another factor for quants that are bytes.
     """
 
     quants: Sequence[Value]
@@ -33,12 +35,12 @@ class Tile:
 
     Attributes:
       d: f32, the factor of all runs.
-      minimums: f32, each to be multiplied by a sum of activations and subtracted: one per run of
-        floats; of bytes one per group of 32 that the runs lie in, or a single one.
-      minimum_d: f32, the factor of minimums that are one per run, also of bytes; None: as above.
-      minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to,
-        while another lane has the other's. None: the lane has both.
-      signed: the bytes of quants are int8.
+      minimums: f32, each multiplied by a sum of activations and subtracted. Floats have one per
+        run. Bytes have one per group of 32 that the runs lie in, or a single one.
+      minimum_d: f32, the factor of minimums that are one per run, also for bytes; None: as above.
+      minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to;
+        another lane has the other group's. None: the lane has both.
+      signed: whether the bytes of quants are int8.
     """
 
     runs: Sequence[Run]
@@ -50,14 +52,14 @@ class Tile:
 
     @property
     def uses_sums(self) -> bool:
-        """Whether sums of activations are needed, for minimums or offsets."""
+        """Whether minimums or offsets need sums of activations."""
         return bool(self.minimums) or any(run.offset for run in self.runs)
 
 
 def signed_run(
     k: Builder, words: Sequence[Value], scale: Value | None = None, *, floats: bool
 ) -> Run:
-    """A run of quants that are the int8 in `words`, as bytes or, exactly, as floats; scale s32."""
+    """Returns a run of the int8 quants in `words`, as bytes or as exact floats; scale s32."""
     if not floats:
         return Run(words, scale)
     return Run(signed_floats(k, words), None if scale is None else scale.to(f32))
@@ -67,9 +69,12 @@ def signed_run(
 class Share:
     """A lane's share of packed rows: part `part` of `lanes` of each block.
 
-    It begins at `row` and `block` (u32). `floats`: quants become f32, else they stay bytes.
-    `broadcast`: a header is loaded a word a lane and spread by shuffles, where the format has one;
-    all lanes of a warp unpack then. `activations`: rows of them that quants are multiplied by.
+    Attributes:
+      row, block: where it begins (u32).
+      floats: whether quants become f32 or stay bytes.
+      broadcast: whether a header is loaded one word per lane and broadcast by shuffles, if the
+        format has one. All lanes of a warp must then unpack.
+      activations: rows of activations that the quants are multiplied by.
     """
 
     row: Value
@@ -94,10 +99,10 @@ class PackedRow(Protocol):
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None: ...
 
     def load(self, row: int, block: int) -> Any:
-        """Starts the loads of a block, `row` rows and `block` blocks past where the view stands."""
+        """Starts the loads of a block, `row` rows and `block` blocks after the view's position."""
 
     def unpack(self, loaded: Any) -> Tile:
-        """The quants of what `load` gave; all rows of activations share them."""
+        """Unpacks the quants loaded by `load`; all rows of activations share them."""
 
     def advance(self, blocks: int) -> None:
-        """Moves on by a number of blocks."""
+        """Advances by a number of blocks."""

@@ -1,8 +1,8 @@
-"""A warp's view of packed rows, as GEMM reads them: 16 rows of 256 columns in shared memory.
+"""A warp's view of packed rows, for GEMM: 16 rows of 256 columns in shared memory.
 
-A tile splits into four units of two groups of 32 columns each, those that share bytes. `ldmatrix`
-hands out packed bytes just as mma wants the quants in them, four columns of rows g and g + 8 a lane
-(g = lane / 4), so that quants are unpacked where they lie.
+A tile has four units of two groups of 32 columns each; the groups of a unit share bytes. `ldmatrix`
+loads packed bytes in the order in which mma takes quants: four columns of rows g and g + 8 per lane
+(g = lane / 4). Quants are therefore unpacked in place.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ...ptx.types import Type, f16x2
 from .packed_words import Words, f16_of
 
 UNITS = 4
-Pair = tuple[Value, Value]  # of rows g and g + 8
+Pair = tuple[Value, Value]  # for rows g and g + 8
 
 
 @dataclass(frozen=True)
 class TilePlane:
     """A plane of the tile: `bytes` u8 (16, pitch).
 
-    A plane whose rows do not all begin at words holds the aligned words that they lie in; `first`
-    is then the number of pairs of bytes before the first row's in the whole plane, `stride` that of
-    a row: those of odd numbers begin two bytes on.
+    If the rows of a plane do not all begin at word boundaries, it holds the aligned words that
+    contain them. `first` is then the number of byte pairs before the first row in the full plane,
+    and `stride` that of a row. Rows with an odd number begin two bytes later.
     """
 
     k: Builder
@@ -36,12 +36,12 @@ class TilePlane:
     stride: int = 0
 
     def matrix(self, offset: Value | int) -> Words:
-        """32 bytes from `offset` on of the 16 rows, as operand A of m16n8k32 holds them."""
+        """Returns 32 bytes from `offset` on of the 16 rows, as operand A of m16n8k32."""
         k = self.k
         return k.ldmatrix(self.bytes.at(k.lane_id % 16, k.lane_id // 16 * 16).at(offset))
 
     def rows(self) -> tuple[Pointer, Pointer]:
-        """The lane's rows g and g + 8."""
+        """Returns the lane's rows g and g + 8."""
         row = self.k.lane_id // 4
         low, high = self.bytes.at(row), self.bytes.at(row).at(8 * self.bytes.shape[1])
         if self.first is None:
@@ -50,17 +50,17 @@ class TilePlane:
         return low.at((first & 1) * 2), high.at(((first + 8 * self.stride) & 1) * 2)
 
     def f16_pairs(self, offset: Value) -> list[Pair]:
-        """The two f16 at `offset` bytes of the lane's rows, as f32."""
+        """Returns the two f16 at byte `offset` of the lane's rows, as f32."""
         rows = [row.at(offset).cast(u32).load() for row in self.rows()]
         return [(f16_of(rows[0], i), f16_of(rows[1], i)) for i in range(2)]
 
     def f16(self) -> Pair:
-        """The f16 of the lane's rows, of a plane of two bytes per row, as f32."""
+        """Returns the f16 of the lane's rows in a plane of two bytes per row, as f32."""
         low, high = (row.cast(f16).load().to(f32) for row in self.rows())
         return low, high
 
     def byte_pairs(self, offset: Value) -> list[Pair]:
-        """The two bytes at an even `offset` of the lane's rows."""
+        """Returns the two bytes at an even `offset` of the lane's rows."""
         rows = [row.at(offset).cast(u16).load().to(u32) for row in self.rows()]
         return [(rows[0] & 0xFF, rows[1] & 0xFF), (rows[0] >> 8, rows[1] >> 8)]
 
@@ -73,12 +73,12 @@ class Int8Group:
       index: which of the eight groups of 256 columns, u32.
       words: the quants, operand A of m16n8k32.
       type: u8 or s8.
-      scales: f32, of all 32 columns, or of the first 16 and of the last; at most 21 significant
-        bits.
-      offsets: f32, or None: times the sum of a group's activations.
-      minimums: where each 16 columns have a minimum of their own, these as operand A, each as often
-        as its columns: `offsets` is then the factor of their product with the activations.
-      wide: scales may reach 2^127, else they are below 2^104.
+      scales: f32, one for all 32 columns, or one for the first 16 and one for the last; at most 21
+        significant bits.
+      offsets: f32, multiplied by the sum of a group's activations, or None.
+      minimums: for formats with a minimum per 16 columns: the minimums as operand A, each repeated
+        for its columns. `offsets` is then the factor of their product with the activations.
+      wide: whether scales may reach 2^127; else they are below 2^104.
     """
 
     index: Value
@@ -92,18 +92,18 @@ class Int8Group:
 
 @dataclass(frozen=True)
 class F16Group:
-    """32 columns of a tile as exact f16: (byte - bias) * scale, which a block's d multiplies.
+    """32 columns of a tile as exact f16: (byte - bias) * scale, to be multiplied by a block's d.
 
-    A byte becomes an f16 with no conversion, as the low bits of one whose exponent is `anchor`'s:
-    1024 + byte, or 64 + byte / 16; an fma of two such takes the anchor and the bias away and
-    scales.
+    A byte becomes an f16 without a conversion: it is the low bits of an f16 with the exponent of
+    `anchor`, which is 1024 + byte, or 64 + byte / 16. An fma on pairs subtracts the anchor and the
+    bias, and scales.
 
     Attributes:
       index: which of the eight groups of 256 columns, u32.
-      words: the bytes, as operand A of m16n8k32 has them.
+      words: the bytes, as operand A of m16n8k32.
       anchor: 0x64 or 0x54, the upper byte of the f16.
-      steps: f16x2 (factor, addend) of rows g and g + 8, of all 32 columns or of the first 16 and of
-        the last.
+      steps: f16x2 (factor, addend) of rows g and g + 8, one for all 32 columns, or one for the
+        first 16 and one for the last.
     """
 
     index: Value
@@ -114,10 +114,10 @@ class F16Group:
 
 @dataclass(frozen=True)
 class BlockScales:
-    """Factors of a tile's 256 columns: weight = scale * f16 + offset / 32 * its group's minimum.
+    """Factors of a tile's 256 columns: weight = scale * f16 + offset / 32 * minimum of its group.
 
     Attributes:
-      scale, offset: f32, of rows g and g + 8; no offset: None.
+      scale, offset: f32, for rows g and g + 8; offset is None for formats without one.
       minimums: operand A of m16n8k16: those of group t, twice, then of group t + 4 (t = lane % 4);
         empty for none.
     """
@@ -129,12 +129,12 @@ class BlockScales:
 
 @dataclass(frozen=True)
 class Minimums:
-    """Integers that groups' sums of activations are multiplied by: 256 columns of a tile.
+    """Integer minimums of 256 columns of a tile, multiplied by the groups' sums of activations.
 
     Attributes:
-      factor: f32, of all groups: what is added is factor * minimum * sum.
-      words: operand A of m16n8k16, bf16: of rows g and g + 8 those of group t, twice, then of group
-        t + 4 (t = lane % 4).
+      factor: f32, for all groups; factor * minimum * sum is added.
+      words: operand A of m16n8k16, bf16: for rows g and g + 8, those of group t, twice, then of
+        group t + 4 (t = lane % 4).
     """
 
     factor: Pair
@@ -148,7 +148,7 @@ class ReadMinimums(Protocol):
 
 
 class Int8Groups(Protocol):
-    """Reads one unit (u32, below UNITS) of a tile, whose planes are the format's, as integers."""
+    """Reads one unit (u32, below UNITS) of a tile as integers, from the format's planes."""
 
     def __call__(
         self, k: Builder, planes: Sequence[TilePlane], unit: Value
@@ -164,10 +164,9 @@ def block_pair(
     *,
     wide: bool = False,
 ) -> tuple[Int8Group, Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 of a format whose blocks are groups.
+    """Returns blocks 2 * unit and 2 * unit + 1 of a format whose blocks are groups of 32.
 
-    Each has quants of `type`, a scale for all of them, `wide` or not, and in some formats an
-    offset.
+    Each has quants of `type`, one scale, `wide` or not, and in some formats an offset.
     """
     low, high = (
         Int8Group(unit * 2 + i, words, type, [scale], offset, wide=wide)
@@ -185,37 +184,37 @@ class F16Groups(Protocol):
 
 
 class ReadBlockScales(Protocol):
-    """Reads what all units of a tile of f16 share."""
+    """Reads the factors that all units of an f16 tile share."""
 
     def __call__(self, k: Builder, planes: Sequence[TilePlane]) -> BlockScales: ...
 
 
 class F16Tile(NamedTuple):
-    """The reader of a format whose weights are f16 but for a factor of 256 columns."""
+    """Reader for a format whose weights are f16 with a factor per 256 columns."""
 
     groups: F16Groups
     scales: ReadBlockScales
 
 
 def twice(k: Builder, number: float) -> Value:
-    """A number that f16 holds, twice in an f16x2."""
+    """Returns a number that f16 can hold, twice in an f16x2."""
     return k.const(u32, int(np.float16(number).view(np.uint16)) * 0x10001).bits(f16x2)
 
 
 def twice_bf16(k: Builder, number: Value) -> Value:
-    """A u32 below 256 as bf16, twice in a u32."""
+    """Converts a u32 below 256 to bf16, twice in a u32."""
     bits = number.to(f32).bits(u32)
     return k.permute(bits, bits, 0x3232)
 
 
 def byte_f16(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:
-    """A byte of the word, less a bias, twice in an f16x2."""
+    """Returns a byte of the word minus a bias, twice in an f16x2."""
     anchored = k.permute(word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(f16x2)
     return anchored - twice(k, 1024 + bias)
 
 
 def step_of(k: Builder, scale: Value, factor: float, addend: float) -> Pair:
-    """scale * factor, scale * addend: f16x2, both exact."""
+    """Returns scale * factor and scale * addend: f16x2, both exact."""
     times = scale if factor == 1 else scale * twice(k, factor)
     return times, scale * twice(k, addend)
 

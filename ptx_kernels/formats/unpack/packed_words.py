@@ -1,4 +1,4 @@
-"""Packed quants in registers: the bytes of u32 words as floats."""
+"""Packed quants in registers: converts the bytes of u32 words to floats."""
 
 from __future__ import annotations
 
@@ -7,48 +7,49 @@ from collections.abc import Sequence
 from ...ptx import Builder, Value, f16, f32, s32, u16, u32
 from ...ptx.types import f16x2
 
-Words = Sequence[Value]  # neighbouring u32
+Words = Sequence[Value]  # adjacent u32
 
 
 def f16_of(word: Value, which: int = 0) -> Value:
-    """The low (0) or high (1) f16 of a u32, as f32."""
+    """Converts the low (0) or high (1) f16 of a u32 to f32."""
     return (word >> 16 if which else word).to(u16).bits(f16).to(f32)
 
 
 def byte_floats(k: Builder, words: Words) -> list[Value]:
-    """The bytes of the words, lowest first, as f32."""
+    """Converts the bytes of the words, lowest first, to f32."""
     return [k.bit_field(word, 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
 def affine(values: Sequence[Value], scale: Value, offset: Value) -> list[Value]:
-    """scale * v - offset with both roundings, as the NumPy decoders compute it."""
+    """Computes scale * v - offset with both roundings, like the NumPy decoders."""
     return [scale * v - offset for v in values]
 
 
 def signed_byte_floats(k: Builder, words: Words) -> list[Value]:
-    """The bytes of the words as int8, lowest first, as f32."""
+    """Converts the bytes of the words as int8, lowest first, to f32."""
     return [k.bit_field(word.bits(s32), 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
 def shifted(word: Value, left: int) -> Value:
-    """The word shifted left, or right where `left` is negative."""
+    """Shifts the word left, or right if `left` is negative."""
     return word << left if left > 0 else word >> -left if left < 0 else word
 
 
 def upper_nibbles(words: Words) -> tuple[Words, Words]:
-    """The low nibbles of all bytes and the high ones, each in the upper half of its byte."""
+    """Returns the low nibbles of all bytes and the high ones, in the upper halves of bytes."""
     return [(w << 4) & 0xF0F0F0F0 for w in words], [w & 0xF0F0F0F0 for w in words]
 
 
 def lower_nibbles(words: Words) -> tuple[Words, Words]:
-    """The low nibbles of all bytes and the high ones, each in the lower half of its byte."""
+    """Returns the low nibbles of all bytes and the high ones, in the lower halves of bytes."""
     return [w & 0x0F0F0F0F for w in words], [(w >> 4) & 0x0F0F0F0F for w in words]
 
 
 def looked_up(k: Builder, table: Sequence[int], words: Words) -> tuple[Words, Words]:
-    """Entries of a table of 16 int8 by the low nibbles of all bytes, then by the high ones.
+    """Looks up a table of 16 int8 by the low nibbles of all bytes, then by the high ones.
 
-    A permutation picks from eight entries by three bits: the fourth then chooses between two.
+    A permutation selects from eight entries by three bits; the fourth bit then selects between two
+    results.
     """
     a, b, c, d = (
         k.const(u32, int.from_bytes(bytes(entry & 0xFF for entry in table[i : i + 4]), "little"))
@@ -67,15 +68,15 @@ def looked_up(k: Builder, table: Sequence[int], words: Words) -> tuple[Words, Wo
     return low, high
 
 
-#: What `anchored_floats` adds to each quant.
+#: Offset that `anchored_floats` adds to each quant.
 ANCHOR = 128.0
 
 
 def anchored_floats(k: Builder, words: Words) -> list[Value]:
-    """The bytes of the words, lowest first, each below 128, as f32 with ANCHOR added.
+    """Converts the bytes of the words, each below 128, lowest first, to f32 plus ANCHOR.
 
-    One instruction each: a byte is put where an f32 of exponent 2^7 has the upper seven bits of its
-    mantissa.
+    Each takes one instruction: the byte becomes the upper seven bits of the mantissa of an f32 with
+    exponent 2^7.
     """
     exponent = k.const(u32, 0x43000000)
     return [
@@ -84,7 +85,10 @@ def anchored_floats(k: Builder, words: Words) -> list[Value]:
 
 
 def signed_floats(k: Builder, words: Words) -> list[Value]:
-    """The bytes of the words as int8, lowest first, as f32: exact, by way of 2^23 + 128 + value."""
+    """Converts the bytes of the words as int8, lowest first, to f32, via 2^23 + 128 + value.
+
+    The result is exact.
+    """
     exponent = k.const(u32, 0x4B000000)
     flipped = [word ^ 0x80808080 for word in words]
     biased = [k.permute(word, exponent, 0x7440 | i) for word in flipped for i in range(4)]
@@ -92,10 +96,10 @@ def signed_floats(k: Builder, words: Words) -> list[Value]:
 
 
 def signed_byte_halves(k: Builder, word: Value) -> tuple[Value, Value]:
-    """Bytes 0 and 2 of a word as int8, then bytes 1 and 3, as pairs of f16.
+    """Converts bytes 0 and 2 of a word as int8, then bytes 1 and 3, to pairs of f16.
 
-    Exact, by way of 2^10 + 128 + value: a byte is put where an f16 of exponent 2^10 has the lower
-    eight bits of its mantissa.
+    The result is exact, via 2^10 + 128 + value: the byte becomes the lower eight bits of the
+    mantissa of an f16 with exponent 2^10.
     """
     exponent, anchor = k.const(u32, 0x64646464), k.const(u32, 0x64806480).bits(f16x2)
     flipped = word ^ 0x80808080

@@ -1,7 +1,7 @@
-"""Low two bits of 256 quants in 64 bytes, which Q2_K and Q3_K share, and a lane's share of them.
+"""Low two bits of 256 quants in 64 bytes, shared by Q2_K and Q3_K, and a lane's share of them.
 
-The block is twice (h) 128 weights of four groups g of 32: weight 128h + 32g + j has bits 2g of byte
-32h + j.
+The block has two halves h of 128 weights, each with four groups g of 32. Weight 128h + 32g + j has
+bits 2g of byte 32h + j.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .packed_words import Words
 
 
 def quants(qs: Any, xp: Any) -> Any:
-    """uint8 (..., 64) -> uint8 (..., 256) of 0 to 3."""
+    """Unpacks uint8 (..., 64) to uint8 (..., 256) of 0 to 3."""
     leading = qs.shape[:-1]
     return bits(qs.reshape(*leading, 2, 32), 4, 2, xp).reshape(*leading, 256)
 
@@ -24,20 +24,22 @@ def quants(qs: Any, xp: Any) -> Any:
 class LowBits:
     """A lane's bytes: 64 / lanes weights of each of its groups.
 
-    Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
-    of 32, four values of two of the groups.
+    With 4 lanes, lane `part` has values 16 * (part % 2) to + 15 of the groups of half h = part //
+    2. With 32 lanes, it has four values of two of the groups.
 
     Attributes:
-      upper: h; column: of a group, the lane's first; unit: number of its first group, over two
-        (u32).
-      groups: how many it has; count: words of four bytes.
-      half: u32, which 16 of a group's 32 weights they are.
+      upper: h.
+      column: the lane's first column in a group.
+      unit: number of the lane's first group, divided by two (u32).
+      groups: number of groups of the lane.
+      count: words of four bytes.
+      half: u32, which 16 of a group's 32 weights the lane has.
     """
 
     def __init__(self, qs: Pointer, share: Share) -> None:
         part, lanes = share.part, share.lanes
         length = max(64 // lanes, 4)
-        columns = 32 // length  # lanes side by side
+        columns = 32 // length  # adjacent lanes
         self.upper, self.column = part // (lanes // 2), part % columns * length
         self.half = self.column // 16
         self.unit, self.groups = self.upper * 2, 4
@@ -51,11 +53,11 @@ class LowBits:
         )
 
     def load(self, block: int) -> Words:
-        """The bytes of the block that is so many ahead."""
+        """Loads the bytes of the block that is `block` blocks after the current one."""
         return self._words.load_run(block * 16, self.count)
 
     def aligned(self, words: Words) -> Words:
-        """The loaded bytes with the lane's group i in bits 2 * i."""
+        """Shifts the loaded bytes so that the lane's group i is in bits 2 * i."""
         if self.groups == 4:
             return words
         return [word >> ((self.unit & 1) * 4) for word in words]

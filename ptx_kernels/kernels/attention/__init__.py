@@ -1,4 +1,4 @@
-"""Attention of decode steps, whose contexts are split over blocks and merged, and of prompts."""
+"""Attention kernels: decode steps, with contexts split over blocks and merged, and prompts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Floats as sums of bf16, whose products on tensor cores are as exact as a sum has parts.
+"""Floats as sums of bf16 parts, for tensor-core products whose precision grows with the parts.
 
-Part i is the rounding of what the parts before it leave: two hold 16 bits, three 24 (Henry, Tang
-and Heinecke 2019, "Leveraging the bfloat16 artificial intelligence datatype").
+Part i rounds the remainder after the parts before it. Two parts hold 16 bits, three hold 24 (Henry,
+Tang and Heinecke 2019, "Leveraging the bfloat16 artificial intelligence datatype").
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ..vectors import two_floats
 
 
 def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> list[Value]:
-    """Words (u32) of the parts of two f32, the first float's in the low half.
+    """Returns words (u32) with the parts of two f32, the first float's in the low half.
 
-    `type`: bf16, or f16, whose parts hold 11 bits each of what its range has room for.
+    `type`: bf16, or f16, whose parts hold 11 bits each within its range.
     """
     words: list[Value] = []
     while True:
@@ -28,9 +28,9 @@ def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> l
 
 
 def products(a_parts: int, b_parts: int) -> list[tuple[int, int]]:
-    """The products (i, j) of parts of a and of b that count, the smallest first.
+    """Returns the products (i, j) of parts of a and of b that matter, the smallest first.
 
-    Those are left out that are as small as what the parts of either leave.
+    Products as small as the remainder of either operand are omitted.
     """
     counted = [
         (i, j) for i in range(a_parts) for j in range(b_parts) if i + j < max(a_parts, b_parts)

@@ -1,4 +1,4 @@
-"""Attention of prompts on tensor cores: FlashAttention-2 (Dao 2023) over rows of a head's group."""
+"""Attention of prompts on tensor cores: FlashAttention-2 (Dao 2023) over rows of a head group."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class CausalAttentionConfig:
     """Tiling of a prompt's attention.
 
     Attributes:
-      warps: per block, each with 16 rows: queries of the heads of a group, token by token.
-      tokens: whose keys and values a step has, a multiple of 16.
+      warps: per block, each with 16 rows: queries of a group's heads, token by token.
+      tokens: keys and values per step, a multiple of 16.
       stages: steps in shared memory.
-      resident_blocks: blocks that a multiprocessor's registers must have room for.
-      splits: blocks that share the tokens which a tile of a piece over pages sees. More than one
-        leave partial results, which `merge_attention` puts together.
+      resident_blocks: blocks per multiprocessor that the registers must suffice for.
+      splits: blocks that share the tokens seen by a tile of a prompt chunk over pages. With more
+        than one they leave partial results, which `merge_attention` merges.
     """
 
     warps: int = 4
@@ -42,7 +42,7 @@ class CausalAttentionConfig:
     def shared_bytes(
         self, head_dim: int, value_dim: int, parts: int, key_parts: int, dtype: str | None = None
     ) -> int:
-        """Shared memory of a block; arguments as of `causal_attention`."""
+        """Returns the shared memory of a block in bytes; arguments as in `causal_attention`."""
         key, value = (odd_pitch(dim * bf16.size) for dim in (head_dim, value_dim))
         tokens = self.stages * self.tokens * key_parts * (key + value)
         rows = self.warps * TILE_ROWS
@@ -76,28 +76,28 @@ def causal_attention(
 ) -> None:
     """out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
 
-    Floats are sums of bf16, see `bf16_parts`; products are added up in f32. Operands: q f32 (batch,
-    time, num_heads, head_dim); the parts of keys and then of values, bf16 (batch, time,
+    Floats are sums of bf16, see `bf16_parts`; products are accumulated in f32. Operands: q f32
+    (batch, time, num_heads, head_dim); the parts of keys and then of values, bf16 (batch, time,
     num_kv_heads, head_dim or value_dim); lengths s32 (batch,); sinks f32 (num_heads,). Result: f32
-    (batch, time, num_heads, value_dim). Tokens at or beyond lengths[b] are not read; what is
-    written for them means nothing.
+    (batch, time, num_heads, value_dim). Tokens at or beyond lengths[b] are not read; their results
+    are unspecified.
 
-    With a `dtype`, the tokens are pieces of sequences in a cache: token t of sequence b is its
-    number context_lens[b] - lengths[b] + t, and sees all tokens up to itself, which lie in pages;
-    those of a page id outside the pages do not count. Operands: q; the parts of pages of keys and
-    then of values (num_pages, num_kv_heads, page_size, head_dim), of which f16 has one, and bf16
-    also more, as `split_keys` makes them; block_tables s32 (batch, pages_per_sequence);
+    With a `dtype`, the tokens are chunks of sequences in a cache. Token t of sequence b is its
+    number context_lens[b] - lengths[b] + t, and sees all tokens up to itself, which are in pages.
+    Tokens whose page id is outside the pages do not count. Operands: q; the parts of pages of keys
+    and then of values (num_pages, num_kv_heads, page_size, head_dim): one part for f16, and one or
+    more for bf16, as written by `split_keys`; block_tables s32 (batch, pages_per_sequence);
     context_lens s32 (batch,); lengths; sinks. Tokens at or beyond lengths[b] get zeros. Several
     splits leave `Parts` of batch * time tokens.
 
     Args:
-      window: a token sees the last `window` tokens, itself included.
+      window: a token sees the last `window` tokens, including itself.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
-      parts: of queries and of the softmax's weights. key_parts: of keys and values.
-      dtype: of pages, `bf16` or `f16`, which is that of the parts then; None: there are no pages.
-      named_pages: pages lie in the order of block_tables, which name so many others; None: they
-        lie where these say.
+      parts: number of parts of queries and of softmax weights. key_parts: of keys and values.
+      dtype: of the pages and the parts, `bf16` or `f16`; None: there are no pages.
+      named_pages: pages are stored in the order of block_tables, whose ids are below `named_pages`;
+        None: block_tables holds their positions.
     """
     shape = num_pages, num_kv_heads, page_size, head_dim
     _check(num_heads, num_kv_heads, head_dim, value_dim, soft_cap, (parts, key_parts), config)
@@ -122,14 +122,14 @@ def causal_attention(
     grid = tiles, num_kv_heads, batch * config.splits
     k.launch(grid, threads, resident_blocks=config.resident_blocks)
 
-    # the last tiles have the most tokens before them: they come first
+    # the last tiles see the most tokens, so they start first
     first = ((tiles - 1) - k.block_id()) * rows
     kv_head, (sequence, split) = k.block_id("y"), _sequence_and_split(k, config.splits)
     length = k.minimum(k.maximum(lengths.at(sequence).load(), 0), time).bits(u32)
     tile = QueryTile(k, first, rows, group, time, tokens.before(k, sequence, length))
     seen = tile.keys(length, window, config.tokens).part(split, config.splits)
     heads = q.at(sequence, 0, kv_head * group).reshape(time, num_heads, head_dim)
-    # scores are exponents of 2; without a soft cap, their factor goes into q
+    # scores are exponents of 2; without a soft cap, their factor is applied to q
     factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
     scales = tile.scales(heads, length, factor) if dtype == "f16" else None
     queries = tile.stage(heads, length, factor, parts, threads, scales)
@@ -160,21 +160,21 @@ def causal_attention(
 
 
 def _sequence_and_split(k: Builder, splits: int) -> tuple[Value, Value]:
-    """Of the block; without several splits there is no split's number."""
+    """Returns the block's sequence and split; the split is unused if there is only one."""
     both = k.block_id("z")
     return (both, both) if splits == 1 else (both // splits, both % splits)
 
 
 @dataclass(frozen=True)
 class _Scoring:
-    """How a warp's rows, `queries`, become scores in base 2 of a step's keys.
+    """Computes scores in base 2 of a warp's rows (`queries`) and a step's keys.
 
     Attributes:
-      depths: 16 dimensions each.
+      depths: number of 16-dimension slices of a head.
       counted: see `products`.
-      type: of parts.
-      units: of the lane's two rows, what products count for; None: 1.
-      rows: the lane's two.
+      type: dtype of the parts.
+      units: scale of the products for each of the lane's two rows; None: 1.
+      rows: the lane's two rows.
     """
 
     k: Builder
@@ -188,7 +188,7 @@ class _Scoring:
     window: int | None
 
     def scores(self, keys: Tiles) -> list[Sums]:
-        """Those of a step's tokens, before any is hidden."""
+        """Returns the scores of a step's tokens, before masking."""
         k, zero = self.k, self.k.const(f32, 0.0)
         scores: list[Sums] = [[zero] * 4 for _ in range(keys.rows // TILE_COLUMNS)]
         for depth in range(self.depths):
@@ -209,12 +209,12 @@ class _Scoring:
     def masked(
         self, scores: Sequence[Sums], first: Value, known: Sequence[Value] | None
     ) -> list[Sums]:
-        """Scores of tokens from `first` on, minus infinity where a row does not see the token.
+        """Masks scores of tokens from `first` on: minus infinity if a row does not see the token.
 
-        `known`: of each 16 of them, whether they are anywhere; None: they are.
+        `known`: whether each 16 of them are in a page; None: they are.
         """
         k, window = self.k, self.window
-        # the last column that a row sees, counted from the lane's first one
+        # the last column that a row sees, relative to the lane's first one
         last = [(row.position - first - k.lane_id % QUAD * 2).bits(s32) for row in self.rows]
         before = None if window is None else [x - window for x in last]
 
@@ -241,7 +241,7 @@ def _attend(
     softmax: TensorSoftmax,
     config: CausalAttentionConfig,
 ) -> None:
-    """Takes all tokens that the tile's rows see into the softmax."""
+    """Adds all tokens that the tile's rows see to the softmax."""
     copies, tokens, parts = source.copies, config.tokens, source.parts
     pipeline = Pipeline(k, config.stages, copies)
     pipeline.begin(seen.count)
@@ -262,9 +262,10 @@ def _attend(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a block's rows go: out (batch, time, num_heads, value_dim), or a split's `Parts`.
+    """Destination of a block's rows.
 
-    `head`: the first of the group.
+    It is out (batch, time, num_heads, value_dim), or a split's `Parts`. `head`: the first of the
+    group.
     """
 
     k: Builder
@@ -275,7 +276,10 @@ class _Place:
     split: Value
 
     def store(self, rows: Sequence[Row], softmax: TensorSoftmax, length: Value | None) -> None:
-        """The lane's two rows; those of tokens at or beyond `length` become zeros, None: stay."""
+        """Stores the lane's two rows.
+
+        Tokens at or beyond `length` get zeros (None: keep theirs).
+        """
         k, shares = self.k, softmax.shares()
         vectors = softmax.normalized() if isinstance(self.result, Pointer) else None
         for i, row in enumerate(rows):

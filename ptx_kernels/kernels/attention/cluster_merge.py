@@ -1,4 +1,4 @@
-"""The merge of a cluster: its blocks' shares of the same query heads become results."""
+"""Merges the partial attention results of a cluster's blocks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .online_softmax import BlockState, Merged, Piece
 
 
 class ClusterState:
-    """The softmax of every block of a cluster, each in its own shared memory.
+    """Softmax states of a cluster's blocks, each in its own shared memory.
 
-    A block's o takes the place of its first warp's, piece by piece. Then the warps of all blocks
-    share the pieces: each is merged over the blocks.
+    A block's merged o replaces that of its first warp, piece by piece. Then the warps of all blocks
+    divide the pieces among them and merge each over the blocks.
     """
 
     def __init__(self, k: Builder, state: BlockState, splits: int, run: int) -> None:
-        """`run`: dimensions of a lane in a piece."""
+        """Allocates the state's marks. `run`: dimensions per lane in a piece."""
         self._k, self._state, self._splits, self._run = k, state, splits, run
         self._marks = k.shared("split_marks", f32, (state.queries, 2))
 
     def leave(self) -> None:
-        """Merges the block's warps. All threads must come here."""
+        """Merges the block's warps. All threads must reach it."""
         for some in self._state.merged(self._run):
             for piece, merged in some:
                 first = all_of(piece.known, piece.group == 0, piece.first == 0)
@@ -30,20 +30,20 @@ class ClusterState:
                 store_floats(self._state.share(piece), merged.o, where=piece.known)
 
     def merge(self, heads: QueryHeads, sequence: Value, result: Result, warps: int) -> None:
-        """Writes the results; `warps`: of a block. All threads must come here."""
+        """Writes the results; `warps`: per block. All threads must reach it."""
         k, state = self._k, self._state
         k.cluster_barrier()
         worker, workers = k.warp_id * self._splits + k.cluster_rank, self._splits * warps
         shape = state.queries, state.groups
         pieces = list(Piece.of_warp(k, *shape, worker, workers, self._run))
         values = [self._merged(piece) for piece in pieces]
-        k.cluster_barrier()  # nobody leaves while others read its share
+        k.cluster_barrier()  # no block may exit while others read its share
         for piece, value in zip(pieces, values, strict=True):
             with heads.owned(piece) as head:
                 result.store(sequence, head, piece, value)
 
     def _merged(self, piece: Piece) -> list[Value]:
-        """The lane's dimensions of the piece."""
+        """Returns the lane's dimensions of the piece."""
         k, ranks = self._k, range(self._splits)
         marks, place = self._marks.at(piece.query), self._state.share(piece)
         each = [k.peer(marks, rank).load(vector=2) for rank in ranks]

@@ -1,4 +1,4 @@
-"""Rule of choice of clusters: whose splits merge themselves, and how many these are."""
+"""Selection rule for clusters, which merge their splits themselves."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ...devices import Target
 from ...ptx import MAX_CLUSTER
 from .config import PagedAttentionConfig
 
-#: Seconds, by the cost model: what a launch of `merge_attention` takes beyond a cluster's merge,
-#: and a round of a block's tokens, where the latency of memory binds.
+#: Seconds by the cost model: of a `merge_attention` launch beyond the merge in a cluster, and of a
+#: round of a block's tokens when memory latency binds.
 _MERGE_LAUNCH = 1.6e-6
-_ROUND = {True: 0.75e-6, False: 1.05e-6}  # of tensor cores, of lanes
+_ROUND = {True: 0.75e-6, False: 1.05e-6}  # on tensor cores (True), on lanes
 
 
 def clustered(
@@ -23,18 +23,19 @@ def clustered(
     step: int,
     nbytes: int,
 ) -> PagedAttentionConfig:
-    """The config with its splits as a cluster, where the device has clusters and none is slower.
+    """Makes the splits a cluster if the device has clusters and this is not slower.
 
-    A cluster has eight blocks at most. Where the config has more splits, they are fewer than the
-    device has room for: where each has a multiprocessor to itself, it has twice as many warps. That
-    draws the memory as well, but takes more rounds, which count where few heads have long contexts.
+    A cluster has at most eight blocks. If the config has more splits, the cluster has fewer blocks
+    than the device can hold. If each block then has its own multiprocessor, it gets twice as many
+    warps. That uses the memory as well, but takes more rounds, which matters when few heads have
+    long contexts.
 
     Args:
-      config: with as many splits as fill the device.
-      blocks: of a split.
+      config: has as many splits as fill the device.
+      blocks: per split.
       capacity: tokens of a context.
       step: tokens of a block in a round.
-      nbytes: of all pages.
+      nbytes: bytes of all pages.
     """
     facts = device.facts
     if config.splits == 1 or facts is None or not facts.clusters:

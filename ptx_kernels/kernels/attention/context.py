@@ -1,4 +1,4 @@
-"""Decode attention's shares: a block's query heads, its tokens, and the pages where they lie."""
+"""A block's part of decode attention: its query heads, its tokens and their pages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .online_softmax import Piece, Team
 
 @dataclass(frozen=True)
 class PageTable:
-    """The pages of one sequence.
+    """Pages of one sequence.
 
     Attributes:
-      entries: s32 (batch, pages_per_sequence); None: the sequence is a page by itself.
+      entries: s32 (batch, pages_per_sequence); None: the sequence is a single page.
     """
 
     entries: Pointer | None
@@ -25,25 +25,25 @@ class PageTable:
     page_size: int
 
     def page_of(self, token: Value, where: Value) -> Value:
-        """The id of a token's page; 0 where the condition fails."""
+        """Returns the id of a token's page; 0 if the condition fails."""
         if self.entries is None:
             return self.sequence
         return self.entry(token // self.page_size, where).bits(u32)
 
     def entry(self, page: Value, where: Value | None = None) -> Value:
-        """The id of the sequence's page with this number, s32; 0 where the condition fails."""
+        """Returns the id of the sequence's page with this number, s32; 0 if the condition fails."""
         assert self.entries is not None
         return self.entries.at(self.sequence, page).load(where=where)
 
     def slot_of(self, token: Value) -> Value:
-        """The token's place in its page."""
+        """Returns the token's slot in its page."""
         return token if self.entries is None else token % self.page_size
 
 
 class QueryHeads:
-    """A team's query heads: `count` of the `group` heads that share a KV head.
+    """Query heads of a team: `count` of the `group` heads that share a KV head.
 
-    In a group's last block, whose heads may be fewer, the last head repeats.
+    If a group's last block has fewer heads, the last head repeats.
     """
 
     def __init__(self, k: Builder, group: int, count: int, team: Team) -> None:
@@ -60,17 +60,17 @@ class QueryHeads:
         return self._k.minimum(self._first + i, self._group - 1)
 
     def index(self, i: Value | int) -> Value:
-        """The query head that is number i of the team."""
+        """Returns the query head with this number in the team."""
         return self.kv_head * self._group + self._in_group(i)
 
     def load(self, logits: Pointer, numbers: Sequence[Value]) -> list[Value]:
-        """Logits of the heads with these numbers in the team, in base 2."""
+        """Loads the logits of the heads with these numbers in the team, in base 2."""
         members = [self._in_group(i) for i in numbers]
         return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
 
     @contextlib.contextmanager
     def owned(self, piece: Piece) -> Iterator[Value]:
-        """The query head of a piece of the block; the body runs where that is no repetition."""
+        """Yields the query head of a piece; the body runs only if it is not a repetition."""
         member = self._of_block + piece.query
         inside = all_of(piece.known, member < self._group if self._ragged else None)
         with contextlib.nullcontext() if inside is None else self._k.when(inside):
@@ -79,7 +79,7 @@ class QueryHeads:
 
 @dataclass(frozen=True)
 class Share:
-    """A split's tokens, from `first` to below `stop`; those before `oldest` are not seen."""
+    """Tokens of a split, from `first` to below `stop`; tokens before `oldest` are masked."""
 
     first: Value | int
     stop: Value
@@ -88,7 +88,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Task:
-    """The attention of one block: its query heads over its split's tokens of a sequence.
+    """Attention of one block: its query heads over its split's tokens of a sequence.
 
     Attributes:
       q: f32 (batch, num_heads, head_dim).
@@ -98,7 +98,7 @@ class Task:
       sinks: f32 (num_heads,), or None.
       context_len: of the sequence, s32.
       capacity: tokens that the sequence's pages hold.
-      split: the block's, of `splits` that share the sequence's tokens.
+      split: number of the block's split, of `splits` that share the sequence's tokens.
     """
 
     q: Pointer
@@ -120,19 +120,21 @@ class Task:
 
     @property
     def factor(self) -> float:
-        """The factor of q: scores are exponents of 2; those with a soft cap, parts of it."""
+        """Factor of q, with which scores are exponents of 2, or arguments of the soft cap."""
         return self.scale * LOG2_E if self.soft_cap is None else self.scale / self.soft_cap
 
     def capped(self, k: Builder, score: Value) -> Value:
-        """A product of q and a key as an exponent of 2, below the soft cap."""
+        """Converts a product of q and a key to an exponent of 2, with the soft cap applied."""
         return score if self.soft_cap is None else tanh(k, score) * (self.soft_cap * LOG2_E)
 
     def share(self, k: Builder, step: int, unit: int = 1) -> Share:
-        """The split's tokens: an equal share, `step` at least; the last may have fewer or none.
+        """Returns the split's tokens: an equal share, at least `step`.
 
-        `unit`: a power of two that divides `step`, and the first token.
+        The last may have fewer or none.
+
+        `unit`: a power of two that divides `step` and the first token.
         """
-        # none of a negative length, at most as many as the pages hold
+        # 0 for a negative length, at most as many as the pages hold
         length = k.minimum(k.maximum(self.context_len.load(), 0), self.capacity)
         oldest: Value | int = 0
         if self.window is not None:

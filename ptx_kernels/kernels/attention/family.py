@@ -1,4 +1,4 @@
-"""Attention as kernel families: over pages, the merge of splits, and of prompts."""
+"""Attention kernel families: over pages, the merge of splits, and over prompts."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _attention(
     cluster: bool = False,
     **options: Any,
 ) -> Case:
-    """As the rule has it for a device that `splits` blocks per sequence and head fill.
+    """Returns a case with the rule's Config for a device that `splits` blocks per head fill.
 
-    They are a cluster if `cluster`.
+    The splits are a cluster if `cluster`.
     """
     contiguous = options.get("contiguous", False)
     heads = num_kv_heads * group, num_kv_heads, head_dim
@@ -69,7 +69,7 @@ def _attention(
 def _latent(
     dtype: str, group: int, *, label: str = "", splits: int = 64, cluster: bool = False
 ) -> Case:
-    """Rows of 576, of which 512 are values, as DeepSeek-V2's."""
+    """Returns a case with rows of 576, of which 512 are values, like DeepSeek-V2's."""
     options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits, "cluster": cluster}
     return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options)
 
@@ -116,7 +116,10 @@ def _piece(
     capacity: int = 4096,
     **options: Any,
 ) -> Case:
-    """Pieces of prompts over pages of 16 tokens; where these are split, their parts."""
+    """Returns a case of prompt chunks over pages of 16 tokens.
+
+    It has bf16 parts if the pages are split.
+    """
     rows, dims = (batch * num_kv_heads, time * group), (head_dim, head_dim)
     seen = min(capacity, options.get("window", capacity))
     chosen = causal_attention_rule(target(), *rows, *dims, 2, key_parts, dtype, seen)
@@ -224,7 +227,7 @@ _SPLITS = (
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """Every page that the block tables have room for, or the window's part of it."""
+    """Returns the fraction of pages in the block tables, or in the window."""
     if buffer.name not in PAGE_BUFFERS:
         return 1
     held = 1.0
@@ -236,13 +239,13 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def _passes(arguments: Arguments) -> int:
-    """A team that has some of a group's queries reads all of K and V."""
+    """Returns the teams per group; each reads all of K and V."""
     group = arguments["num_heads"] / arguments["num_kv_heads"]
     return math.ceil(group / arguments["config"].queries)
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int] | None:
-    """512 tokens of each split; a window bounds them by itself."""
+    """Returns 512 tokens per split; None for a window, which bounds the loop itself."""
     if arguments["window"] or arguments["contiguous"]:
         return None
     return "pages_per_sequence", math.ceil(
@@ -251,7 +254,7 @@ def _shorter(arguments: Arguments) -> tuple[str, int] | None:
 
 
 def _trips(arguments: Arguments) -> float | None:
-    """Steps of tensor cores, whose loads are of several widths; those of lanes, loads tell."""
+    """Returns the steps of tensor cores, which load several widths; None for lanes."""
     if not arguments["config"].tensor_cores:
         return None
     tokens = arguments["pages_per_sequence"] * arguments["page_size"]
@@ -262,7 +265,7 @@ def _trips(arguments: Arguments) -> float | None:
 def _block_tables(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """No two entries are one page, as long as there are enough."""
+    """Returns page ids without repetition, if there are enough pages."""
     num_pages, entries = buffers["k_pages"].shape[0], math.prod(buffer.shape)
     pages = rng.permutation(max(num_pages, entries)) % num_pages
     return pages[:entries].reshape(buffer.shape)
@@ -271,10 +274,10 @@ def _block_tables(
 def _context_lens(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """A full sequence, an empty one, and some between."""
+    """Returns lengths of a full sequence, an empty one, and some between."""
     num_pages, _, page_size, _ = buffers["k_pages"].shape
     tables = buffers.get("block_tables")
-    # without them the pages are contiguous, one per sequence
+    # without block tables the pages are contiguous, one per sequence
     pages = tables.shape[1] if tables is not None else num_pages // buffer.shape[0]
     capacity = page_size * pages
     lengths = rng.integers(1, capacity + 1, buffer.shape)
@@ -284,7 +287,7 @@ def _context_lens(
 
 
 def _marks(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """Highest score and sum of weights of each split, positive."""
+    """Returns the highest score and the positive sum of weights of each split."""
     return np.abs(rng.standard_normal(buffer.shape, np.float32)) + np.float32(1)
 
 
@@ -310,7 +313,7 @@ MERGE_ATTENTION = Family(
 
 
 def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """A full prompt, an empty one, and some between."""
+    """Returns lengths of a full prompt, an empty one, and some between."""
     time = buffers["q"].shape[1]
     lengths = rng.integers(1, time + 1, buffer.shape)
     lengths[0] = time
@@ -319,14 +322,14 @@ def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Gener
 
 
 def _before(arguments: Arguments) -> int:
-    """Tokens of a full sequence that are in front of a piece."""
+    """Returns the tokens of a full sequence before a prompt chunk."""
     return max(0, arguments["pages_per_sequence"] * arguments["page_size"] - arguments["time"])
 
 
 def _prompt_trips(arguments: Arguments) -> float:
-    """Steps of all warps over full prompts: of a tile those between its window and its last row.
+    """Returns the steps of all warps over full prompts, or over chunks at the end of sequences.
 
-    Of pieces, at the end of full sequences.
+    A tile's steps are from its window to its last row.
     """
     time, window, config = arguments["time"], arguments["window"], arguments["config"]
     group, rows = arguments["num_heads"] // arguments["num_kv_heads"], TILE_ROWS * config.warps
@@ -339,7 +342,7 @@ def _prompt_trips(arguments: Arguments) -> float:
 
 
 def _shorter_prompt(arguments: Arguments) -> tuple[str, int] | None:
-    """Blocks have as many more steps as the prompt is longer; a window bounds them."""
+    """Returns a shorter prompt or context, since steps grow with it; None for a window."""
     if arguments["window"]:
         return None
     if arguments["dtype"] is None:

@@ -1,4 +1,4 @@
-"""Attention's results: query heads' vectors, f32 or as a product takes them, or a split's share."""
+"""Results of attention: query heads' vectors, f32 or quantized for a product, or a split's part."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Result:
     """Query heads' vectors.
 
     Attributes:
-      values: f32 (batch, num_heads, head_dim), s8 (batch, num_heads * head_dim), or f16 as
-        `F16Rows` has them.
-      scale_sum: of s8, f32 (batch, num_heads * head_dim / 32, 2); else None.
+      values: f32 (batch, num_heads, head_dim), s8 (batch, num_heads * head_dim), or f16 as in
+        `F16Rows`.
+      scale_sum: for s8, f32 (batch, num_heads * head_dim / 32, 2); else None.
     """
 
     k: Builder
@@ -28,11 +28,11 @@ class Result:
 
     @property
     def run(self) -> int:
-        """Dimensions of a lane that are stored together."""
+        """Dimensions per lane that are stored together."""
         return LANE if isinstance(self.values, F16Rows) else 1
 
     def store(self, sequence: Value, head: Value, piece: Piece, share: Sequence[Value]) -> None:
-        """One warp writes a piece; the lane's head and its dimensions of it."""
+        """Stores one warp's piece: the lane's head and its dimensions."""
         k, head_dim, group = self.k, self.head_dim, piece.group
         if isinstance(self.values, F16Rows):
             column = (head * (head_dim // GROUP) + group) * GROUP + piece.first
@@ -51,19 +51,19 @@ class Result:
 
 
 def leaves_f16(head_dim: int, heads: int) -> bool:
-    """True if so many heads, which a block has, side by side are whole super-blocks of f16."""
+    """Returns whether a block's heads together are a multiple of f16's super-blocks."""
     return head_dim % GROUP == 0 and head_dim * heads % SUPER_BLOCK == 0
 
 
 def declare_result(
     k: Builder, batch: int, num_heads: int, head_dim: int, output: str, heads: int = 1
 ) -> Result:
-    """Results of the kernel, whose blocks have so many `heads` each.
+    """Declares the results of a kernel with `heads` heads per block.
 
-    `f32`: out (batch, num_heads, head_dim). `q8_1`, where head_dim is a multiple of 32: values s8
-    (batch, num_heads * head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as
-    `quantize_q8_1` makes them of out. `f16`, where a block `leaves_f16`: values, means and scale,
-    as `quantize_f16` makes them.
+    `f32`: out (batch, num_heads, head_dim). `q8_1`, for head_dim a multiple of 32: values s8
+    (batch, num_heads * head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as in
+    `quantize_q8_1`. `f16`, if the block `leaves_f16`: values, means and scale, as in
+    `quantize_f16`.
 
     Raises KernelError for another output, and for q8_1 or f16 elsewhere.
     """
@@ -83,7 +83,7 @@ def declare_result(
 
 @dataclass(frozen=True)
 class Parts:
-    """What several splits leave to `merge_attention`.
+    """Partial results of several splits, the input of `merge_attention`.
 
     Attributes:
       parts: f32 (batch, num_heads, splits, head_dim): weighted sums of values.
@@ -94,12 +94,12 @@ class Parts:
     head_dim: int
     parts: Pointer
     marks: Pointer
-    run = 1  # dimension of a lane that is stored at once
+    run = 1  # dimensions per lane and store
 
     def store(
         self, sequence: Value, head: Value, split: Value, piece: Piece, merged: Merged
     ) -> None:
-        """One warp writes a piece of a split's share of a head, as `Result.store`."""
+        """Stores one warp's piece of a split's part of a head, like `Result.store`."""
         k, place, group = self.k, (sequence, head, split), piece.group
         first = (group == 0) & (k.lane_id == 0)
         self.marks.at(*place).store(0, (merged.m, merged.l), where=first)
@@ -111,7 +111,7 @@ class Parts:
 def declare_parts(
     k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int
 ) -> Parts:
-    """Parts of so many splits; raises KernelError for another output than f32."""
+    """Declares the parts of the splits; raises KernelError for another output than f32."""
     if output != "f32":
         raise KernelError(f"output={output!r} must be f32 of splits={splits} that are no cluster")
     parts = k.output("parts", f32, (batch, num_heads, splits, head_dim))

@@ -1,4 +1,4 @@
-"""Flash decoding's second step: the splits of each query head become one vector."""
+"""Second step of flash decoding: merges the splits of each query head."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .online_softmax import OnlineSoftmax, Team, merge_lanes
 
 @dataclass(frozen=True)
 class MergeConfig:
-    warps: int = 4  # per block, which has one query head
-    unroll: int = 2  # splits of each lane in flight
+    warps: int = 4  # per block, one query head each
+    unroll: int = 2  # splits in flight per lane
 
 
 @kernel
@@ -29,11 +29,11 @@ def merge_attention(
     output: str = "f32",
     config: MergeConfig = MergeConfig(),
 ) -> None:
-    """Merges the parts and marks that `paged_attention` left of `splits` splits.
+    """Merges the parts and marks that `paged_attention` left for `splits` splits.
 
-    A split is to this kernel what a token is to attention: its highest score, its sum of weights,
-    its weighted values. An empty one has a score below all others and sums of 0. Results: see
-    `declare_result`.
+    This kernel treats a split like attention treats a token: it has a highest score, a sum of
+    weights, and weighted values. An empty split has a score below all others and sums of 0.
+    Results: see `declare_result`.
     """
     parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))

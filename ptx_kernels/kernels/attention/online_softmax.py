@@ -16,17 +16,18 @@ from ..pages import Spread
 from ..vectors import dot, load_floats, store_floats
 
 _MOST_STATIC = 46 << 10  # bytes of static shared memory, of 48 KB, that leave room for the marks
-_PIECES = 4  # merged at once by a warp, of one dimension a lane
-_GROUP_PITCH = WARP + 4  # floats from 32 dimensions to the next
+_PIECES = 4  # merged at a time by a warp, one dimension per lane
+_GROUP_PITCH = WARP + 4  # floats from one group of 32 dimensions to the next
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
 
 class OnlineSoftmax:
     """Running softmax of some queries over the tokens of a lane group: FlashAttention's m, l and O.
 
-    m is the highest score so far, l the sum of 2^(score - m), o the values weighted by these.
-    A warp's lane groups have tokens of their own. Within one, m and l are scattered, so that a
-    query's softmax is the work of one lane; of every query's o a lane has its share.
+    m is the highest score so far, l the sum of 2^(score - m), o the sum of values with these
+    weights. Each lane group of a warp has its own tokens. Within a lane group, m and l are
+    scattered, so that one lane computes a query's softmax. Every lane has its share of each query's
+    o.
     """
 
     def __init__(self, k: Builder, queries: int, spread: Spread) -> None:
@@ -39,11 +40,11 @@ class OnlineSoftmax:
         ]
 
     def owned(self) -> list[Value]:
-        """The queries whose m and l this lane has."""
+        """Returns the queries whose m and l this lane owns."""
         return [self.lanes.item(slot) for slot in range(self.lanes.slots)]
 
     def rescale(self, highest: Sequence[Value]) -> None:
-        """m = highest, with l and o relative to it."""
+        """Sets m = highest, and rescales l and o to it."""
         factors = [self.k.exp2(m - new) for m, new in zip(self.m, highest, strict=True)]
         for m, total, new, factor in zip(self.m, self.l, highest, factors, strict=True):
             m.set(new)
@@ -61,8 +62,8 @@ class OnlineSoftmax:
     ) -> None:
         """Adds tokens: scattered scores in base 2, and values, each with its factor (None: 1).
 
-        `counts`: the token stands for tokens that are already added up to this sum of weights,
-        relative to its score.
+        `counts`: each token represents several tokens with this sum of weights, relative to its
+        score.
         """
         k = self.k
         highest: list[Value] = [*self.m]
@@ -84,13 +85,13 @@ class OnlineSoftmax:
                     k.accumulate(total, weight, value)
 
     def add_sinks(self, scores: Sequence[Value], once: Value) -> None:
-        """Adds scattered logits that have no value to an empty state, where `once` holds.
+        """Adds scattered logits without values to an empty state, where `once` holds.
 
-        `once` holds in one lane group.
+        `once` must hold in exactly one lane group.
         """
         k = self.k
         for m, total, score in zip(self.m, self.l, scores, strict=True):
-            # minus infinity counts for nothing
+            # minus infinity has no effect
             bounded = k.select(score < LOWEST, k.const(f32, LOWEST), score)
             m.set(k.select(once, bounded, LOWEST))
             total.set(k.select(once, k.const(f32, 1.0), 0.0))
@@ -98,7 +99,7 @@ class OnlineSoftmax:
 
 @dataclass(frozen=True)
 class Merged:
-    """Softmax of a query, merged: in the lanes of one warp, each with some dimensions of o.
+    """Merged softmax of a query. The lanes of one warp each hold some dimensions of o.
 
     o is zero beyond head_dim.
     """
@@ -111,27 +112,27 @@ class Merged:
     def of(
         cls, k: Builder, marks: Sequence[tuple[Value, ...]], shares: Sequence[Sequence[Value]]
     ) -> Merged:
-        """Of several with these m and l, of each the lane's dimensions of o."""
+        """Merges several states with these m and l, and the lane's dimensions of their o."""
         highest = functools.reduce(k.maximum, [m for m, _ in marks])
         factors = [k.exp2(m - highest) for m, _ in marks]
         total = dot(k, factors, [total for _, total in marks])
         return cls(highest, total, [dot(k, factors, each) for each in zip(*shares, strict=True)])
 
     def normalized(self, k: Builder) -> list[Value]:
-        """o / l; zeros where no token was seen, so that l is 0."""
+        """Returns o / l; zeros if no token was seen and l is 0."""
         scale = k.select(self.l == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / self.l)
         return [value * scale for value in self.o]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring dimensions of the block's queries, side by side, which one warp merges.
+    """Dimensions of the block's queries, concatenated, that one warp merges at a time.
 
     Attributes:
-      query, group, first: the lane has dimensions from `first` on of 32 of a query, which are
-        number `group` of them.
-      run: how many it has: 1, which makes 32 of one query, or more of them.
-      known: whether the block has it; None: it does.
+      query, group, first: the lane has dimensions from `first` on in a query's group of 32, which
+        is number `group` of it.
+      run: dimensions per lane: 1, which covers 32 of one query, or more.
+      known: whether the piece exists in the block; None: yes.
     """
 
     query: Value
@@ -144,7 +145,7 @@ class Piece:
     def of_warp(
         cls, k: Builder, count: int, groups: int, worker: Value, workers: int, run: int
     ) -> Iterator[Piece]:
-        """The pieces of one of the warps that share those of `count` queries."""
+        """Yields the pieces of one of the warps that divide those of `count` queries."""
         pieces, lanes = count * groups // run, WARP // run
         for start in range(0, pieces, workers):
             number, known, first = worker + start, None, k.lane_id
@@ -158,10 +159,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Team:
-    """The warps of a block that have the same queries, from a warp's point of view.
+    """Warps of a block that share the same queries, as seen by one warp.
 
     Attributes:
-      warps: of a team.
+      warps: per team.
       count: teams of the block.
     """
 
@@ -171,30 +172,35 @@ class Team:
 
     @property
     def warp(self) -> Value:
-        """The warp's number in its team."""
+        """Number of the warp in its team."""
         return self.k.warp_id if self.count == 1 else self.k.warp_id % self.warps
 
     def member(self, i: int, each: int) -> Value | int:
-        """The number in the block of what is number i of the `each` that every team has."""
+        """Returns the block-wide number of the team's item i, if each team has `each` items."""
         return i if self.count == 1 else self.k.warp_id // self.warps * each + i
 
 
 class BlockState:
-    """The softmax of every warp of a block, in shared memory.
+    """Softmax states of all warps of a block, in shared memory.
 
     Attributes:
-      queries: of all teams; groups: of 32 dimensions of each.
+      queries: of all teams.
+      groups: groups of 32 dimensions per query.
       marks: m and l, f32 (a team's warps, queries of all teams, 2).
-      parts: o, f32 (a team's warps, queries of all teams, and 36 for each 32 dimensions): the four
-        between keep lanes that store neighbouring runs out of each other's banks.
+      parts: o, f32 (a team's warps, queries of all teams, 36 per 32 dimensions). The padding of
+        four avoids bank conflicts between lanes that store adjacent runs.
     """
 
     def __init__(
         self, k: Builder, queries: int, head_dim: int, team: Team, shift: int | None = None
     ) -> None:
-        """`shift`: banks (a multiple of 4) from a query to the next; None: as it comes."""
+        """Allocates the state.
+
+        Args:
+          shift: banks (a multiple of 4) from a query to the next; None: no extra padding.
+        """
         self._k, self._head_dim, self._team = k, head_dim, team
-        self._places: dict[str, Pointer] = {}  # of the team's first query, by the run's first
+        self._places: dict[str, Pointer] = {}  # of the team's query 0, by the run's first
         self.queries, self.groups = team.count * queries, -(-head_dim // WARP)
         pitch = self.groups * _GROUP_PITCH
         pitch += 0 if shift is None else (shift - pitch) % WARP
@@ -204,13 +210,13 @@ class BlockState:
         self.parts = k.shared("warp_parts", f32, (*sums, pitch), dynamic=over)
 
     def place(self, query: Value, first: Value) -> Pointer:
-        """Where the warp keeps its o of the block's query from a run's first dimension on."""
+        """Returns the address of the warp's o for a query of the block, from `first` on."""
         if self.groups > 1:
             first = first + (first // WARP) * (_GROUP_PITCH - WARP)
         return self.parts.at(self._team.warp, query).at(first)
 
     def team_place(self, i: int, first: Value) -> Pointer:
-        """The same of query i of the team; one address serves a run of all of them."""
+        """Returns `place` for query i of the team; the queries of a run share one address."""
         if first.name not in self._places:
             number = self.number(0)
             query = self._k.const(u32, number) if isinstance(number, int) else number
@@ -218,14 +224,14 @@ class BlockState:
         return self._places[first.name].at(i * self.parts.shape[-1])
 
     def share(self, piece: Piece, warp: int = 0) -> Pointer:
-        """Where a warp keeps the lane's dimensions of a piece."""
+        """Returns the address of the lane's dimensions of a piece in a warp's o."""
         place = self.parts.at(warp, piece.query)
         return place.at(piece.group * _GROUP_PITCH + piece.first)
 
     def merged(self, run: int = 1) -> Iterator[list[tuple[Piece, Merged]]]:
-        """This warp's pieces, some at a time, merged over the warps that have them.
+        """Yields this warp's pieces, some at a time, merged over the warps that have them.
 
-        All threads must come here, once they have stored their warp's.
+        All threads must reach it, after storing their warp's state.
         """
         k, team = self._k, self._team
         k.barrier()
@@ -239,12 +245,12 @@ class BlockState:
             yield [(piece, self._merge(piece)) for piece in some]
 
     def number(self, i: int) -> Value | int:
-        """The block's number of what is query i of the team."""
+        """Returns the block's number of the team's query i."""
         return self._team.member(i, self.queries // self._team.count)
 
     def _merge(self, piece: Piece) -> Merged:
         k, warps = self._k, range(self._team.warps)
-        inside = piece.known  # another warp's piece may become its block's under way
+        inside = piece.known  # another warp may be overwriting a piece with the block's result
         if self._head_dim % WARP:
             inside = all_of(inside, piece.group * WARP + piece.first < self._head_dim)
         marks = [self.marks.at(w, piece.query).load(vector=2) for w in warps]
@@ -253,7 +259,7 @@ class BlockState:
 
 
 def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState:
-    """Merges every query of a team over its lanes; the state of its warps."""
+    """Merges every query of a team over its lanes; returns the state of the block's warps."""
     k, spread, queries = softmax.k, softmax.spread, len(softmax.o)
     if spread.lanes < WARP:
         _merge_lanes(softmax)
@@ -271,7 +277,7 @@ def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState
 
 
 def _merge_lanes(softmax: OnlineSoftmax) -> None:
-    """Merges the warp's lane groups; afterwards each holds the whole warp's state."""
+    """Merges the warp's lane groups; afterwards each holds the full warp's state."""
     k, lanes = softmax.k, softmax.spread.lanes
     apart = {"lanes": WARP // lanes, "stride": lanes}
     softmax.rescale([k.warp_max(m, **apart) for m in softmax.m])

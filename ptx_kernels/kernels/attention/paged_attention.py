@@ -1,4 +1,4 @@
-"""Decode attention: one query token a sequence; its keys and values lie in pages or in one run."""
+"""Decode attention: one query token per sequence; keys and values in pages or contiguous."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _DEFAULT = PagedAttentionConfig()
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the cache: one lane's share of its vectors, as they are stored (see `Pages.load`).
+    """A token of the cache: one lane's share of its stored vectors (see `Pages.load`).
 
-    `value` is empty where the key has the values.
+    `value` is empty if the key contains the values.
 
     Attributes:
-      seen: whether the token is part of the context and has a page (predicate); where not, all
-        else is zero.
+      seen: whether the token is part of the context and has a page (predicate). Otherwise all else
+        is zero.
     """
 
     seen: Value
@@ -43,14 +43,14 @@ class Token:
 
 
 class _Prefetched:
-    """A token in registers of its own, from its load in one round to its use in the next."""
+    """A token held in registers from its load in one round to its use in the next."""
 
     def __init__(self, k: Builder, token: Token) -> None:
         self._copy = lambda value: k.var(value.type, value)
         self._token = token.map(self._copy)
 
     def exchange(self, following: Token) -> Token:
-        """Holds `following` from here on; returns the token held before."""
+        """Stores `following`; returns the token held before."""
         token = self._token.map(self._copy)
         for held, value in zip(self._token.registers(), following.registers(), strict=True):
             assert isinstance(held, Var)
@@ -60,7 +60,7 @@ class _Prefetched:
 
 @dataclass(frozen=True)
 class _Context:
-    """The tokens of one sequence and KV head, from a split's first to below its `stop`.
+    """Tokens of one sequence and KV head, from a split's first to below its `stop`.
 
     `values`: None if latent.
     """
@@ -76,7 +76,7 @@ class _Context:
         return self.table.page_of(token, token < self.stop)
 
     def load(self, token: Value, page: Value) -> Token:
-        """Starts the loads of a token, whose page's id was loaded before."""
+        """Starts the loads of a token, whose page id was loaded before."""
         num_pages = self.keys.rows.shape[0]
         seen = (token < self.stop) & (page < num_pages)
         place = (page, self.kv_head, self.table.slot_of(token))
@@ -88,12 +88,12 @@ class _Context:
 
 
 class _Streams:
-    """Groups of lanes with tokens of their own: stream s of a team takes tokens s, s + count, ...
+    """Lane groups with their own tokens: stream s of a team takes tokens s, s + count, ...
 
     Attributes:
-      number: of the lane's stream (u32).
+      number: number of the lane's stream (u32).
       count: streams of a team.
-      step: tokens of a team in a round, `unroll` of each stream.
+      step: tokens of a team in a round, `unroll` per stream.
     """
 
     def __init__(self, k: Builder, lanes: int, team: Team, unroll: int) -> None:
@@ -126,10 +126,10 @@ def paged_attention(
 ) -> None:
     """out[b, h] = softmax(scale * q[b, h] . K) V over sequence b's first context_lens[b] tokens.
 
-    Tokens beyond the context, before the window or of a page id outside the pages do not count,
-    whatever lies there. No token: zeros. Operands: q f32 (batch, num_heads, head_dim); the pages
-    (see `declare_pages`); block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,);
-    sinks f32 (num_heads,).
+    Tokens beyond the context, before the window or with a page id outside the pages do not count,
+    whatever their contents. Without any token the result is zeros. Operands: q f32 (batch,
+    num_heads, head_dim); the pages (see `declare_pages`); block_tables s32 (batch,
+    pages_per_sequence); context_lens s32 (batch,); sinks f32 (num_heads,).
 
     Args:
       contiguous: sequence b is page b, which holds all its tokens; there are no block tables.
@@ -137,9 +137,9 @@ def paged_attention(
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       value_dim: the pages are latent: values are the first `value_dim` elements of the keys' rows,
-        which are read once. None: they have pages of their own, as wide as the keys'.
+        which are read once. None: values have their own pages, as wide as the keys'.
       output: `f32`, or with one split or a cluster `q8_1` or `f16`; see `declare_result`. Several
-        splits that are no cluster leave `Parts`.
+        splits without a cluster leave `Parts`.
     """
     pages = batch, num_pages, pages_per_sequence
     _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
@@ -213,7 +213,10 @@ def paged_attention(
 def _attend_by_lanes(
     k: Builder, task: Task, mine: Sequence[Value], config: PagedAttentionConfig
 ) -> BlockState:
-    """Each group of lanes takes tokens of its own; `mine`: indices of the team's query heads."""
+    """Computes attention by lane groups, each with its own tokens.
+
+    `mine`: indices of the team's query heads.
+    """
     keys, values = task.keys, task.values
     out_dim, head_dim = task.value_dim, keys.rows.shape[3]
     run = config.load_bytes // keys.rows.type.size
@@ -249,7 +252,10 @@ def _check(
     config: PagedAttentionConfig,
     contiguous: tuple[int, int, int] | None,
 ) -> None:
-    """`contiguous`: batch, pages, pages of a sequence; None: there are block tables."""
+    """Raises KernelError for arguments that do not fit together.
+
+    `contiguous`: batch, pages, pages per sequence; None: there are block tables.
+    """
     if num_heads % num_kv_heads:
         raise KernelError(
             f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}"
@@ -271,7 +277,7 @@ def _check(
 
 
 def _value_dim(head_dim: int, value_dim: int | None) -> int:
-    """Width of the values, of a kernel's `value_dim`."""
+    """Returns the width of the values for a kernel's `value_dim`."""
     if value_dim is None:
         return head_dim
     if value_dim % WARP or value_dim > head_dim:
@@ -284,11 +290,10 @@ def _value_dim(head_dim: int, value_dim: int | None) -> int:
 def _rounds(
     k: Builder, context: _Context, streams: _Streams, start: Value | int
 ) -> Iterator[list[Token]]:
-    """The tokens of each round; its body runs inside a loop.
+    """Yields the tokens of each round; its body runs inside a loop.
 
-    While a round computes, K and V of the next one are on their way, and the page ids of the one
-    after that. Every stream takes the same number of rounds, so that whole warps meet at the
-    shuffles.
+    While a round computes, K and V of the next round are in flight, and the page ids of the one
+    after it. Every stream has the same number of rounds, so that full warps reach the shuffles.
     """
     step = streams.step
 
@@ -316,9 +321,9 @@ def _scores(
     query: Sequence[Sequence[Value]],
     keys: Sequence[tuple[Sequence[Value], Value | float | None]],
 ) -> list[list[Value]]:
-    """Q . K of every token, in base 2, each in the lane that owns its query (see `OnlineSoftmax`).
+    """Computes Q . K of every token in base 2, each in the lane that owns its query.
 
-    Beside a key's values stands the factor of its quantization; None: 1.
+    See `OnlineSoftmax`. Each key has a factor of its quantization; None: 1.
     """
     scores = [
         softmax.lanes.reduce_scatter([dot(k, mine, key) for mine in query]) for key, _ in keys

@@ -1,4 +1,4 @@
-"""Keys and values of a piece of a prompt, read from pages of a cache."""
+"""Loads keys and values of a prompt chunk from pages of a cache."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .context import PageTable
 from .prompt_tiles import Keys
 from .step_rows import STEP
 
-ELEMENT = 2  # bytes of a key's or value's element
+ELEMENT = 2  # bytes per element of a key or value
 
 
 @dataclass(frozen=True)
 class HeadPages:
-    """The keys and values of one sequence and KV head.
+    """Keys and values of one sequence and KV head.
 
     Attributes:
       rows: parts of keys, then of values, bf16 or f16 (num_pages, num_kv_heads, page_size,
         head_dim).
-      named: pages lie in the order of the tables, which name so many others; None: they lie where
-        the tables say.
+      named: pages are stored in the order of the block tables, whose ids are below `named`; None:
+        the tables hold their positions.
     """
 
     k: Builder
@@ -38,7 +38,7 @@ class HeadPages:
         return self.rows[0].shape[0]
 
     def id(self, number: Value, where: Value | None = None) -> Value:
-        """Where the sequence's page with this number lies, u32; beyond the pages: nowhere."""
+        """Returns the position of the sequence's page, u32; `num_pages` or more if it has none."""
         found = self.table.entry(number, where).bits(u32)
         if self.named is None:
             return found
@@ -47,7 +47,7 @@ class HeadPages:
         return self.k.select(found < self.named, place, self.num_pages)
 
     def are_known(self, keys: Keys, warps: int) -> Value:
-        """Whether all of the tokens' pages are there, in all threads; there is a barrier in it."""
+        """Returns whether all of the tokens' pages exist, in all threads; executes a barrier."""
         k, size = self.k, self.table.page_size
         flags = k.shared("flags", u32, (warps,), dynamic=True)
         missing = k.var(u32, 0)
@@ -60,7 +60,7 @@ class HeadPages:
         return reduce(operator.or_, flags.load_run(0, warps)) == 0
 
     def known(self, first: Value, count: int, stop: Value) -> list[Value]:
-        """Of each 16 of `count` tokens from `first` on, whether they lie in a page."""
+        """Returns for each 16 of `count` tokens from `first` on whether they are in a page."""
         tokens = [first + at for at in range(0, count, STEP)]
         ids = [self.id(token // self.table.page_size, token < stop) for token in tokens]
         return [page < self.num_pages for page in ids]
@@ -68,15 +68,15 @@ class HeadPages:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Some columns of all rows of a step, which a thread copies one part of each.
+    """Columns of all rows of a step, of which each thread copies one part.
 
     Attributes:
-      height: rows at once.
-      row: the thread's first one.
-      block: the first of its rows' 16 that lie in one page.
-      target: bytes.
-      starts: of each of the rows, the place in page 0.
-      pages: ids of the pages of the next step, of `each` rows.
+      height: rows copied at once.
+      row: the thread's first row.
+      block: the first of the 16 of its rows that share a page.
+      target: byte offset in shared memory.
+      starts: source address in page 0, for each of the rows.
+      pages: ids of the pages of the next step, for `each` rows.
     """
 
     height: int
@@ -89,10 +89,10 @@ class _Columns:
 
 
 class PageRows:
-    """Copies of the next rows of a head's keys and, below, values: as `TokenRows`, of pages.
+    """Copies the next rows of a head's keys and values, like `TokenRows`, from pages.
 
-    Tokens that are not in `keys`, or in no page, become zeros. The ids of a step's pages are loaded
-    a step ahead.
+    Values are stored after the keys. Tokens outside `keys`, or without a page, become zeros. The
+    ids of a step's pages are loaded one step in advance.
     """
 
     def __init__(self, pages: HeadPages, keys: Keys, threads: int) -> None:
@@ -108,7 +108,7 @@ class PageRows:
             width = min(1 << (row_bytes // 16 - column).bit_length() - 1, threads)
             row, chunk = k.thread_id // width, k.thread_id % width + column
             height = threads // width
-            far = height > STEP  # its rows lie in different pages from thread to thread
+            far = height > STEP  # its rows are in different pages from thread to thread
             within = row % STEP if far else row
             each = max(height, STEP)
             self._columns.append(

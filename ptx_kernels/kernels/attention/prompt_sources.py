@@ -1,4 +1,4 @@
-"""Where a prompt's keys and values come from: arrays of its own, or pages of a cache."""
+"""Sources of a prompt's keys and values: separate arrays, or pages of a cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Copies: TypeAlias = Sequence[TokenRows | PageRows]
 
 @dataclass(frozen=True)
 class Source:
-    """The keys and values of a block's tokens.
+    """Keys and values of a block's tokens.
 
     Attributes:
-      copies: of keys and of values, or of both together.
-      parts: of each.
-      complete: whether all tokens lie somewhere; None: they do.
+      copies: copies of keys and of values, or of both together.
+      parts: number of parts of each.
+      complete: whether all tokens are in a page; None: yes.
     """
 
     copies: Copies
@@ -32,13 +32,13 @@ class Source:
     pages: HeadPages | None = None
 
     def known(self, first: Value, count: int, stop: Value) -> list[Value] | None:
-        """Of each 16 of `count` tokens from `first` on, whether they lie in a page."""
+        """Returns for each 16 of `count` tokens from `first` on whether they are in a page."""
         return None if self.pages is None else self.pages.known(first, count, stop)
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """The parts of keys, and of values: bf16 (batch, time, num_kv_heads, head_dim or value_dim)."""
+    """Parts of keys and of values: bf16 (batch, time, num_kv_heads, head_dim or value_dim)."""
 
     keys: Sequence[Pointer]
     values: Sequence[Pointer]
@@ -48,7 +48,7 @@ class Fresh:
     def declare(
         cls, k: Builder, shape: tuple[int, int, int], dims: tuple[int, int], parts: int
     ) -> Fresh:
-        """The kernel's operands; `shape`: all but the last axis, whose sizes are `dims`."""
+        """Declares the kernel's operands, of `shape` and one of `dims` as the last axis."""
         keys, values = (
             [k.input(f"{name}{i}", bf16, (*shape, dim)) for i in range(parts)]
             for name, dim in zip("kv", dims, strict=True)
@@ -56,11 +56,11 @@ class Fresh:
         return cls(keys, values)
 
     def before(self, k: Builder, sequence: Value, length: Value) -> None:
-        """Nothing is in front of these tokens."""
+        """Returns None: no tokens precede these."""
 
     def source(self, k: Builder, sequence: Value, head: Value, seen: Keys, warps: int) -> Source:
-        """The tokens of one sequence and KV head."""
-        # where they are equally wide, one address serves keys and values
+        """Returns the tokens of one sequence and KV head."""
+        # if they are equally wide, one address serves keys and values
         alike = self.keys[0].shape == self.values[0].shape
         together = [[*self.keys, *self.values]] if alike else [self.keys, self.values]
         copies = [TokenRows(k, each, sequence, head, seen, WARP * warps) for each in together]
@@ -69,9 +69,12 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Cached:
-    """The parts of pages of keys, then of values.
+    """Parts of pages of keys, then of values.
 
-    tables: s32 (batch, pages_per_sequence). context_lens: s32 (batch,). named: see `HeadPages`.
+    Attributes:
+      tables: s32 (batch, pages_per_sequence).
+      context_lens: s32 (batch,).
+      named: see `HeadPages`.
     """
 
     rows: Sequence[Pointer]
@@ -94,7 +97,7 @@ class Cached:
         parts: int,
         named: int | None,
     ) -> Cached:
-        """The kernel's operands; `shape`: of pages, `tables`: of their ids."""
+        """Declares the kernel's operands; `shape`: of pages, `tables`: of the block tables."""
         rows = [
             k.input(f"{kind}_pages{part or ''}", FLOATS[dtype], shape)
             for kind in "kv"
@@ -104,13 +107,16 @@ class Cached:
         return cls(rows, ids, k.input("context_lens", s32, tables[:1]), parts, named)
 
     def before(self, k: Builder, sequence: Value, length: Value) -> Before:
-        """What the sequence has in front of its last `length` tokens."""
+        """Returns the tokens of the sequence before its last `length` tokens."""
         total = self.context_lens.at(sequence).load()
         count = k.maximum(total - length.bits(s32), 0).bits(u32)
         return Before(count, self.tables.shape[1] * self.rows[0].shape[2])
 
     def source(self, k: Builder, sequence: Value, head: Value, seen: Keys, warps: int) -> Source:
-        """The tokens of one sequence and KV head; all of the block's threads meet in it."""
+        """Returns the tokens of one sequence and KV head.
+
+        All of the block's threads must reach it.
+        """
         table = PageTable(self.tables, sequence, self.rows[0].shape[2])
         pages = HeadPages(k, self.rows, table, head, self.named)
         complete = pages.are_known(seen, warps)

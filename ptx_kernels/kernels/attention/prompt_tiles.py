@@ -1,4 +1,4 @@
-"""A block's part of a prompt: rows of queries, and the tokens whose keys and values they see."""
+"""A block's part of prompt attention: rows of queries, and the tokens that they see."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .bf16_parts import split
 
 @dataclass(frozen=True)
 class Row:
-    """A query: its token (u32), its head's number in the group, its token's place in the sequence.
+    """A query: its token (u32), its head's number in the group, its token's position.
 
-    The places of a prompt are its tokens' own numbers; those of a piece count what is before it.
+    The position of a prompt's token is its number; a chunk's positions include the tokens before
+    it.
     """
 
     token: Value
@@ -27,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Before:
-    """What a sequence has in front of a piece: `count` tokens (u32); `capacity`: room for all."""
+    """Tokens of a sequence before a chunk: `count` (u32); `capacity`: of the full sequence."""
 
     count: Value
     capacity: int
@@ -37,7 +38,7 @@ class Before:
 class Keys:
     """Tokens from `first` on, up to `stop`, in steps of `step`.
 
-    `oldest`: those before it are not seen; None: all are.
+    `oldest`: tokens before it are masked; None: none are.
     """
 
     k: Builder
@@ -48,12 +49,15 @@ class Keys:
 
     @property
     def count(self) -> Value:
-        """Steps; none where no token is before `stop`."""
+        """Number of steps; 0 if no token is before `stop`."""
         behind = self.k.maximum(self.stop, self.first) - self.first
         return (behind + (self.step - 1)) // self.step
 
     def part(self, number: Value, parts: int) -> Keys:
-        """One of so many equal parts, in whole steps; the last ones may have fewer or none."""
+        """Returns one of `parts` equal parts, in full steps.
+
+        The last ones may have fewer or none.
+        """
         if parts == 1:
             return self
         share = (self.count + (parts - 1)) // parts * self.step
@@ -64,7 +68,7 @@ class Keys:
 class QueryTile:
     """`count` queries of a KV head's group: all heads of a token, then those of the next token.
 
-    `before`: what a sequence has in front of these tokens; None: nothing.
+    `before`: tokens of the sequence before these; None: none.
     """
 
     def __init__(
@@ -85,21 +89,21 @@ class QueryTile:
         )
 
     def _position(self, token: Value) -> Value:
-        """A token's place in the sequence, at most the last one that there is room for."""
+        """Returns a token's position in the sequence, limited to its capacity."""
         if (before := self._before) is None:
             return token
         return self._k.minimum(token + before.count, before.capacity - 1)
 
     def row(self, number: Value) -> Row:
-        """Row `number` of the tile; its token may lie beyond the last one."""
+        """Returns row `number` of the tile; its token may be past the last one."""
         at = self._first + number
         token = at // self._group
         return Row(token, at % self._group, self._position(token))
 
     def keys(self, length: Value, window: int | None, step: int) -> Keys:
-        """The tokens of a sequence that the tile's rows see; none where all of them are padding.
+        """Returns the tokens of a sequence that the tile's rows see; none if all rows are padding.
 
-        In front of a piece they begin at a multiple of 16: those of a page.
+        For a chunk they begin at a multiple of 16, so that each 16 share a page.
         """
         k, before = self._k, self._before
         end = k.minimum(self.last_token + 1, length)
@@ -114,9 +118,9 @@ class QueryTile:
         return Keys(k, oldest & (1 << 32) - TILE_ROWS, stop, step, oldest)
 
     def scales(self, q: Pointer, length: Value, factor: float) -> Pointer:
-        """Of each row, f32 (count, 2): f16's scale of factor * q as `f16_scale` has it.
+        """Returns f16 scales of each row, f32 (count, 2): `f16_scale` of factor * q.
 
-        `q`, `length`: see `stage`. Two lanes of the warp that multiplies by a row have halves of
+        `q`, `length`: see `stage`. Two lanes of the warp that multiplies by a row each have half of
         it.
         """
         k, head_dim = self._k, q.shape[2]
@@ -143,10 +147,11 @@ class QueryTile:
         threads: int,
         scales: Pointer | None = None,
     ) -> Pointer:
-        """The parts of factor * q in shared memory, bf16 (parts * count, pitch as u8).
+        """Stages the parts of factor * q in shared memory, bf16 (parts * count, pitch as u8).
 
-        `q`: (time, heads, head_dim) from the group's first head on. Padding becomes zeros.
-        `scales`: of rows, which are f16 then.
+        Args:
+          q: (time, heads, head_dim), from the group's first head on. Padding becomes zeros.
+          scales: of the rows, which are then f16.
         """
         k, head_dim, type = self._k, q.shape[2], bf16 if scales is None else f16
         pitch, chunks = odd_pitch(head_dim * bf16.size), head_dim // RUN
@@ -171,14 +176,14 @@ class QueryTile:
     def ranges(
         self, keys: Keys, window: int | None, complete: Value | None = None
     ) -> list[tuple[Value | int, Value, bool]]:
-        """Ranges of steps: the first one, the one past the last, and whether rows see all of it.
+        """Returns ranges of steps: (first, one past last, whether rows see all of it).
 
-        Those in the middle have tokens that every row sees. In front of them are some before a
-        row's window, behind them some after a row's own token. `complete`: where it fails, none
-        is seen by all.
+        The middle range has tokens that every row sees. The range before it includes tokens before
+        a row's window, the one after it tokens after a row's own. If `complete` fails, no range is
+        seen by all.
         """
         k, count = self._k, keys.count
-        # tokens that all rows see end behind the first row's own
+        # tokens that all rows see end with the first row's own
         whole = k.maximum(self._first_position + 1, keys.first) - keys.first
         inner_stop = k.minimum(whole // keys.step, count)
         if complete is not None:
@@ -195,7 +200,7 @@ class QueryTile:
 
 
 class TokenRows:
-    """Copies of the next rows of a head's keys or values, all parts one below the other.
+    """Copies the next rows of a head's keys or values, with all parts stacked.
 
     `parts`: bf16 (batch, time, heads, dim). Tokens at or beyond `keys.stop` become zeros. A power
     of two of threads shares a row.
@@ -213,18 +218,18 @@ class TokenRows:
         _, time, heads, dim = parts[0].shape
         self._k, self._keys = k, keys
         self._sources = [part.reshape().cast(u8) for part in parts]
-        # tokens from this step's first one on; a row that is not among them becomes zeros
+        # tokens from this step's first one on; rows past them become zeros
         self._left = k.var(s32, (keys.stop - keys.first).bits(s32))
         row_bytes = dim * bf16.size
         self._stride = heads * row_bytes
         self.pitch = odd_pitch(row_bytes)
         self.size = len(parts) * keys.step * self.pitch
         column = 0
-        self._columns = []  # (rows at once, the thread's first row, target, offset of the source)
+        self._columns = []  # (rows at once, the thread's first row, target, source offset)
         while column < row_bytes // 16:
             width = min(1 << (row_bytes // 16 - column).bit_length() - 1, threads)
             row, chunk = k.thread_id // width, k.thread_id % width + column
-            # of all sources alike: one register pair, which moves
+            # the same for all sources: one register pair that advances
             rows = (sequence * time + keys.first + row) * heads + head
             offset = k.var(u64, rows.to(u64) * row_bytes + (chunk * 16).to(u64))
             self._columns.append((threads // width, row, row * self.pitch + chunk * 16, offset))
@@ -247,5 +252,8 @@ class TokenRows:
 
 
 def lane_rows(k: Builder, rows: Pointer) -> Pointer:
-    """The lane's place for `ldmatrix` of 16 rows of 32 bytes: operand A, or, transposed, two B."""
+    """Returns the lane's `ldmatrix` address for 16 rows of 32 bytes.
+
+    It loads operand A, or, transposed, two operands B.
+    """
     return rows.at(k.lane_id % TILE_ROWS, k.lane_id // TILE_ROWS * 16)

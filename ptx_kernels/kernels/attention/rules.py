@@ -1,4 +1,4 @@
-"""Rules of choice of attention."""
+"""Selection rules for attention."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .merge_attention import MergeConfig
 from .step_rows import COLUMNS, STEP
 from .tensor_cores import MOST_QUERIES, tensor_cores_take
 
-_VALUES = 148  # of queries, and weighted ones, that a lane has registers for
-_WARPS = 8  # of a multiprocessor whose lanes have 255 registers
+_VALUES = 148  # values of queries, and weighted ones, that fit in a lane's registers
+_WARPS = 8  # per multiprocessor, with 255 registers per lane
 
 
 def _per_lane(
     head_dim: int, value_dim: int | None, size: int, load_bytes: int
 ) -> tuple[int, int, int]:
-    """Tokens of a warp at once; a lane's registers of a query, and of a token as it is stored."""
+    """Returns tokens of a warp at once, and a lane's registers per query and per stored token."""
     if value_dim is not None:
         per_query = (head_dim + value_dim) // WARP + 1
         return 1, per_query, -(-head_dim * size // (4 * WARP))
     loads = -(-head_dim * size // load_bytes)
-    runs = -(-loads // WARP)  # loads of a vector by a lane
+    runs = -(-loads // WARP)  # loads of a vector per lane
     streams = WARP // min(WARP, 1 << (loads - 1).bit_length())
     per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
     return streams, per_query, 2 * runs * load_bytes // 4
@@ -46,27 +46,28 @@ def _paged_attention(
     value_dim: int | None = None,
     page_size: int = STEP,
 ) -> PagedAttentionConfig:
-    """Config for contexts (or windows) of up to `capacity` tokens; `value_dim`: of latent pages.
+    """Returns the Config for contexts (or windows) of up to `capacity` tokens.
 
-    A group is num_heads / num_kv_heads query heads. Groups of two and more, of three over bytes,
-    take tensor cores where these take the pages: they spend less than half of the instructions on a
-    token, whatever the group. Smaller ones gain nothing: lanes are as fast as the memory.
+    `value_dim`: of latent pages. A group is num_heads / num_kv_heads query heads. Groups of two or
+    more, or of three or more over byte types, use tensor cores if these support the pages: they
+    take less than half of the instructions per token, for any group. Smaller groups gain nothing:
+    lanes are as fast as the memory.
 
-    Elsewhere lanes share a token. A whole group shares a block, up to eight query
-    heads. A lane's load is 16 bytes; of int8 and fp8, where that is 16 values of each query, 8 for
-    more than four. Warps wait for memory, so a block has as many as its lanes' registers allow: two
-    blocks of eight leave each lane 128, of six 168, of four 255. Four tokens of each lane are in
-    flight, two where a split has fewer tokens. A context is split to fill two blocks on each
-    multiprocessor, no more, into parts of 64 tokens or more; below 256 tokens a second launch costs
-    more.
+    Otherwise lanes share a token. A full group shares a block, up to eight query heads. A lane's
+    load is 16 bytes. For int8 and fp8 that is 16 values of each query, so it is 8 bytes for more
+    than four queries. Warps wait for memory, so a block has as many as its lanes' registers allow:
+    two blocks of eight warps leave each lane 128 registers, of six 168, of four 255. Each lane has
+    four tokens in flight, or two if a split has fewer tokens. A context is split to fill two blocks
+    per multiprocessor, not more, into parts of at least 64 tokens. Below 256 tokens a second launch
+    costs more.
 
-    Of heads wider than 256, and of latent pages, a lane has registers for fewer query heads (four
-    of 512 dimensions), and two tokens or one in flight. Then a block's warps are teams with query
-    heads of their own: up to four of two blocks on a multiprocessor, up to eight of one. Such a
-    block takes few tokens at a time, so its part may be shorter: 32 of wide heads, 16 of latent
-    pages.
+    For heads wider than 256, and for latent pages, a lane has registers for fewer query heads (four
+    of 512 dimensions), and for two tokens or one in flight. A block's warps are then teams with
+    their own query heads: up to four teams with two blocks per multiprocessor, up to eight with
+    one. Such a block takes few tokens at a time, so its part may be shorter: 32 for wide heads, 16
+    for latent pages.
 
-    Splits are a cluster where that is no slower: see `clustered`.
+    Splits form a cluster if that is not slower: see `clustered`.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
     if group > (2 if size == 1 else 1) and tensor_cores_take(
@@ -77,7 +78,7 @@ def _paged_attention(
     queries, teams, latent = min(group, 8), 1, value_dim is not None
     load_bytes = 8 if size == 1 and queries > 4 and not latent else 16
     streams, per_query, per_token = _per_lane(head_dim, value_dim, size, load_bytes)
-    per_token += 4 if dtype == "int8" else 0  # scales and where
+    per_token += 4 if dtype == "int8" else 0  # scales and predicates
     wide = head_dim > 256 or latent
     if wide and group > (most := min(8, 1 << (_VALUES // per_query).bit_length() - 1)):
         teams = -(-min(group, _WARPS * most) // most)
@@ -89,7 +90,7 @@ def _paged_attention(
         least = 16 if latent else 32 if wide else 64  # tokens
         splits = max(1, min(resident * device.multiprocessors // blocks, capacity // least))
     for unroll in (2, 1) if wide else (4, 2):
-        # beside some for addresses and sums; latent values stay floats from scores to sums
+        # in addition to some for addresses and sums; latent values stay floats from scores to sums
         registers = queries * per_query + unroll * per_token + latent * head_dim // WARP
         warps = 8 if registers <= 80 else 6 if registers <= 114 else 4
         if teams > 1:
@@ -111,11 +112,11 @@ def _paged_attention(
 def _by_tensor_cores(
     device: Target, contexts: int, group: int, head_dim: int, size: int, capacity: int
 ) -> PagedAttentionConfig:
-    """Config for tensor cores; `contexts`: sequences times KV heads, `size`: bytes of an element.
+    """Returns the Config for tensor cores.
 
-    A group above 16 is several blocks with equal shares of it. Two blocks on a multiprocessor have
-    as many warps as their registers allow: sums, queries, and a step of keys and of values on their
-    way. A context is split as it is for lanes.
+    `contexts`: sequences times KV heads; `size`: bytes per element. A group above 16 is divided
+    equally over several blocks. Two blocks per multiprocessor have as many warps as their registers
+    allow: sums, queries, and a step of keys and values in flight. A context is split as for lanes.
     """
     blocks = -(-group // MOST_QUERIES)
     queries = -(-group // blocks)
@@ -123,8 +124,9 @@ def _by_tensor_cores(
     if capacity >= 256:
         resident = 2 * device.multiprocessors // (contexts * blocks)
         splits = max(1, min(resident, capacity // (4 * STEP)))
-    parts = 1 if queries <= COLUMNS else 2  # low parts have registers of their own
-    # sums, high and low parts of queries, keys and values; beside some for addresses and scores
+    parts = 1 if queries <= COLUMNS else 2  # low parts have their own registers
+    # sums, high and low parts of queries, keys and values; in addition to some for addresses and
+    # scores
     registers = head_dim // 2 + head_dim // 4 * parts + head_dim * size // 4
     warps = 8 if registers <= 60 else 6 if registers <= 100 else 4
     warps = min(warps, max(1, -(-capacity // (splits * STEP))))
@@ -140,9 +142,9 @@ def _by_tensor_cores(
 
 
 def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
-    """Config for the merge of so many splits, in up to eight warps.
+    """Returns the Config for the merge of this many splits, in up to eight warps.
 
-    All are in flight at once, up to eight of each lane's.
+    All splits are in flight at once, up to eight per lane.
     """
     # splits that a warp's lanes hold, four values each
     per_warp = WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1
@@ -150,7 +152,8 @@ def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
     return MergeConfig(warps=warps, unroll=min(8, -(-splits // (warps * per_warp))))
 
 
-#: Accumulators of values and scores that a lane has registers for beside the parts' operands.
+#: Accumulators of values and scores that fit in a lane's registers in addition to the parts'
+#: operands.
 _SUMS = {1: 136, 2: 136, 3: 104}
 
 
@@ -165,16 +168,14 @@ def _causal_attention(
     dtype: str | None = None,
     capacity: int = 0,
 ) -> CausalAttentionConfig:
-    """Config for so many groups of query heads, in all prompts, each with `rows` vectors.
+    """Returns the Config for `groups` groups of query heads in all prompts, of `rows` vectors each.
 
-    `dtype`: of the pages that pieces of prompts attend to, up to `capacity` tokens; None: whole
-    prompts.
+    `dtype`: of the pages that prompt chunks attend to, up to `capacity` tokens; None: full prompts.
 
-    Blocks of many rows read keys and values less often, but there must be two for each
-    multiprocessor. A step has as many tokens as the accumulators of a lane and the block's shared
-    memory have room for; two blocks of four warps or less shall fit on a multiprocessor, whose
-    waits overlap. Where nobody knows how much shared memory a device has, it is the 99 KB that
-    every one has.
+    Blocks of many rows read keys and values less often, but there must be two per multiprocessor. A
+    step has as many tokens as a lane's accumulators and the block's shared memory allow. Two blocks
+    of up to four warps must fit on a multiprocessor, so that their waits overlap. If the shared
+    memory of a device is unknown, it is assumed to be 99 KB, which every device has.
     """
     facts = device.facts
     most = facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
@@ -218,14 +219,14 @@ def _piece_attention(
     value_dim: int | None = None,
     room: int = 0,
 ) -> bool:
-    """Whether pieces of `time` tokens attend to pages as prompts do, by `causal_attention`.
+    """Returns whether chunks of `time` tokens use `causal_attention` over the pages.
 
-    `capacity`: tokens that a sequence's pages, or a window, have room for. `value_dim`: of latent
-    pages. Otherwise every token is a sequence by itself to `paged_attention`, which reads its
-    context once for each: so are single tokens, latent pages and wider heads than that kernel
-    takes, and pieces that read less than 64 MB so. There, predicted for an H200, one launch whose
-    splits are a cluster is faster than two. Pages that are neither bf16 nor f16 become bf16, and
-    do so where these have at most 1 GB, of `room` for tokens that a sequence has.
+    `capacity`: tokens that a sequence's pages, or a window, hold. `value_dim`: of latent pages.
+    Otherwise `paged_attention` treats every token as a sequence and reads its context once per
+    token. This is chosen for single tokens, latent pages, heads wider than `causal_attention`
+    takes, and chunks that read less than 64 MB this way: predicted for an H200, one launch whose
+    splits form a cluster is then faster than two. Pages that are neither bf16 nor f16 are converted
+    to bf16 if the result has at most 1 GB, for `room` tokens per sequence.
     """
     takes = causal_attention_takes(head_dim, head_dim, PIECE_PARTS)
     if time < 2 or value_dim is not None or not takes:

@@ -1,4 +1,4 @@
-"""Keys and values of prompts, or of pages, as sums of bf16, as their attention multiplies them."""
+"""Splits keys and values of prompts, or of pages, into sums of bf16 for tensor-core attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...ptx import WARP, Builder, KernelError, Pointer, Value, bf16, f32, kernel
 from ..pages import Spread, declare_pages
 from .bf16_parts import split
 
-RUN = 8  # elements of a thread: 16 bytes of each part
+RUN = 8  # elements per thread: 16 bytes of each part
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,17 @@ def split_keys(
     seen: int | None = None,
     config: SplitKeysConfig = SplitKeysConfig(),
 ) -> None:
-    """The bf16 parts of keys and values f32 (batch, time, num_kv_heads, head_dim or value_dim).
+    """Splits f32 keys and values into bf16 parts, for tensor-core attention of prompts.
+
+    They are (batch, time, num_kv_heads, head_dim or value_dim).
 
     Results: the keys' parts, then the values', of the same shapes; see `bf16_parts`.
 
-    With a `dtype`, keys and values are pages of it (see `declare_pages`), behind which come
-    block_tables s32 (batch, pages_per_sequence) and context_lens s32 (batch,). Results are pages of
-    parts, bf16 (batch * pages_per_sequence, num_kv_heads, page_size, head_dim), in the order of the
-    tables. Zeros are those that the first context_lens[b] tokens don't reach, and, of these tokens,
-    those in front of the last `seen`, None: all are seen.
+    With a `dtype`, keys and values are pages of it (see `declare_pages`), followed by block_tables
+    s32 (batch, pages_per_sequence) and context_lens s32 (batch,). Results are pages of parts, bf16
+    (batch * pages_per_sequence, num_kv_heads, page_size, head_dim), in the order of the tables.
+    Pages beyond the first context_lens[b] tokens, or before the last `seen` of these (None: all),
+    are zeros.
     """
     if head_dim % RUN or value_dim % RUN or not 1 <= parts <= 3:
         raise KernelError(
@@ -82,7 +84,7 @@ def _split_pages(
     parts: int,
     threads: int,
 ) -> None:
-    """A block has runs of one page; `tables`: sequences, and pages of each."""
+    """Splits runs of one page per block; `tables`: sequences, and pages of each."""
     num_pages, heads, size, head_dim = shape
     pages = declare_pages(k.input, dtype, shape)
     entries = k.input("block_tables", s32, tables)
@@ -119,7 +121,7 @@ def _split_run(k: Builder, source: Pointer, results: list[Pointer], run: Value, 
 
 
 def _store(k: Builder, values: Sequence[Value], places: Sequence[Pointer]) -> None:
-    """A run's parts, each at its place."""
+    """Stores a run's parts, each at its place."""
     pairs = [split(k, values[i : i + 2], len(places)) for i in range(0, RUN, 2)]
     for place, words in zip(places, zip(*pairs, strict=True), strict=True):
         place.cast(u32).store_run(0, words)

@@ -1,4 +1,4 @@
-"""A step's keys or values in registers, as they lie in pages, and as operands B of mma."""
+"""A step's keys or values in registers, as stored in pages, and as operands B of mma."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ...ptx.types import Type
 from ..pages import Pages
 
 STEP = 16  # tokens
-COLUMNS = 8  # of operand B: tokens of keys, dimensions of values; and rows of A in a register
-#: Tokens of a step whose scores a lane has, from its pair on.
+COLUMNS = 8  # of operand B: tokens of keys, dimensions of values; also the rows of A in a register
+#: Tokens of a step whose scores a lane has, relative to its pair.
 SCORED = (0, 1, COLUMNS, COLUMNS + 1)
-#: dtype of pages -> the type of operands.
+#: dtype of pages -> type of operands
 TYPES: dict[str, Type] = {"bf16": bf16, "f16": f16, "int8": f16, "fp8": f16}
 
 Runs = list[tuple[int, int]]
@@ -24,7 +24,7 @@ Words = Sequence[Value]
 
 @dataclass(frozen=True)
 class Lane:
-    """The lane's place in operands: `row` of A, or column of B, and `pair` of the depth."""
+    """Position of the lane in operands: `row` of A or column of B, and `pair` along the depth."""
 
     row: Value
     pair: Value
@@ -35,7 +35,7 @@ class Lane:
 
 
 def _runs(head_dim: int, lanes: int, most: int) -> Runs:
-    """A vector over `lanes` in runs of up to `most` elements: (first of all lanes', length).
+    """Spreads a vector over `lanes` in runs of up to `most` elements: (first of all lanes, length).
 
     Lane i has elements first + i * length and following. head_dim is a multiple of 16.
     """
@@ -48,12 +48,12 @@ def _runs(head_dim: int, lanes: int, most: int) -> Runs:
 
 
 class StepRows:
-    """Registers with a lane's runs of some tokens of a step; each step is loaded into the same.
+    """Registers for a lane's runs of some tokens of a step, reused by every step.
 
     Attributes:
       runs: see `_runs`.
-      words: of each token, of each run: four bytes in a register, or two.
-      scales: of int8, of the tokens that the lane has scores of; else None.
+      words: per token and run: registers of four bytes, or of two.
+      scales: for int8, of the tokens whose scores the lane has; else None.
     """
 
     def __init__(
@@ -65,7 +65,12 @@ class StepRows:
         over: tuple[Value, int],
         pair: Value,
     ) -> None:
-        """`tokens`: the first and what is added to it; `over`: the lane, of how many."""
+        """Allocates the registers.
+
+        Args:
+          tokens: the first token, and the offsets added to it.
+          over: the lane, and the number of lanes.
+        """
         rows, (first, offsets), (lane, lanes) = pages.rows, tokens, over
         self._k, self._tokens, self._shape, self._type = k, offsets, rows.shape, rows.type
         self.runs = _runs(rows.shape[3], lanes, 16 // rows.type.size)
@@ -76,7 +81,7 @@ class StepRows:
             ]
             for _ in offsets
         ]
-        #: for each length of runs: the lane's first run in page 0
+        #: run length -> the lane's first run in page 0
         self._starts = {
             length: rows.at(0, kv_head, first, lane * length) for _, length in self.runs
         }
@@ -103,11 +108,11 @@ class StepRows:
                 start.cast(u16 if narrow else u32).load_into(0, run, where=where)
 
     def order(self) -> tuple[int, int, int, int]:
-        """Which of four neighbouring dimensions are those of a product's two pairs."""
+        """Indices, within four adjacent dimensions, of the two pairs of an mma operand."""
         return (0, 1, 2, 3) if self._type.size == 2 else (0, 2, 1, 3)
 
     def key_operands(self) -> Iterator[list[Words]]:
-        """Operand B of each eight tokens, for each 16 dimensions in the order of runs."""
+        """Yields operand B of each eight tokens, for each 16 dimensions in the order of runs."""
         tokens = [[word for run in token for word in run] for token in self.words]
         each = 2 if self._type.size == 2 else 1
         for i in range(0, len(tokens[0]), each):
@@ -117,7 +122,7 @@ class StepRows:
                 yield [self._halves(token[i]) for token in tokens]
 
     def value_operands(self) -> Iterator[Words]:
-        """Operands B of the step's tokens: the e-th of a run has element e of eight lanes' runs."""
+        """Yields operands B of values: the e-th of a run has element e of eight lanes' runs."""
         k = self._k
         for (_, length), *tokens in zip(self.runs, *self.words, strict=True):
             for a, b, c, d in zip(*tokens, strict=True):
@@ -130,11 +135,11 @@ class StepRows:
                         yield from zip(self._halves(low), self._halves(high), strict=True)
 
     def _halves(self, word: Value) -> tuple[Value, Value]:
-        """Four bytes of a page as f16: bytes 0 and 2, then bytes 1 and 3."""
+        """Converts four bytes of a page to f16: bytes 0 and 2, then bytes 1 and 3."""
         return signed_byte_halves(self._k, word) if self._type is s8 else fp8.halves(word)
 
     def hide(self, i: int, seen: Value) -> None:
-        """Makes token i, unless it is seen, one that counts for nothing with a weight of 0."""
+        """Clears token i unless it is seen, so that it adds nothing with a weight of 0."""
         if self.scales is not None:
             self.scales[i].set(self._k.select(seen, self.scales[i], 0.0))
             return

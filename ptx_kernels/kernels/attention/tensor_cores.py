@@ -1,18 +1,18 @@
-"""Decode attention by tensor cores: a warp takes 16 tokens, a step, for 16 rows of query heads.
+"""Decode attention on tensor cores: a warp takes 16 tokens (a step) for 16 rows of query heads.
 
-With g = lane / 4 and t = lane % 4:
+Let g = lane / 4 and t = lane % 4.
 
-1. Scores, Q K^T: m16n8k16 with queries as rows of A and eight tokens as columns of B. B comes from
-   memory as it lies: lane (g, t) loads runs of token g's key. What mma takes for dimension 2t or
-   2t + 8 of a product is then any dimension of such a run; it is the same one in Q.
-2. Softmax. A lane has the scores of rows g and g + 8 and tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
-3. Values, P V: the scores' places are those of operand A. The lane loads the same four tokens'
-   values, of dimensions of g; permutations pair tokens of one dimension to operand B.
+1. Scores, Q K^T: m16n8k16 with queries as rows of A and eight tokens as columns of B. B is used as
+  loaded from memory: lane (g, t) loads runs of token g's key. The dimension that mma takes for 2t
+  or 2t + 8 of a product can therefore be any dimension of such a run; Q uses the same one.
+2. Softmax: a lane has the scores of rows g and g + 8 and tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
+3. Values, P V: the scores already have the layout of operand A. The lane loads the values of the
+  same four tokens, for dimensions of g. Permutations pair the tokens of one dimension to operand B.
 
 Q and P are sums of two 16-bit floats, high and low, which keep 16 bits (bf16) or 22 (f16). Up to
-eight queries have their high parts in rows 0 to 7 and their low ones in rows 8 to 15 of the same
-product, whose halves are added; more take two products. The loads of the next step's keys are
-issued behind the scores, those of its values behind the products, into the same registers.
+eight queries have their high parts in rows 0 to 7 and their low parts in rows 8 to 15 of one
+product, whose halves are added. More queries take two products. The loads of the next step's keys
+are issued after the scores, those of its values after the products, into the same registers.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from .step_rows import COLUMNS, SCORED, STEP, TYPES, Lane, StepRows, Words
 from .tensor_softmax import HEADROOM
 
 MOST_QUERIES = 16
-MOST_HEAD_DIM = 128  # whose sums, keys and values fit in a lane's registers
-_ONE = 127 << 23  # bits of 1.0; a power of two and its inverse add up to twice as much
+MOST_HEAD_DIM = 128  # sums, keys and values fit in a lane's registers
+_ONE = 127 << 23  # bits of 1.0; the bits of a power of two and of its inverse add up to twice this
 
 Fragment = tuple[Value, Value, Value, Value]  # operand A, see `Builder.mma`
 
 
 def tensor_cores_take(dtype: str, head_dim: int, page_size: int, latent: bool) -> bool:
-    """True if tensor cores attend to such pages: a step lies in one page."""
+    """Returns whether tensor cores support such pages: a step must be in one page."""
     return dtype in TYPES and not latent and head_dim <= MOST_HEAD_DIM and page_size % STEP == 0
 
 
 def check_tensor_cores(
     config: PagedAttentionConfig, dtype: str, head_dim: int, page_size: int, *, latent: bool
 ) -> None:
-    """Raises KernelError for what only the lanes' kernel takes."""
+    """Raises KernelError for parameters that only the lanes' kernel supports."""
     if config.queries > MOST_QUERIES or config.teams > 1:
         raise KernelError(
             f"tensor_cores: queries={config.queries} must be at most {MOST_QUERIES}, "
@@ -67,12 +67,12 @@ class _Softmax:
     """Running softmax of a warp's queries, in mma's accumulators: FlashAttention's m, l and O.
 
     Attributes:
-      rows: 1, or 2 where a lane's accumulators are those of two queries, g and g + 8.
-      m: the highest score of each, in all of a row's four lanes.
-      l: the sum of each row's weights that the lane computed.
+      rows: 1, or 2 if a lane's accumulators are for two queries, g and g + 8.
+      m: the highest score of each, in all four lanes of a row.
+      l: the part of each row's sum of weights that the lane computed.
       o: accumulators of eight dimensions each.
-      top: a power of two above all scales of values so far; weights that have such a factor are
-        kept as parts of it. None: values have no scales.
+      top: a power of two above all scales of values so far; weights include these scales, divided
+        by it. None: values have no scales.
     """
 
     def __init__(self, k: Builder, queries: int, tiles: int, type: Type, scaled: bool) -> None:
@@ -83,12 +83,12 @@ class _Softmax:
         self.top = k.var(u32, 1 << 23) if scaled else None
 
     def by_row(self, sums: Sequence[Value]) -> list[list[Value]]:
-        """The two columns of accumulators of each row, high and low parts added."""
+        """Returns the two columns of accumulators of each row, high and low parts added."""
         a, b, c, d = sums
         return [[a, b], [c, d]] if self.rows == 2 else [[a + c, b + d]]
 
     def fragments(self, rows: Sequence[tuple[Value, Value, Value, Value]]) -> list[Fragment]:
-        """Operands A: high and low parts of two pairs of floats of each row."""
+        """Returns operands A: high and low parts of two pairs of floats of each row."""
         split = [(*self._split(a, b), *self._split(c, d)) for a, b, c, d in rows]
         if self.rows == 1:
             ((high, low, high_2, low_2),) = split
@@ -97,7 +97,7 @@ class _Softmax:
         return [(first[i], second[i], first[i + 2], second[i + 2]) for i in range(2)]
 
     def _split(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """Two f32 as pairs of the 16-bit type: rounded, and what rounding left."""
+        """Splits two f32 into pairs of the 16-bit type: the rounded values and the remainders."""
         high = self._pair(a, b)
         x, y = two_floats(high, self.type)
         return high, self._pair(a - x, b - y)
@@ -108,7 +108,7 @@ class _Softmax:
     def multiply(
         self, fragments: Sequence[Fragment], b: Words, sums: Sequence[Value]
     ) -> tuple[Value, ...]:
-        """sums + A B for each of the operands A."""
+        """Returns sums + A B for each of the operands A."""
         total = tuple(sums)
         for a in fragments:
             total = self.k.mma(a, b, total, self.type)
@@ -117,9 +117,9 @@ class _Softmax:
     def weights(
         self, scores: Sequence[Sequence[Value]], scales: Sequence[Value] | None
     ) -> list[list[Value]]:
-        """2^(score - m) of each row's tokens, times the scales of their values over `top`.
+        """Returns 2^(score - m) of each row's tokens, times the scales of their values over `top`.
 
-        m, `top` and what is relative to them are brought up to date before.
+        First updates m, `top` and everything relative to them.
         """
         k = self.k
         highest: list[Value] = []
@@ -147,7 +147,7 @@ class _Softmax:
         return [[w * factor for w, factor in zip(row, factors, strict=True)] for row in found]
 
     def _rescale(self, highest: Sequence[Value], largest: Value | None) -> None:
-        """m = highest, and `top` above the `largest` scale in any lane."""
+        """Sets m = highest, and `top` above the `largest` scale in any lane."""
         k = self.k
         factors = [k.exp2(m - new) for m, new in zip(self.m, highest, strict=True)]
         for m, total, new, factor in zip(self.m, self.l, highest, factors, strict=True):
@@ -164,31 +164,31 @@ class _Softmax:
                 value *= factors[i // 2 % self.rows]
 
     def add(self, weights: Sequence[Sequence[Value]], tiles: Iterator[Words]) -> None:
-        """Adds weighted values: of each tile of eight dimensions operand B."""
+        """Adds weighted values: operand B of each tile of eight dimensions."""
         fragments = self.fragments([(w[0], w[1], w[2], w[3]) for w in weights])
         for sums, b in zip(self.o, tiles, strict=True):
             for var, value in zip(sums, self.multiply(fragments, b, sums), strict=True):
                 var.set(value)
 
     def add_sinks(self, logits: Sequence[Value], once: Value, lane: Lane) -> None:
-        """Adds to an empty state each row's logit that has no value, where `once` holds."""
+        """Adds each row's logit without a value to an empty state, where `once` holds."""
         k = self.k
         for m, total, logit in zip(self.m, self.l, logits, strict=True):
-            # minus infinity counts for nothing
+            # minus infinity has no effect
             bounded = k.select(logit < LOWEST, k.const(f32, LOWEST), logit)
             m.set(k.select(once, bounded, LOWEST))
             total.set(k.select(once & (lane.pair == 0), k.const(f32, 1.0), 0.0))
 
 
 def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
-    """The softmax of the block's `queries` query heads over its tokens, of each of its warps."""
+    """Returns the softmax of the block's `queries` query heads over its tokens, per warp."""
     assert task.values is not None
     lane, warps = Lane.of(k), task.team.warps
     stride = STEP * warps
     share = task.share(k, stride, STEP)
     first = share.first + task.team.warp * STEP
     kv_head = task.heads.kv_head
-    # keys of tokens g and g + 8; values of those whose scores the lane has
+    # keys of tokens g and g + 8; values of the tokens whose scores the lane has
     both, scored = (lane.row, (0, COLUMNS)), (lane.pair * 2, SCORED)
     keys = StepRows(k, task.keys, kv_head, both, (lane.pair, 4), lane.pair)
     values = StepRows(k, task.values, kv_head, scored, (lane.row, 8), lane.pair)
@@ -213,10 +213,10 @@ def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
 
 
 class _Walk:
-    """A warp's way through its steps, one ahead of what it computes.
+    """A warp's position in its steps, one ahead of the computation.
 
     Attributes:
-      place: page, slot and whether there is one, of the step that is loaded.
+      place: page, slot and whether it exists, for the step to load.
     """
 
     def __init__(self, k: Builder, task: Task, share: Share, first: Value, stride: int) -> None:
@@ -228,16 +228,16 @@ class _Walk:
         self.place = self._place(page, first)
 
     def _limit_of(self, page: Value) -> Value:
-        """The token past the last that is seen of a step in a page: none where there is no page."""
+        """Returns the token past the last visible one of a step in a page; 0 for a missing page."""
         return self._k.select(page < self._num_pages, self._share.stop, 0)
 
     def _place(self, page: Value, token: Value) -> tuple[Value, Value, Value]:
-        # a page that does not exist is another's, and its tokens are hidden
+        # a missing page is replaced by another, whose tokens are masked
         known = self._k.minimum(page, self._num_pages - 1)
         return known, self._task.table.slot_of(token), token < self._share.stop
 
     def advance(self, at: Value) -> Value:
-        """Goes on to the step behind that of `at`, whose limit is returned."""
+        """Advances to the step after that of `at`; returns the limit of the latter."""
         k, table, after = self._k, self._task.table, at + self._stride
         limit = k.var(u32, self._limit)
         self.place = self._place(self._page, after)
@@ -255,10 +255,10 @@ def _query(
     keys: StepRows,
     lane: Lane,
 ) -> tuple[list[list[Fragment]], list[Value] | None]:
-    """Operands A of each product of 16 dimensions, of which a lane has four.
+    """Returns operands A of each product of 16 dimensions, of which a lane has four.
 
-    Beside them, of f16, what each row's products count for: a power of two brings its queries into
-    the range of f16.
+    For f16 it also returns the scale of each row's products: a power of two brings the row's
+    queries into the range of f16.
     """
     rows = [task.q.at(task.table.sequence, task.heads.index(member)) for member in members]
     loaded = [
@@ -290,7 +290,7 @@ def _scores(
     units: Sequence[Value] | None,
     keys: StepRows,
 ) -> list[list[Var]]:
-    """Scores of each row's tokens, in base 2, before any is hidden."""
+    """Returns the scores of each row's tokens, in base 2, before masking."""
     zero = k.const(f32, 0.0)
     sums: list[tuple[Value, ...]] = [(zero,) * 4 for _ in keys.words]
     for fragments, operands in zip(query, keys.key_operands(), strict=True):
@@ -313,7 +313,7 @@ def _hide(
     scores: Sequence[Sequence[Var]],
     values: StepRows,
 ) -> None:
-    """Gives tokens that are not seen scores of minus infinity, and values that count for nothing.
+    """Masks tokens that are not seen: scores become minus infinity, and values have no effect.
 
     Most steps have none, and take one branch.
     """
@@ -334,9 +334,10 @@ def _hide(
 def _state(
     k: Builder, task: Task, softmax: _Softmax, values: StepRows, lane: Lane, queries: int
 ) -> BlockState:
-    """The warps' states. A lane has dimensions of runs 2t and 2t + 1, which are neighbours.
+    """Stores the warps' states. A lane has dimensions of runs 2t and 2t + 1, which are adjacent.
 
-    Eight lanes store 16 bytes at once, of two queries: half a run's banks apart, they fill all.
+    Eight lanes store 16 bytes of two queries at once. The queries are half a run's banks apart, so
+    the stores use all banks.
     """
     state = BlockState(k, queries, task.value_dim, task.team, shift=values.runs[0][1])
     unit = softmax.top.bits(f32) if softmax.top is not None else None

@@ -13,23 +13,23 @@ from ..gemm.fragments import TILE_COLUMNS
 from .bf16_parts import split
 from .online_softmax import LOWEST
 
-DEPTH = 16  # elements of bf16 in an mma's sum, and rows or columns of what `ldmatrix` loads
+DEPTH = 16  # bf16 elements in an mma's sum; also rows or columns of an `ldmatrix` tile
 QUAD = 4  # lanes that share a row
-#: Weights of 2^HEADROOM are f16 as well: small ones keep more bits above f16's least, 2^-24.
+#: Weights up to 2^HEADROOM fit f16 as well: small ones keep more bits above f16's minimum, 2^-24.
 HEADROOM = 14
 _TWO_ONES = {bf16: 0x3F803F80, f16: 0x3C003C00}  # 1.0, twice
 T = TypeVar("T")
-#: Words of one register a lane: [parts], of each the registers of an operand of mma.
+#: Words of one register per lane: [parts], each the registers of an mma operand.
 Parts = Sequence[Sequence[Value]]
-#: Sums of 16 rows and 8 columns; see `Builder.mma`: two of the lane's first row, two of its second.
+#: Sums of 16 rows and 8 columns, see `Builder.mma`: two of the lane's first row, two of its second.
 Sums = Sequence[Value]
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The lane's place for `ldmatrix` in bf16 matrices in shared memory, a part below the other.
+    """The lane's `ldmatrix` address in bf16 matrices in shared memory, with parts stacked.
 
-    A part has so many `rows`, which lie `pitch` bytes apart.
+    A part has `rows` rows, `pitch` bytes apart.
     """
 
     place: Pointer
@@ -38,7 +38,7 @@ class Tiles:
     parts: int
 
     def load(self, k: Builder, row: int, column: int, *, transpose: bool = False) -> Parts:
-        """Words of each part's 16 x 16 with these numbers."""
+        """Loads the 16 x 16 tile with these numbers from each part."""
         at = row * DEPTH * self.pitch + column * DEPTH * bf16.size
         places = [self.place.at(part * self.rows * self.pitch + at) for part in range(self.parts)]
         return [k.ldmatrix(place, transpose=transpose) for place in places]
@@ -52,22 +52,22 @@ def multiply(
     counted: Sequence[tuple[int, int]],
     type: Type = bf16,
 ) -> Sums:
-    """total + a b, by those products of parts that count."""
+    """Returns total + a b, using the `counted` products of parts."""
     for i, j in counted:
         total = k.mma(a[i], b[j], total, type)
     return total
 
 
 def _exp2(k: Builder, x: Value) -> Value:
-    """2 to the power of x; 0 below 2^-126, which saves the scaling of subnormal results."""
+    """2 to the power of x; 0 below 2^-126, which avoids scaling for subnormal results."""
     return k.instruction("ex2.approx.ftz.f32", x)
 
 
 class TensorSoftmax:
-    """A warp's 16 rows: m, l and o of FlashAttention, of which a lane has two rows' share.
+    """FlashAttention's m, l and o for a warp's 16 rows, of which a lane has a share of two.
 
-    m is the highest score so far, l the sum of 2^(score - m), o the values weighted by these. l is
-    what a column of ones would be in o.
+    m is the highest score so far, l the sum of 2^(score - m), o the sum of values with these
+    weights. l is computed like a column of ones in o.
     """
 
     def __init__(
@@ -77,9 +77,11 @@ class TensorSoftmax:
         sinks: Sequence[Value] | None = None,
         type: Type = bf16,
     ) -> None:
-        """`sinks`: logits in base 2 of the lane's two rows, which have no value.
+        """Initializes the state.
 
-        `type`: of values and of the weights' parts.
+        Args:
+          sinks: logits in base 2 of the lane's two rows, without values.
+          type: of values and of the weights' parts.
         """
         self._k, self._type = k, type
         self._m = [k.var(f32, LOWEST) for _ in range(2)]
@@ -87,12 +89,12 @@ class TensorSoftmax:
         self._o = [[k.var(f32, 0.0) for _ in range(4)] for _ in range(value_dim // TILE_COLUMNS)]
         self._ones = [k.const(u32, _TWO_ONES[type])] * 2
         for m, logit in zip(self._m, sinks or (), strict=False):
-            m.set(k.maximum(logit, LOWEST))  # minus infinity counts for nothing
+            m.set(k.maximum(logit, LOWEST))  # minus infinity has no effect
 
     def weights(self, scores: Sequence[Sums]) -> list[Sums]:
-        """2^(score - m) of the scores of some tokens, which are taken into m.
+        """Returns 2^(score - m) of the scores of some tokens, after updating m.
 
-        A score of minus infinity, of a token that a row does not see, gives 0.
+        A score of minus infinity, for a masked token, gives 0.
         """
         k, rows = self._k, []
         for i, m in enumerate(self._m):
@@ -114,10 +116,10 @@ class TensorSoftmax:
         parts: int,
         counted: Sequence[tuple[int, int]],
     ) -> None:
-        """o += weights . values, by products of the weights' parts that count; l likewise."""
+        """o += weights . values, using the `counted` products of parts; l likewise."""
         k = self._k
         for depth in range(len(weights) // 2):
-            # as accumulators lie, so does operand A
+            # operand A has the same layout as accumulators
             pairs = [
                 _of_row(tile, i) for tile in weights[2 * depth : 2 * depth + 2] for i in (0, 1)
             ]
@@ -131,7 +133,7 @@ class TensorSoftmax:
                     _set(tile, multiply(k, tile, a, two, counted, self._type))
 
     def normalized(self) -> list[list[tuple[Value, ...]]]:
-        """o / l of the lane's two rows, pairs 8 apart; zeros where no token was seen."""
+        """Returns o / l of the lane's two rows, pairs 8 apart; zeros if no token was seen."""
         k = self._k
         rows: list[list[tuple[Value, ...]]] = []
         for i in range(2):
@@ -141,7 +143,7 @@ class TensorSoftmax:
         return rows
 
     def shares(self) -> list[tuple[Value, Value, list[tuple[Value, ...]]]]:
-        """m, l and o of the lane's two rows, pairs of o 8 apart: what a split leaves."""
+        """Returns m, l and o of the lane's two rows, pairs of o 8 apart, as a split's part."""
         return [
             (self._m[i], self._l[2 * i], [tuple(_of_row(tile, i)) for tile in self._o])
             for i in range(2)
@@ -149,7 +151,7 @@ class TensorSoftmax:
 
 
 def _of_row(tile: Sequence[T], row: int) -> Sequence[T]:
-    """The lane's two sums of its first or second row."""
+    """Returns the lane's two sums of its first or second row."""
     return tile[2 * row : 2 * row + 2]
 
 

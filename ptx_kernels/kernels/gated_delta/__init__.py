@@ -1,4 +1,4 @@
-"""Kernels of the gated delta net: linear attention whose state forgets, and corrects itself."""
+"""Gated delta net kernels: linear attention with a decaying, self-correcting state."""
 
 from .columns import StateConfig
 from .family import GATED_DELTA_RULE, GATED_DELTA_STEP

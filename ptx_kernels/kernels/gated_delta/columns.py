@@ -1,4 +1,4 @@
-"""Columns of a gated delta net's state in registers, and what a token does to them."""
+"""Columns of a gated delta net's state in registers, and their update by a token."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class StateConfig:
 
     Attributes:
       warps: per block.
-      lanes: that share a column, each with as many of its rows; a power of two.
-      columns: neighbouring columns of a lane: 1, 2 or 4. It loads and stores as many at once.
+      lanes: lanes that share a column, each with an equal number of its rows; a power of two.
+      columns: adjacent columns per lane: 1, 2 or 4. A lane loads and stores this many at once.
     """
 
     warps: int = 8
@@ -33,18 +33,18 @@ class StateConfig:
 
 @dataclass(frozen=True)
 class Token:
-    """Factors of one token, f32, for keys and queries as they come.
+    """Factors of one token, f32, for keys and queries that are not normalized.
 
-    With S the state, k the key's and q the query's unit vector:
+    Let S be the state, k the key's unit vector and q the query's.
 
     Attributes:
-      decay: of the state, exp(g).
-      beta: share of the value that is written.
-      recall: of S^T keys, so that it is decay S^T k.
-      answer: of S^T queries, so that it is scale decay S^T q.
+      decay: factor of the state, exp(g).
+      beta: fraction of the value that is written.
+      recall: factor of S^T keys that gives decay S^T k.
+      answer: factor of S^T queries that gives scale decay S^T q.
       echo: scale k^T q.
-      write: of keys, so that they are k; None: they are.
-      writes: whether the state changes at all, for all of a warp alike; None: it does.
+      write: factor of keys that gives k; None: 1.
+      writes: whether the state changes at all, the same for all lanes of a warp; None: yes.
     """
 
     decay: Value
@@ -57,15 +57,15 @@ class Token:
 
 
 class StateColumns:
-    """A block's columns of a head's state: `config.columns` of each lane.
+    """A block's columns of a head's state, `config.columns` per lane.
 
-    The rows of a lane are runs of up to four, the lanes of a column in turn, so that the lanes of a
-    warp together read a vector over the rows without bank conflicts.
+    The rows of a lane are runs of up to four, interleaved over the lanes of a column. The lanes of
+    a warp then read a vector over the rows without bank conflicts.
 
     Attributes:
       row: the lane's first row (u32).
-      column: its first column among the block's (u32).
-      leads: whether it is the first of its columns' lanes.
+      column: its first column in the block (u32).
+      leads: whether it is the first lane of its columns.
     """
 
     def __init__(self, k: Builder, key_dim: int, config: StateConfig) -> None:
@@ -79,21 +79,21 @@ class StateColumns:
         self.leads = place == 0
 
     def load(self, place: Pointer, value_dim: int) -> list[list[Var]]:
-        """The lane's columns, (rows, columns); `place`: where the first row of them lies."""
+        """Loads the lane's columns, (rows, columns); `place`: address of their first row."""
         rows = [place.load_run(row * value_dim, self._width) for row in self._rows()]
         return [[self._k.var(f32, value) for value in values] for values in rows]
 
     def store(self, place: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
-        """Puts the lane's columns where `load` found them."""
+        """Stores the lane's columns at the place that `load` read."""
         for row, values in zip(self._rows(), state, strict=True):
             place.store_run(row * value_dim, values)
 
     def _rows(self) -> list[int]:
-        """Rows of the lane behind its first."""
+        """Returns the lane's rows relative to its first."""
         return [start + i for start in self._starts for i in range(self._run)]
 
     def vector(self, vector: Pointer) -> list[Value]:
-        """The lane's rows of a vector f32 (key_dim,)."""
+        """Loads the lane's rows of a vector f32 (key_dim,)."""
         mine = vector.at(self.row)
         return [x for start in self._starts for x in mine.load_run(start, self._run)]
 
@@ -105,10 +105,10 @@ class StateColumns:
         values: Sequence[Value],
         token: Token,
     ) -> list[Value]:
-        """Updates the state by a token; the token's outputs in the lane's columns.
+        """Updates the state by a token; returns the token's outputs in the lane's columns.
 
-        d = beta (v - decay S^T k) and o = scale (decay S^T q + (k^T q) d) need the state of before
-        alone, so that one reduction over lanes serves both.
+        d = beta (v - decay S^T k) and o = scale (decay S^T q + (k^T q) d) depend only on the
+        previous state, so one reduction over lanes serves both.
 
         Args:
           keys, queries: the lane's rows of these.
@@ -132,9 +132,9 @@ class StateColumns:
 
 
 def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
-    """A lane's runs of a vector over a warp: their first floats, and whether it has them.
+    """Returns a lane's runs of a vector over a warp: (first float, whether it is inside).
 
-    None: it has.
+    None means that it is inside.
     """
     span, found = RUN * WARP, []
     for start in range(0, count, span):
@@ -146,7 +146,7 @@ def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
 def check_sizes(
     num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, config: StateConfig
 ) -> None:
-    """Raises KernelError unless the tiling is one and fits the heads, and v heads share k heads."""
+    """Raises KernelError unless the tiling is valid, fits the heads, and v heads share k heads."""
     lanes, width = config.lanes, config.columns
     if lanes & (lanes - 1) or not 2 <= lanes <= WARP or width not in (1, 2, 4):
         raise KernelError(
@@ -167,5 +167,5 @@ def check_sizes(
 
 
 def k_head_of(head: Value, num_k_heads: int, num_v_heads: int, tiled: bool) -> Value:
-    """The k head that a v head uses: heads of one stand together, or num_k_heads apart (tiled)."""
+    """Returns the k head of a v head; its v heads are adjacent, or num_k_heads apart (tiled)."""
     return head % num_k_heads if tiled else head // (num_v_heads // num_k_heads)

@@ -1,4 +1,4 @@
-"""The gated delta rule over a prompt's tokens, one after the other."""
+"""Gated delta rule over a prompt's tokens, in sequence."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .rounds import Rounds, Rows
 
 @dataclass(frozen=True)
 class GatedDeltaRuleConfig(StateConfig):
-    """As StateConfig, where several blocks may share a head's columns.
+    """Tiling of a head's state; several blocks may share a head's columns.
 
     Attributes:
-      tokens: of a round, a multiple of warps: as many lie in shared memory while the next round's
-        are on their way.
+      tokens: tokens per round, a multiple of warps. One round is in shared memory while the next
+        round's tokens are in flight.
     """
 
     lanes: int = 16
@@ -38,10 +38,10 @@ def gated_delta_rule(
 ) -> None:
     """Per token: S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q.
 
-    S is a v head's state. A v head h uses k head h / (num_v_heads / num_k_heads), or
-    h % num_k_heads if tiled. A token of beta = 0 and g = 0 leaves the state as it is, whatever its
-    key and value. A block has a head's state, or some of its columns, in registers from the first
-    token to the last.
+    S is a v head's state. v head h uses k head h / (num_v_heads / num_k_heads), or h % num_k_heads
+    if tiled. A token with beta = 0 and g = 0 leaves the state unchanged, whatever its key and
+    value. A block holds a head's state, or some of its columns, in registers from the first token
+    to the last.
     """
     check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     q, keys = (k.input(name, f32, (batch, time, num_k_heads, key_dim)) for name in ("q", "keys"))
@@ -50,7 +50,7 @@ def gated_delta_rule(
     o = k.output("o", f32, (batch, time, num_v_heads, value_dim))
     state = k.inout("state", f32, (batch, num_v_heads, key_dim, value_dim))
     count = config.block_columns
-    parts = value_dim // count  # blocks of a head
+    parts = value_dim // count  # blocks per head
     k.launch((batch * num_v_heads * parts,), WARP * config.warps)
 
     head, first = k.block_id() // parts % num_v_heads, k.block_id() % parts * count

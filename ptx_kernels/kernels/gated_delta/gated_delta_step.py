@@ -1,4 +1,4 @@
-"""A gated delta net's decode step, from its projections to its output: one token a sequence."""
+"""Decode step of a gated delta net, from projections to output, for one token per sequence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .columns import StateColumns, StateConfig, Token, check_sizes, k_head_of, l
 
 @dataclass(frozen=True)
 class GatedDeltaStepConfig(StateConfig):
-    """As StateConfig. A block has a whole head, in turns where it holds less at once.
+    """Tiling of a head's state. A block has a full head, in several passes if it is too large.
 
     Attributes:
-      resident_blocks: that a multiprocessor's registers must have room for.
+      resident_blocks: blocks per multiprocessor that the registers must suffice for.
     """
 
     lanes: int = 8
@@ -29,13 +29,13 @@ class GatedDeltaStepConfig(StateConfig):
 
 @dataclass(frozen=True)
 class _Channel:
-    """A channel of the convolution that a thread computes.
+    """A convolution channel computed by a thread.
 
     Attributes:
       place: its number among a block's channels: query, key, values.
-      number: that among all channels.
-      there: whether there is one (None: there is).
-      of_head: whether it is the v head's own; else other v heads may share it.
+      number: its number among all channels.
+      there: whether the channel exists (None: yes).
+      of_head: whether it belongs only to the v head; other channels may be shared by v heads.
     """
 
     place: Value
@@ -47,7 +47,10 @@ class _Channel:
 def _channels(
     k: Builder, threads: int, head: Value, k_head: Value, sizes: tuple[int, int, int]
 ) -> list[_Channel]:
-    """A thread's channels of a v head and its k head; sizes: num_k_heads, key_dim, value_dim."""
+    """Returns a thread's channels of a v head and its k head.
+
+    sizes: num_k_heads, key_dim, value_dim.
+    """
     num_k_heads, key_dim, value_dim = sizes
     total, found = 2 * key_dim + value_dim, []
     query, key = k_head * key_dim, (k_head + (num_k_heads - 1)) * key_dim
@@ -69,12 +72,12 @@ def _channels(
 
 
 class _Convolution:
-    """The causal convolution of a thread's channels at a sequence's position."""
+    """Causal convolution of a thread's channels at a sequence's position."""
 
     def __init__(
         self, k: Builder, channels: Sequence[_Channel], newest: Pointer, weight: Pointer
     ) -> None:
-        """Starts the loads for which no position is needed.
+        """Starts the loads that do not depend on the position.
 
         Args:
           newest: f32 (channels,).
@@ -85,9 +88,9 @@ class _Convolution:
         self._taps = [weight.at(c.number).load_run(0, self._width, where=c.there) for c in channels]
 
     def outputs(self, ring: Pointer, sequence: Value, position: Value) -> list[Value]:
-        """silu of each channel's sum of taps; those before position 0 count as zeros.
+        """Returns silu of each channel's sum of taps; inputs before position 0 count as zeros.
 
-        ring: f32 (batch, width, channels); the position's own slot is not read.
+        ring: f32 (batch, width, channels); the slot of the position itself is not read.
         """
         k, ages = self._k, range(1, self._width)
         slots = [(position.bits(u32) + (self._width - age)) % self._width for age in ages]
@@ -106,9 +109,9 @@ class _Convolution:
         return [total * sigmoid(k, total) for total in totals]
 
     def store(self, ring: Pointer, sequence: Value, position: Value, first: Value | None) -> None:
-        """Puts the newest inputs into the position's slot of the ring.
+        """Stores the newest inputs in the position's slot of the ring.
 
-        Those of query and key where the v head is the first of its k head's (None: it is).
+        Query and key are stored if the v head is the first of its k head (None: it is).
         """
         slot = position.bits(u32) % self._width
         for c, newest in zip(self._channels, self._newest, strict=True):
@@ -121,9 +124,9 @@ class _Convolution:
 def _token(
     k: Builder, vectors: Pointer, key_dim: int, gates: tuple[Value, Value], scale: float, eps: float
 ) -> Token:
-    """Factors of the token whose query and key lie in `vectors`; each warp makes them for itself.
+    """Returns the factors of the token whose query and key are in `vectors`.
 
-    `gates`: g and beta.
+    Each warp computes them itself. `gates`: g and beta.
     """
     sums = [k.const(f32, 0.0)] * 3
     for first, there in lane_runs(k, key_dim):
@@ -142,7 +145,7 @@ def _token(
 def _inverse_rms(
     k: Builder, outputs: Sequence[Value], value_dim: int, eps: float, config: StateConfig
 ) -> Value:
-    """1 / sqrt(mean(o^2) + eps) of a block's outputs, which all lanes of a column have."""
+    """1 / sqrt(mean(o^2) + eps) of a block's outputs, which all lanes of a column hold."""
     parts = k.shared("parts", f32, (config.warps,))
     squares = dot(k, outputs, outputs)
     total = across_warps(k, parts, squares, operator.add, warps=config.warps)
@@ -167,10 +170,10 @@ def gated_delta_step(
 ) -> None:
     """Convolution and silu, unit queries and keys, the gated delta rule, RMSNorm times silu(z).
 
-    qkv is the newest column of inputs, which goes into slot position % width of `columns`. No block
-    reads that slot, so none waits for another. At position 0 the state counts as zeros, and so do
-    columns before it. At a negative one columns and state stay, and y is zeros. A block has a v
-    head of a sequence; the state is asked for before the position is known.
+    qkv is the newest column of inputs, stored in slot position % width of `columns`. No block reads
+    that slot, so blocks need not wait for each other. At position 0 the state and earlier columns
+    count as zeros. At a negative position columns and state are unchanged, and y is zeros. A block
+    has one v head of a sequence. The state is loaded before the position is known.
     """
     check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     values = num_v_heads * value_dim
@@ -209,7 +212,7 @@ def gated_delta_step(
     )
     held = columns.load(places[0], value_dim)
 
-    k.barrier()  # ptxas would put the loads above behind the branch, which waits for the position
+    k.barrier()  # keeps ptxas from sinking the loads into the branch, which waits for the position
     with k.when(position >= 0) as real:
         vectors = k.shared("vectors", f32, (2 * key_dim + value_dim,))
         for c, made in zip(mine, convolution.outputs(ring, sequence, position), strict=True):

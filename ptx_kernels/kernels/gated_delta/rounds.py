@@ -1,4 +1,4 @@
-"""Tokens of a prompt in shared memory, a round of them after the other."""
+"""Tokens of a prompt in shared memory, round by round."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..activation import LOG2_E
 from ..vectors import RUN, dot
 from .columns import Token, lane_runs
 
-_IDLE = 0x80000000  # bits of -0.0: the beta of padding
+_IDLE = 0x80000000  # bits of -0.0, the beta of padding
 
 
 @dataclass(frozen=True)
 class Rows:
     """`count` floats of each token of a sequence and head, f32 in global memory.
 
-    `first`: those of the first token; the next one's lie `stride` floats on.
+    `first`: those of the first token; each next token is `stride` floats later.
     """
 
     first: Pointer
@@ -32,7 +32,7 @@ class Rows:
 class Place:
     """A token in shared memory: pointers to its query, key, values, and gates (g, beta).
 
-    From the gates come the factors: decay, beta, scale decay, scale k^T q.
+    The factors replace the gates: decay, beta, scale decay, scale k^T q.
     """
 
     query: Pointer
@@ -41,19 +41,19 @@ class Place:
     gates: Pointer
 
     def token(self) -> Token:
-        """The factors."""
+        """Loads the factors."""
         decay, beta, answer, echo = self.gates.load_run(0, RUN)
         return Token(decay, beta, decay, answer, echo, writes=beta.bits(u32) != _IDLE)
 
 
 class Rounds:
-    """Rounds of `tokens` tokens in two places: while one is read, the other is filled.
+    """Rounds of `tokens` tokens, double buffered in shared memory.
 
-    Each warp fetches and prepares its tokens alone, a lane what it fetched itself, so that no
-    barrier stands before the factors are made.
+    Each warp fetches and prepares its own tokens, and each lane uses what it fetched itself, so no
+    barrier is needed before the factors are computed.
 
     Attributes:
-      count: of rounds.
+      count: number of rounds.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Rounds:
         tokens: int,
         warps: int,
     ) -> None:
-        """Vectors are query, key and values, gates g and beta."""
+        """Allocates two rounds. Vectors are query, key and values; gates are g and beta."""
         if tokens % warps:
             raise KernelError(f"tokens={tokens} must be a multiple of warps={warps}")
         self._k, self._vectors, self._gates = k, vectors, gates
@@ -76,11 +76,11 @@ class Rounds:
         self._memory = k.shared("tokens", f32, (2, tokens, pitch))
 
     def token(self, round: Value, slot: Value) -> Value:
-        """Number of the token in a round's slot."""
+        """Returns the number of the token in a round's slot."""
         return round * self._tokens + slot
 
     def inside(self, token: Value) -> Value | None:
-        """Whether the sequence has a token (None: it does)."""
+        """Returns whether a token is inside the sequence (None: yes)."""
         return token < self._time if self._time % self._tokens else None
 
     def place(self, round: Value, slot: Value) -> Place:
@@ -90,7 +90,7 @@ class Rounds:
         return Place(base, *(base.at(end) for end in ends))
 
     def fetch(self, round: Value) -> None:
-        """Starts the copies of a round's tokens, all zeros of those that the sequence lacks."""
+        """Starts the copies of a round's tokens; tokens past the sequence become zeros."""
         k = self._k
         for slot in self._slots():
             token, place = self.token(round, slot), self.place(round, slot)
@@ -110,10 +110,10 @@ class Rounds:
         k.cp_async_commit()
 
     def prepare(self, round: Value, scale: float) -> None:
-        """Makes the factors of a round's tokens, once their copies are there.
+        """Computes the factors of a round's tokens, once their copies have arrived.
 
-        A token of beta = 0 and g = 0 is padding, whose key and values become zeros and its beta -0,
-        by which it is known.
+        A token with beta = 0 and g = 0 is padding: its key and values become zeros, and its beta -0
+        as a mark.
         """
         k, none = self._k, self._k.const(f32, 0.0)
         for slot in self._slots():
@@ -138,5 +138,5 @@ class Rounds:
             place.gates.store_run(0, factors, where=k.lane_id == 0)
 
     def _slots(self) -> list[Value]:
-        """The warp's slots of a round."""
+        """Returns the warp's slots of a round."""
         return [self._k.warp_id + start for start in range(0, self._tokens, self._warps)]

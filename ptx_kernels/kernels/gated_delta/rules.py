@@ -1,4 +1,4 @@
-"""Rules of choice of the gated delta net's kernels."""
+"""Selection rules for the gated delta net kernels."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..family import Rule
 from .gated_delta_rule import GatedDeltaRuleConfig
 from .gated_delta_step import GatedDeltaStepConfig
 
-_ROWS = 32  # of a lane at most: its columns, keys and queries must fit in registers
+_ROWS = 32  # per lane at most: its columns, keys and queries must fit in registers
 
 
 def _gated_delta_rule(
     device: Target, batch: int, num_v_heads: int, key_dim: int, value_dim: int
 ) -> GatedDeltaRuleConfig:
-    """Config for a prompt: two columns a lane, and the fewest lanes a column that fill the device.
+    """Returns the Config for a prompt: two columns per lane, and as few lanes as fill the device.
 
-    The fewer lanes, the fewer instructions all in all, and the longer the chain of them from one
-    token to the next, which takes as long as five warps of a multiprocessor take to issue theirs.
+    Fewer lanes per column take fewer instructions in total, but form a longer dependency chain from
+    one token to the next. The chain takes as long as five warps of a multiprocessor take to issue.
     """
     columns = batch * num_v_heads * value_dim
     fitting = [n for n in (4, 8, 16, 32) if key_dim % n == 0 and key_dim <= _ROWS * n]
@@ -32,10 +32,12 @@ def _gated_delta_rule(
 
 
 def _gated_delta_step(key_dim: int, value_dim: int) -> GatedDeltaStepConfig:
-    """Config for heads of a size: four columns of at most 16 rows a lane, loads of 16 bytes.
+    """Returns the Config for a head size: four columns per lane, of at most 16 rows.
 
-    Of eight warps that hold a head at once, registers have room for two blocks. A head that eight
-    cannot hold takes turns.
+    Loads have 16 bytes.
+
+    If eight warps hold a head, registers suffice for two blocks. A head that eight warps cannot
+    hold is processed in several passes.
     """
     lanes = next(
         n

@@ -1,4 +1,4 @@
-"""Packed weights times many rows of activations on tensor cores."""
+"""Products of packed weights with many rows of activations on tensor cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread block's share of products with the same activations: copies, products, sums."""
+"""A thread block's part of products with the same activations: copies, products, sums."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .pipeline import Copy, Pipeline, Rows, TileCopy, WordCopy
 from .products import UNITS, F16Products, IntegerProducts, Products, Tile, pair_pitch
 from .spans import ExpertTile, Span, StepSpan
 
-#: Operands of x: pointer, bytes of 256 columns, and how a stage holds them (see TileCopy).
+#: Operands of x: pointer, bytes per 256 columns, and their layout in a stage (see TileCopy).
 Activations = list[tuple[Pointer, int, dict[str, int]]]
 
 
 def stackable(format: str, n: int, columns: int) -> bool:
-    """True if matrices (n, columns) of a stack begin at the words that `WordCopy` brings."""
+    """Returns whether matrices (n, columns) of a stack begin at words, as `WordCopy` requires."""
     layout = formats.get(format)
     blocks = n * columns // layout.block_size
     return all(blocks * plane.bytes_per_block % 4 == 0 for plane in layout.planes)
 
 
 def check_stack(format: str, n: int, columns: int, matrices: int) -> None:
-    """KernelError where a stack's matrices cannot be read; `matrices` 0: there is no stack."""
+    """Raises KernelError if a stack's matrices cannot be read; `matrices` 0: there is no stack."""
     if matrices and not stackable(format, n, columns):
         raise KernelError(f"a stack's matrices {format} ({n}, {columns}) do not begin at words")
 
 
 def input_activations(k: Builder, config: GemmConfig, m: int, columns: int) -> Activations:
-    """The operands that are m rows of activations."""
+    """Declares the operands of m rows of activations."""
     per_group = (m, columns // GROUP, 2)
     if config.products == "f16":
         values, means = k.input("values", f16, (m, columns)), k.input("means", f16, per_group)
@@ -58,7 +58,7 @@ def multiply(
     block_n: Span,
     block_m: Span | ExpertTile,
 ) -> None:
-    """The thread block's results: of one matrix, or of two of one shape that gate each other."""
+    """Computes the block's results, of one matrix, or of two of one shape that gate each other."""
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
     part = column_warp if config.column_warps > 1 else 0  # of a step
     with k.free_shared():
@@ -84,7 +84,7 @@ def multiply(
             for each, mine in products:
                 each.finish([tile for i in mine for tile in tiles[i]], rows)
     if config.column_warps > 1 or epilogue.staged:
-        k.barrier()  # all have read the ring, which other values now take
+        k.barrier()  # all warps have read the ring, whose memory is reused
     tiles_of_all = [tile for each in totals for tile in each]
     _add_column_warps(k, config, tiles_of_all, column_warp, row_warp)
     summed = column_warp == 0 if config.column_warps > 1 else None
@@ -103,7 +103,7 @@ def _weight_copies(
         part = size * SUPER_BLOCK // matrix.block_size
         nbytes = part * config.column_warps
         rows = Rows(plane.reshape(n, blocks * size), block.start, block.size, span)
-        words = nbytes % 4 == 0 and blocks * size % 4 == 0  # all that is copied begins at words
+        words = nbytes % 4 == 0 and blocks * size % 4 == 0  # all copied ranges begin at words
         kind = TileCopy if words else WordCopy
         copies.append(kind(k, rows, nbytes, config.threads, part=part))
     return copies
@@ -132,7 +132,7 @@ def _tiles(
     step: Value,
     part: Value | int,
 ) -> list[Tile]:
-    """A matrix's tiles of the warp, of what a step brought."""
+    """Returns a matrix's tiles of the warp, as loaded by a step."""
     return [
         [copy.tile(at, row, step, part) for copy, at in zip(copies, places, strict=True)]
         for row in first_rows
@@ -145,7 +145,7 @@ def _tiles(
 def _products(
     k: Builder, config: GemmConfig, names: Sequence[str], totals: Sequence[Accumulators]
 ) -> list[tuple[Products, list[int]]]:
-    """Products and the numbers of their matrices: those of one format share activations' loads."""
+    """Returns products and the numbers of their matrices; one format shares activations' loads."""
     found: list[tuple[Products, list[int]]] = []
     for name in dict.fromkeys(names):
         layout, mine = formats.get(name), [i for i, each in enumerate(names) if each == name]
@@ -161,10 +161,10 @@ def _products(
 
 
 def _units(k: Builder, config: GemmConfig, matrices: Sequence[Matrix]) -> Iterator[Value]:
-    """The units of 256 columns.
+    """Yields the units of 256 columns.
 
-    One by one, with constants folded into their code, where registers have room for what that
-    loads ahead; else in a loop.
+    They are unrolled, with constants folded into the code, if the registers suffice for the
+    prefetched loads; otherwise they are in a loop.
     """
     most = min(formats.get(each.format).tuning.gemm_unrolled for each in matrices)
     if len(matrices) * config.tiles * config.m_tile > most:

@@ -1,4 +1,4 @@
-"""The tiling of a tensor-core product, and the shapes that have one."""
+"""Tiling of a tensor-core product, and the shapes that support one."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ...ptx import WARP, KernelError
 from ..quantize_f16 import SUPER_BLOCK
 from .fragments import TILE_COLUMNS, TILE_ROWS
 
-#: Formats that `products="f16"` takes: weights that are f16 but for a factor of 256 columns.
+#: Formats that `products="f16"` supports: weights are f16 with a factor per 256 columns.
 F16_FORMATS = tuple(name for name in formats.names() if formats.get(name).f16_tile is not None)
 
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """Tiling: a thread block makes y for 16 * tiles * row_warps weight rows and m_tile activations.
+    """Tiling: a thread block has 16 * tiles * row_warps weight rows and m_tile activations.
 
     Attributes:
-      row_warps: warps with weight rows of their own.
-      column_warps: 1, 2, 4 or 8 warps that share rows, each with super-blocks of its own; their
-        totals meet at the end.
-      tiles: of 16 weight rows, per warp; they share the loads of activations.
+      row_warps: warps with their own weight rows.
+      column_warps: 1, 2, 4 or 8 warps that share rows, each with its own super-blocks; their totals
+        are added at the end.
+      tiles: tiles of 16 weight rows per warp; they share the loads of activations.
       m_tile: rows of activations of a thread block, 8 or a multiple of 16.
-      stages: of a super-block for each column warp, in shared memory: one in use and the others on
-        their way.
-      splits: 1, 2, 4 or 8 thread blocks, a cluster (sm_90), share rows, each with steps of its own;
-        their totals meet in shared memory, and each finishes some rows of activations.
-      products: `int8` of quants with q8_1 activations, whose sums of 32 columns f32 scales; or
-        `f16` of scaled quants with f16 activations, added up by mma for 256 columns: half the
-        instructions, twice the tensor cores' time.
+      stages: super-blocks per column warp in shared memory: one in use and the others in flight.
+      splits: 1, 2, 4 or 8 thread blocks, a cluster (sm_90), that share rows, each with its own
+        steps (split-K). Their totals are added in shared memory, and each block finishes some rows
+        of activations.
+      products: `int8`: quants times q8_1 activations, with sums of 32 columns scaled in f32. `f16`:
+        scaled quants times f16 activations, accumulated by mma over 256 columns, with half the
+        instructions and twice the tensor core time.
     """
 
     row_warps: int = 4
@@ -57,11 +57,11 @@ class GemmConfig:
         return WARP * self.row_warps * self.column_warps
 
     def steps(self, columns: int) -> int:
-        """Steps of a thread block through its share of so many columns."""
+        """Returns the steps of a thread block through its share of the columns."""
         return -(-columns // (self.columns * self.splits))
 
     def check(self, format: str, columns: int) -> None:
-        """KernelError where rows of so many weights of the format cannot be multiplied so.
+        """Raises KernelError if rows of this many weights of the format are not supported.
 
         ValueError for an unknown format.
         """

@@ -1,4 +1,4 @@
-"""Whether a product's weights are decoded for XLA's product of f16 matrices, or read packed."""
+"""Rule that decides whether to decode a product's weights for XLA's f16 product."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..family import Key, Match, Rule, TableRows
 from .rules import FEW_ROWS, f16_products_rule, fused_gemm_rule
 from .tilings import Shape
 
-#: Factors by which decoded products have to win over others of each kind, by these formulas.
-#: f16: in Llama 3.1 8B's prompts on an H200 tiles of f16 products take 1.8 times `Shape.seconds`
-#: and decoded ones 1.3 times `_decoded_seconds`, so the latter win up to 1.4 times the former's
-#: estimate, less a margin: prompts cross near 270 tokens. int8 and f32 were not measured: cuBLAS
-#: may reach 600 TFLOP/s where 700 are taken, and `Shape.seconds` of int8 products is 1.4 to 1.6
-#: times the cost model's.
+#: Factors by which decoded products must be faster than others of each kind, by these formulas.
+#: f16: for prompts of Llama 3.1 8B on an H200, tiles of f16 products take 1.8 times `Shape.seconds`
+#: and decoded ones 1.3 times `_decoded_seconds`. Decoded products are therefore faster up to 1.4
+#: times the others' estimate, less a margin; prompts cross near 270 tokens. int8 and f32 were not
+#: measured: cuBLAS may reach 600 TFLOP/s where 700 are assumed, and `Shape.seconds` of int8
+#: products is 1.4 to 1.6 times the cost model's.
 _GAIN = {"f16": 0.75, "int8": 1.8, "f32": 1.25}
 
-#: Seconds of a launch, and of what its first bytes wait.
+#: Seconds of a launch, including the latency of its first bytes.
 _LAUNCH_SECONDS = 2.1e-6
 
-#: Tile of cuBLAS, rows of activations and of weights, by which multiprocessors without a tile are
-#: counted. Larger ones are faster where they fill the device.
+#: Tile of cuBLAS (rows of activations, rows of weights) for counting idle multiprocessors. Larger
+#: tiles are faster if they fill the device.
 _TILE = (128, 128)
 
 #: f16 rows begin at a multiple of 16 bytes.
@@ -35,18 +35,19 @@ _ALIGNED = 8
 
 @dataclass(frozen=True)
 class DecodedProducts:
-    """Way of a product.
+    """Method for a product: decoded or packed weights.
 
     Attributes:
-      decoded: weights become f16 in memory, then XLA multiplies them; False: tensor-core kernels
-        multiply packed weights, or XLA float32 ones of formats that these do not take.
+      decoded: True: weights are decoded to f16 in memory, and XLA multiplies them. False:
+        tensor-core kernels multiply packed weights, or XLA multiplies float32 ones for unsupported
+        formats.
     """
 
     decoded: bool = False
 
 
 def decodable(rows: tuple[int, ...], columns: int, matrices: int) -> bool:
-    """True if kernels make the f16 of so many matrices of these rows, and of their activations."""
+    """Returns whether kernels can produce the f16 of these matrices and their activations."""
     aligned = all(size % _ALIGNED == 0 for size in (*rows, columns))
     return aligned and matrices <= MAX_MATRICES and max(*rows, columns) <= MAX_F16_ROW
 
@@ -54,11 +55,11 @@ def decodable(rows: tuple[int, ...], columns: int, matrices: int) -> bool:
 def _decoded(
     device: Target, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
 ) -> DecodedProducts:
-    """Whether matrices of `rows` are decoded for m rows of activations; two may gate each other.
+    """Returns whether to decode matrices of `rows` for m rows of activations; two may be gated.
 
-    Decoding takes the same time for any m, so it pays above a length: there the rate of products
-    decides, `wgmma`'s in cuBLAS against that of `mma.sync` with the unpacking around it. Formats
-    without tiles are decoded to float32 otherwise.
+    Decoding takes the same time for any m, so it pays above some length. There the rate of products
+    decides: `wgmma` in cuBLAS against `mma.sync` with unpacking. The alternative for formats
+    without tiles is decoding to float32.
     """
     facts, matrices = device.facts, len(formats)
     if m <= FEW_ROWS or facts is None or facts.dot_float_ops is None:
@@ -77,7 +78,7 @@ def _decoded(
 
 
 def _each(formats: tuple[str, ...], rows: tuple[int, ...]) -> Iterable[tuple[BlockFormat, int]]:
-    """Format and rows of each matrix."""
+    """Returns format and rows of each matrix."""
     pair = len(formats) > len(rows)
     return zip(map(block_format, formats), rows * 2 if pair else rows, strict=True)
 
@@ -85,7 +86,7 @@ def _each(formats: tuple[str, ...], rows: tuple[int, ...]) -> Iterable[tuple[Blo
 def _float_seconds(
     facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
 ) -> float:
-    """Seconds of float32 products of decoded weights, which formats without tiles have else."""
+    """Returns the seconds of float32 products, the alternative for formats without tiles."""
     rate = 2 * facts.fp32_lanes * facts.multiprocessors * facts.clock_hz
     seconds = 0.0
     for block, n in _each(formats, rows):
@@ -97,9 +98,9 @@ def _float_seconds(
 def _decoded_seconds(
     facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
 ) -> float:
-    """Seconds to decode, to multiply, and to apply scales, in a pass over the results.
+    """Returns the seconds to decode, to multiply, and to apply scales in a pass over the results.
 
-    Those of a pair that gates are f16, and the pass leaves f16 too; others are f32.
+    Results of a gated pair are f16, and the pass writes f16 too; other results are f32.
     """
     pair = len(formats) > len(rows)
     seconds = 0.0
@@ -112,12 +113,12 @@ def _decoded_seconds(
 
 
 def dot_seconds(facts: Device, n: int, columns: int, m: int) -> float:
-    """Seconds that cuBLAS is taken to need for m rows by n, f16 and added up in f32.
+    """Predicts cuBLAS's seconds for m rows by n, f16 accumulated in f32.
 
-    A prediction by `dot_float_ops`, less what multiprocessors idle in the last round of tiles.
+    It is based on `dot_float_ops` and the idle multiprocessors in the last round of tiles.
 
     Raises:
-      ValueError: the device's rate is not known.
+      ValueError: the device's rate is unknown.
     """
     if facts.dot_float_ops is None:
         raise ValueError(f"{facts.name}: dot_float_ops is not known")
@@ -141,7 +142,7 @@ def _check_decoded(
         )
 
 
-#: A table's row serves lengths within an octave of its own: the nearest decides.
+#: A table's row serves lengths within an octave of its own; the nearest decides.
 decoded_products_rule: Rule[DecodedProducts] = Rule(
     "decoded_products",
     _decoded,

@@ -1,4 +1,4 @@
-"""The epilogue of a thread block's totals: bias, residual, gating, quantization, the store."""
+"""Epilogue of a thread block's totals: bias, residual, gating, quantization, store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from .fragments import TILE_COLUMNS, Accumulators, place
 from .spans import ExpertTile, Span, tile_count
 
 OUTPUTS = ("f32", "q8_1", "f16")
-_SHARES = {"f32": 4, "q8_1": 4, "f16": LANE}  # neighbouring values of a lane
+_SHARES = {"f32": 4, "q8_1": 4, "f16": LANE}  # adjacent values per lane
 
 
 class _Share(NamedTuple):
-    """Neighbouring values of a lane, from weight row `n` on, of the activations in row `m`.
+    """Adjacent values of a lane, from weight row `n` on, for the activations in row `m`.
 
-    `j`: the row in the block's tile; `where`: whether they are the block's to store.
+    Attributes:
+      j: the row in the block's tile.
+      where: whether the block stores them.
     """
 
     n: Value
@@ -34,14 +36,14 @@ class _Share(NamedTuple):
 
 
 class TileEpilogue:
-    """Results of n weight rows and m rows of activations: declares them, stores totals.
+    """Results of n weight rows and m rows of activations: declares them and stores totals.
 
-    y f32 (m, n); with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
-    `quantize_q8_1` makes them; or with "f16" values, means and scale as `quantize_f16` makes them.
-    Operands: `bias` f32 (n,) and `residual` f32 (m, n), each where asked for. With an activation:
-    that of the first matrix's totals and the second's (`GATES`).
+    They are y f32 (m, n); with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
+    in `quantize_q8_1`; with "f16" values, means and scale, as in `quantize_f16`. Optional operands:
+    `bias` f32 (n,) and `residual` f32 (m, n). With an activation, the results are its gate of the
+    first matrix's totals and the second's (`GATES`).
 
-    Blocks that split the columns, or that share 256 rows of an f16 result, are a cluster.
+    Blocks that split the columns, or that share 256 rows of an f16 result, form a cluster.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class TileEpilogue:
         self._gate = None if activation is None else GATES[activation]
         self._bias = k.input(f"bias{suffix}", f32, (n,), constant=True) if bias else None
         self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
-        #: True if totals go through shared memory, which the ring gives up for it.
+        #: Whether totals go through shared memory, replacing the ring.
         self.staged = output != "f32" or config.splits > 1
         #: Blocks along the weight rows that share super-blocks of an f16 result.
         self.together = 1
@@ -85,7 +87,7 @@ class TileEpilogue:
 
     @property
     def blocks(self) -> int:
-        """Blocks that share the weight rows."""
+        """Number of blocks along the weight rows."""
         return -(-self._n // self._config.rows)
 
     def _check_rows(self, fit: bool, unit: int) -> None:
@@ -96,7 +98,7 @@ class TileEpilogue:
             )
 
     def clear(self, block_n: Span, rows: ExpertTile) -> None:
-        """Zeros in the f32 results of the tile's rows and the block's weight rows."""
+        """Stores zeros in the f32 results of the tile's rows and the block's weight rows."""
         k, threads = self._k, self._config.threads
         with k.loop(rows.first, rows.end) as row:
             for base in range(0, self._config.rows, threads):
@@ -112,10 +114,10 @@ class TileEpilogue:
         block_m: Span | ExpertTile,
         summed: Value | None,
     ) -> None:
-        """Finishes and stores totals, of each matrix those of the warp's tiles.
+        """Finishes and stores the totals of the warp's tiles, for each matrix.
 
-        `first_rows`: the tiles' first weight rows in the block. All threads come here; `summed`
-        says which have the sums (None: all). Where it is `staged`, what the ring held is
+        `first_rows`: the tiles' first weight rows in the block. All threads must reach it; `summed`
+        tells which hold the sums (None: all). If `staged`, the contents of the ring are
         overwritten.
         """
         k = self._k
@@ -125,7 +127,7 @@ class TileEpilogue:
                 for n, m, (value,), where in finished:
                     self._y.at(m, n).store(0, value, where=where)
             return
-        # a pitch at which the lanes of a tile, 8 rows and every other activation, meet all banks
+        # with this pitch, a tile's lanes (8 rows, every other activation) cover all banks
         shape = (block_m.size, self._config.rows + 4)
         count = len(totals) if self._config.splits > 1 else 1
         staged = [k.shared(f"results{i}", f32, shape, dynamic=True) for i in range(count)]
@@ -140,10 +142,10 @@ class TileEpilogue:
         for share in self._shares(staged, block_n, block_m):
             self._store(share)
         if self._config.splits > 1:
-            k.cluster_barrier()  # no block ends while others read what it has
+            k.cluster_barrier()  # no block may exit while others read its shared memory
 
     def _together(self) -> None:
-        """A barrier of all blocks that share results."""
+        """Executes a barrier of all blocks that share results."""
         if self._config.splits > 1 or self.together > 1:
             self._k.cluster_barrier()
         else:
@@ -156,10 +158,10 @@ class TileEpilogue:
         block_n: Span,
         block_m: Span | ExpertTile,
     ) -> Iterator[tuple[Value, Value, Sequence[Value], Value | None]]:
-        """(weight row, activation, values, whether they are the block's).
+        """Yields (weight row, activation, values, whether the block owns them).
 
-        Of blocks that split columns the totals of each matrix, and what is the block's shows later;
-        else one that is finished.
+        The values are the totals of each matrix if blocks split the columns, with ownership decided
+        later; else one finished value.
         """
         k = self._k
         for first, *tiles in zip(first_rows, *totals, strict=True):
@@ -175,7 +177,7 @@ class TileEpilogue:
     def _finish(
         self, n: Value, m: Value, totals: Sequence[Value], where: Value | None, offset: int = 0
     ) -> Value:
-        """The result of weight row n + offset and activation m."""
+        """Returns the result of weight row n + offset and activation m."""
         total, *gated = totals
         if self._bias is not None:
             total = total + self._bias.at(n).load(offset, where=where)
@@ -186,9 +188,12 @@ class TileEpilogue:
     def _shares(
         self, staged: Sequence[Pointer], block_n: Span, block_m: Span | ExpertTile
     ) -> Iterator[_Share]:
-        """A lane's shares of the staged values, in a loop; of a cluster's its block's part."""
+        """Yields a lane's shares of the staged values, in a loop.
+
+        In a cluster it covers only its block's part.
+        """
         k, config = self._k, self._config
-        # rows that are no multiple of four may begin at odd places
+        # a row count that is not a multiple of four breaks alignment
         width = _SHARES[self.output] if self._n % 4 == 0 else 1
         per_row, count = config.rows // width, block_m.size // config.splits
         first = k.cluster_rank * count if config.splits > 1 else 0
@@ -211,7 +216,7 @@ class TileEpilogue:
             yield _Share(n, m, j, values, where)
 
     def _summed(self, place: Pointer, width: int, where: Value | None) -> list[Value]:
-        """The sums of a place's values over the cluster, added in the order of its blocks."""
+        """Sums a place's values over the cluster, in the order of its blocks."""
         parts = [
             load_floats(self._k.peer(place, rank), width, where=where)
             for rank in range(self._config.splits)
@@ -228,7 +233,7 @@ class TileEpilogue:
         store_group(self._k, values, *places, where=where)
 
     def _store_halves(self, staged: Pointer, block_n: Span, block_m: Span | ExpertTile) -> None:
-        """Stores values as f16: blocks tell each other the largest of their parts of 256."""
+        """Stores values as f16; blocks exchange the maxima of their parts of 256."""
         k, lanes = self._k, self._config.rows // LANE
         largest = k.shared("largest", f32, (block_m.size,), dynamic=True)
         k.barrier()
@@ -246,7 +251,7 @@ class TileEpilogue:
                 share.m, share.n, share.values, f16_scale(k, whole), where=share.where
             )
         if self.together > 1:
-            k.cluster_barrier()  # no block ends while others read what it has
+            k.cluster_barrier()  # no block may exit while others read its shared memory
 
     @property
     def _ranks(self) -> range:

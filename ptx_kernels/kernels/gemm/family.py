@@ -1,4 +1,4 @@
-"""The tensor-core products as a kernel family."""
+"""Tensor-core product kernel families."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EXAMPLES = (
     _case("Q5_K", 128, 14336, 4096, 4, 1, 2, 64, 2),
     _case("Q6_K", 16, 4096, 14336, 1, 4, 1, 16, 4),
     _case("Q6_K", 128, 4096, 14336, 4, 1, 1, 64, 2),
-    _case("Q6_K", 37, 5, 3 * 256, 2, 2, 1, 48, 2),  # rows cut short, an odd number of f16 in all
+    _case("Q6_K", 37, 5, 3 * 256, 2, 2, 1, 48, 2),  # truncated rows, an odd total number of f16
     _case("Q8_0", 64, 4864, 896, 4, 1, 1, 64, 2),
     _case("Q5_0", 64, 4864, 896, 4, 1, 2, 64, 2),
     _case("Q5_1", 16, 896, 4864, 1, 4, 1, 16, 4),
@@ -98,9 +98,9 @@ def _examples(family: str) -> tuple[Case, ...]:
 
 
 def _passes(arguments: Arguments) -> int:
-    """A block multiplies `m_tile` rows of activations: each such tile reads all weights.
+    """Returns the tiles of `m_tile` rows of activations, each of which reads all weights.
 
-    Of experts, whose tiles read one matrix each, it is the average over all matrices.
+    For experts, whose tiles read one matrix each, it is the average over all matrices.
     """
     m, m_tile = arguments["m"], arguments["config"].m_tile
     experts = arguments.get("experts", 0)
@@ -108,18 +108,18 @@ def _passes(arguments: Arguments) -> int:
 
 
 def _weights(arguments: Arguments) -> PackedWeights:
-    """The matrix, or all of a stack of experts."""
+    """Returns the matrix, or all matrices of a stack of experts."""
     one = arguments["n"] * arguments["columns"]
     return PackedWeights((arguments["format"],), one * max(1, arguments["experts"]))
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """All experts of a stack: a prompt's rows are dealt to all of them."""
+    """Returns the fraction of a buffer that is read; a prompt's rows use all experts."""
     return 1 if arguments["experts"] else one_layer(buffer, arguments)
 
 
 def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """Tiles of rows dealt to experts at random, a last group to none."""
+    """Returns tiles of rows randomly assigned to experts, and a last group assigned to none."""
     experts = next(b.shape[0] for b in buffers.values() if b.type is u8)
     rows = buffers["values"].shape[0]
     m_tile = -(-rows // (buffer.shape[0] - experts))
@@ -132,7 +132,7 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int]:
-    """One step of the ring, at least four super-blocks; all column warps have work."""
+    """Returns one step of the ring, at least four super-blocks, with work for all column warps."""
     config = arguments["config"]
     return "columns", max(1024, config.columns * config.splits)
 

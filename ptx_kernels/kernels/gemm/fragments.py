@@ -1,4 +1,4 @@
-"""Fragments: the operands of mma in registers, and where the accumulators of a lane lie."""
+"""Fragments: operands of mma in registers, and the positions of a lane's accumulators."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..quantize_q8_1 import GROUP
 
 TILE_ROWS, TILE_COLUMNS = 16, 8  # of an mma's result: weight rows, activations
 
-#: A warp's sums for 16 weight rows: [8 activations][4, as mma's C has them].
+#: Sums of a warp for 16 weight rows: [8 activations][4, in the order of mma's C].
 TileSums = list[list[Var]]
 Accumulators = list[TileSums]
 
 
 def accumulators(k: Builder, tiles: int, rows: int) -> Accumulators:
-    """Zeros for `tiles` tiles of weight rows and `rows` rows of activations."""
+    """Returns zeros for `tiles` tiles of weight rows and `rows` rows of activations."""
     return [
         [[k.var(f32, 0.0) for _ in range(4)] for _ in range(rows // TILE_COLUMNS)]
         for _ in range(tiles)
@@ -24,15 +24,15 @@ def accumulators(k: Builder, tiles: int, rows: int) -> Accumulators:
 
 
 def place(k: Builder, row: Value, column: Value, j: int) -> tuple[Value, Value]:
-    """Weight row and activation of a lane's accumulator j, in the 16 x 8 from (row, column) on."""
+    """Returns weight row and activation of a lane's accumulator j, relative to (row, column)."""
     return row + k.lane_id // 4 + 8 * (j // 2), column + k.lane_id % 4 * 2 + j % 2
 
 
 def f16_weights(k: Builder, group: F16Group) -> list[Words]:
-    """Operand A of m16n8k16 of the group's first 16 columns and of its last.
+    """Returns operand A of m16n8k16 for the group's first 16 columns and for its last.
 
-    Bytes (0, 1) and (2, 3) of a lane make the two words of a row: the activations of every 16
-    columns have their pairs in even places first, then those in odd ones.
+    Bytes (0, 1) and (2, 3) of a lane form the two words of a row. The activations of every 16
+    columns must therefore have their pairs at even positions first, then those at odd ones.
     """
     anchor = k.const(u32, group.anchor * 0x01010101)
     found: list[Words] = []
@@ -48,15 +48,15 @@ def f16_weights(k: Builder, group: F16Group) -> list[Words]:
 
 
 def f16_activations(k: Builder, values: Pointer, group: Value) -> Pointer:
-    """The lane's place for `ldmatrix` of a group of f16 of 8 activations: B of two mma's."""
+    """Returns the lane's `ldmatrix` address for a group of f16 of 8 activations: B of two mma."""
     return values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(group * (2 * GROUP))
 
 
 def two_activations(k: Builder, rows: Pointer) -> Pointer:
-    """The lane's place for `ldmatrix` of 32 bytes of 16 activations: operand B of two mma's."""
+    """Returns the lane's `ldmatrix` address for 32 bytes of 16 activations: B of two mma."""
     return rows.at(k.lane_id % 8 + k.lane_id // 16 * 8, k.lane_id // 8 % 2 * 16)
 
 
 def matrices_of(k: Builder, fragments: Pointer, left: int) -> Words:
-    """B of 8 activations at `two_activations`, and where `left` tiles are several of the next."""
+    """Loads B of 8 activations at `two_activations`, and of the next 8 if `left` is more than 1."""
     return k.ldmatrix(fragments, 4 if left > 1 else 2)

@@ -1,4 +1,4 @@
-"""Two tensor-core products of the same activations of which the first gates the second."""
+"""Gated product: two tensor-core products of the same activations; the first gates the second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gated_gemm(
     """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
 
     `activation` names the gate (`activation.GATES`). A warp has the same tiles of both matrices.
-    Formats may differ; operands are as those of `gemm`, with the planes of `gate` and then of `up`
+    Formats may differ. Operands are those of `gemm`, with the planes of `gate` and then of `up`
     first.
     """
     if len(formats) != 2:

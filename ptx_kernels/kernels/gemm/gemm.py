@@ -1,4 +1,4 @@
-"""Packed weights times many activations, on tensor cores: prompts, batches beyond the mat-vec's."""
+"""Product of packed weights with many activations on tensor cores: prompts, large batches."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ def gemm(
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
     A warp has tiles of 16 weight rows and all activations of its thread block (see `products`).
-    Packed weights and activations come through a pipeline whose steps have 256 columns each.
+    Packed weights and activations are loaded by a pipeline with steps of 256 columns each.
 
-    Operands: the planes, with `layers` a stack's and an index (see `input_planes`); values s8 (m,
-    columns) and scale_sum f32 (m, columns / 32, 2), or for f16 products values f16 (m, columns),
-    means f16 (m, columns / 32, 2) and scale f32 (m, columns / 256); bias f32 (n,) and residual f32
-    (m, n), which are added. Result: y f32 (m, n), or as q8_1 or f16 (see `TileEpilogue`).
+    Operands: the planes, or with `layers` those of a stack and an index (see `input_planes`);
+    values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or for f16 products values f16
+    (m, columns), means f16 (m, columns / 32, 2) and scale f32 (m, columns / 256); bias f32 (n,) and
+    residual f32 (m, n), which are added. Result: y f32 (m, n), or as q8_1 or f16 (see
+    `TileEpilogue`).
 
-    With `experts` the planes are a stack's (experts, n, ...), and the rows of activations lie
-    sorted by expert. The first operand, `tiles`, s32 (`tile_count`, 3), says of each tile along the
-    grid's first axis by which expert it multiplies which rows: (expert, first row, end), at most
-    m_tile of them. An expert outside 0 to experts - 1 gives zeros; all tiles' rows are all m.
+    With `experts` the planes are those of a stack (experts, n, ...), and the rows of activations
+    are sorted by expert. The first operand, `tiles`, s32 (`tile_count`, 3), has (expert, first row,
+    end) of each tile along the grid's first axis, with at most m_tile rows. An expert outside 0 to
+    experts - 1 gives zeros. The tiles together cover all m rows.
     """
     config.check(format, columns)
     check_stack(format, n, columns, layers or experts)

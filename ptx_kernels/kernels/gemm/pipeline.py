@@ -1,4 +1,4 @@
-"""Software pipeline: `cp.async` brings tiles of matrices into a ring of stages in shared memory."""
+"""Software pipeline: `cp.async` copies tiles of matrices into a ring of stages in shared memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .spans import ALL, StepSpan
 
 
 def odd_pitch(nbytes: int) -> int:
-    """Bytes of the least odd number of 16-byte chunks that holds `nbytes`.
+    """Rounds up to an odd number of 16-byte chunks; returns the bytes.
 
-    The same chunk of 8 rows then lies in all banks.
+    The same chunk of 8 rows then covers all banks.
     """
     return (-(-nbytes // 16) | 1) * 16
 
@@ -25,8 +25,8 @@ def odd_pitch(nbytes: int) -> int:
 class Rows:
     """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.
 
-    Rows past the matrix's end become zeros; where it has `count` rows at all, the caller sees to it
-    that none is. `span`: the steps along them that come.
+    Rows past the matrix's end become zeros. If the matrix has exactly `count` rows, the caller
+    ensures that there are none. `span`: the steps to load.
     """
 
     matrix: Pointer
@@ -40,11 +40,11 @@ class Rows:
 
 
 class TileCopy:
-    """Copies `nbytes` of every row per step: the first, the next, ...; zeros past the row's end.
+    """Copies the next `nbytes` of every row per step; zeros past the row's end.
 
-    Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row,
-    so that they read neighbouring chunks and the rows of a thread lie at constant distances. A step
-    has one part of `part` bytes or several.
+    Chunk c of row r is stored at r * pitch + c * chunk_pitch. A power of two of threads shares a
+    row, so that they read adjacent chunks and the rows of a thread are at constant distances. A
+    step has one or more parts of `part` bytes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TileCopy:
         self._part = part * chunk_pitch // chunk  # bytes from one part to the next in a stage
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
-        self._rest = None  # bytes of a row from here on, where steps reach beyond its end
+        self._rest = None  # remaining bytes of a row, if steps reach beyond its end
         if row_bytes % nbytes or row_bytes < rows.span.total * nbytes:
             self._rest = k.var(s32, rows.span.rest(row_bytes, nbytes))
         self._parts = []  # (rows at once, the thread's first row and byte, target, source)
@@ -88,11 +88,11 @@ class TileCopy:
             column += width
 
     def part(self, place: Pointer, number: Value | int) -> Pointer:
-        """Part `number` of what a step brought to `place`."""
+        """Returns part `number` of a step's bytes at `place`."""
         return place.at(0, number * self._part).reshape(*place.shape)
 
     def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
-        """16 rows from `row` on of part `part` of what a step brought to `place`."""
+        """Returns 16 rows from `row` on of part `part` of a step's bytes at `place`."""
         rows = self.part(place, part).at(row)
         return TilePlane(self._k, rows.reshape(TILE_ROWS, self.pitch))
 
@@ -116,19 +116,19 @@ class TileCopy:
 
 
 class WordCopy:
-    """Copies `nbytes` of every row per step, where rows begin at even bytes but not all at words.
+    """Copies `nbytes` of every row per step, for rows that are only 2-byte aligned.
 
-    The aligned words that they lie in arrive at row * pitch, so that a row's bytes begin there or
-    two bytes on. Past a row's end come those of the next one, and zeros after the last.
+    The aligned words that contain a row are stored at row * pitch, so its bytes begin there or two
+    bytes later. The bytes after a row's end are those of the next row, or zeros after the last.
     """
 
     def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int, *, part: int) -> None:
         self.pitch, self._part = nbytes // 4 * 4 + 4, part
         self.size = rows.count * self.pitch
         self._k, self._rows, self._threads = k, rows, threads
-        self._stride = rows.matrix.shape[1] // 2  # pairs of bytes in a row
+        self._stride = rows.matrix.shape[1] // 2  # pairs of bytes per row
         self._step = nbytes // 2
-        self._beyond = rows.span.total * self._step >= self._stride + self._step  # whole steps
+        self._beyond = rows.span.total * self._step >= self._stride + self._step  # complete steps
         begin = rows.span.after((rows.first + k.thread_id) * self._stride, self._step)
         self._index = k.var(u32, begin)
 
@@ -147,7 +147,7 @@ class WordCopy:
             where = k.thread_id < rows.count - r if self._threads > rows.count - r else None
             for word in range(self.pitch // 4):
                 size = None
-                # the matrix may end before the word does
+                # the matrix may end inside the word
                 if rows.clip or self._beyond or total % 2 or word:
                     last = (index | 1) + 2 * word
                     inside = k.select(last <= total, k.const(u32, 2), 0)
@@ -161,11 +161,11 @@ Copy = TileCopy | WordCopy
 
 
 class StageCopy(Protocol):
-    """A part of what each step brings.
+    """One of the copies that each step performs.
 
     Attributes:
       size: bytes in a stage.
-      pitch: of its rows.
+      pitch: bytes between its rows.
     """
 
     size: int
@@ -189,7 +189,7 @@ class Pipeline:
         self._filled, self._taken = k.var(u32, 0), k.var(u32, 0)
 
     def steps(self, count: int) -> Iterator[tuple[Value, list[Pointer]]]:
-        """(step, its places) in a loop; a step's copies are there, the next ones on their way."""
+        """Yields (step, its places) in a loop; later steps are in flight while one is used."""
         self.begin(count)
         yield from self.between(0, count, count)
 
@@ -207,7 +207,7 @@ class Pipeline:
     def between(
         self, start: Value | int, stop: Value | int, count: Value | int
     ) -> Iterator[tuple[Value, list[Pointer]]]:
-        """As `steps`, those from `start` on up to `stop`, of `count` in all."""
+        """Yields like `steps`, but only steps from `start` up to `stop`, of `count`."""
         k, ahead = self._k, self._stages - 1
         with k.loop(start, stop) as at:
             k.cp_async_wait(ahead - 1)
@@ -225,7 +225,7 @@ class Pipeline:
         self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
 
     def _take(self) -> list[Pointer]:
-        """The places of the next stage, u8 (rows, pitch)."""
+        """Returns the places of the next stage, u8 (rows, pitch)."""
         stage = self._memory.at(self._taken)
         self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
         places = zip(self._places, self._copies, strict=True)

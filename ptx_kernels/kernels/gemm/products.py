@@ -1,8 +1,8 @@
-"""Tensor-core products of packed tiles: of integers, scaled after, or of f16 that hold scales.
+"""Tensor-core products of packed tiles, in scaled integers or in f16 that include the scales.
 
-A product of 16 weight rows, 8 activations and 32 columns is one int8 mma, whose exact sums two or
-more float multiply-adds per number scale, or two f16 ones, which add up 256 columns before a float
-touches them.
+For 16 weight rows, 8 activations and 32 columns, the integer product is one int8 mma, and two or
+more float multiply-adds scale each exact sum. The f16 product is two mma, which accumulate 256
+columns before any float operation.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ...ptx import Builder, Pointer, Value, Var, bf16, f16, f32, s8, s32, u32
 from ..quantize_q8_1 import GROUP
 from .fragments import Accumulators, f16_activations, f16_weights, matrices_of, two_activations
 
-#: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no
-#: conversion
+#: 1.5 * 2^23 as bits. Adding an integer below 2^22 to the bits gives the float of the sum without a
+#: conversion.
 _MAGIC_BITS, _MAGIC = 0x4B400000, 12582912.0
 
 
@@ -39,19 +39,19 @@ class Products(Protocol):
         """Adds the 64 columns of a unit."""
 
     def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
-        """Comes after the last unit of 256 columns."""
+        """Finishes after the last unit of 256 columns."""
 
 
 def pair_pitch(rows: int) -> int:
-    """Pitch in bytes of groups' pairs (scale, scale * sum) of `rows` activations, side by side."""
+    """Returns the pitch in bytes of groups' pairs (scale, scale * sum) of `rows` activations."""
     return rows * 8 + 32
 
 
 class IntegerProducts:
-    """`activations`: q8_1, values s8 and pairs f32 (8 groups, `pair_pitch`).
+    """Integer products with q8_1 `activations`: values s8 and pairs f32 (8 groups, `pair_pitch`).
 
-    With s one of mma's integers, magic + s arrives as a float; times scale, less magic * scale, is
-    s * scale rounded once, because magic * scale is exact.
+    For an mma integer s, magic + s is obtained as a float. Multiplied by scale, minus magic *
+    scale, it is s * scale rounded once, because magic * scale is exact.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class IntegerProducts:
                     products = k.mma(part.a, b[part.columns], self._magic, group.type, s8)
                     for j, product in enumerate(products):
                         scale, less = part.scale[j // 2], part.less[j // 2]
-                        if group.wide:  # magic * scale might be infinite
+                        if group.wide:  # magic * scale could be infinite
                             exact = (product.bits(f32) - _MAGIC) * scales[j % 2]
                             k.accumulate(total[i][j], exact, scale)
                         else:
@@ -102,9 +102,9 @@ class IntegerProducts:
                         k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
 
     def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
-        """Adds factor * minimums . sums of the eight groups, exactly but for mma's own rounding.
+        """Adds factor * minimums . sums of the eight groups, exact except for mma's own rounding.
 
-        A sum is that of three bf16: its upper, middle and lower 8 bits.
+        A sum is represented by three bf16: its upper, middle and lower 8 bits.
         """
         if self._read_minimums is None:
             return
@@ -125,7 +125,7 @@ class IntegerProducts:
 
 
 def _bf16_parts(value: Value) -> tuple[Value, Value, Value]:
-    """Three f32 as u32 that are bf16 followed by zeros, which add up to the f32 `value`."""
+    """Splits the f32 `value` into three f32 (as u32), each a bf16 followed by zeros."""
     upper = value.bits(u32) & 0xFFFF0000
     rest = value - upper.bits(f32)
     middle = rest.bits(u32) & 0xFFFF0000
@@ -133,7 +133,7 @@ def _bf16_parts(value: Value) -> tuple[Value, Value, Value]:
 
 
 class _Part(NamedTuple):
-    """An operand A, the registers of b that its columns meet, its scale, and -magic times that."""
+    """An operand A, the registers of b for its columns, its scale, and -magic times that."""
 
     a: Words
     columns: slice
@@ -142,7 +142,7 @@ class _Part(NamedTuple):
 
 
 def _parts(group: Int8Group) -> list[_Part]:
-    count = len(group.scales)  # of 32 / count columns
+    count = len(group.scales)  # of 32 / count columns each
     found = [
         (
             group.words[p * 4 // count : (p + 1) * 4 // count],
@@ -159,9 +159,9 @@ def _parts(group: Int8Group) -> list[_Part]:
 class F16Products:
     """Products of scaled f16 weights with f16 activations.
 
-    `activations`: values f16, in the order that `f16_weights` has them, means of groups as f16
-    (high, low), scales f32. mma adds up 256 columns by itself; totals += (scale * sums + offset *
-    minimums . means) * the activations' scale.
+    `activations`: values f16, in the order of `f16_weights`, means of groups as f16 (high, low),
+    scales f32. mma alone accumulates 256 columns. Then totals += (scale * sums + offset * minimums
+    . means) * the activations' scale.
     """
 
     def __init__(self, k: Builder, weights: F16Tile, totals: Accumulators) -> None:

@@ -1,4 +1,4 @@
-"""Matrices times the same activations on tensor cores in one launch: an attention's projections."""
+"""Attention projections: several matrices times the same activations in one launch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def qkv_gemm(
     """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
 
     Thread blocks along y are partitioned over the matrices, in order; formats may differ. Operands:
-    the planes of each matrix, the activations as those of `gemm`, each bias. Results: each y.
+    the planes of each matrix, activations as in `gemm`, each bias. Results: each y.
     """
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
         raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")

@@ -1,4 +1,4 @@
-"""Rules of choice of the tensor-core products."""
+"""Selection rules for tensor-core products."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .config import GemmConfig
 from .fragments import TILE_COLUMNS
 from .tilings import Shape, stage_bytes
 
-#: Rows of activations that one thread block has, so that weights are read once.
+#: Maximum rows of activations for which one thread block has all, so that weights are read once.
 FEW_ROWS = 64
 
 _M_TILES = (16, 32, 64)
 
-#: Activations that are worth a launch that quantizes them.
+#: Number of activations from which a quantizing launch pays.
 _LEAST_VALUES = 8192
 
 
 def _tensor_cores(formats: tuple[str, ...], columns: int, m: int) -> bool:
-    """True if tensor cores multiply m rows of q8_1 activations by these, and not mat-vecs.
+    """Returns whether tensor cores, not mat-vecs, multiply m rows of q8_1 activations.
 
-    A mat-vec's instructions grow with every row, a tensor-core product's with every eight. Few
-    activations every block of a mat-vec normalizes and quantizes for itself: in a small model that
-    saves a launch, which is more than what instructions cost.
+    A mat-vec's instructions grow with every row, those of a tensor-core product with every eight.
+    For few activations, every block of a mat-vec can normalize and quantize them itself. In a small
+    model this saves a launch, which matters more than the instructions.
     """
     if m <= MAX_ROWS and m * columns < _LEAST_VALUES:
         return False
@@ -36,28 +36,28 @@ def _tensor_cores(formats: tuple[str, ...], columns: int, m: int) -> bool:
 
 
 def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConfig:
-    """Config for n rows of `columns` weights and m rows of activations.
+    """Returns the Config for n rows of `columns` weights and m rows of activations.
 
-    Few rows of activations: see `_fused_gemm`. Of many, large tiles spend fewest instructions on
-    unpacking and loads, but leave a device idle that has more multiprocessors than there are
-    blocks: a block's rows are cut until there are one and a half blocks for each, down to 16
-    weight rows, whose columns four warps then share, by 16 activations. No choice
-    needs more shared memory than the 99 KB that a block of sm_120 has.
+    For few rows of activations see `_fused_gemm`. For many, large tiles spend the fewest
+    instructions on unpacking and loads, but leave a device with more multiprocessors than blocks
+    partly idle. A block's rows are therefore reduced until there are one and a half blocks per
+    multiprocessor, down to 16 weight rows, whose columns four warps then share, by 16 activations.
+    No choice needs more than the 99 KB of shared memory that a block has on sm_120.
     """
     if m <= FEW_ROWS:
         return _fused_gemm(device, (format,), (n,), columns, m)
     return _tiling(device, format, n, 64, lambda m_tile: -(-m // m_tile))
 
 
-_GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
+_GAIN = 1.25  # minimum predicted gain of f16 products, since the model is inexact
 
 
 def _f16_products(device: Target, formats: tuple[str, ...], m: int) -> bool:
-    """True if products of m rows of activations with these shall be f16, where they may be.
+    """Returns whether products of m rows of activations use f16, if the formats allow it.
 
-    Scales and sums of every 32 columns are most of what int8 products issue for 16 rows and more;
-    f16 ones take half of these slots and wait for the tensor cores, whose rate decides on each
-    device. It is known of an sm_90 alone.
+    Scales and sums of every 32 columns are most of what int8 products issue for 16 rows and more.
+    f16 products take half of these slots and wait for the tensor cores, whose rate decides on each
+    device. The rate is known only for sm_90.
     """
     facts = device.facts
     if facts is None or facts.arch != "sm_90" or m <= 2 * TILE_COLUMNS:
@@ -76,20 +76,20 @@ def _fused_gemm(
     output: str = "f32",
     products: str = "int8",
 ) -> GemmConfig:
-    """Config for one matrix, two that gate each other, or several, and what stands around them.
+    """Returns the Config for one matrix, two gated ones, or several, with prologue and epilogue.
 
-    Every block reads its activations again, and blocks with other activations its weights: large
-    tilings bring fewest bytes through the L2, small ones give each multiprocessor as much to do,
-    and so do blocks that split the columns of large ones. Rows of a block are 64 or 128, 32 with
-    two warps for each 16 of them, or 16 with four; f16 products may have 256. For quantized output
-    they are at least 32. Where each block has a multiprocessor for itself, more warps share each
-    row. Stages are as many as keep memory busy, where they fit.
+    Every block reads its activations again, and blocks with other activations read its weights
+    again. Large tilings move the fewest bytes through L2. Small ones balance the multiprocessors,
+    and so do blocks that split the columns of large ones. Rows per block are 64 or 128, 32 with two
+    warps per 16 rows, or 16 with four; f16 products may have 256. For quantized output they are at
+    least 32. If each block has its own multiprocessor, more warps share each row. There are as many
+    stages as keep memory busy, if they fit.
     """
     shape = Shape(device, formats, rows, columns, m)
     tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 3 if output == "f32" else 2]
     tunings = [block_format(name).tuning for name in formats]
-    # of more than eight rows, two tiles of a pair take too many registers, as of some formats,
-    # whose blocks beside those of others are best small
+    # beyond eight rows, two tiles take too many registers for a pair and for some formats; blocks
+    # of mixed matrices are best small
     two = shape.together == 1 and min(t.gemm_tiles for t in tunings) > 1
     two |= m <= TILE_COLUMNS and len(rows) == 1
     if products == "f16":
@@ -105,7 +105,7 @@ def _fused_gemm(
         for m_tile in m_tiles
     )
     fit = shape.fitting(choices)
-    if output != "f16":  # whose blocks are clusters by rows
+    if output != "f16":  # f16 output already uses clusters, by rows
         fit = list(shape.split(fit))
     return shape.staged(shape.widened(min(fit, key=shape.seconds)))
 
@@ -113,9 +113,9 @@ def _fused_gemm(
 def _tiling(
     device: Target, format: str, n: int, largest: int, m_tiles: Callable[[int], int]
 ) -> GemmConfig:
-    """`_gemm` for tiles of `largest` rows of activations at most; `m_tiles`: m_tile -> tiles."""
+    """`_gemm` for tiles of at most `largest` rows of activations; `m_tiles`: m_tile -> tiles."""
     most = block_format(format).tuning.gemm_tiles
-    # column warps have super-blocks of their own, and so less room for activations
+    # column warps have their own super-blocks, which leaves less room for activations
     choices = [
         GemmConfig(4, 1, most, largest),
         GemmConfig(4, 1, 1, largest),
@@ -137,10 +137,10 @@ def _tiling(
 def _expert_gemm(
     device: Target, format: str, n: int, columns: int, m: int, experts: int
 ) -> GemmConfig:
-    """Config for m rows of activations sorted by expert.
+    """Returns the Config for m rows of activations sorted by expert.
 
-    Tiles as large as an expert's share of the rows, where they are dealt evenly: larger ones would
-    multiply rows of others in vain, smaller ones read weights again.
+    Tiles are as large as an expert's share of the rows if they are evenly distributed. Larger tiles
+    would multiply other experts' rows in vain; smaller ones read weights again.
     """
     share = -(-m // experts)
     largest = next((m_tile for m_tile in (16, 32) if share <= m_tile), 64)

@@ -1,4 +1,4 @@
-"""Spans: which weight rows, which activations and which columns a thread block has."""
+"""Spans: the weight rows, activations and columns of a thread block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...ptx import Builder, Value, s32, u32
 class Span:
     """Span of `size` rows of `total`, from `start` on.
 
-    The last span may overlap its neighbour; a single one may be cut short.
+    The last span may overlap the one before it; a single span may be truncated.
     """
 
     def __init__(self, k: Builder, number: Value, total: int, size: int) -> None:
@@ -18,7 +18,7 @@ class Span:
         self.start = self._first if total <= size else k.minimum(self._first, total - size)
 
     def owns(self, row: Value) -> Value | None:
-        """Condition for a row to be this span's and no other's; None: it always is."""
+        """Returns the condition that only this span owns a row; None: it always does."""
         if self._total % self.size == 0:
             return None
         return row < self._total if self._total < self.size else row >= self._first
@@ -29,31 +29,34 @@ class StepSpan:
     """Steps of a thread block along the columns.
 
     Attributes:
-      first: its first one, u32; 0: of blocks that share no columns.
-      total: steps of all blocks that share the columns; the last ones may lie beyond the end.
+      first: its first step, u32; 0 for blocks that do not share columns.
+      total: steps of all blocks that share the columns; the last ones may be past the end.
     """
 
     first: Value | int = 0
     total: int = 0
 
     def after(self, place: Value, nbytes: int) -> Value:
-        """`place` and the bytes of the steps before the first one, of `nbytes` each."""
+        """Returns `place` plus the bytes of the steps before the first one, of `nbytes` each."""
         return place if isinstance(self.first, int) else place + self.first * nbytes
 
     def rest(self, row_bytes: int, nbytes: int) -> Value | int:
-        """Bytes of a row from the first step of `nbytes` on, s32; below 0 beyond the end."""
+        """Returns the bytes of a row from the first step of `nbytes` on, s32.
+
+        It is negative past the end.
+        """
         if isinstance(self.first, int):
             return row_bytes
         return self.first.bits(s32) * -nbytes + row_bytes
 
 
-ALL = StepSpan()  # from the first step on, none of which lies beyond the end
+ALL = StepSpan()  # from the first step on, none past the end
 
 
 class ExpertTile:
-    """Span of `size` rows of `total` from `start` on, of which those of one expert count.
+    """Span of `size` rows of `total` from `start` on, of which only one expert's rows count.
 
-    `expert` (u32) may be none that there is; the rows from `first` to `end` are the tile's.
+    `expert` (u32) may be out of range. The rows from `first` to `end` are the tile's.
     """
 
     def __init__(self, k: Builder, number: Value, count: int, total: int, size: int) -> None:
@@ -63,13 +66,13 @@ class ExpertTile:
         self.start = k.const(u32, 0) if total <= size else k.minimum(self.first, total - size)
 
     def owns(self, row: Value) -> Value:
-        """Condition for a row to be the tile's."""
+        """Returns the condition that a row is the tile's."""
         return (row >= self.first) & (row < self.end)
 
 
 def tile_count(m: int, experts: int, m_tile: int) -> int:
-    """Tiles of m rows, or of as many sorted by expert, where each ends with a tile of its own.
+    """Returns the tiles of m rows; with experts, m rows sorted by expert need one more per expert.
 
-    Rows of no expert come as one more.
+    Rows without an expert count as another expert.
     """
     return -(-m // m_tile) + experts

@@ -1,4 +1,4 @@
-"""Costs of tilings of a tensor-core product, by which its rules choose one."""
+"""Cost estimates of tilings of a tensor-core product, for its selection rules."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from .config import GemmConfig
 from .pipeline import odd_pitch
 from .products import pair_pitch
 
-#: Bytes of weights on their way to a multiprocessor that keep memory busy: 0.8 us of its share of
-#: an H200's bandwidth, and a tenth more.
+#: Bytes of weights in flight per multiprocessor that keep memory busy: 0.8 us of its share of an
+#: H200's bandwidth, plus 10 %.
 _IN_FLIGHT = 29 << 10
 
-#: Warps of a multiprocessor that hide each other's waits.
+#: Warps per multiprocessor that hide each other's waits.
 _WARPS = 8
 
-#: Seconds of a multiprocessor for a row of 256 weights: to unpack it, and for each row of
-#: activations that is loaded for it alone. The cost model's, of Q4_K on an H200.
+#: Seconds of a multiprocessor for a row of 256 weights: to unpack it, and per row of activations
+#: that is loaded only for it. By the cost model for Q4_K on an H200.
 _UNPACK_SECONDS = 2.7e-9
 _PRODUCT_SECONDS = {"int8": 0.3e-9, "f16": 0.185e-9}
 
-#: Seconds of a block until its ring is full, where another one of its multiprocessor is at work.
+#: Seconds until a block's ring is full, while another block of its multiprocessor is working.
 _BEGIN_SECONDS = 0.4e-6
 
-#: Seconds in which a cluster's blocks add up what they have.
+#: Seconds that a cluster's blocks take to add their sums.
 _SPLIT_SECONDS = 0.6e-6
 
-#: Bytes of 256 activations with their scales and sums or means: see `input_activations`.
+#: Bytes of 256 activations with their scales and sums or means, see `input_activations`.
 _ACTIVATION_BYTES = {"int8": 256 + 64, "f16": 512 + 32 + 4}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A product's shape: matrices of `rows`, of each its format, or two formats that gate.
+    """Shape of a product: matrices of `rows` with one format each, or two formats that are gated.
 
     Attributes:
-      device: that the tiling is for.
-      formats, rows: of the matrices; where there are two formats for one number of rows, a block
-        has the rows of both.
+      device: target of the tiling.
+      formats, rows: of the matrices. If there are two formats for one number of rows, a block has
+        the rows of both.
       m: rows of activations.
     """
 
@@ -54,25 +54,25 @@ class Shape:
 
     @property
     def together(self) -> int:
-        """Matrices whose rows a block has at once."""
+        """Number of matrices whose rows a block computes together."""
         return len(self.formats) // len(self.rows)
 
     def blocks(self, config: GemmConfig) -> int:
-        """Thread blocks of the launch."""
+        """Returns the thread blocks of the launch."""
         tiles = -(-self.m // config.m_tile)
         return tiles * sum(-(-n // config.rows) for n in self.rows) * config.splits
 
     def alone(self, config: GemmConfig) -> bool:
-        """True if each block has a multiprocessor for itself."""
+        """Returns whether each block has its own multiprocessor."""
         return self.blocks(config) <= self.device.multiprocessors
 
     def seconds(self, config: GemmConfig) -> float:
-        """The launch's, roughly: the longer of the busiest multiprocessor's time and the L2's.
+        """Estimates the launch's seconds from the busiest multiprocessor's time and L2's.
 
-        Of both in part, since what one waits for the other does not always hide.
+        The larger dominates, but both count in part, because waits are not always hidden.
         """
         rounds = -(-self.blocks(config) // self.device.multiprocessors)
-        met = config.m_tile / (config.tiles * self.together)  # by every load of activations
+        met = config.m_tile / (config.tiles * self.together)  # loads of activations per row
         of_row = _UNPACK_SECONDS + met * _PRODUCT_SECONDS[config.products]
         super_blocks = config.steps(self.columns) * config.column_warps
         busiest = rounds * self.together * config.rows * super_blocks * of_row
@@ -82,12 +82,12 @@ class Shape:
         return max(busiest, l2) + (busiest + l2) / 8 + rounds * _BEGIN_SECONDS + split
 
     def _block_bytes(self, config: GemmConfig) -> int:
-        """Bytes of 256 columns that a block reads."""
+        """Returns the bytes per 256 columns that a block reads."""
         weights = self.together * config.rows * self._super_block
         return weights + config.m_tile * _ACTIVATION_BYTES[config.products]
 
     def stage_bytes(self, config: GemmConfig) -> int:
-        """Bytes of the ring that a step takes, at most."""
+        """Returns the maximum bytes of the ring per step."""
         return max(stage_bytes(config, (name,) * self.together) for name in self.formats)
 
     @property
@@ -96,15 +96,15 @@ class Shape:
         return facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
 
     def room(self, config: GemmConfig) -> int:
-        """Bytes of shared memory for the ring.
+        """Returns the bytes of shared memory for the ring.
 
-        All that there is where a block is alone or needs it; else several blocks share it.
+        It is all of it if a block is alone or needs it; otherwise several blocks share it.
         """
         shares = not self.alone(config) and 2 * self.stage_bytes(config) <= LEAST_BLOCK_SHARED_BYTES
         return LEAST_BLOCK_SHARED_BYTES if shares else self._most_room
 
     def widened(self, config: GemmConfig) -> GemmConfig:
-        """With more warps to share each row where a block is alone and has few."""
+        """Adds warps that share each row, if a block is alone and has few."""
         while self.alone(config) and config.threads < WARP * _WARPS and config.column_warps < 8:
             wider = replace(config, column_warps=2 * config.column_warps)
             if self.columns < wider.columns or 2 * self.stage_bytes(wider) > self.room(config):
@@ -113,10 +113,10 @@ class Shape:
         return config
 
     def staged(self, config: GemmConfig) -> GemmConfig:
-        """With as many stages as keep memory busy, where they fit."""
+        """Sets the number of stages to what keeps memory busy, if it fits."""
         weights = self.together * config.rows * config.column_warps * self._super_block
         resident = max(1, self.blocks(config) // self.device.multiprocessors)
-        # activations of two bytes are as many bytes as the weights: a block alone waits for both
+        # f16 activations are as many bytes as the weights: a block alone waits for both
         slow = config.products == "f16" and self.alone(config)
         least = 2 if config.rows > 64 and not slow else 3
         wanted = max(least, 1 + -(-_IN_FLIGHT // (weights * resident)))
@@ -124,7 +124,7 @@ class Shape:
         return replace(config, stages=max(2, min(wanted, fit, 16)))
 
     def split(self, configs: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
-        """Those and, where the device has clusters, those whose columns several blocks share."""
+        """Yields the configs and, if the device has clusters, variants that split the columns."""
         for config in configs:
             yield config
             if self.device.facts is None or not self.device.facts.clusters:
@@ -135,7 +135,10 @@ class Shape:
                     yield shared
 
     def fitting(self, configs: Iterable[GemmConfig]) -> list[GemmConfig]:
-        """Those of which two stages fit: of f16 products on the device, of others on every one."""
+        """Returns the configs for which two stages fit.
+
+        f16 products must fit on the device, others on every device.
+        """
 
         def room(config: GemmConfig) -> int:
             return self._most_room if config.products == "f16" else LEAST_BLOCK_SHARED_BYTES
@@ -148,7 +151,7 @@ class Shape:
 
 
 def stage_bytes(config: GemmConfig, formats: tuple[str, ...]) -> int:
-    """Bytes of the ring that a step of matrices of these formats takes."""
+    """Returns the bytes of the ring per step for matrices of these formats."""
     layouts = [block_format(name) for name in formats]
     planes = [(p.bytes_per_block, SUPER_BLOCK // f.block_size) for f in layouts for p in f.planes]
     weights = sum(odd_pitch(size * blocks * config.column_warps) for size, blocks in planes)

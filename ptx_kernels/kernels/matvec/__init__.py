@@ -1,4 +1,4 @@
-"""The mat-vec family: one design, whose strategies are values of MatvecConfig."""
+"""Mat-vec kernel family: one design, with strategies as values of MatvecConfig."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The activations of a mat-vec, in global or shared memory: int8 with scales, or floats.
+"""Activations of a mat-vec in global or shared memory: int8 with scales, or floats.
 
-A cursor is where a lane stands in them: it moves along with the lane's packed row, and loads what
-meets the row's runs.
+A cursor is a lane's position in them. It advances along with the lane's packed row and loads the
+activations of the row's runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .rows import one_row
 
 @dataclass(frozen=True)
 class ActivationTile:
-    """The activations that meet a lane's runs, for one row of them.
+    """Activations of a lane's runs, from one row.
 
     Attributes:
       runs: the values of each run, as u32 of four int8 or as f32.
-      scales: q8_1: of each run's group of 32.
-      sums: q8_1: scale * sum of values, of each group that the runs lie in.
+      scales: q8_1: scale of each run's group of 32.
+      sums: q8_1: scale * sum of values, for each group that the runs lie in.
     """
 
     runs: Sequence[Sequence[Value]]
@@ -33,14 +33,14 @@ class ActivationTile:
 
 
 def _groups(row: PackedRow) -> list[int]:
-    """The groups of 32 that a lane's runs lie in, counted from the first."""
+    """Returns the groups of 32 that a lane's runs lie in, relative to the first."""
     return sorted({offset // GROUP for offset, _ in row.runs})
 
 
 def _tile(
     row: PackedRow, runs: Sequence[Sequence[Value]], pairs: Mapping[int, Sequence[Value]]
 ) -> ActivationTile:
-    """Runs, with the (scale, sum) of each group that they lie in."""
+    """Returns runs with the (scale, sum) of each group that they lie in."""
     scales = [pairs[offset // GROUP][0] for offset, _ in row.runs]
     return ActivationTile(runs, scales, [pairs[g][1] for g in _groups(row)])
 
@@ -56,13 +56,13 @@ class _QuantizedCursor:
         self._scale_sum = scale_sum.at(0, first // GROUP).moving()
 
     def load(self, j: int, block: int) -> ActivationTile:
-        """Row j's activations for the block that is `block` blocks ahead."""
+        """Loads row j's activations for the block `block` blocks after the current one."""
         value = j * self._columns + block * self._block_size
         runs = [
             self._values.load_run((value + offset) // 4, length // 4)
             for offset, length in self._row.runs
         ]
-        # two neighbours, the first of an even number, are 16 aligned bytes
+        # two adjacent pairs, the first of an even group, are 16 aligned bytes
         step = 2 if 1 in self._groups else 1
         pairs: dict[int, Sequence[Value]] = {}
         for g in self._groups[::step]:
@@ -76,7 +76,7 @@ class _QuantizedCursor:
 
 
 class _OrderedCursor:
-    """Two addresses by a lane's bits; the bits of its runs are in the loads' offsets."""
+    """Two base addresses by a lane's bits; the loads' offsets hold the bits of its runs."""
 
     def __init__(
         self, rows: Pointer, order: ReadingOrder, row: PackedRow, block: Value, block_size: int
@@ -88,7 +88,7 @@ class _OrderedCursor:
         self._pairs = rows.at(0, order.pair(first)).cast(f32).moving()
 
     def load(self, j: int, block: int) -> ActivationTile:
-        """Row j's activations for the block that is `block` blocks ahead."""
+        """Loads row j's activations for the block `block` blocks after the current one."""
         base = j * self._row_bytes + self._spans(block)
         runs = [
             [
@@ -111,7 +111,7 @@ class _OrderedCursor:
         self._pairs.advance(self._spans(blocks) // 4)
 
     def _spans(self, blocks: int) -> int:
-        """Bytes from a block to one ahead that meets the same place of another span."""
+        """Returns the bytes from a block to a later one at the same place of another span."""
         spans, rest = divmod(blocks * self._block_size, SPAN)
         assert not rest, blocks
         return spans * SPAN_BYTES
@@ -134,23 +134,23 @@ class _FloatCursor:
 
 @dataclass(frozen=True)
 class Quantized:
-    """q8_1: values s8 (m, columns), scale_sum f32 (m, columns / 32, 2)."""
+    """q8_1 activations: values s8 (m, columns), scale_sum f32 (m, columns / 32, 2)."""
 
     values: Pointer
     scale_sum: Pointer
 
     def cursor(self, row: PackedRow, block: Value, block_size: int) -> _QuantizedCursor:
-        """Stands at block `block` of the activations, as the packed row does."""
+        """Returns a cursor at block `block` of the activations, matching the packed row."""
         return _QuantizedCursor(self.values, self.scale_sum, row, block, block_size)
 
     def row(self, row: Value) -> Quantized:
-        """One row (u32) as all that there are."""
+        """Returns only one row (u32)."""
         return Quantized(one_row(self.values, row), one_row(self.scale_sum, row))
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """q8_1 in shared memory, s8 (m, bytes of a row), each where `order` puts it."""
+    """q8_1 activations in shared memory, s8 (m, bytes per row), laid out by `order`."""
 
     rows: Pointer
     order: ReadingOrder
@@ -169,7 +169,7 @@ class Floats:
         return _FloatCursor(self.x, row, block, block_size)
 
     def row(self, row: Value) -> Floats:
-        """One row (u32) as all that there are."""
+        """Returns only one row (u32)."""
         return Floats(one_row(self.x, row))
 
 

@@ -1,4 +1,4 @@
-"""Tilings of a mat-vec, and those that have a name."""
+"""Tilings of a mat-vec, and the named presets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ACTIVATIONS = ("q8_1", "inline_q8", "f32")
 STAGES = ("none", "whole", "chunks")
 
 LANES = (4, 8, 16, 32)
-LANE_WEIGHTS = 256  # that so many lanes share
-_RESIDENT_WARPS = 64  # that a multiprocessor holds at most; ptxas would drop what asks for more
+LANE_WEIGHTS = 256  # weights shared by that many lanes
+_RESIDENT_WARPS = 64  # per multiprocessor at most; ptxas ignores a request for more
 
 
 @dataclass(frozen=True)
@@ -21,31 +21,33 @@ class MatvecConfig:
     """Tiling of a mat-vec.
 
     Attributes:
-      activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same, made
-        of f32 by each block, in shared memory, before its rows. `f32`: as they are, f32 products.
-      stage: where f32 activations are read: from global memory (`none`), or from shared memory,
-        where each block brings them as a whole before its rows (`whole`) or in chunks of 32 KB as
-        it walks along them (`chunks`).
+      activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same,
+        quantized from f32 by each block in shared memory before its rows. `f32`: f32 products
+        without quantization.
+      stage: source of f32 activations: global memory (`none`), or shared memory, into which each
+        block copies them in full before its rows (`whole`) or in chunks of 32 KB along the way
+        (`chunks`).
       warps: per block.
       warps_per_row: warps that share each row and add their parts in shared memory.
       rows_per_warp: weight rows that a warp computes together; they share the activations' loads.
       lanes: lanes that share 256 weights: a super-block, or eight blocks of 32, each of which has
-        one at least. Fewer lanes load wider and unpack scales less often; more make a warp's loads
-        contiguous and need fewer registers.
-      unroll: blocks of each lane in flight: all their loads come before the first use.
-      ahead: a trip's weights are loaded during the trip before it, where these were in registers;
-        those of a warp's first trip before activations are staged, and of its next rows before it
-        stores these.
-      streamed: weights leave nothing in L1, and come into L2 by 256 bytes (sm_80). The cost model
-        sees no difference.
-      broadcast_header: a super-block's header is loaded a word a lane and spread by shuffles, of
-        formats whose blocks have one: a quarter of the registers. Of fewer lanes than 32, rows must
-        be whole steps of their streams, since all lanes of a warp take part.
+        at least one lane. Fewer lanes load wider and unpack scales less often. More lanes make a
+        warp's loads contiguous and need fewer registers.
+      unroll: blocks per lane in flight; all their loads are issued before the first use.
+      ahead: whether to prefetch weights into registers: a trip's weights during the trip before it,
+        into the registers of those already used; the weights of a warp's first trip before
+        activations are staged; and those of its next rows before it stores the current ones.
+      streamed: whether weights bypass L1 and are prefetched into L2 by 256 bytes (sm_80). The cost
+        model sees no difference.
+      broadcast_header: whether a super-block's header is loaded one word per lane and broadcast by
+        shuffles, for formats with a header. It takes a quarter of the registers. With fewer than 32
+        lanes, rows must be a multiple of a step of their streams, since all lanes of a warp take
+        part.
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
-        registers for loads in flight. Their warps are 64 at most; so many leave 32 registers, in
-        which only slim Configs do not spill.
-      persistent: blocks of a fixed grid, each of which walks the rows; 0: as many blocks as the
-        rows need.
+        registers for loads in flight. They have at most 64 warps in total; that many leave 32
+        registers, which only small Configs can use without spilling.
+      persistent: blocks of a fixed grid that loop over the rows; 0: as many blocks as the rows
+        need.
     """
 
     activations: str = "q8_1"
@@ -62,7 +64,7 @@ class MatvecConfig:
     persistent: int = 0
 
     def check(self, format: str, n: int, columns: int, m: int) -> None:
-        """Raises KernelError unless this serves a matrix (n, columns) and m rows of activations.
+        """Raises KernelError unless it supports a matrix (n, columns) and m rows of activations.
 
         ValueError for an unknown format.
         """
@@ -107,7 +109,7 @@ class MatvecConfig:
             self._check_header(format, columns)
 
     def _check_header(self, format: str, columns: int) -> None:
-        """Shuffles are for warps whose lanes all have a block, or none."""
+        """Raises KernelError if shuffles would have warps in which only some lanes have a block."""
         layout = formats.get(format)
         step = self.streams(format) * layout.block_size
         whole = columns % step == 0 and self.stage != "chunks"
@@ -119,7 +121,7 @@ class MatvecConfig:
 
     @property
     def floats(self) -> bool:
-        """True where products are of floats, not of int8."""
+        """Whether products are of floats, not of int8."""
         return self.activations == "f32"
 
     @property
@@ -128,15 +130,15 @@ class MatvecConfig:
         return self.warps // self.warps_per_row * self.rows_per_warp
 
     def lanes_per_block(self, format: str) -> int:
-        """Lanes that share one block of the format."""
+        """Returns the lanes that share one block of the format."""
         return max(1, self.lanes * formats.get(format).block_size // LANE_WEIGHTS)
 
     def trip(self, format: str) -> int:
-        """Columns that a row's warps take at once."""
+        """Returns the columns that a row's warps process per trip."""
         return self.streams(format) * self.unroll * formats.get(format).block_size
 
     def streams(self, format: str) -> int:
-        """Blocks of a row that its warps work on at once."""
+        """Returns the blocks of a row that its warps process at once."""
         return self.warps_per_row * WARP // self.lanes_per_block(format)
 
 
@@ -144,7 +146,7 @@ _DP4A = MatvecConfig(lanes=32)
 _F32 = MatvecConfig(activations="f32", lanes=32)
 _STAGED = replace(_F32, lanes=8, warps=8, rows_per_warp=4, unroll=1, resident_blocks=2)
 
-#: Strategies by name. `persistent` goes with each of them.
+#: Strategies by name. `persistent` can be combined with each of them.
 PRESETS: dict[str, MatvecConfig] = {
     "tiled": replace(_STAGED, stage="whole"),
     "chunked": replace(_STAGED, stage="chunks"),

@@ -1,4 +1,4 @@
-"""Dot products of packed rows with activations: integers by dp4a, scaled after, or floats."""
+"""Dot products of packed rows with activations: integers by dp4a, then scaled, or floats."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .rows import Team
 
 @dataclass(frozen=True)
 class Streams:
-    """The streams that share a row's quantization blocks; `number` (u32) is this lane's."""
+    """Streams that share a row's quantization blocks; `number` (u32) is this lane's."""
 
     count: int
     number: Value
 
 
 def team_streams(k: Builder, format: str, team: Team, config: MatvecConfig) -> Streams:
-    """All streams of a team's warps."""
+    """Returns all streams of a team's warps."""
     lanes = config.lanes_per_block(format)
     number = k.lane_id // lanes
     if team.member is not None:
@@ -43,7 +43,7 @@ def _view(
     team: Team,
     stream: Value,
 ) -> PackedRow:
-    """A lane's view of a team's rows, which m rows of activations are multiplied by."""
+    """Returns a lane's view of a team's rows, to be multiplied by m rows of activations."""
     lanes = config.lanes_per_block(format)
     share = Share(
         team.start,
@@ -58,9 +58,9 @@ def _view(
 
 
 class Early:
-    """Packed weights of a team's first trip, loaded before it is their turn.
+    """Packed weights of a team's first trip, prefetched into registers.
 
-    `loaded[a][r]`: of the lane's block a and row r, in variables that every `load` fills again.
+    `loaded[a][r]`: for the lane's block a and row r, in variables that every `load` refills.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Early:
         )
 
     def set(self, loaded: Any, *place: int) -> None:
-        """Fills the variables, or those of `place` = block, row, with what rows' `load` gave."""
+        """Fills the variables, or those at `place` = block, row, with results of a row's `load`."""
         if self.loaded is None:
             self.loaded = _variables(self._k, loaded)
             return
@@ -93,7 +93,7 @@ class Early:
 
 
 def _variables(k: Builder, loaded: Any) -> Any:
-    """Variables in the places of values, which hold them."""
+    """Returns new variables with the values, in the same structure."""
     if isinstance(loaded, Value):
         return k.var(loaded.type, loaded)
     if is_dataclass(loaded):
@@ -102,7 +102,7 @@ def _variables(k: Builder, loaded: Any) -> Any:
 
 
 def _fill(variables: Any, loaded: Any) -> None:
-    """Sets variables to the values in their places."""
+    """Sets variables to the values in the same structure."""
     if isinstance(variables, Var):
         variables.set(loaded)
         return
@@ -115,10 +115,13 @@ def _fill(variables: Any, loaded: Any) -> None:
 class Dots:
     """A lane's part of the dot products of a team's rows with m rows of activations.
 
-    A warp's lanes split into streams of `lanes_per_block`; stream s walks quantization blocks s,
-    s + streams, ... of its rows. `totals[r][j]` grow with every call of `add`. Weights are read
-    once for all m. `streams`: those of `team_streams`, or of a part of them. `early`: the first
-    trip's weights.
+    A warp's lanes form streams of `lanes_per_block`. Stream s processes quantization blocks s, s +
+    streams, ... of its rows. Every call of `add` adds to `totals[r][j]`. Weights are read once for
+    all m.
+
+    Args:
+      streams: those of `team_streams`, or a part of them.
+      early: the first trip's weights.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class Dots:
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:
-        """Adds the next `blocks` quantization blocks of the rows, times the first ones of `x`."""
+        """Adds the rows' next `blocks` quantization blocks, times the first ones of `x`."""
         k, row, unroll = self._k, self._row, self._config.unroll
         cursor = x.cursor(row, self._stream, self._block_size)
 
@@ -156,7 +159,7 @@ class Dots:
         whole, rest = divmod(blocks, self._streams * unroll)
         steps, part = divmod(rest, self._streams)  # of the last trip
         if whole:
-            # a copy of the last trip, which loads nothing, would be as long as the loop
+            # an extra copy of the last trip, without loads, would be as long as the loop
             with k.loop(0, whole, unroll=self._early is None) as trip:
                 if self._early is None:
                     step(range(unroll))
@@ -171,7 +174,7 @@ class Dots:
                     )
                 cursor.advance(self._streams * unroll)
         if whole and self._early is not None:
-            for a in range(steps):  # which the last whole trip has loaded
+            for a in range(steps):  # loaded by the last full trip
                 self._block(cursor, a, self._early.loaded[a], every)
         else:
             step(range(steps))
@@ -189,9 +192,9 @@ class Dots:
         rows: Sequence[int],
         x: Sequence[ActivationTile] = (),
     ) -> None:
-        """Adds block `a` of the cursor's trip of some of the rows that `load` gave.
+        """Adds block `a` of the cursor's trip, for some of the rows loaded by `load`.
 
-        `x`: its activations, where they are loaded already.
+        `x`: its activations, if they are already loaded.
         """
         tiles = [self._row.unpack(loaded[r]) for r in rows]
         for j in range(self._m):
@@ -199,10 +202,11 @@ class Dots:
             self._dot(self._k, tiles, own, [self.totals[r][j] for r in rows])
 
     def _trip(self, early: Early, cursor: Any, goes_on: Sequence[Value | None]) -> None:
-        """A trip with weights that are there; each block's make room for the next trip's.
+        """Runs a trip with loaded weights; each used block is replaced by one of the next trip.
 
-        Of a single block each row's do, so that a load's first use is half a trip away or more.
-        `goes_on`: of each block, whether there is one in the next trip; None: there is none.
+        With a single block, rows are replaced one by one, so that a load is at least half a trip
+        before its first use. `goes_on`: for each block, whether the next trip has one; None: it has
+        not.
         """
         k, row, rows = self._k, self._row, range(len(self._offsets))
         apart = len(goes_on) == 1 and len(rows) > 1
@@ -222,7 +226,7 @@ def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Seque
 
     A minimum needs no dot product, since the sums of the activations are known.
     """
-    # sums of runs come before the products, those of groups behind the first: fewer registers
+    # run sums are computed before the products, group sums after the first: fewer registers
     sums = _run_sums(k, x) if tiles[0].minimum_d is not None else ()
     for tile, total in zip(tiles, totals, strict=True):
         k.accumulate(total, _scaled_integers(k, tile, x), tile.d)
@@ -231,7 +235,7 @@ def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Seque
 
 
 def _run_sums(k: Builder, x: ActivationTile) -> Sequence[Value]:
-    """The scaled sums of the activations of each run."""
+    """Returns the scaled sums of the activations of each run."""
     ones, sums = k.const(u32, 0x01010101), []
     for values, scale in zip(x.runs, x.scales, strict=True):
         total: Any = 0
@@ -242,14 +246,14 @@ def _run_sums(k: Builder, x: ActivationTile) -> Sequence[Value]:
 
 
 def _minimum_sums(k: Builder, tile: Tile, x: ActivationTile) -> Sequence[Value]:
-    """The scaled sums of activations that go with the tile's minimums."""
+    """Returns the scaled sums of activations for the tile's minimums."""
     if tile.minimum_group is None:
         return x.sums
     return [k.select(tile.minimum_group == 0, *x.sums)]
 
 
 def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
-    """The sum over runs of (quants . values) * scale of the run * scale of the values' group."""
+    """Sums (quants . values) * run's scale * scale of the values' group, over the runs."""
     total: Any = None
     part: Any = 0
     following = [*zip(tile.runs[1:], x.scales[1:], strict=True), (None, None)]
@@ -264,7 +268,7 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
         for a, b in zip(run.quants, values, strict=True):
             part = k.dp4a(a, b, part, unsigned_a=not tile.signed)
         if next_run is not None and next_run.scale is run.scale and next_scale is x_scale:
-            continue  # runs of one group that share a scale, or have none, add up as integers
+            continue  # runs of one group that share a scale, or have none, are summed as integers
         product = _scaled(part, run.scale)
         if run.unit != 1:
             x_scale = x_scale * run.unit
@@ -274,7 +278,7 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
 
 
 def _scaled(part: Value, scale: Value | None) -> Value:
-    """An integer sum times its run's scale, f32; the product of two integers is exact."""
+    """Returns an integer sum times its run's scale, f32; a product of two integers is exact."""
     if scale is None:
         return part.to(f32)
     return part.to(f32) * scale if scale.type is f32 else (part * scale).to(f32)
@@ -292,7 +296,7 @@ def dot_f32(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequen
 
 
 def _scaled_floats(k: Builder, tile: Tile, x: ActivationTile, sums: Sequence[Value]) -> Value:
-    """The sum over runs of ((quants - offset) . values) * scale."""
+    """Sums ((quants - offset) . values) * scale over the runs."""
     total: Any = None
     for i, (run, values) in enumerate(zip(tile.runs, x.runs, strict=True)):
         part = dot(k, run.quants, values)

@@ -1,4 +1,4 @@
-"""The epilogue of a row's total: bias, residual, gating, quantization, the store."""
+"""Epilogue of a row's total: bias, residual, gating, quantization, store."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from .config import MatvecConfig
 from .heads import HeadRows
 from .rows import BlockRow, Place, RowTotals, Team, one_row
 
-_RESULTS_BYTES = 2048  # of the results of several rounds that a block has in shared memory
+_RESULTS_BYTES = 2048  # shared memory for the results of several rounds of a block
 
 
 class Epilogue:
     """Results of n weight rows and m rows of activations: declares them, finishes teams' totals.
 
-    y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
-    `quantize_q8_1` makes them. Operands: `bias` f32 (n,), of gated products two, `residual` f32 (m,
-    n), each where asked for. Lane i of a team's first warp finishes value i of the team's
-    rows_per_warp * m. With `own` a block has one of the m rows, and an expert's a bias of the
-    expert's, f32 (experts, n). With `heads` these store the results where heads lie, and there is
-    no y.
+    They are y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2),
+    as in `quantize_q8_1`. Optional operands: `bias` f32 (n,), two for gated products, and
+    `residual` f32 (m, n). Lane i of a team's first warp finishes value i of the team's
+    rows_per_warp * m. With `own` a block has one of the m rows; an expert's bias is then f32
+    (experts, n). With `heads` these store the results in the heads' layout, and there is no y.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Epilogue:
         self._residual = (
             one_row(k.input(f"residual{suffix}", f32, (m, n)), row) if residual else None
         )
-        self._addends = len(self._biases) + residual  # of a value
+        self._addends = len(self._biases) + residual  # per value
         self._staged: Pointer | None = None
         self._heads = heads
         if heads is not None:
@@ -90,20 +89,20 @@ class Epilogue:
 
     @property
     def apart(self) -> int:
-        """How teams take the matrix's rows (see `Team`)."""
+        """Distance of paired rows (see `Team`)."""
         return 0 if self._heads is None else self._heads.apart
 
     def begin(self) -> None:
-        """Counts of warps begin at zero; all threads of the block come here, once."""
+        """Resets the arrival counters; all threads of the block must reach it, once."""
         k, config = self._k, self.config
         if self._staged is None:
             return
         self._arrived.store(k.thread_id, 0, where=k.thread_id < self._slots)
         if config.activations != "inline_q8" and config.stage != "whole":
-            k.barrier()  # else there is one behind the activations' staging
+            k.barrier()  # otherwise staging the activations executes one
 
     def load(self, team: Team) -> list[Value]:
-        """Starts the loads of this lane's terms; they arrive while the dot products run."""
+        """Starts the loads of this lane's terms, in flight during the dot products."""
         terms: list[Value] = []
         for place in self._places(team) if self._addends or self._heads else ():
             for bias in self._biases:
@@ -116,11 +115,10 @@ class Epilogue:
         return terms
 
     def store(self, team: Team, parts: Sequence[Sequence[Var]], terms: Sequence[Value]) -> None:
-        """Adds the lanes' parts to a team's totals[r][j], and stores these + what `load` gave.
+        """Adds the lanes' parts to a team's totals[r][j]; stores them with the terms of `load`.
 
-        All threads of the block come here.
-
-        With an activation: that of totals[r][j] and totals[rows_per_warp + r][j] (`GATES`).
+        All threads of the block must reach it. With an activation, it is applied to totals[r][j]
+        and totals[rows_per_warp + r][j] (`GATES`).
         """
         k, rows = self._k, self.config.rows_per_warp
         totals = self._sums(team, parts)
@@ -147,15 +145,17 @@ class Epilogue:
         k.warp_barrier()
         count = self._arrived.atomic_add(slot, 1, where=k.lane_id == 0, ordered=True)
         with k.when(k.shuffle(count, 0) == self.config.warps - 1):
-            k.warp_barrier()  # what lane 0 has met, the others have
+            k.warp_barrier()  # makes what lane 0 has acquired visible to the other lanes
             if self._rounds > self._slots:
                 self._arrived.store(slot, 0, where=k.lane_id == 0)
             self._quantize(self._staged, slot, self._first_row(team))
 
     def _slot(self, team: Team) -> Value | int:
-        """The place of a round's results, by turns; warps go on without each other until the last.
+        """Returns the slot of a round's results.
 
-        Then the block waits: all rounds before are quantized.
+        Warps do not wait for each other until all are used.
+
+        Then the block waits until all earlier rounds are quantized.
         """
         if self._rounds == 1:
             return 0
@@ -169,7 +169,7 @@ class Epilogue:
         return slot
 
     def clear(self, blocks: int) -> None:
-        """Zeros in all results of the block's rows, by so many blocks along x."""
+        """Stores zeros in all results of the block's rows, using `blocks` blocks along x."""
         k, threads = self._k, WARP * self.config.warps
         first = k.block_id() * threads + k.thread_id
         for results in self._results:
@@ -194,16 +194,16 @@ class Epilogue:
         return places
 
     def _of(self, results: Pointer, team: Team, place: Place) -> Pointer:
-        """Place of a value in (m, n) results.
+        """Returns the address of a value in (m, n) results.
 
-        The address that all lanes share comes first, which saves registers.
+        The address that all lanes share is computed first, which saves registers.
         """
         return results.at(0, team.row).at(
             place.r if isinstance(place.j, int) else place.j * self._n + place.r
         )
 
     def _mine(self, totals: Sequence[Sequence[Value]], base: int) -> Value:
-        """This lane's of the totals[r][j], in the order of `_places`."""
+        """Selects this lane's total from totals[r][j], in the order of `_places`."""
         flat = [row[j] for j in range(self.m) for row in totals][base : base + WARP]
         mine = flat[0]
         for lane, total in enumerate(flat[1:], 1):
@@ -211,12 +211,12 @@ class Epilogue:
         return mine
 
     def _first_row(self, team: Team) -> Value:
-        """The thread block's first row."""
+        """Returns the thread block's first row."""
         first = team.row if team.first is None else team.first
         return first - team.number * self.config.rows_per_warp
 
     def _quantize(self, staged: Pointer, slot: Value | int, first_row: Value) -> None:
-        """By one warp, each group of 32 rows and row of activations in turn, a value a lane."""
+        """Quantizes each group of 32 rows and row of activations, by one warp."""
         k = self._k
         groups = self.config.block_rows // GROUP
         for j, group in itertools.product(range(self.m), range(groups)):

@@ -1,4 +1,4 @@
-"""Matrices of a stack that ids in device memory choose: a mixture's experts."""
+"""Experts of an MoE: matrices of a stack, selected by ids in device memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .rows import BlockRow
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(BlockRow):
-    """A token's choice of an expert, one of `count` of all tokens.
+    """A token's choice of an expert, one of `count` choices of all tokens.
 
-    named: whether its id names one, and it is not just 0; None: it does.
+    `named`: whether its id is in range; an id out of range is replaced by 0. None: it is in range.
     """
 
     count: int
@@ -24,7 +24,7 @@ class Choice(BlockRow):
 
 
 def check_choices(experts: int, top: int) -> None:
-    """Raises KernelError unless each token may choose `top` of so many experts."""
+    """Raises KernelError unless each token can choose `top` of this many experts."""
     if experts < 1 or top < 1:
         raise KernelError(f"experts={experts} and top={top} must both be at least 1, or both 0")
 
@@ -32,10 +32,10 @@ def check_choices(experts: int, top: int) -> None:
 def chosen(
     k: Builder, m: int, experts: int, top: int, routing: Routing | None = None
 ) -> Choice | None:
-    """The block's choice, by its place along y: a value of the operand `ids`, s32 (m, top).
+    """Returns the block's choice by its y index: a value of the operand `ids`, s32 (m, top).
 
-    None for `experts` and `top` of 0. An id outside 0 to experts - 1 names none. With a `routing`
-    the block chooses for itself (see `_routed`).
+    Returns None if `experts` and `top` are 0. An id outside 0 to experts - 1 is not `named`. With a
+    `routing` the block selects its expert itself (see `_routed`).
     """
     if not experts and not top:
         return None
@@ -52,10 +52,10 @@ def chosen(
 
 
 def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: Value) -> Choice:
-    """The block's choice by its token's logits, with the operands and results of a `Router`.
+    """Selects the block's expert by its token's logits; has a `Router`'s operands and results.
 
-    Every warp looks for itself, in fewer instructions than it would wait for another, and no
-    farther than the block's place. A token's first block finds all places, and stores them.
+    Every warp searches itself, which takes less time than waiting for another, and only up to the
+    block's rank. A token's first block finds all ranks, and stores them.
     """
     if routing.top != top:
         raise KernelError(f"top={top} must be the routing's, {routing.top}")
@@ -72,9 +72,10 @@ def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: V
 def where_named(
     k: Builder, choice: Choice | None, epilogue: Epilogue, blocks: int
 ) -> Iterator[None]:
-    """The body runs in blocks whose choice names an expert; the results of others are zeros.
+    """Runs the body in blocks whose choice names an expert; other results become zeros.
 
-    `blocks`: along x. All threads of a block take the same way, so that barriers may lie in it.
+    `blocks`: along x. All threads of a block take the same branch, so the body may contain
+    barriers.
     """
     if choice is None or choice.named is None:
         yield

@@ -1,4 +1,4 @@
-"""The mat-vecs as kernel families: of one matrix, of a gated pair, of several joined."""
+"""Mat-vec kernel families: one matrix, a gated pair, several joined matrices."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
 
 
 def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
-    """Cases of a mat-vec strategy at `SHAPES`, with one row of activations, or four for `batched`.
+    """Returns cases of a preset at `SHAPES`, with one row of activations (four for `batched`).
 
-    They are not among CASES.
+    They are not in CASES.
     """
     m = 4 if preset == "batched" else 1
     return tuple(
@@ -114,7 +114,7 @@ _Q4: dict[str, Any] = dict(format="Q4_K", n=4096)
 _DOWN: dict[str, Any] = dict(bias=True, residual=True, **_Q4)
 _PAIR: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), n=14336)
 _QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024))
-_HEADS: dict[str, Any] = dict(  # of Llama-3.1-8B
+_HEADS: dict[str, Any] = dict(  # those of Llama-3.1-8B
     formats=("Q4_K", "Q4_K", "Q6_K"),
     num_heads=32,
     num_kv_heads=8,
@@ -123,7 +123,7 @@ _HEADS: dict[str, Any] = dict(  # of Llama-3.1-8B
     num_pages=1024,
     page_size=16,
 )
-_GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows a block
+_GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows per block
 _FUSED = (
     _fused("tiled-norm", "matvec", "tiled", norm=True, eps=1e-5, **_Q4),
     _fused("tiled", "matvec", "tiled", dict(rows_per_warp=2), m=4, **_Q4),
@@ -264,14 +264,14 @@ def _of_heads(arguments: Arguments) -> PackedWeights:
 
 
 def _touched_heads(buffer: Buffer, arguments: Arguments) -> float:
-    """The slots of m tokens of pages; of other buffers the share that `qkv_matvec` touches."""
+    """Returns the fraction of pages for m tokens' slots; for other buffers that of `qkv_matvec`."""
     if buffer.name in PAGE_BUFFERS:
         return touched_slots(buffer, {**arguments, "tokens": arguments["m"]})
     return one_layer(buffer, arguments)
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int] | None:
-    """Rows that the blocks of a fixed grid take once."""
+    """Returns the rows that the blocks of a fixed grid process in one round."""
     config = arguments["config"]
     return ("n", config.persistent * config.block_rows) if config.persistent else None
 

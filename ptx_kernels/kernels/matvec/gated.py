@@ -1,6 +1,6 @@
-"""Two products of the same activations of which the first gates the second: SwiGLU, GEGLU.
+"""Gated product: two products of the same activations; the first gates the second.
 
-They make the input of the feed-forward's down projection.
+SwiGLU and GEGLU use it for the input of the down projection.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ def gated_matvec(
 ) -> None:
     """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
 
-    `activation` names the gate (`activation.GATES`): silu and gelu are multiplied by the second.
+    `activation` names the gate (`activation.GATES`): silu and gelu are multiplied by the second
+    product.
 
-    A team computes the same rows of both. Formats may differ; operands are as those of `matvec`,
-    with the planes of `gate` and then of `up` first, and with `biases` one of each, f32 (n,), which
-    come before the gate; `experts` and `top` as there. With a `routing` the logits take the place
-    of the ids, which are then a result, with their weights, before y (`route.Router`).
+    A team computes the same rows of both. Formats may differ. Operands are those of `matvec`, with
+    the planes of `gate` and then of `up` first, and with `biases` one for each, f32 (n,), added
+    before the gate; `experts` and `top` as there. With a `routing` the logits replace the ids. The
+    ids are then a result, with their weights, before y (`route.Router`).
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")

@@ -1,4 +1,4 @@
-"""Rows of a projection as heads' dimensions: rotated by a token's angle, stored as heads lie."""
+"""Rows of a projection as dimensions of heads: rotated by RoPE, stored in the heads' layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rows import Place, Team
 
 @dataclass(frozen=True)
 class Rotation:
-    """Angles f32 (tokens, rope_dim / 2), and the dimensions that they turn (see `rope_append`)."""
+    """RoPE angles f32 (tokens, rope_dim / 2), and the dimension order (see `rope_append`)."""
 
     cos: Pointer
     sin: Pointer
@@ -30,14 +30,14 @@ class PageRows:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """A matrix's rows, each a dimension of a head, and the tokens' values of it.
+    """Rows of a matrix, each a dimension of a head, with the tokens' values.
 
-    A warp has both dimensions of a pair, in lanes of even and of odd numbers.
+    A warp has both dimensions of a pair, in even and odd lanes.
 
     Attributes:
-      head_dim: rows of a head.
-      rotation: None: values stay as they are.
-      target: f32 (tokens, heads * head_dim), or pages; a slot outside of them is skipped.
+      head_dim: rows per head.
+      rotation: None: values are not rotated.
+      target: f32 (tokens, heads * head_dim), or pages; a slot outside the pages is skipped.
     """
 
     k: Builder
@@ -47,7 +47,7 @@ class HeadRows:
 
     @property
     def apart(self) -> int:
-        """Rows between the two dimensions of a pair; 0: they are neighbours."""
+        """Rows between the two dimensions of a pair; 0: they are adjacent."""
         neighbours = self.rotation is None or self.rotation.interleaved
         return 0 if neighbours else self.head_dim // 2
 
@@ -65,7 +65,7 @@ class HeadRows:
         return loaded
 
     def store(self, team: Team, place: Place, value: Value, loaded: Iterator[Value]) -> None:
-        """Stores a lane's value; `loaded`: what `load` gave. Whole warps come here."""
+        """Stores a lane's value; `loaded`: results of `load`. Full warps must reach it."""
         k, target = self.k, self.target
         slot = next(loaded) if isinstance(target, PageRows) else None
         if self.rotation is not None:
@@ -87,7 +87,7 @@ class HeadRows:
         return team.row + place.r
 
     def _pair(self, team: Team, place: Place) -> Value:
-        """The number of a pair in its head."""
+        """Returns the number of a pair in its head."""
         return self._row(team, place) % self.head_dim >> 1
 
     def _dim(self, team: Team, place: Place) -> Value:
@@ -96,7 +96,7 @@ class HeadRows:
         return self._pair(team, place) + (place.r & 1) * self.apart
 
     def _rotated(self, team: Team, place: Place) -> Value | None:
-        """Whether the pair is rotated; None: all are."""
+        """Returns whether the pair is rotated; None: all pairs are."""
         assert self.rotation is not None
         pairs = self.rotation.cos.shape[1]
         return None if 2 * pairs == self.head_dim else self._pair(team, place) < pairs

@@ -1,4 +1,4 @@
-"""Packed weights times one to eight rows of activations: the decode step's matrix products."""
+"""Mat-vec: packed weights times one to eight rows of activations, for decode steps."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def product(
     *,
     alone: bool = False,
 ) -> None:
-    """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`).
+    """Computes all rows of a matrix, or of two gated ones, with `count` blocks (see `teams`).
 
-    With `config.ahead` the first rows' weights are on their way while activations are staged;
-    without, others have staged them. `alone`: nothing else is in the kernel, nor is this in a
+    With `config.ahead` the first rows' weights are in flight while activations are staged; without,
+    the caller has staged them. `alone`: the kernel contains nothing else, and this is not in a
     branch.
     """
     config = epilogue.config
-    # not before: other products' addresses would take registers
+    # not earlier: addresses of other products would occupy registers
     planes = [each.planes.of_matrix() for each in weights]
     early = [
         Early(k, each.format, own, epilogue.m, config)
@@ -57,12 +57,12 @@ def product(
                     part.add(x, width // each.block_size)
                 _load_next(k, early, i, team)
         if alone and not config.persistent:
-            k.loads_end()  # before the sums, whose registers are free yet
+            k.loads_end()  # before the sums, whose registers are still free
         epilogue.store(team, [row for part in dots for row in part.totals], terms)
 
 
 def _load_next(k: Builder, early: Sequence[Early | None], i: int, team: Team) -> None:
-    """Behind product i, starts the first loads of the next: of this team, or of that to come."""
+    """After product i, starts the first loads of the next product, or of the next team."""
     if i + 1 < len(early):
         if (following := early[i + 1]) is not None:
             following.load(team)
@@ -79,7 +79,7 @@ def whole_product(
     epilogue: Epilogue,
     choice: Choice | None,
 ) -> None:
-    """`product` by the whole launch, or by those of its blocks whose choice names an expert."""
+    """Runs `product` on the full launch, or on the blocks whose choice names an expert."""
     times = 1 if choice is None else choice.count
     (blocks,) = launch(k, epilogue.config, weights[0].rows, times=times)
     with where_named(k, choice, epilogue, blocks):
@@ -110,19 +110,19 @@ def matvec(
 ) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
-    A team of `warps_per_row` warps takes `rows_per_warp` rows. With q8_1 activations the integer
-    dot products of a sub-block come from dp4a, and its scale and the activations' scale are applied
-    once per sub-block; with f32 activations the quants become floats. A butterfly adds the lanes'
-    totals, shared memory those of the warps.
+    A team of `warps_per_row` warps processes `rows_per_warp` rows. With q8_1 activations dp4a
+    computes the integer dot products of a sub-block; its scale and the activations' scale are
+    applied once per sub-block. With f32 activations the quants become floats. A butterfly adds the
+    lanes' totals; the warps' totals are added in shared memory.
 
-    Operands: the planes, with `layers` a stack's and an index (see `input_planes`); values s8 (m,
-    columns) and scale_sum f32 (m, columns / 32, 2), or x of `dtype` (m, columns) where
-    `config.activations` are not q8_1; with `norm`, which makes x / sqrt(mean(x^2) + eps) *
-    norm_weight of x, norm_weight f32 (columns,); bias f32 (n,); residual f32 (m, n). Result: y f32
-    (m, n), or as q8_1.
+    Operands: the planes, or with `layers` those of a stack and an index (see `input_planes`);
+    values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x of `dtype` (m, columns) if
+    `config.activations` is not q8_1; with `norm`, norm_weight f32 (columns,), and x becomes x /
+    sqrt(mean(x^2) + eps) * norm_weight; bias f32 (n,); residual f32 (m, n). Result: y f32 (m, n),
+    or as q8_1.
 
-    With `experts` the planes are a stack's (experts, n, ...), as is a bias, and y[j * top + i, r]
-    is by the matrix that `ids`, s32 (m, top), the first operand, names for choice i of row j; an id
+    With `experts` the planes are those of a stack (experts, n, ...), and so is a bias. The first
+    operand `ids`, s32 (m, top), selects the matrix for y[j * top + i, r], choice i of row j. An id
     outside 0 to experts - 1 gives zeros. y and the residual then have m * top rows.
     """
     choice = chosen(k, m, experts, top)

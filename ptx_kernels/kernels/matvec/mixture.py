@@ -1,4 +1,4 @@
-"""The way down of a mixture of experts: each token's choices as one product."""
+"""Down projection of a mixture of experts: a token's choices as one product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .epilogue import Epilogue
 from .experts import check_choices
 from .rows import BlockRow, Matrix, Team, launch, teams
 
-_COLUMNS_AT_ONCE = 256  # of a choice, whose loads are then of whole lines
+_COLUMNS_AT_ONCE = 256  # columns per choice, so that its loads use complete lines
 
 
 @kernel
@@ -37,14 +37,14 @@ def mixture_matvec(
 ) -> None:
     """y[t, r] = sum over a token's choices of weight * (scale * (w[r] . h) + bias[r]) [+ residual].
 
-    A choice i < top of token t is expert e = ids[t, i] with weight = weights[t, i], w = w[e], scale
-    = expert_scales[e], bias = biases[e] and h = h[t * top + i]. An id outside 0 to experts - 1 adds
-    nothing. The streams of a team are dealt to the choices, several at once (`choices_at_once`), so
-    that a row of all of them together is as much work as one of a dense matrix, and none of their
-    products passes through memory; the order of the sums is fixed.
+    Choice i < top of token t is expert e = ids[t, i] with weight = weights[t, i], w = w[e], scale =
+    expert_scales[e], bias = biases[e] and h = h[t * top + i]. An id outside 0 to experts - 1 adds
+    nothing. The streams of a team are divided over the choices, several at once
+    (`choices_at_once`). A row of all choices together is then as much work as one of a dense
+    matrix, and no intermediate product goes through memory. The order of the sums is fixed.
 
-    Operands: ids s32 (m, top), weights f32 (m, top), the planes (experts, n, ...), h as the
-    activations of `matvec` without a norm, f32 or q8_1 of m * top rows; biases f32 (experts, n);
+    Operands: ids s32 (m, top), weights f32 (m, top), the planes (experts, n, ...), h like the
+    activations of `matvec` without a norm, f32 or q8_1 with m * top rows; biases f32 (experts, n);
     expert_scales f32 (experts,); residual f32 (m, n). Result: y f32 (m, n).
     """
     check_choices(experts, top)
@@ -80,7 +80,7 @@ def mixture_matvec(
 
 @dataclass(frozen=True)
 class _Terms:
-    """Operands by which a token's choices are added up, without the matrices."""
+    """Operands for summing a token's choices, without the matrices."""
 
     token: Value
     ids: Pointer
@@ -97,10 +97,10 @@ def _activations(k: Builder, config: MatvecConfig, rows: int, columns: int) -> Q
 
 
 def choices_at_once(config: MatvecConfig, format: str, columns: int, top: int) -> int:
-    """Choices of a token that a team's streams work on at once, each by an equal part of them.
+    """Returns the choices of a token that a team's streams process at once, in equal parts.
 
-    As many as take the fewest trips in all. A part has 256 columns at a time at least, so that its
-    loads are of whole lines.
+    It is the number that takes the fewest trips. A part has at least 256 columns at a time, so that
+    its loads use complete lines.
     """
     streams, block = config.streams(format), formats.get(format).block_size
     least = max(1, _COLUMNS_AT_ONCE // block)
@@ -127,8 +127,8 @@ def _add_choices(
     each, lanes = streams.count // at_once, config.lanes_per_block(matrix.format)
     part, own = streams.number // each, Streams(each, streams.number % each)
     rounds = -(-top // at_once)
-    lane = own.number * lanes + k.lane_id % lanes  # of those that share a choice
-    first = terms.token * top + part  # of all tokens' choices
+    lane = own.number * lanes + k.lane_id % lanes  # among the lanes that share a choice
+    first = terms.token * top + part  # among all tokens' choices
     with k.loop(0, rounds) if rounds > 1 else contextlib.nullcontext(0) as number:
         choice = first if rounds == 1 else number * at_once + first
         there = choice < terms.token * top + top if top % at_once else None

@@ -1,4 +1,4 @@
-"""Activations on their way to the dot products, from global memory or the block's shared copy."""
+"""Loads activations for the dot products, from global or shared memory."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .config import MatvecConfig
 from .reading_order import SPAN, ReadingOrder, row_bytes
 from .rows import BlockRow, one_row
 
-_AHEAD = 4  # loads of a thread in flight
-_CHUNK_BYTES = 32 << 10  # of f32 activations, all rows together
-_CHUNK_STEP = 256  # columns: a chunk is whole super-blocks
-_STATIC_BYTES = 40 << 10  # what is larger is dynamic; the rest is for what else a kernel shares
-MOST_BYTES = 96 << 10  # every target gives a block 99 KB
+_AHEAD = 4  # loads in flight per thread
+_CHUNK_BYTES = 32 << 10  # of f32 activations, for all rows together
+_CHUNK_STEP = 256  # columns: a chunk is a multiple of super-blocks
+_STATIC_BYTES = 40 << 10  # larger buffers are dynamic; leaves room for others
+MOST_BYTES = 96 << 10  # every target has 99 KB per block
 
 
 def int8_bytes(m: int, columns: int) -> int:
-    """Bytes of m rows as q8_1 in shared memory: one per value, 8 per group of 32."""
+    """Returns the bytes of m rows as q8_1 in shared memory: one per value, 8 per group of 32."""
     return m * row_bytes(columns)
 
 
 class Prologue:
-    """Activations of a mat-vec: declares their operands and brings them to the dot products.
+    """Activations of a mat-vec: declares their operands and supplies them to the dot products.
 
     Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
     norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
-    `pieces` once per team of rows; all threads come to both. With `own` a block has one of the m
+    `pieces` once per team of rows; all threads must reach both. With `own` a block has one of the m
     rows.
     """
 
@@ -51,7 +51,7 @@ class Prologue:
         row, m = (None, m) if own is None else (own.token, 1)
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
-        self._staged: Pointer | None = None  # whole rows: f32, or int8 with their scales
+        self._staged: Pointer | None = None  # complete rows: f32, or int8 with their scales
         self._order = ReadingOrder(config.lanes)
         self._chunk: Pointer | None = None
         inline = config.activations == "inline_q8"
@@ -84,7 +84,7 @@ class Prologue:
         elif config.stage == "chunks":
             most = _CHUNK_BYTES // 4 // m // _CHUNK_STEP
             steps = -(-columns // _CHUNK_STEP)
-            # as few chunks as can be, about equal: the last is often like all
+            # the fewest chunks, about equal: the last is often like the others
             even = -(-steps // -(-steps // most))
             self._chunk = k.shared("chunk", f32, (m, min(even * _CHUNK_STEP, columns)))
 
@@ -98,17 +98,17 @@ class Prologue:
         return nbytes > _STATIC_BYTES
 
     def stage(self) -> None:
-        """Brings whole rows into shared memory, normalized and quantized as asked."""
+        """Stages complete rows in shared memory, normalized and quantized as configured."""
         staged = self._staged
         if staged is None:
             return
-        if not self._config.floats:  # once: ptxas would compute a thread's places for every run
+        if not self._config.floats:  # once, or ptxas computes a thread's places for every run
             self._first_places = self._order.places(self._k.thread_id * RUN)
         if self._weight is not None:
             self._normalize(self._weight, staged)
         elif self._config.floats:
             self._copy(staged, 0, self._columns)
-        else:  # all rows as one where each is whole spans
+        else:  # all rows as one if each is a multiple of spans
             rows, columns = self._m, self._columns
             if columns % SPAN == 0:
                 rows, columns = 1, rows * columns
@@ -118,7 +118,7 @@ class Prologue:
         self._k.barrier()
 
     def pieces(self) -> Iterator[tuple[Activations, int]]:
-        """Parts of the rows in turn, (activations, columns); the body runs while one is there."""
+        """Yields parts of the rows: (activations, columns); the body runs while one is staged."""
         k, chunk = self._k, self._chunk
         if chunk is None:
             yield self._whole, self._columns
@@ -137,7 +137,7 @@ class Prologue:
         return Floats(chunk)
 
     def _normalize(self, weight: Pointer, staged: Pointer) -> None:
-        """Row by row, each of which passes through the block's registers once."""
+        """Normalizes row by row; each passes through the block's registers once."""
         k, warps = self._k, self._config.warps
         with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
             x = self._x.at(row)
@@ -147,7 +147,7 @@ class Prologue:
                 self._put(staged, row, run)
 
     def _put(self, staged: Pointer, row: Value | int, run: Run) -> None:
-        """A run of a row into shared memory."""
+        """Stores a run of a row in shared memory."""
         if self._config.floats:
             store_floats(staged.at(row, run.first), run.values, where=run.inside)
             return
@@ -164,7 +164,7 @@ class Prologue:
                 store_floats(target.at(j).at(run.first), run.values, where=run.inside)
 
     def _loaded(self, x: Pointer, columns: int) -> Iterator[Run]:
-        """A thread's share of `columns` f32 at x; several loads are started before one is used."""
+        """Yields a thread's share of `columns` f32 at x, with several loads in flight."""
         step = RUN * self._threads * _AHEAD
         whole = columns - columns % step
         if whole:

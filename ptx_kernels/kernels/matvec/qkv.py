@@ -1,4 +1,4 @@
-"""Matrices times the same activations in one launch: the projections of an attention layer."""
+"""Attention projections: several matrices times the same activations in one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def qkv_matvec(
     """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
 
     Thread blocks are partitioned over the matrices, in order; formats may differ. Operands: the
-    planes of each matrix, the activations as those of `matvec`, each bias. Results: each y.
+    planes of each matrix, activations as in `matvec`, each bias. Results: each y.
     """
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
         raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")
@@ -61,7 +61,7 @@ def joined(
     prologue: Prologue,
     epilogues: Sequence[Epilogue],
 ) -> None:
-    """All products, each by thread blocks of its own."""
+    """Computes all products, each with its own thread blocks."""
     counts = launch(k, config, *(each.rows for each in parts))
     if not config.ahead:
         prologue.stage()

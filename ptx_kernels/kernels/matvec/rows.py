@@ -19,7 +19,7 @@ T = TypeVar("T", int, Value)
 
 @dataclass(frozen=True)
 class Matrix:
-    """Packed weights (n, columns): a kernel's operands."""
+    """Packed weights (n, columns) as a kernel's operands."""
 
     format: str
     rows: int
@@ -33,11 +33,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class BlockRow:
-    """The one row of activations and of results that a thread block has, where a grid has several.
+    """The only row of activations and of results of a thread block, if a grid has several.
 
     Attributes:
-      token: the row of activations (u32); `row`: that of the results (u32).
-      experts: matrices of the stacks, of which the block reads `expert` (u32); 0, None: no stacks.
+      token: the row of activations (u32).
+      row: the row of the results (u32).
+      experts: number of matrices in a stack, of which the block reads `expert` (u32); 0 and None:
+        there is no stack.
     """
 
     token: Value
@@ -47,7 +49,7 @@ class BlockRow:
 
 
 def one_row(pointer: Pointer, row: Value | None) -> Pointer:
-    """A buffer's row `row` (u32) as all the rows that there are; None: all of them."""
+    """Returns row `row` (u32) of a buffer as its only row; None: all rows."""
     return pointer if row is None else pointer.at(row).reshape(1, *pointer.shape[1:])
 
 
@@ -62,7 +64,7 @@ def matrix(
     layers: int = 0,
     streamed: bool = False,
 ) -> Matrix:
-    """The planes of packed weights as operands (see `input_planes`)."""
+    """Declares the planes of packed weights as operands (see `input_planes`)."""
     stack: dict[str, Any] = {"layers": layers, "streamed": streamed}
     if own is not None:
         stack |= {"experts": own.experts, "expert": own.expert}
@@ -74,16 +76,18 @@ class Team:
     """`rows_per_warp` rows and a block's `warps_per_row` warps that compute them.
 
     Attributes:
-      row: the first row (u32). Where the rows don't come out even, the last team's reach back over
-        its neighbour's.
-      number: of the team in its block; `member`: of the warp in its team (u32); None: its only one.
-      first: the first row that is the team's own; a team past the end has none. None: every team
-        owns all its rows.
-      inside: whether it has rows of its own; None: always.
-      apart: 0: rows are neighbours. Else they are pairs of rows so far apart, and `row` and `first`
-        count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 * apart, ...
-      following: the team that the same warps are next; None: nobody asked. `goes_on`: whether they
-        are one; None: they are not.
+      row: the first row (u32). If the rows are not a multiple, the last team's rows overlap those
+        before.
+      number: number of the team in its block.
+      member: number of the warp in its team (u32); None: there is only one.
+      first: the first row that the team owns; a team past the end owns none. None: every team owns
+        all its rows.
+      inside: whether the team owns rows; None: always.
+      apart: 0: rows are adjacent. Otherwise rows are in pairs at this distance, and `row` and
+        `first` count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 * apart,
+        ...
+      following: the team that these warps process next (only with `config.ahead`); None otherwise.
+      goes_on: whether there is a next team; None: there is none.
     """
 
     row: Value
@@ -97,18 +101,18 @@ class Team:
 
     @property
     def start(self) -> Value:
-        """The first row's place in the matrix."""
+        """Position of the first row in the matrix."""
         if not self.apart:
             return self.row
         within = self.row % (2 * self.apart)
         return self.row - within + (within >> 1)
 
     def offset(self, r: T) -> T:
-        """The places from `start` to row r of the team; r: an integer or u32."""
+        """Returns the distance from `start` to row r of the team; r: an integer or u32."""
         return r if not self.apart else (r >> 1) + (r & 1) * self.apart
 
     def active(self, k: Builder) -> contextlib.AbstractContextManager:
-        """A context that teams without rows skip; no barrier may lie in it."""
+        """Returns a context that teams without rows skip; it must not contain a barrier."""
         return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
 
 
@@ -123,14 +127,14 @@ class Place:
 
 
 def launch(k: Builder, config: MatvecConfig, *rows: int, times: int = 1) -> list[int]:
-    """Sets the launch geometry for matrices of so many rows; returns the blocks of each.
+    """Sets the launch geometry for matrices of these rows; returns the blocks of each.
 
     `times`: blocks along y, each of which has all the rows.
     """
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
     if 0 < config.persistent < sum(groups):
-        # up: no more rounds than even
+        # rounded up: no more rounds than with an even split
         counts = [-(-config.persistent * each // sum(groups)) for each in groups]
     k.launch((sum(counts), times), WARP * config.warps, resident_blocks=config.resident_blocks)
     return counts
@@ -146,10 +150,10 @@ def teams(
     block: Value | None = None,
     apart: int = 0,
 ) -> Iterator[Team]:
-    """Deals n rows to the teams of `blocks` blocks, of which this is `block`.
+    """Yields the teams of n rows, distributed over `blocks` blocks, for this `block`.
 
-    `block` None: the grid is theirs alone. `apart`: see `Team`; n is then a multiple of twice that,
-    and a warp's rows are an even number. All warps of a block run the body equally often.
+    `block` None: the grid has no other blocks. `apart`: see `Team`; n is then a multiple of twice
+    that, and a warp has an even number of rows. All warps of a block run the body equally often.
     """
     groups = -(-n // config.block_rows)
     block = k.block_id() if block is None else block
@@ -169,7 +173,7 @@ def teams(
 
 
 def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, apart: int = 0) -> Team:
-    """The team that a warp is in, of the block that computes `group` of n rows (see `teams`)."""
+    """Returns a warp's team, in the block that computes `group` of n rows (see `teams`)."""
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     number, member = k.warp_id, None
     if config.warps_per_row > 1:
@@ -193,10 +197,9 @@ class RowTotals:
         )
 
     def __call__(self, team: Team, totals: Sequence[Sequence[Var]]) -> list[list[Value]]:
-        """The sums of totals[r][j], known to every lane of a team's first warp.
+        """Returns the sums of totals[r][j], in every lane of a team's first warp.
 
-        With several warps a row there are barriers in it, so every warp of the block must come
-        here.
+        With several warps per row it executes barriers, so every warp of the block must reach it.
         """
         k, parts = self._k, self._parts
         sums = [[k.warp_sum(total) for total in row] for row in totals]

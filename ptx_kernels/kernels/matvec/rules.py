@@ -1,4 +1,4 @@
-"""Rules of choice of the mat-vec family."""
+"""Selection rules for the mat-vec family."""
 
 from __future__ import annotations
 
@@ -12,49 +12,52 @@ from ..quantize_q8_1 import GROUP
 from .config import LANE_WEIGHTS, PRESETS, MatvecConfig
 from .prologue import MOST_BYTES, int8_bytes
 
-#: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per
+#: Rows of a matrix per multiprocessor, for four warps with two rows each: a dozen 16-byte loads per
 #: lane are then 24 KB in flight.
 ROWS_TO_FILL = 8
 
-#: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of
-#: shared memory.
+#: Maximum number of activations that every block normalizes and quantizes itself: 64 KB from L2, 20
+#: KB of shared memory.
 INLINE_VALUES = 16384
 
-#: Bytes of f32 activations that every block may normalize for itself in its shared memory.
+#: Maximum bytes of f32 activations that every block normalizes itself in shared memory.
 STAGED_BYTES = 64 << 10
 
 
-#: Bytes of weights under way to a multiprocessor, where registers allow it: what memory brings in
-#: its latency under load, nearly twice that of an idle one.
+#: Bytes of weights in flight per multiprocessor, if registers allow it: what memory delivers during
+#: its latency under load, which is nearly twice the idle latency.
 BYTES_AHEAD = 48 << 10
 
 
 def _fewest_lanes(format: str) -> int:
-    """Lanes that share 256 weights, each with a whole block of 32 or a quarter of a larger one."""
+    """Returns the fewest lanes that share 256 weights.
+
+    Each has a full block of 32, or a quarter of a larger one.
+    """
     layout = block_format(format)
     return max(4 if layout.block_size == 256 else 8, layout.tuning.gemv_fewest_lanes)
 
 
 def _rows_that_fill(device: Target, rows: int, n: int) -> int:
-    """`rows` of a warp, or fewer where n of them would leave multiprocessors without work."""
+    """Returns `rows` per warp, or fewer if that would leave multiprocessors without work."""
     while rows > 1 and n < ROWS_TO_FILL * device.multiprocessors * rows // 2:
         rows //= 2
     return rows
 
 
 def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> MatvecConfig:
-    """Config for n rows of `columns` weights and m rows of activations.
+    """Returns the Config for n rows of `columns` weights and m rows of activations.
 
-    Two rows a warp, of some formats four, halve the loads of activations, which are the larger part
-    of what a warp reads, wherever enough rows are there to fill the device all the same. With one
-    row of activations loads are the limit, so as many lanes share 256 weights as read whole lines
-    by 16 bytes each; with more, instructions are: as few lanes as can be. The more activations, the
-    more registers hold them, and the fewer blocks are resident: as many as spill on no target.
+    Two rows per warp (four for some formats) halve the loads of activations, the larger part of
+    what a warp reads, if enough rows remain to fill the device. With one row of activations loads
+    are the limit, so as many lanes share 256 weights as read complete lines in 16-byte loads. With
+    more rows, instructions are the limit, so lanes are as few as possible. More activations take
+    more registers and leave fewer resident blocks: as many as spill on no target.
     """
     tuning = block_format(format).tuning
     lanes = tuning.gemv_lanes if m == 1 else _fewest_lanes(format)
     rows = _rows_that_fill(device, tuning.gemv_rows if m == 1 else 2, n)
-    # blocks of a lane in flight; many activations fill the registers instead
+    # blocks per lane in flight; many activations fill the registers instead
     loads = 4 // rows if m == 1 else 1
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else tuning.gemv_resident_blocks
     return MatvecConfig(
@@ -74,18 +77,18 @@ def _fused_matvec(
     floats: bool = False,
     output: str = "f32",
 ) -> MatvecConfig:
-    """Config of a mat-vec with prologue or epilogue, `gated_matvec` or `qkv_matvec` (several rows).
+    """Returns the Config of a mat-vec with prologue or epilogue.
 
-    With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and
-    quantizes for itself, which pays while that is little work beside its share of the weights;
-    `q8_1` that a kernel of its own does. Sixteen warps are resident on a multiprocessor, whose
-    lanes have 128 registers each and two blocks of weights in flight for one row of activations;
-    without the prologue's shared memory more rows take more registers. For q8_1 output a block has
-    the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue
-    least.
+    It is for `gated_matvec` or, with several `rows`, for `qkv_matvec`. With `floats`, f32 input
+    activations, `inline_q8` means that each block normalizes and quantizes them itself, which pays
+    while it is little work compared to its share of the weights; `q8_1` means that a separate
+    kernel does. Sixteen warps are resident per multiprocessor, whose lanes have 128 registers each
+    and two blocks of weights in flight for one row of activations. Without the prologue's shared
+    memory more rows take more registers. For q8_1 output a block has the 32 rows of a group. The
+    number of blocks divides the rounds of rows evenly, so that the prologue is repeated least.
 
-    Weights that are loaded ahead are used half a trip later, so they go to as few lanes as can be,
-    which unpack scales least often: each reads 32 neighbouring bytes by two loads.
+    Prefetched weights are used half a trip later, so they go to as few lanes as possible, which
+    unpack scales least often: each reads 32 adjacent bytes by two loads.
     """
     # four rows of many activations fill the registers
     eight = output == "q8_1" and m > 4
@@ -96,7 +99,7 @@ def _fused_matvec(
     ahead = m == 1 and all(block_format(each).tuning.gemv_ahead for each in formats)
     if ahead and columns % (LANE_WEIGHTS * WARP // 4) == 0:
         lanes = max(4, *map(_fewest_lanes, formats))
-    elif not inline:  # what is left of a row is not loaded ahead, and nothing hides it
+    elif not inline:  # the rest of a row is not prefetched, and nothing hides its latency
         ahead = False
     warps, per_warp = 8 if inline else 4, min(_rows_that_fill(device, 2, sum(rows)), *rows)
     if output == "q8_1":
@@ -124,20 +127,20 @@ def _fused_matvec(
 def _unroll(
     formats: tuple[str, ...], columns: int, lanes: int, rows: int, ahead: bool, inline: bool
 ) -> int:
-    """Blocks of each lane under way, for one row of activations and so many `rows` of a warp."""
+    """Returns the blocks per lane in flight, for one row of activations and `rows` per warp."""
     trips = columns * lanes // (LANE_WEIGHTS * WARP)
-    if lanes > 4:  # four rows ahead fill the registers
+    if lanes > 4:  # prefetching four rows fills the registers
         return 2 if trips >= 2 and not (ahead and rows == 4) else 1
-    # four lanes' blocks are as wide as two of eight; of two of them ptxas would move loads to where
-    # the weights are used
+    # the blocks of four lanes are as wide as two of eight; with two of them ptxas would sink loads
+    # to the uses of the weights
     under_way = 16 * rows * WARP // 4 * max(block_format(f).super_block_bytes for f in formats)
     return 3 if trips >= 3 and ahead and not inline and under_way < BYTES_AHEAD else 1
 
 
 def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> MatvecConfig:
-    """The Config with its headers spread, where four rows ahead fill the registers.
+    """Returns the Config with broadcast headers, if prefetching four rows fills the registers.
 
-    Without, where no format has a header or a warp's lanes do not all have blocks.
+    It is unchanged if no format has a header or some lanes of a warp have no blocks.
     """
     whole = columns % (config.streams(formats[0]) * block_format(formats[0]).block_size) == 0
     headers = any(block_format(each).broadcast_header for each in formats)
@@ -146,10 +149,10 @@ def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> Matvec
 
 
 def _joins_wide(device: Target, rows: tuple[int, ...]) -> bool:
-    """Whether joined matrices are two thirds of a device's blocks, of 64 rows each.
+    """Returns whether joined matrices fill two thirds of a device with blocks of 64 rows.
 
-    Fewer blocks bring the activations into fewer multiprocessors, and the rest is idle: L2 is the
-    limit of these.
+    Fewer blocks load the activations into fewer multiprocessors and leave the others idle; L2 is
+    their limit.
     """
     busy = 3 * sum(n // 64 for n in rows) >= 2 * device.multiprocessors
     return busy and len(rows) > 1 and not any(n % 64 for n in rows)
@@ -163,7 +166,7 @@ def _qkv_append(
     columns: int,
     m: int,
 ) -> MatvecConfig:
-    """Config of `qkv_append_matvec`: that of `qkv_matvec`, with a pair of rows a warp at least."""
+    """Returns the Config of `qkv_append_matvec`: `qkv_matvec`'s, with at least two rows a warp."""
     config = _fused_matvec(device, formats, rows, columns, m, floats)
     if config.rows_per_warp > 1:
         return config
@@ -172,7 +175,7 @@ def _qkv_append(
 
 
 def _even(device: Target, rows: tuple[int, ...], config: MatvecConfig) -> int:
-    """`even_blocks` of a Config."""
+    """Returns `even_blocks` of a Config."""
     return even_blocks(rows, config.block_rows, config.resident_blocks, device.multiprocessors)
 
 
@@ -184,16 +187,16 @@ def _float_matvec(
     m: int,
     norm: bool = False,
 ) -> MatvecConfig:
-    """Config of a mat-vec of activations as they are, with a prologue or an epilogue or without.
+    """Returns the Config of a mat-vec with float activations, with or without prologue or epilogue.
 
-    Every weight becomes a float, so the instructions are the limit: rows that a warp computes
-    together share the loads of activations. A norm needs whole rows of activations in shared
-    memory, where they fit; a kernel of its own makes it elsewhere. Otherwise up to two of them are
-    read from the caches, and more come into shared memory in chunks. Where rows are too few to fill
-    the device, warps share a row, as many as it has 256 weights for.
+    Every weight becomes a float, so instructions are the limit; rows that a warp computes together
+    share the loads of activations. A norm needs complete rows of activations in shared memory, if
+    they fit; otherwise a separate kernel computes it. Without a norm, up to two rows are read from
+    the caches, and more are staged in chunks. If there are too few rows to fill the device, warps
+    share a row, as many as its number of 256-weight groups allows.
     """
     staged = norm and 4 * m * columns <= STAGED_BYTES
-    together = len(formats) // len(rows)  # matrices whose rows a warp computes at once
+    together = len(formats) // len(rows)  # matrices whose rows a warp computes together
     if not staged and together * sum(rows) < ROWS_TO_FILL * device.multiprocessors:
         return PRESETS[next(name for name, least in _SHARED_ROWS if columns >= least)]
     preset = PRESETS["tiled" if staged else "fused_f32" if m <= 2 else "chunked"]
@@ -203,7 +206,7 @@ def _float_matvec(
         blocks = even_blocks(
             rows, preset.warps * per_warp, preset.resident_blocks, device.multiprocessors
         )
-    lanes = preset.lanes if m <= 2 else 16  # of narrower loads: with eight some formats spill
+    lanes = preset.lanes if m <= 2 else 16  # narrower loads: with eight some formats spill
     lanes = max(lanes, *map(_fewest_lanes, formats))
     return replace(preset, rows_per_warp=per_warp, lanes=lanes, persistent=blocks)
 
@@ -218,12 +221,12 @@ def _expert_matvec(
     output: str = "f32",
     exact: bool = False,
 ) -> MatvecConfig:
-    """Config of `matvec` or `gated_matvec` by experts (n, columns), for so many tokens' choices.
+    """Returns the Config of `matvec` or `gated_matvec` by experts (n, columns), for all choices.
 
-    Each block normalizes and quantizes its token's row for itself, or with `exact` takes it as it
-    is: one row, unless it is very long, is little beside the block's share of the weights. For q8_1
-    output a block has the 32 rows of a group, in eight warps, so that two blocks hide each other's
-    barriers; an expert's few rows are too few blocks of 16 warps to share them evenly.
+    Each block normalizes and quantizes its token's row itself, or with `exact` uses it unquantized.
+    One row, unless it is very long, is little compared to the block's share of the weights. For
+    q8_1 output a block has the 32 rows of a group, in eight warps, so that two blocks hide each
+    other's barriers. An expert's few rows make too few blocks of 16 warps to divide them evenly.
     """
     if exact:
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
@@ -234,7 +237,7 @@ def _expert_matvec(
             PRESETS["inline_q8"],
             activations="inline_q8" if columns <= INLINE_VALUES else "q8_1",
             rows_per_warp=per_warp,
-            # what takes more of them for one row does not spill with 32 for several
+            # formats that need more lanes for one row do not spill with 32 for several
             lanes=8 if all(block_format(f).tuning.gemv_lanes <= 8 for f in formats) else 32,
             unroll=2 if per_warp < 4 and columns >= 2 * 256 * 4 else 1,
             resident_blocks=2,
@@ -247,11 +250,11 @@ def _expert_matvec(
 def _mixture_matvec(
     device: Target, format: str, n: int, columns: int, m: int, exact: bool = False
 ) -> MatvecConfig:
-    """Config of `mixture_matvec` for m tokens, experts (n, columns); `exact`: f32 activations.
+    """Returns the Config of `mixture_matvec` for m tokens, experts (n, columns).
 
-    Rows are dealt to warps as those of a mat-vec. An expert's share of a row is a few trips: with
-    the fewest lanes that share 256 weights most choices are worked on at once, and scales are
-    unpacked least often; two trips are in flight, or one of four rows.
+    `exact`: f32 activations. Rows are distributed over warps as for a mat-vec. An expert's share of
+    a row is a few trips. With the fewest lanes per 256 weights, most choices are processed at once
+    and scales are unpacked least often. Two trips are in flight, or one for four rows.
     """
     lanes = 8 if exact else _fewest_lanes(format)
     most = 2 if exact else block_format(format).tuning.gemv_rows
@@ -261,19 +264,20 @@ def _mixture_matvec(
         rows_per_warp=rows,
         lanes=lanes,
         unroll=1 if exact or rows > 2 else 2,
-        # one less than of a plain mat-vec: a choice's terms take registers, too
+        # one less than for a plain mat-vec: a choice's terms take registers, too
         resident_blocks=4 if exact else block_format(format).tuning.gemv_resident_blocks - 1,
     )
 
 
-#: (preset, least columns) for rows that several warps share, most warps first.
+#: (preset, minimum columns) for rows that several warps share, most warps first
 _SHARED_ROWS = (("wide", 2048), ("multi_warp", 1024), ("vectorized", 0))
 
 
 def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:
-    """Blocks that share the rounds of all rows evenly, `resident` on each multiprocessor.
+    """Returns the number of blocks that divide the rounds of all rows evenly.
 
-    Each matrix's share of them is rounded up. 0 means that one round will do.
+    There are `resident` blocks per multiprocessor. Each matrix's share of them is rounded up. 0
+    means that one round is enough.
     """
     blocks = sum(-(-n // block_rows) for n in rows)
     rounds = -(-blocks // max(1, multiprocessors * resident - len(rows) + 1))
@@ -318,7 +322,7 @@ def _check_fused(
 
 
 def _shares_rows(config: MatvecConfig) -> bool:
-    """A fixed grid, or blocks that each quantize, suit their own number of rows."""
+    """Returns whether a Config fits only its own number of rows: a fixed grid, or inline_q8."""
     return config.persistent > 0 or config.activations == "inline_q8"
 
 

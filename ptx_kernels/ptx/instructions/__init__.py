@@ -1,14 +1,14 @@
-"""The instruction table: how every instruction is spelled, what it takes and what it means.
+"""Instruction table: the spelling, operands and meaning of every instruction.
 
-The builder emits only opcodes that are listed here, and the simulator parses the text and looks the
-same opcode up, so that a wrong spelling or operand order shows as a wrong result. A row of an
-instruction that computes holds its NumPy meaning. Memory accesses, shuffles, matrices, barriers and
-copies need the machine's state: their rows say what they take, and the simulator adds the meaning.
-Meanings follow PTX ISA 9.1, section 9.7. `bar.sync`, `barrier.cluster`, `bra`, `ret` and
-`ld.param`, of which a kernel's frame and control flow are made, have no rows: the builder writes
-them as they are.
+The builder emits only opcodes that are listed here. The simulator parses the text and looks up the
+same opcode, so a wrong spelling or operand order shows as a wrong result. The row of a compute
+instruction holds its NumPy meaning. Memory accesses, shuffles, matrices, barriers and copies need
+the machine's state: their rows list the operands, and the simulator adds the meaning.
 
-One file per kind of instruction; importing it adds its rows.
+Meanings follow PTX ISA 9.1, section 9.7. `bar.sync`, `barrier.cluster`, `bra`, `ret` and `ld.param`
+have no rows: they form a kernel's frame and control flow, and the builder writes them directly.
+
+There is one file per kind of instruction; importing it adds its rows.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _UNSIGNED: dict[str, Meaning] = {
     "hi": np.greater,
     "hs": np.greater_equal,
 }
-#: Ordered comparisons are false where an operand is NaN, unordered ones (with a u) true.
+#: Ordered comparisons are false if an operand is NaN; unordered ones (with a u) are true.
 _FLOATS: dict[str, Meaning] = _INTEGERS | {
     "ne": lambda a, b: (a < b) | (a > b),
     "equ": lambda a, b: ~((a < b) | (a > b)),
@@ -42,7 +42,7 @@ def _select(a: np.ndarray, b: np.ndarray, condition: np.ndarray) -> np.ndarray:
 
 
 def _by_sign(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """slct: b also where c is NaN."""
+    """slct: selects b also if c is NaN."""
     return np.where(c >= 0, a, b)
 
 

@@ -30,7 +30,7 @@ def _range(type_: Type) -> tuple[int, int]:
 
 
 def _clamp(to: Type) -> Meaning:
-    """Integers to the nearest one that `to` holds."""
+    """Clamps integers to the range of `to`."""
     low, high = _range(to)
 
     def meaning(a: np.ndarray) -> np.ndarray:
@@ -41,11 +41,11 @@ def _clamp(to: Type) -> Meaning:
 
 
 def _float_to_integer(round_: Callable, to: Type) -> Meaning:
-    """Out of range saturates. NaN gives 0, for 64-bit results the highest bit alone."""
+    """Rounds and saturates. NaN gives 0, or only the highest bit for 64-bit results."""
     low, high = _range(to)
     bits = 8 * to.size
     nan = 0 if bits < 64 else (1 << 63 if not to.is_signed else -(1 << 63))
-    beyond = 2.0 ** (bits - to.is_signed)  # high + 1, which is a float64 where `high` may not be
+    beyond = 2.0 ** (bits - to.is_signed)  # high + 1, exact in float64 even if `high` is not
 
     def meaning(x: np.ndarray) -> np.ndarray:
         rounded = round_(x.astype(np.float64))
@@ -67,7 +67,7 @@ def _integer_to_float(dtype: type[np.floating], mode: str) -> Meaning:
 
 
 def _pack(convert: Meaning) -> Meaning:
-    """Two f32 -> a pair: the first operand goes to the upper half."""
+    """Packs two f32 into a pair; the first operand goes to the upper half."""
 
     def meaning(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         upper, lower = (convert(v).view(np.uint16).astype(np.uint32) for v in (a, b))

@@ -1,7 +1,7 @@
 """f32 arithmetic (PTX ISA 9.7.3), in every rounding mode, with and without .ftz.
 
 `add.f32`, `sub.f32` and `mul.f32` without a mode round to nearest here, but ptxas may contract them
-to fma: our own kernels never use them, nvcc's text does.
+to fma. Our own kernels never use them; nvcc's text does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ONE = np.ones(1, np.float32)
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Fused multiply-add with one rounding.
 
-    The product of two float32 is exact in float64. Rounding their sum to float64 and then to
-    float32 goes wrong only where the float64 lies halfway between two float32, or below the normal
-    ones, whose spacing is coarser: those few are done again with care.
+    The product of two float32 is exact in float64. Rounding the sum to float64 and then to float32
+    is wrong only if the float64 lies halfway between two float32, or below the normal range, where
+    the spacing is coarser. These few cases are recomputed.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c
     rounded = total.astype(np.float32)
@@ -68,17 +68,17 @@ def _directed_fma(mode: str) -> Meaning:
 
 
 def _directed(operation: Callable, mode: str) -> Meaning:
-    """Directed rounding of an operation's float64 result to float32.
+    """Rounds an operation's float64 result to float32 in one direction.
 
-    The operation's float64 result must lie on the exact one's side of every float32: products are
-    exact, and quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit
-    number that they do not equal.
+    The float64 result must lie on the same side of every float32 as the exact one. Products are
+    exact. Quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit number
+    that they do not equal.
     """
     return lambda *x: round_to(operation(*(v.astype(np.float64) for v in x)), np.float32, mode)
 
 
 def _nearest(operation: Callable) -> Meaning:
-    """The exact result of an approximation, rounded to nearest."""
+    """Rounds the exact result of an approximate instruction to nearest."""
     return lambda *x: operation(*(v.astype(np.float64) for v in x)).astype(np.float32)
 
 
@@ -90,9 +90,9 @@ def _both(
     error: Error | None = None,
     sat: bool = False,
 ) -> None:
-    """Defines the instruction as it is and with .ftz; if `sat`, also with .sat.
+    """Defines the instruction plain and with .ftz; if `sat`, also with .sat.
 
-    .ftz of f32: subnormal operands and results count as 0.
+    .ftz of f32 treats subnormal operands and results as 0.
     """
     name, _, type_ = opcode.rpartition(".")
     operands = (f32,) * count
@@ -136,7 +136,7 @@ _both("max.NaN.f32", 2, maximum_or_nan, SM80)
 _both("min.NaN.f32", 2, minimum_or_nan, SM80)
 define("copysign.f32", f32, (f32, f32), lambda a, b: np.copysign(b, a))
 
-# The meaning of .approx instructions is the correctly rounded result; hardware may differ by the
+# The meaning of .approx instructions is the correctly rounded result. Hardware may differ by the
 # documented error.
 _DIVISORS = (2.0**-126, 2.0**126)
 _both("div.approx.f32", 2, _nearest(np.divide), error=Error(ulps=2, domain=_DIVISORS))

@@ -14,7 +14,7 @@ _SM90: Version = ((7, 8), 90)
 
 
 def _pairs(meaning: Meaning, dtype: type) -> Meaning:
-    """The same on both halves of 32-bit registers."""
+    """Applies the meaning to both halves of 32-bit registers."""
 
     def both(*x: np.ndarray) -> np.ndarray:
         halves: Iterator[np.ndarray] = (
@@ -28,7 +28,7 @@ def _pairs(meaning: Meaning, dtype: type) -> Meaning:
 def _define(
     name: str, type_: Type, count: int, meaning: Meaning, needs: Version = BASELINE
 ) -> None:
-    """The instruction on single values and on pairs."""
+    """Defines the instruction for single values and for pairs."""
     pair, dtype = (f16x2, np.float16) if type_ is f16 else (bf16x2, np.uint16)
     define(f"{name}.{type_}", type_, (type_,) * count, meaning, needs)
     define(f"{name}.{pair}", pair, (pair,) * count, _pairs(meaning, dtype), needs)
@@ -43,7 +43,7 @@ def _fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _of_f32(operation: Meaning) -> Meaning:
-    """An operation on bf16, computed in f32.
+    """Computes an operation on bf16 in f32.
 
     With 24 bits, the second rounding of a sum or product of 8-bit numbers changes nothing.
     """
@@ -51,7 +51,7 @@ def _of_f32(operation: Meaning) -> Meaning:
 
 
 def _relu(x: np.ndarray) -> np.ndarray:
-    """Negative values become 0; NaN stays, which an H100 confirmed."""
+    """Replaces negative values by 0; NaN stays, as confirmed on an H100."""
     return np.where(np.isnan(x), x, np.fmax(x, np.float16(0)))
 
 

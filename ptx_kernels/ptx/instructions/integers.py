@@ -19,7 +19,7 @@ def _wide_product(to: np.dtype) -> Callable:
 
 
 def _high_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The upper half of the double-width product."""
+    """Returns the upper half of the double-width product."""
     bits = 8 * a.dtype.itemsize
     if bits < 64:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
@@ -40,7 +40,7 @@ def _high_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Rounds toward zero. Division by zero gives what the machine gives: unspecified, 0 here."""
+    """Divides, rounding toward zero. Division by zero is unspecified in PTX; it gives 0 here."""
     quotient = np.floor_divide(a, b)
     if a.dtype.kind == "i":
         inexact = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
@@ -58,7 +58,7 @@ def _sad(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _saturating(operation: Callable) -> Callable:
-    """.sat of s32: clamps instead of wrapping."""
+    """Applies .sat of s32: clamps instead of wrapping."""
 
     def meaning(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         exact = operation(a.astype(np.int64), b.astype(np.int64))
@@ -78,16 +78,16 @@ def _dp4a(
 
 
 def _byte(word: np.ndarray, i: int, signed: bool) -> np.ndarray:
-    """Byte i (0 the lowest) of int32, extended by its sign or by zero."""
+    """Returns byte i (0 the lowest) of int32, sign- or zero-extended."""
     if signed:
         return word << (24 - 8 * i) >> 24
     return word >> (8 * i) & 0xFF
 
 
 def _shift(operation: Callable, bits: int) -> Callable:
-    """A shift by an amount, u32, that clamps at the width.
+    """Shifts by an amount, u32, that clamps at the width.
 
-    Bits shifted out are gone; for s types, the sign takes their place.
+    Vacated bits are zeros, or copies of the sign for s types.
     """
 
     def meaning(a: np.ndarray, amount: np.ndarray) -> np.ndarray:
@@ -102,9 +102,9 @@ def _shift(operation: Callable, bits: int) -> Callable:
 
 
 def _funnel(left: bool, wrap: bool) -> Callable:
-    """The upper (`left`) or lower half of the shifted 64-bit (b, a).
+    """Returns the upper (`left`) or lower half of the shifted 64-bit (b, a).
 
-    The amount counts modulo 32 (`wrap`) or as at most 32.
+    The amount is taken modulo 32 (`wrap`) or clamped to 32.
     """
 
     def meaning(a: np.ndarray, b: np.ndarray, amount: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ def _funnel(left: bool, wrap: bool) -> Callable:
 
 
 def _bfe(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Bit field extract; s types extend the sign, and a field past the last bit repeats it."""
+    """Extracts a bit field; s types extend the sign, and a field past the last bit repeats it."""
     bits = 8 * a.dtype.itemsize
     pos, count = (position & 0xFF).astype(np.int64), (length & 0xFF).astype(np.int64)
     end = np.minimum(pos + count, bits)
@@ -143,7 +143,7 @@ def _bfe(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def _bfi(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """b with `length` bits from `position` on replaced by the lowest of a."""
+    """Returns b with `length` bits from `position` on replaced by the lowest bits of a."""
     bits = 8 * a.dtype.itemsize
     pos, count = (position & 0xFF).astype(np.int64), (length & 0xFF).astype(np.int64)
     one, down = a.dtype.type(1), np.minimum(pos, bits - 1).astype(a.dtype)
@@ -155,7 +155,7 @@ def _bfi(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndarray)
 
 
 def _highest_bit(a: np.ndarray) -> np.ndarray:
-    """Position of the highest 1 bit (of a negative number: 0 bit), -1 as u32 if there is none."""
+    """Returns the position of the highest 1 bit (of a negative number: 0 bit), or -1 as u32."""
     word = np.where(a < 0, ~a, a).astype(a.dtype) if a.dtype.kind == "i" else a
     word = word.view(np.dtype(f"u{a.dtype.itemsize}")).astype(np.uint64)
     position = np.full(word.shape, -1, np.int64)
@@ -167,7 +167,7 @@ def _highest_bit(a: np.ndarray) -> np.ndarray:
 
 
 def _shift_to_top(a: np.ndarray) -> np.ndarray:
-    """bfind.shiftamt: by how much to shift left so that the highest bit lies on top."""
+    """bfind.shiftamt: returns the left shift that moves the highest bit to the top."""
     found = _highest_bit(a)
     return np.where(found == 0xFFFFFFFF, found, np.uint32(8 * a.dtype.itemsize - 1) - found)
 
@@ -185,7 +185,7 @@ def _reverse_bits(a: np.ndarray) -> np.ndarray:
 
 
 def _lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Bit i of the table is the result where the bits of (a, b, c), a the highest, are i."""
+    """Looks up each bit of (a, b, c), a the highest, in the table's 8 bits."""
     result = np.zeros(1, np.uint32)
     for i in range(8):
         chosen = np.where(table >> np.uint32(i) & np.uint32(1), np.uint32(0xFFFFFFFF), np.uint32(0))
@@ -197,7 +197,7 @@ def _lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.
 def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """Picks four of the eight bytes of (b, a).
 
-    Bit 3 of a selector nibble repeats the byte's sign instead.
+    Bit 3 of a selector nibble replicates the byte's sign instead.
     """
     if selector.size == 1:
         return _prmt_of_all(a, b, int(selector[0]))
@@ -216,7 +216,7 @@ def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
 
 
 def _prmt_of_all(a: np.ndarray, b: np.ndarray, selector: int) -> np.ndarray:
-    """`_prmt` with one selector for all lanes, which kernels use: it moves columns of bytes."""
+    """`_prmt` with one selector for all lanes, as kernels use it; moves columns of bytes."""
     columns = [np.ascontiguousarray(word).view(np.uint8).reshape(-1, 4) for word in (a, b)]
     result = np.empty((max(a.size, b.size), 4), np.uint8)
     for i in range(4):
@@ -226,7 +226,7 @@ def _prmt_of_all(a: np.ndarray, b: np.ndarray, selector: int) -> np.ndarray:
     return result.view(np.uint32).reshape(-1)
 
 
-#: mode of prmt -> for each value of selector & 3 the four bytes that it picks, the lowest first
+#: mode of prmt -> the four bytes that each value of selector & 3 picks, the lowest first
 _PRMT_MODES = {
     "f4e": ("0123", "1234", "2345", "3456"),
     "b4e": ("0765", "1076", "2107", "3210"),

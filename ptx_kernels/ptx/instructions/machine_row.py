@@ -1,7 +1,7 @@
-"""Rows of instructions that need the machine: memory, barriers, lanes of a warp, copies.
+"""Rows of instructions that need the machine: memory, barriers, warp instructions, copies.
 
-A row says how the opcode is spelled, which operands it takes and what it needs. The builder writes
-text from it; the simulator takes operands and liveness from it, and adds the meaning.
+A row lists how the opcode is spelled, its operands and the version it needs. The builder writes
+text from it. The simulator takes operands and liveness from it, and adds the meaning.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NAMED_TYPES: dict[str, Type] = TYPES | BIT_TYPES
 
 
 def named_type(name: str) -> Type | None:
-    """The type of a spelling (`u32`, `b32`), or None."""
+    """Returns the type of a spelling (`u32`, `b32`), or None."""
     return NAMED_TYPES.get(name)
 
 
 def is_untyped(name: str) -> bool:
-    """True of `.b` spellings: of operands that registers of any class of their size hold."""
+    """Returns whether it is a `.b` spelling, which fits registers of any class of its size."""
     return name in BIT_TYPES
 
 
@@ -36,10 +36,10 @@ class To:
 
     Attributes:
       type: a type's spelling; `.b` types take registers of any class of their size.
-      count: registers in braces; None for one register without them.
-      second: type of the destination after `|`, which may be left out.
-      sink: `_` may stand in its place; `needs`: version from which on it may.
-      wider: a register wider than the type will do.
+      count: registers in braces; None for one register without braces.
+      second: type of the destination after `|`, which may be omitted.
+      sink: whether `_` may replace it; `needs`: version that this requires.
+      wider: whether a register wider than the type fits.
     """
 
     type: str
@@ -55,11 +55,11 @@ class From:
     """A source: a register or a number.
 
     Attributes:
-      type, count, wider: as of `To`.
-      untyped: registers of another class but the same size will do, as for `.b` types.
-      registers: numbers will not do.
-      negatable: `!` may come before it.
-      optional: it may be left out; `needs`: version from which on it may be given.
+      type, count, wider: as in `To`.
+      untyped: whether registers of another class but the same size fit, as for `.b` types.
+      registers: whether only registers fit, no numbers.
+      negatable: whether `!` may precede it.
+      optional: whether it may be omitted; `needs`: version that is required to pass it.
     """
 
     type: str
@@ -83,7 +83,12 @@ class At:
 
 @dataclass(frozen=True)
 class Number:
-    """An immediate: one of `choices`, or any of at least 0; `what`: what it says, in words."""
+    """An immediate.
+
+    Attributes:
+      what: description for messages.
+      choices: allowed values; empty: any of at least 0.
+    """
 
     what: str
     choices: tuple[int, ...] = ()
@@ -103,10 +108,10 @@ class MachineRow:
     """One row.
 
     Attributes:
-      name: the opcode's first words, by which the simulator knows the meaning.
-      spelling: regular expression of its full opcodes, compiled at the first use of one that may
+      name: the opcode's first words, which the simulator uses to look up the meaning.
+      spelling: regular expression of its full opcodes, compiled on the first use of one that may
         match; named groups are its words.
-      operands: of an opcode with these words.
+      operands: operands of an opcode with these words.
       needs: the lowest PTX version and sm that have it.
     """
 
@@ -118,7 +123,11 @@ class MachineRow:
 
 @dataclass(frozen=True)
 class Spelled:
-    """An opcode and what its row says of it; `least`: how many operands must be there."""
+    """An opcode and its row.
+
+    Attributes:
+      least: minimum number of operands.
+    """
 
     opcode: str
     row: MachineRow
@@ -140,10 +149,11 @@ def define_machine(
 ) -> None:
     """Adds a row for the opcodes `name` + `rest`.
 
-    `rest` has places for words: `{type}`, or `{.space}` for one that may be left out with its dot.
+    `rest` has placeholders for words: `{type}`, or `{.space}` for one that may be omitted with its
+    dot.
 
     Args:
-      words: alternatives of each place, as a regular expression.
+      words: alternatives of each placeholder, as a regular expression.
     """
 
     def place(match: re.Match[str]) -> str:
@@ -162,7 +172,7 @@ def define_machine(
 
 @lru_cache(maxsize=4096)
 def machine_row(opcode: str) -> Spelled | None:
-    """The row of an opcode, with its words and operands; None if there is none."""
+    """Returns the row of an opcode, with its words and operands; None if there is none."""
     for row in _ROWS.get(opcode.split(".")[0], ()):
         if match := re.fullmatch(row.spelling, opcode):
             words = {name: word or "" for name, word in match.groupdict().items()}
@@ -173,5 +183,5 @@ def machine_row(opcode: str) -> Spelled | None:
 
 
 def machine_names() -> set[str]:
-    """Names of all rows."""
+    """Returns the names of all rows."""
     return {row.name for rows in _ROWS.values() for row in rows}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .machine_row import At, From, Operands, To, Words, define_machine
 from .row import BASELINE, Version
 
-#: Of loads that leave L1 alone and prefetch into L2.
+#: Version for loads that do not allocate in L1 and prefetch into L2.
 STREAMED_LOADS: Version = ((7, 4), 80)
 
 _SCOPE = "cta|cluster|gpu|sys"
@@ -17,12 +17,12 @@ _CACHE = rf"{_HINT}(?:\.{_HINT})*"
 _SMALL = "[bus](?:8|16|32)|f32"
 _ALL = "[bus](?:8|16|32|64)|f32"
 
-#: vector of an opcode -> (registers, types whose vectors have 16 bytes at most)
+#: vector of an opcode -> (registers, types whose vectors have at most 16 bytes)
 _VECTORS = {"": (None, _ALL), "v2": (2, _ALL), "v4": (4, _SMALL)}
 
 
 def space_of(words: Words) -> str:
-    """The state space that an opcode names; `.shared::cta` is the same window as `.shared`."""
+    """Returns the state space that an opcode names; `.shared::cta` is the same as `.shared`."""
     return (words.get("space") or "generic").removesuffix("::cta")
 
 
@@ -47,7 +47,7 @@ for _vector, (_count, _types) in _VECTORS.items():
 
 _INTEGERS = "u32|s32|u64|s64"
 _BITS = "b32|b64"
-#: operation -> (types, operands beside the address)
+#: operation -> (types, operands in addition to the address)
 _ATOMICS = {
     "add": ("u32|s32|u64|f32", 1),
     "min": (_INTEGERS, 1),

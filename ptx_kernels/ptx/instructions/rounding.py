@@ -1,9 +1,9 @@
-"""Rounding of exact results to f32, f16 and bf16 in every direction, built on rounding to odd.
+"""Rounding of exact results to f32, f16 and bf16 in every direction, by rounding to odd.
 
-A float64 rounded to odd (inexact results get an odd last bit) keeps on which side of every narrower
-float, and of every midpoint between two, the exact value lies; so rounding it again is right in any
-mode (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
-rounding to odd", 2008).
+A float64 rounded to odd (inexact results get an odd last bit) stays on the same side of every
+narrower float, and of every midpoint between two, as the exact value. Rounding it again is
+therefore correct in any mode (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums:
+proved algorithms using rounding to odd", 2008).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-#: PTX suffix -> toward where: nearest (even), zero, minus infinity, plus infinity
+#: PTX suffix -> direction: nearest (even), zero, minus infinity, plus infinity
 MODES = ("rn", "rz", "rm", "rp")
 
 
@@ -34,7 +34,7 @@ def f32_to_bf16_toward_zero(x: np.ndarray) -> np.ndarray:
 
 
 def sum_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b of float64, rounded to odd."""
+    """a + b in float64, rounded to odd."""
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)  # Knuth's two-sum: total + error is exact
@@ -42,7 +42,7 @@ def sum_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """The float64 next to `total + error` whose last bit is odd, where the error is not 0."""
+    """Rounds the exact `total + error` to odd: the last bit is odd if the error is not 0."""
     bits = total.view(np.int64)
     inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
     toward = np.where((error > 0) == (total > 0), 1, -1)
@@ -50,18 +50,18 @@ def _to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c of floats whose product is exact in float64, as float64 rounded to odd."""
+    """a * b + c in float64, rounded to odd, for floats whose product is exact in float64."""
     return sum_to_odd(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
 
 
 def integer_to_odd(x: np.ndarray) -> np.ndarray:
-    """A 64-bit integer as float64 rounded to odd."""
+    """Converts a 64-bit integer to float64, rounded to odd."""
     low = (x & x.dtype.type(0xFFFFFFFF)).astype(np.float64)
     return sum_to_odd((x >> x.dtype.type(32)).astype(np.float64) * 2.0**32, low)
 
 
 def round_to(x: np.ndarray, dtype: type[np.floating], mode: str) -> np.ndarray:
-    """float64 (exact, or rounded to odd) -> float32 or float16 in one of MODES."""
+    """Rounds float64 (exact, or rounded to odd) to float32 or float16 in one of MODES."""
     rounded = x.astype(dtype)
     if mode == "rn":
         return rounded
@@ -79,7 +79,7 @@ def round_to(x: np.ndarray, dtype: type[np.floating], mode: str) -> np.ndarray:
 
 
 def to_bf16(x: np.ndarray) -> np.ndarray:
-    """float64 (exact, or rounded to odd) -> bf16 bits, round to nearest even."""
+    """Rounds float64 (exact, or rounded to odd) to bf16 bits, to nearest even."""
     narrow = x.astype(np.float32)
     error = x - narrow.astype(np.float64)
     bits = narrow.view(np.int32)
@@ -91,7 +91,7 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
-    """The result with its zeros negative where `minus` holds.
+    """Makes zeros of the result negative where `minus` holds.
 
     x + (-x) is -0 when rounding toward minus infinity.
     """
@@ -101,9 +101,9 @@ def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
 def ordered_zeros(
     extreme: Callable[..., np.ndarray], *, largest: bool
 ) -> Callable[..., np.ndarray]:
-    """NumPy's maximum or minimum of two, with +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12).
+    """Wraps NumPy's maximum or minimum to order +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12).
 
-    NumPy itself takes either zero.
+    NumPy itself returns either zero.
     """
     minus = np.logical_and if largest else np.logical_or
 
@@ -126,7 +126,7 @@ maximum_or_nan, minimum_or_nan = (
 
 
 def flush(x: np.ndarray) -> np.ndarray:
-    """.ftz: subnormal f32 become zeros of the same sign; anything but f32 stays."""
+    """Applies .ftz: subnormal f32 become zeros of the same sign; other types are unchanged."""
     if x.dtype != np.float32:
         return x
     return np.where(
@@ -135,6 +135,6 @@ def flush(x: np.ndarray) -> np.ndarray:
 
 
 def saturate(x: np.ndarray) -> np.ndarray:
-    """.sat: clamps to [0, 1]; NaN becomes +0."""
+    """Applies .sat: clamps to [0, 1]; NaN becomes +0."""
     clamped = np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
     return clamped.astype(x.dtype)

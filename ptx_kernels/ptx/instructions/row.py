@@ -24,12 +24,12 @@ Meaning = Callable[..., np.ndarray]
 class Error:
     """Error bound of an `.approx` instruction (PTX ISA 9.1, section 9.7.3).
 
-    It says how far hardware's result may lie from the exact one. The largest of the three bounds
+    It bounds the distance of hardware's result from the exact one. The largest of the three bounds
     counts.
 
     Attributes:
       ulps: units in the last place of the result.
-      relative, absolute: of the result.
+      relative, absolute: error of the result.
       domain: magnitudes of the last operand for which the bound is documented.
     """
 
@@ -49,8 +49,8 @@ class Instruction:
 
     Attributes:
       needs: the lowest PTX version and sm that have it.
-      error: how hardware may differ from the meaning; None for instructions that are exact.
-      immediates: how many of the last operands must be numbers in the text.
+      error: how far hardware may differ from the meaning; None for exact instructions.
+      immediates: number of trailing operands that must be numbers in the text.
     """
 
     opcode: str

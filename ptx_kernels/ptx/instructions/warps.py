@@ -1,6 +1,6 @@
-"""Instructions of a whole warp (PTX ISA 9.7.9, 9.7.13, 9.7.14).
+"""Warp instructions (PTX ISA 9.7.9, 9.7.13, 9.7.14).
 
-They are shuffles, votes, matches, sums, the warp barrier, and matrices.
+They are shuffles, votes, matches, reductions, the warp barrier, and matrices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _match(words: Words) -> Operands:
 
 
 define_machine("redux.sync", ".{op}.{type}", _same, needs=SM80, op="add|min|max", type="u32|s32")
-# .b32, and yet ptxas takes no f32 registers
+# despite .b32, ptxas takes no f32 registers
 define_machine(
     "redux.sync", ".{op}.b32", (To("u32"), From("u32"), _MASK), needs=SM80, op="and|or|xor"
 )
@@ -45,7 +45,10 @@ define_machine("match", ".{mode}.sync.{type}", _match, needs=_SM70, mode="any|al
 
 
 def _products(words: Words) -> Operands:
-    """k elements of a row of A or a column of B lie in 8 or 16 bytes of each of 4 lanes."""
+    """Returns the operands of an mma.
+
+    k elements of a row of A, or of a column of B, lie in 8 or 16 bytes of each of 4 lanes.
+    """
     width = 1 if words["a"] in ("s8", "u8") else 2
     b = int(words["k"]) * width // 16
     c = words["c"]

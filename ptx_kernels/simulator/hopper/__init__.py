@@ -1,6 +1,6 @@
-"""Hopper: mbarriers, bulk copies and proxy fences (sm_90).
+"""Hopper (sm_90): mbarriers, bulk copies and proxy fences.
 
-Importing it registers these instructions; nothing else of the simulator knows them.
+Importing the package registers these instructions. The rest of the simulator does not know them.
 """
 
 from . import bulk_load, bulk_prefetch, bulk_store, mbarrier, proxy, wait  # noqa: F401

@@ -1,7 +1,7 @@
-"""`cp.async.bulk` from global to shared memory: long copies whose bytes an mbarrier counts.
+"""`cp.async.bulk` from global to shared memory: bulk copies that signal an mbarrier.
 
 PTX ISA 9.1, 9.7.9.25.4 defines them. The bytes arrive as late as they may: when no thread of the
-batch can go on without them.
+batch can continue without them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BulkLoad:
     """Copies of one instruction, one chunk per lane of the frame.
 
     Attributes:
-      items: what arrives.
+      items: the bytes that arrive.
       barriers: place of the mbarrier that counts each chunk.
     """
 
@@ -39,7 +39,7 @@ class BulkLoad:
 
 
 class BulkLoads:
-    """The copies into a batch's shared memory that have not arrived."""
+    """Copies into a batch's shared memory that have not arrived."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -48,7 +48,7 @@ class BulkLoads:
         batch.deliveries.append(self.deliver)
 
     def issue(self, access: Access, items: np.ndarray, barriers: np.ndarray) -> None:
-        """Starts one chunk per lane: from now on the bytes may change."""
+        """Starts one chunk per lane; from now on the bytes may change."""
         shared = self.batch.shared
         at = shared.locate(access)
         check_start(shared, "write", at)
@@ -56,7 +56,7 @@ class BulkLoads:
         self.loads.append(BulkLoad(at, items, barriers))
 
     def deliver(self, awaited: set[int]) -> None:
-        """Lets the bytes arrive that these mbarriers count, in random order if perturbed."""
+        """Delivers the bytes that these mbarriers count, in random order if perturbed."""
         due = [load for load in self.loads if not awaited.isdisjoint(load.barriers.tolist())]
         self.loads = [load for load in self.loads if not any(load is other for other in due)]
         generator = self.batch.freedom.generator
@@ -95,13 +95,13 @@ def load(
     barrier: Place,
     policy: np.ndarray | None = None,
 ) -> None:
-    """Starts each lane's copy; `policy`: of the cache, a hint."""
-    lanes, steps = in_chunks(call, call.every(size))  # a lane may come several times
+    """Starts each lane's copy. `policy` is a cache hint and is ignored."""
+    lanes, steps = in_chunks(call, call.every(size))  # a lane may occur several times
     known, barriers = call.batch.state(Mbarriers), np.array(places_of(call, barrier))
     for position, at in enumerate(barriers.tolist()):
         known.find(call.frame, call.instruction, position, at)
     if not lanes.size:
-        return  # a copy of nothing counts nothing
+        return  # an empty copy adds nothing to the mbarrier's count
     some = call.frame.subset(lanes)
     sources = call.every(source.addresses)[lanes] + steps.astype(np.uint64)
     items = call.batch.memory.load(Access(some, call.instruction, sources, source.offset, CHUNK))

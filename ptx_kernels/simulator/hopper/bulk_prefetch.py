@@ -1,4 +1,4 @@
-"""`cp.async.bulk.prefetch.L2`: a hint, which changes nothing but must lie inside a buffer.
+"""`cp.async.bulk.prefetch.L2`: a hint without effect, whose bytes must lie inside a buffer.
 
 PTX ISA 9.1, 9.7.9.25.4.4 defines it.
 """
@@ -15,7 +15,7 @@ from .chunks import CHUNK, in_chunks
 
 @means("cp.async.bulk.prefetch.L2")
 def prefetch(call: Call, source: Place, size: np.ndarray, policy: np.ndarray | None = None) -> None:
-    """Checks each lane's bytes; `policy`: of the cache, a hint."""
+    """Checks each lane's bytes. `policy` is a cache hint and is ignored."""
     lanes, steps = in_chunks(call, call.every(size))
     if not lanes.size:
         return

@@ -1,9 +1,9 @@
 """`cp.async.bulk` from shared to global memory (PTX ISA 9.1, 9.7.9.25.4).
 
-A thread's copies form groups, which it waits for. A copy reads as early as it starts and as late as
-the thread's wait for its group with `.read`: in between nobody may write the bytes, and they must
-lie behind a proxy fence. What it stores may be looked at after a wait without `.read`. Proxy fences
-are checked for shared memory only.
+A thread's copies form groups, and the thread waits for a group. A copy may read its source at any
+time between its start and the thread's wait for its group with `.read`. Nobody may write the bytes
+in between, and earlier writes must be followed by a proxy fence. The stored bytes may be read after
+a wait without `.read`. Proxy fences are checked for shared memory only.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .proxy import check_start
 
 @dataclass
 class BulkStore:
-    """One instruction's copies that somebody has not waited for yet.
+    """Copies of one instruction whose groups have not all been waited for.
 
     The arrays have one entry per chunk.
 
     Attributes:
-      groups: of the lane.
+      groups: group number, counted per lane.
       sources: item of the batch's shared memory.
       targets: global address, u64.
-      read: whether a lane has waited with `.read`.
+      read: whether the lane has waited with `.read`.
     """
 
     instruction: Instruction
@@ -51,7 +51,7 @@ class BulkStore:
 
 
 class BulkStores:
-    """The copies out of a batch's shared memory that are under way."""
+    """Copies out of a batch's shared memory that are in flight."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -64,7 +64,7 @@ class BulkStores:
     def issue(
         self, frame: Frame, instruction: Instruction, sources: np.ndarray, targets: np.ndarray
     ) -> None:
-        """Starts one chunk per lane of the frame, in which lanes may come several times."""
+        """Starts one chunk per lane of the frame; a lane may occur several times."""
         lanes, shared = frame.all_lanes, self.batch.shared
         at = shared.locate(Access(frame, instruction, sources, 0, CHUNK))
         check_start(shared, "fetch", at)
@@ -75,9 +75,10 @@ class BulkStores:
         self.stores.append(copy)
 
     def wait(self, frame: Frame, pending: int, read_only: bool) -> None:
-        """Waits for all groups of the frame's lanes except for the `pending` youngest.
+        """Waits for all groups of the frame's lanes except the `pending` youngest.
 
-        Afterwards they have been read (`read_only`), or have arrived.
+        Afterwards the sources of these copies have been read (`read_only`), or the bytes have
+        arrived.
         """
         awaited = self.groups.awaited(frame, pending)
         copies, self.stores = self.stores, []
@@ -97,23 +98,23 @@ class BulkStores:
                 self.stores.append(copy.take(~done))
 
     def _end_fetch(self, frame: Frame, copy: BulkStore) -> None:
-        """The lanes have waited: whoever writes the bytes must come after this read of theirs."""
+        """Records a read at the time of the wait; later writes must come after it."""
         if copy.lanes.size:
             shared = self.batch.shared
             at = shared.at(issuers(frame, copy.lanes), copy.instruction, copy.sources, CHUNK)
             shared.shadow.access(self.batch.happens_before, "fetch", at)
 
     def _check_source(self, at: Located, what: str) -> None:
-        """Guards shared memory: a write may not meet bytes that a copy may not have read yet."""
+        """Guards shared memory: raises if a write meets bytes that a copy may not have read yet."""
         if what == "reads":
             return
         for copy in self.stores:
             self._check(at, copy, copy.sources[~copy.read] * CHUNK, what, "read")
 
     def _check_target(self, at: Located, what: str) -> None:
-        """Guards global memory: nobody may meet bytes that may not have arrived yet."""
+        """Guards global memory: raises if an access meets bytes that may not have arrived yet."""
         for copy in self.stores:
-            # far away if of another buffer
+            # far away if they belong to another buffer
             starts = (copy.targets - np.uint64(at.origin)).astype(np.int64)
             self._check(at, copy, starts, what, "stored")
 
@@ -130,7 +131,7 @@ class BulkStores:
             raise at.fault(AsyncPending, int(np.argmax(meets.any(axis=1))), told)
 
     def _finish(self) -> None:
-        """The blocks end, and their shared memory with them."""
+        """Checks at the end of the blocks that no copy still reads their shared memory."""
         for copy in self.stores:
             if not copy.read.all():
                 lane = int(copy.lanes[np.argmin(copy.read)])
@@ -149,7 +150,7 @@ def store(
     size: np.ndarray,
     policy: np.ndarray | None = None,
 ) -> None:
-    """Starts each lane's copy; `policy`: of the cache, a hint."""
+    """Starts each lane's copy. `policy` is a cache hint and is ignored."""
     lanes, steps = in_chunks(call, call.every(size))
     if not lanes.size:
         return

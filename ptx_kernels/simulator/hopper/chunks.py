@@ -1,4 +1,4 @@
-"""Chunks: the 16 bytes by which bulk copies go."""
+"""Chunks of 16 bytes, the unit of bulk copies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CHUNK = 16  # bytes; sizes and addresses are multiples of it
 
 
 def in_chunks(call: Call, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Chunks of copies of nbytes[lane] bytes: each one's lane and its offset in the lane's copy.
+    """Splits copies of nbytes[lane] bytes into chunks; returns each one's lane and offset.
 
-    The lane is given as position in the frame.
+    The lane is a position in the frame. The offset is relative to the lane's copy.
     """
     if (nbytes % CHUNK).any():
         position = int(np.argmax(nbytes % CHUNK != 0))

@@ -1,10 +1,10 @@
-"""`mbarrier`: barriers in shared memory that count threads' arrivals and copies' bytes.
+"""`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies.
 
-PTX ISA 9.1, 9.7.13.15 defines them. A phase is complete when all expected arrivals and bytes are
-there; then the next one starts. Who waits for a phase is parked by the machine until then. An
-arrival releases what the thread has seen, a wait that succeeds acquires what was released up to the
-phase's completion: accesses of threads that did not arrive are concurrent with those of the threads
-that wait.
+PTX ISA 9.1, 9.7.13.15 defines them. A phase completes when all expected arrivals and bytes have
+come in; then the next phase starts. The machine parks threads that wait for a phase. An arrival
+releases what the thread has seen. A successful wait acquires what was released up to the phase's
+completion. Accesses of threads that did not arrive are concurrent with those of the threads that
+wait.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from ..steps.meaning import means
 from ..text.program import Instruction
 
 WIDTH = 8  # bytes of an object
-_LARGEST = (1 << 20) - 1  # count of arrivals, and of bytes under way
+_LARGEST = (1 << 20) - 1  # limit of the arrival count, and of the bytes in flight
 
-#: An access to an object, which is no released word of its own: clocks go by phases.
+#: Access to an mbarrier object. The object is not a released word: clocks are kept per phase.
 OBJECT = Strong(unchanged, returns=False)
 
 
 @dataclass
 class Mbarrier:
-    """An object's state.
+    """State of one mbarrier object.
 
     Attributes:
-      transactions: bytes expected and not there yet.
-      released: by all arrivals so far; `completed`: by those before the last phase's end.
+      transactions: bytes expected that have not arrived.
+      released: clock of all arrivals so far.
+      completed: clock of the arrivals before the last phase completed.
     """
 
     expected: int
@@ -49,10 +50,10 @@ class Mbarrier:
 
 
 class Mbarriers:
-    """The objects in a batch's shared memory, by their offset in it divided by 8.
+    """The mbarrier objects in a batch's shared memory, by their offset divided by 8.
 
     Attributes:
-      impatient: lanes whose test_wait is to fail, as nobody else can go on.
+      impatient: lanes whose test_wait must fail, because no other lane can run.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -64,7 +65,7 @@ class Mbarriers:
         return self.shared.name(at * WIDTH)
 
     def places(self, frame: Frame, addresses: np.ndarray, offset: int) -> np.ndarray:
-        """Places of the objects at these shared addresses, shape (lanes of the frame,)."""
+        """Returns the places of objects at these shared addresses, shape (lanes of the frame,)."""
         starts = self.shared.starts(frame)
         return (addresses.astype(np.int64) + (offset - SHARED_BASE) + starts) // WIDTH
 
@@ -87,9 +88,9 @@ class Mbarriers:
         arrived: int = 0,
         released: VectorClock = NOTHING,
     ) -> int:
-        """Expects bytes, counts arrivals and bytes that have arrived, with what they release.
+        """Adds expected bytes, arrivals and arrived bytes, with the clock that they release.
 
-        Returns the phase before that.
+        Returns the phase before the change.
         """
         barrier = self.find(frame, instruction, position, at)
         before = barrier.phase
@@ -111,20 +112,23 @@ class Mbarriers:
 
 
 def semantics_of(words: Words) -> Semantics:
-    """Arrivals release and waits acquire unless they are relaxed; other blocks reach no object."""
+    """Returns release for arrivals and acquire for waits unless relaxed, at block scope.
+
+    Other blocks cannot reach the object.
+    """
     ordered = words["order"] != "relaxed"
     return Semantics(acquire=ordered, release=ordered, wide=False)
 
 
 def touch(call: Call, object_: Place) -> list[int]:
-    """Accesses the object of each lane; the places of these objects."""
+    """Accesses the object of each lane; returns the objects' places."""
     access = call.access_each(object_, WIDTH)
     call.batch.shared.update(access, OBJECT)
     return places_of(call, object_)
 
 
 def places_of(call: Call, object_: Place) -> list[int]:
-    """The place of each lane's object."""
+    """Returns the place of each lane's object."""
     known, addresses = call.batch.state(Mbarriers), call.every(object_.addresses)
     return known.places(call.frame, addresses, object_.offset).tolist()
 
@@ -160,14 +164,14 @@ def expect(call: Call, object_: Place, nbytes: np.ndarray) -> None:
 
 @means("mbarrier.arrive", synchronizes=True)
 def arrive(call: Call, object_: Place, count: np.ndarray | None) -> np.ndarray:
-    """The phase that each lane arrived at."""
+    """Returns the phase that each lane arrived at."""
     arrivals = [1] * call.frame.count if count is None else call.every(count).tolist()
     return _arrive(call, object_, arrivals, [0] * call.frame.count)
 
 
 @means("mbarrier.arrive.expect_tx", synchronizes=True)
 def arrive_expecting(call: Call, object_: Place, nbytes: np.ndarray) -> np.ndarray:
-    """An arrival after which the phase expects bytes besides."""
+    """Arrives, and adds to the bytes that the phase expects."""
     return _arrive(call, object_, [1] * call.frame.count, call.every(nbytes).tolist())
 
 

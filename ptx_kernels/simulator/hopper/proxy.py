@@ -1,6 +1,6 @@
-"""Async proxy: bulk copies see what threads did only past a `fence.proxy.async`.
+"""Async proxy: bulk copies see writes of threads only after a `fence.proxy.async`.
 
-PTX ISA 9.1, 9.7.13.5 defines it. What a lane has seen with such a fence on the way is kept as
+PTX ISA 9.1, 9.7.13.5 defines it. Accesses that a lane has seen through such a fence are extra
 components of its vector clock.
 """
 
@@ -29,7 +29,7 @@ class Proxied(NamedTuple):
 
 
 def fence_proxy(happens_before: HappensBefore, lanes: np.ndarray) -> None:
-    """Copies that these lanes, and whoever comes after them, start see what the lanes have seen."""
+    """Makes what these lanes have seen visible to copies that they, or later lanes, start."""
     happens_before.tick()
     for lane in lanes.tolist():
         seen = happens_before.clock(lane).components
@@ -69,7 +69,7 @@ def _check_proxy(
 
 
 def _unproxied(happens_before: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
-    """1 where the record is of an ordinary access that the async proxy does not see."""
+    """Marks records of ordinary accesses that the async proxy does not see with scope LANES."""
     ordinary = (records != 0) & (records & ASYNC == 0)
     apart = np.where(ordinary, np.uint64(LANES), np.uint64(0))
     rows, columns = np.nonzero(ordinary & (scope_of(records) == 0))
@@ -86,4 +86,4 @@ def fence_async(call: Call) -> None:
 
 @means("fence.mbarrier_init", synchronizes=True)
 def fence_init(call: Call) -> None:
-    """A fence after an mbarrier's init, for other blocks of a cluster: there are none."""
+    """Does nothing: the fence is for other blocks of a cluster, which cannot reach the object."""

@@ -21,7 +21,7 @@ _NAMES = (
 
 @waits(*_NAMES)
 class PhaseWait:
-    """The phase that lanes wait for before they execute the instruction."""
+    """Condition of a waiting instruction: its mbarrier phase is complete."""
 
     def __init__(self, bound: Binding) -> None:
         self._bound, self.instruction = bound, bound.instruction
@@ -39,7 +39,7 @@ class PhaseWait:
         return f"a phase of {batch.state(Mbarriers).name(self.awaited(batch, frame)[0])}"
 
     def passes(self, batch: Batch, frame: Frame) -> np.ndarray:
-        """Mask of the lanes that need not be parked, shape (lanes of the frame,)."""
+        """Returns the mask of lanes that need not be parked, shape (lanes of the frame,)."""
         done = _complete(*self._operands(batch, frame))
         if self.instruction.guard is not None:
             register, negated = self.instruction.guard
@@ -52,7 +52,10 @@ class PhaseWait:
 
 
 def _complete(call: Call, object_: Place, phase: np.ndarray) -> np.ndarray:
-    """Mask of the lanes whose phase is complete, or whose object is not there: that fails."""
+    """Returns the mask of lanes whose phase is complete, or whose object is missing.
+
+    `wait` raises if the object is missing.
+    """
     known, parity = call.batch.state(Mbarriers), "parity" in call.instruction.opcode
     given = call.every(phase)
     done = np.ones(call.frame.count, np.bool_)
@@ -68,7 +71,7 @@ def _complete(call: Call, object_: Place, phase: np.ndarray) -> np.ndarray:
 def wait(
     call: Call, object_: Place, phase: np.ndarray, patience: np.ndarray | None = None
 ) -> np.ndarray:
-    """Mask of the lanes whose phase is complete; `patience`: a hint."""
+    """Returns the mask of lanes whose phase is complete. `patience` is a hint and is ignored."""
     known, happens_before = call.batch.state(Mbarriers), call.batch.happens_before
     semantics, lanes = semantics_of(call.words), call.frame.all_lanes
     places = touch(call, object_)

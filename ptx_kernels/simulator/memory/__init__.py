@@ -1,1 +1,1 @@
-"""Memories of a launch: global, shared and local, every access checked."""
+"""Global, shared and local memory of a launch; every access is checked."""

@@ -19,11 +19,11 @@ Role = Literal["in", "out", "inout"]
 
 @dataclass
 class DeviceBuffer:
-    """An array that a kernel gets a pointer to. Stores go straight into `array`, nothing is copied.
+    """An array that a kernel gets a pointer to. Stores go directly into `array`.
 
     Attributes:
       array: C-contiguous, any dtype and shape, at a 16-byte aligned address.
-      role: `in` must not be written, and is the only one that `ld.global.nc` may read.
+      role: an `in` buffer must not be written; only such a buffer may be read by `ld.global.nc`.
       initialized: whether the bytes may be read before the kernel writes them.
     """
 
@@ -33,11 +33,11 @@ class DeviceBuffer:
     initialized: bool = True
 
     base: int = field(default=0, init=False, repr=False)
-    #: per byte: 0xff once written; None where the bytes may be read from the start
+    #: Per byte: 0xff once written. None if the bytes may be read from the start.
     written: np.ndarray | None = field(default=None, init=False, repr=False)
     views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     written_views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
-    #: of buffers that may be written
+    #: Shadow memory of a buffer that may be written.
     shadow: Shadow | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class DeviceBuffer:
             self.written_views = {width: item_view(self.written, width) for width in ITEMS}
 
     def watch(self, synchronizes: bool) -> None:
-        """Begins a launch: races are between its accesses only."""
+        """Begins a launch, so that only its own accesses can race."""
         if self.role != "in":
             self.shadow = Shadow(
                 self.nbytes,
@@ -71,12 +71,14 @@ class DeviceBuffer:
 
 
 class Buffers:
-    """Buffers of one launch by address, and the releases that it left in them."""
+    """Buffers of one launch by address, and the releases left in them."""
 
     def __init__(self, buffers: list[DeviceBuffer], *, synchronizes: bool) -> None:
-        """The same DeviceBuffer may come twice, under two parameters: both then hold one address.
+        """Creates the address space.
 
         Args:
+          buffers: the same DeviceBuffer can occur twice, for two parameters; both then hold one
+            address.
           synchronizes: see `Shadow`.
         """
         self.all: list[DeviceBuffer] = []
@@ -92,7 +94,7 @@ class Buffers:
         return self.all[number] if 0 <= number < len(self.all) else None
 
     def split(self, access: Access) -> list[np.ndarray]:
-        """Positions of the addresses of each buffer; an error if some lie in none."""
+        """Groups the positions of the addresses by buffer; raises if some lie in no buffer."""
         addresses = access.addresses + np.uint64(access.offset % 2**64)
         numbers = (addresses - np.uint64(FIRST_BUFFER)) >> np.uint64(BUFFER_BIT)
         parts = [np.flatnonzero(numbers == n) for n in np.unique(numbers)]

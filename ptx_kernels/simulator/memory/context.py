@@ -1,4 +1,4 @@
-"""Context of a memory: what all memories of a batch go by."""
+"""Context shared by all memories of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from ..traffic import Traffic
 
 @dataclass(frozen=True)
 class Context:
-    """`happens_before`: of the batch; `freedom`: of the launch; `traffic`: counts, or None."""
+    """State that all memories of a batch use.
+
+    Attributes:
+      happens_before: the relation for the batch.
+      freedom: choices of the launch.
+      traffic: counts to fill, or None.
+    """
 
     happens_before: HappensBefore
     freedom: Freedom

@@ -1,4 +1,4 @@
-"""Generic addresses: each goes to the memory that its window says."""
+"""Generic addresses: dispatches each access to the memory of its address window."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INSIDE = np.uint64((1 << WINDOW_BIT) - 1)
 
 
 class GenericMemory:
-    """Shared and local memory behind their windows, global memory everywhere else."""
+    """Shared and local memory at their windows, and global memory at all other addresses."""
 
     def __init__(self, everywhere: GlobalMemory, shared: SharedMemory, local: LocalMemory) -> None:
         self._global, self._shared, self._local = everywhere, shared, local
@@ -26,7 +26,7 @@ class GenericMemory:
         }
 
     def load(self, access: Access) -> np.ndarray:
-        """One item per address, shape (addresses,)."""
+        """Returns one item per address, shape (addresses,)."""
         windows = access.addresses >> np.uint64(WINDOW_BIT)
         numbers = np.unique(windows)
         if numbers.size == 1:
@@ -52,7 +52,7 @@ class GenericMemory:
             self.store(access.subset(positions), part)
 
     def update(self, access: Access, strong: Strong) -> np.ndarray:
-        """As of global and shared memory; all lanes in one of them, as compiled code has it."""
+        """Updates global or shared memory; all lanes address one of them, as in compiled code."""
         windows = access.addresses >> np.uint64(WINDOW_BIT)
         if (windows == np.uint64(SHARED_WINDOW >> WINDOW_BIT)).all():
             inside = access._replace(addresses=access.addresses & _INSIDE)
@@ -62,7 +62,7 @@ class GenericMemory:
     def _inside(
         self, window: int, access: Access
     ) -> tuple[GlobalMemory | SharedMemory | LocalMemory, Access]:
-        """The memory behind a window, and the access with that memory's addresses."""
+        """Returns the memory of a window, and the access with that memory's addresses."""
         memory = self._windows.get(window)
         if memory is None:
             return self._global, access

@@ -1,4 +1,4 @@
-"""Global memory as the blocks of a batch see it: every access checked."""
+"""Global memory as seen by the blocks of a batch; every access is checked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ALL_ONES = {width: np.full(width, 0xFF, np.uint8).view(ITEMS[width])[0] for wid
 
 
 class GlobalMemory:
-    """Loads, stores and updates of a launch's buffers.
+    """Loads, stores and atomic updates of a launch's buffers.
 
     Attributes:
-      guards: asked before every access to a buffer that may be written.
+      guards: called before every access to a buffer that may be written.
     """
 
     def __init__(self, buffers: Buffers, context: Context) -> None:
@@ -29,7 +29,7 @@ class GlobalMemory:
         self.guards: list[Guard] = []
 
     def load(self, access: Access, *, non_coherent: bool = False) -> np.ndarray:
-        """One item per address, shape (addresses,)."""
+        """Returns one item per address, shape (addresses,)."""
         located = self._locate(access)
         if located is None:
             result: np.ndarray = np.empty(access.addresses.size, ITEMS[access.width])
@@ -46,13 +46,13 @@ class GlobalMemory:
         return buffer.views[access.width].take(items)
 
     def check(self, access: Access) -> None:
-        """Raises as a load would, of addresses that lie in no buffer or are not aligned."""
+        """Raises for addresses that lie in no buffer or are not aligned, like a load."""
         if self._locate(access) is None:
             for positions in self.buffers.split(access):
                 self.check(access.subset(positions))
 
     def store(self, access: Access, values: np.ndarray) -> None:
-        """Stores items, shape (addresses,) or (1,); where lanes collide the highest lane wins."""
+        """Stores items, shape (addresses,) or (1,); on a collision the highest lane wins."""
         located = self._locate(access)
         if located is None:
             for positions in self.buffers.split(access):
@@ -68,9 +68,9 @@ class GlobalMemory:
             self.buffers.releases.overwrite(at)
 
     def update(self, access: Access, strong: Strong) -> np.ndarray:
-        """Atomic updates, or strong loads or stores, at one address per lane.
+        """Performs atomic updates, or strong loads or stores, at one address per lane.
 
-        Returns what each lane found, as items.
+        Returns the previous items, one per lane.
         """
         located = self._locate(access)
         if located is None:
@@ -89,7 +89,7 @@ class GlobalMemory:
         return found
 
     def _update_parts(self, access: Access, strong: Strong) -> np.ndarray:
-        """An update whose lanes address several buffers, one buffer after the other."""
+        """Updates addresses of several buffers, one buffer at a time."""
         found: np.ndarray = np.empty(access.addresses.size, ITEMS[access.width])
         for positions in self.buffers.split(access):
 
@@ -131,7 +131,7 @@ class GlobalMemory:
         strong: Strong | None = None,
         turns: np.ndarray | None = None,
     ) -> None:
-        """Checks that all accesses share: may it be, does it race, what moves."""
+        """Runs the checks common to all accesses: permission, guards, races, traffic."""
         context = self.context
         if buffer.role == "in" and (kind == "write" or (strong is not None and strong.writes)):
             told = f"store to {buffer.name}, which is an input"
@@ -144,7 +144,7 @@ class GlobalMemory:
             context.traffic.count_global(at)
 
     def _at(self, access: Access, buffer: DeviceBuffer, items: np.ndarray) -> Located:
-        """The access at one item per lane, or at one for all."""
+        """Returns the access at one item per lane, or at one item for all lanes."""
         width, where = access.width, np.broadcast_to(items, access.frame.count)
 
         def place(position: int) -> str:
@@ -153,12 +153,12 @@ class GlobalMemory:
         return Located(access.frame, access.instruction, where, width, buffer.base, place)
 
     def _locate(self, access: Access) -> tuple[DeviceBuffer, np.ndarray] | None:
-        """(buffer, item index per address), or None if not all addresses lie in one buffer."""
+        """Returns (buffer, item index per address), or None if several buffers are addressed."""
         addresses, offset, width = access.addresses, access.offset, access.width
         buffer = self.buffers.find(int(addresses[0]) + offset)
         if buffer is None:
             return None
-        # wraps to huge below the base
+        # an address below the base wraps to a huge offset
         offsets = addresses - np.uint64((buffer.base - offset) % 2**64)
         if int(offsets.max()) > buffer.nbytes - width:
             return None

@@ -8,37 +8,37 @@ from ..access import Located
 from ..errors import AsyncPending
 from .shared_memory import SharedMemory
 
-_GRANULE = 4  # bytes, the smallest copy
+_GRANULE = 4  # bytes of the smallest copy
 
 
 class InFlight:
-    """Copies into a batch's shared memory that nobody has waited for, by granule.
+    """Copies into a batch's shared memory that have not been waited for, by granule.
 
-    Its `check` guards shared memory: whoever meets such bytes is in error.
+    Its `check` guards shared memory: accessing such bytes is an error.
     """
 
     def __init__(self, shared: SharedMemory) -> None:
         self._shared = shared
         granules = shared.views[1].size // _GRANULE
-        self._line = np.zeros(granules, np.int64)  # PTX line of the copy under way, or 0
-        self._lane = np.zeros(granules, np.int64)  # that issued it
+        self._line = np.zeros(granules, np.int64)  # PTX line of the copy in flight, or 0
+        self._lane = np.zeros(granules, np.int64)  # lane that issued it
         self._copies = 0
         shared.guards.append(self.check)
 
     def begin(self, at: Located) -> None:
-        """Copies of the frame's lanes start: from now on nobody may touch the bytes."""
+        """Starts copies of the frame's lanes; from now on the bytes must not be accessed."""
         granules = self._granules(at.items, at.width)
         self._line[granules] = at.instruction.line
         self._lane[granules] = at.frame.all_lanes[:, None]
         self._copies += at.items.size
 
     def end(self, items: np.ndarray, width: int) -> None:
-        """The bytes are there."""
+        """Marks the bytes as arrived."""
         self._line[self._granules(items, width)] = 0
         self._copies -= items.size
 
     def _granules(self, items: np.ndarray, width: int) -> np.ndarray:
-        """Shape (items, granules of an item)."""
+        """Returns the granules of each item, shape (items, granules per item)."""
         per_item = width // _GRANULE
         return items[:, None] * per_item + np.arange(per_item)
 

@@ -1,4 +1,4 @@
-"""Items: the bytes of one access, moved as bits and never computed with."""
+"""Items: the bytes of one access, moved as bits without arithmetic."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex12
 
 
 def item_view(data: np.ndarray, width: int) -> np.ndarray:
-    """Bytes as items of `width`; a tail that holds no whole item is left out."""
+    """Views bytes as items of `width`; drops a tail shorter than one item."""
     return data[: data.size // width * width].view(ITEMS[width])

@@ -12,7 +12,7 @@ from .items import ITEMS, item_view
 
 class LocalMemory:
     def __init__(self, lanes: int, nbytes: int) -> None:
-        """`nbytes` per thread."""
+        """Allocates `nbytes` per thread."""
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
         data = np.zeros(lanes * self.stride, np.uint8)
@@ -21,7 +21,7 @@ class LocalMemory:
         self.written = {width: written.reshape(-1, width) for width in ITEMS}
 
     def load(self, access: Access) -> np.ndarray:
-        """One item per lane, shape (lanes of the frame,)."""
+        """Returns one item per lane, shape (lanes of the frame,)."""
         items, width = self._locate(access), access.width
         missing = ~self.written[width].take(items, axis=0).all(axis=1)
         if missing.any():
@@ -38,7 +38,7 @@ class LocalMemory:
         self.written[access.width][items] = 1
 
     def _locate(self, access: Access) -> np.ndarray:
-        """Item index per lane, shape (lanes of the frame,)."""
+        """Returns the item index per lane, shape (lanes of the frame,)."""
         frame, width = access.frame, access.width
         offsets = access.addresses.astype(np.int64) + (access.offset - LOCAL_BASE)
         offsets = np.broadcast_to(offsets, frame.count)

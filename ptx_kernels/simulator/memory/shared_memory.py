@@ -1,4 +1,4 @@
-"""Shared memory of a batch of blocks: bounds, alignment, unwritten bytes, races."""
+"""Shared memory of a batch of blocks; checks bounds, alignment, unwritten bytes and races."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from .items import ITEMS, item_view
 
 
 class SharedMemory:
-    """Shared memories of all blocks of a batch, one after the other.
+    """Shared memory of all blocks of a batch, concatenated.
 
     Attributes:
-      nbytes: per block; `stride`: from one block's bytes to the next one's.
-      guards: asked before every access; copies in flight register theirs.
+      nbytes: bytes per block.
+      stride: bytes from the start of one block to the start of the next.
+      guards: called before every access; copies in flight register theirs.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class SharedMemory:
         *,
         synchronizes: bool,
     ) -> None:
-        """`nbytes` per block; `synchronizes`: see `Shadow`."""
+        """Allocates `nbytes` per block. `synchronizes`: see `Shadow`."""
         self.program, self.layout, self.context = program, layout, context
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
@@ -52,11 +53,11 @@ class SharedMemory:
         self.guards: list[Guard] = []
 
     def load(self, access: Access) -> np.ndarray:
-        """One item per lane, shape (lanes of the frame,)."""
+        """Returns one item per lane, shape (lanes of the frame,)."""
         return self.read(self.locate(access))
 
     def read(self, at: Located) -> np.ndarray:
-        """`load` from a place that is known."""
+        """Loads from a located place."""
         self._touch("read", at)
         return self.views[at.width].take(at.items)
 
@@ -65,16 +66,16 @@ class SharedMemory:
         self.write(self.locate(access), values)
 
     def write(self, at: Located, values: np.ndarray, *, counted: bool = True) -> None:
-        """`store` to a place that is known. `counted`: whether it adds to the launch's traffic."""
+        """Stores to a located place. `counted`: whether to add to the launch's traffic."""
         self._touch("write", at, counted=counted)
         self.scatter(at, values)
         if self.releases.known:
             self.releases.overwrite(at)
 
     def update(self, access: Access, strong: Strong) -> np.ndarray:
-        """Atomic updates, or strong loads or stores, at one address per lane.
+        """Performs atomic updates, or strong loads or stores, at one address per lane.
 
-        Returns what each lane found, as items.
+        Returns the previous items, one per lane.
         """
         at = self.locate(access)
         count = access.frame.count
@@ -85,7 +86,7 @@ class SharedMemory:
         return found
 
     def scatter(self, at: Located, values: np.ndarray) -> None:
-        """Puts values there without any check."""
+        """Writes values without any check."""
         self.context.freedom.scatter(self.views[at.width], at.items, values)
 
     def _touch(
@@ -96,7 +97,7 @@ class SharedMemory:
         turns: np.ndarray | None = None,
         counted: bool = True,
     ) -> None:
-        """Checks that all accesses share: are the bytes there, does it race, what moves."""
+        """Runs the checks common to all accesses: guards, races, traffic."""
         self.guard(at, "reads" if kind in READING else "writes" if kind == "write" else "updates")
         self.shadow.access(self.context.happens_before, kind, at, strong, turns)
         if counted and self.context.traffic is not None:
@@ -107,15 +108,15 @@ class SharedMemory:
             guard(at, what)
 
     def starts(self, frame: Frame) -> np.ndarray:
-        """First byte of each lane's block, shape (lanes of the frame,)."""
+        """Returns the first byte of each lane's block, shape (lanes of the frame,)."""
         return frame.of_lanes(self.layout.block_of_lane) * self.stride
 
     def name(self, at: int) -> str:
-        """The variable that holds a byte of the batch's shared memory, and its offset there."""
+        """Names the variable that holds a byte of the batch and the offset in it."""
         return self.program.shared_name(at % self.stride)
 
     def locate(self, access: Access, blocks: np.ndarray | None = None) -> Located:
-        """The item of each lane of the frame, in its own block or in those of the batch."""
+        """Returns the item of each lane, in its own block or in the given blocks of the batch."""
         frame, width = access.frame, access.width
         offsets = access.addresses.astype(np.int64) + (access.offset - SHARED_BASE)
         low, high = int(offsets.min()), int(offsets.max())
@@ -135,7 +136,7 @@ class SharedMemory:
         return self.at(frame, access.instruction, items, width)
 
     def at(self, frame: Frame, instruction: Instruction, items: np.ndarray, width: int) -> Located:
-        """An access to these items of `width` bytes."""
+        """Returns an access to these items of `width` bytes."""
 
         def place(position: int) -> str:
             return self.name(int(items[position]) * width)

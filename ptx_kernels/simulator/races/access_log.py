@@ -1,14 +1,14 @@
-"""Log of single accesses behind the records that several lanes share.
+"""Log of the single accesses that a shared record summarizes.
 
-For programs that order threads otherwise than by barriers: whether the last of several readers
-happens before an access says nothing about the others.
+It serves programs that order threads by other means than barriers. If the last of several readers
+happens before an access, the other readers need not.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-#: granule, record, whether the access returned what it found
+#: (granule, record, whether the access returned what it read)
 Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -25,16 +25,16 @@ class AccessLog:
             )
 
     def refine(self, ratio: int) -> None:
-        """Splits granules into `ratio` each."""
+        """Splits each granule into `ratio` granules."""
         for kind in self._chunks:
             granules, records, returns = self._all(kind)
             parts = (granules[:, None] * ratio + np.arange(ratio)).ravel()
             self._chunks[kind] = [(parts, np.repeat(records, ratio), np.repeat(returns, ratio))]
 
     def forget(self, granules: np.ndarray) -> None:
-        """Drops these granules, which somebody writes after all accesses so far.
+        """Drops these granules, because a write comes after all their accesses so far.
 
-        Later accesses need only ask for that write.
+        Later accesses need to be compared with that write only.
         """
         for kind in self._chunks:
             known, records, returns = self._all(kind)
@@ -42,7 +42,7 @@ class AccessLog:
             self._chunks[kind] = [(known[kept], records[kept], returns[kept])]
 
     def find(self, kind: str, granules: np.ndarray) -> Entries:
-        """Accesses of each granule asked for, oldest first; granules as positions in `granules`."""
+        """Returns each granule's accesses, oldest first; granules as positions in `granules`."""
         known, records, returns = self._all(kind)
         order = np.argsort(known, kind="stable")
         first, last = (np.searchsorted(known[order], granules, side) for side in ("left", "right"))
@@ -66,9 +66,14 @@ class AccessLog:
 
 
 def farthest(asked: np.ndarray, apart: np.ndarray, returns: np.ndarray, count: int) -> np.ndarray:
-    """The widest scope among each granule's accesses, shape (count,); the others as `find` has it.
+    """Returns the widest scope among each granule's accesses, shape (count,).
 
-    What an atomic update found there happened before it, and so before whatever comes after it.
+    Args:
+      asked, returns: as returned by `AccessLog.find`.
+      apart: scope of each access.
+
+    An atomic update happens after the accesses whose result it reads, so what is ordered after it
+    is ordered after them too.
     """
     turn = np.arange(asked.size)
     chained = np.full(count, -1)

@@ -1,4 +1,7 @@
-"""Concurrent accesses: those of which neither happens before the other, and at which scope."""
+"""Concurrent accesses: neither happens before the other.
+
+Tells at which scope they are concurrent.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _WARP = np.uint64(WARP)
 
 
 class AsyncWriter(NamedTuple):
-    """An agent that writes beside the lanes: its name, and what orders accesses after its."""
+    """An agent that writes in parallel to the lanes: its name, and what orders later accesses."""
 
     name: str
     missing: str
@@ -33,10 +36,10 @@ class AsyncWriter(NamedTuple):
 def concurrency(
     happens_before: HappensBefore, frame: Frame, records: np.ndarray, between_blocks: bool
 ) -> np.ndarray | None:
-    """Scope at which each record and the frame's lane are concurrent: LANES, WARPS or BLOCKS.
+    """Returns the scope at which each record and the frame's lane are concurrent.
 
-    0 where they are one lane or one happens before the other; None: 0 for all. `records` has shape
-    (lanes of the frame, granules), and so has the result.
+    The scope is LANES, WARPS or BLOCKS, or 0 if they are one lane or one happens before the other.
+    None means 0 for all. `records` and the result have shape (lanes of the frame, granules).
     """
     barred = frame.of_lanes(happens_before.barred)[:, None]
     if not (records.any() if between_blocks else (records >= barred).any()):
@@ -57,7 +60,7 @@ def concurrency(
             | (records < happens_before.start)
         )
         if frame.layout.cluster_size > 1:
-            # of a record of several blocks, the log of single accesses tells
+            # for a record of several blocks, the log of single accesses decides
             another_block &= (scope == BLOCKS) | ~_of_cluster(happens_before, frame, records)
         apart = np.where(another_block, BLOCKS, apart)
     apart = np.where(records != 0, apart, 0).astype(np.uint64)
@@ -70,7 +73,7 @@ def concurrency(
 
 
 def _of_cluster(happens_before: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
-    """Mask of the records of the lane's cluster that its last barrier came after."""
+    """Returns the mask of records from the lane's cluster that precede its last cluster barrier."""
     lanes = np.uint64(frame.layout.padded * frame.layout.cluster_size)
     mine = frame.all_lanes.astype(np.uint64)[:, None] // lanes
     before = frame.of_lanes(happens_before.clustered)[:, None]
@@ -85,14 +88,14 @@ def _met(
     scope: np.ndarray,
     barred: np.ndarray,
 ) -> np.ndarray:
-    """Times since when accesses of the records' warps are concurrent with the frame's."""
+    """Returns times from which accesses of the records' warps are concurrent with the frame's."""
     met = happens_before.met
     if met is None:
         return barred
     of_warp = met.shape[1]
     mine = met.reshape(-1, of_warp)[frame.all_lanes // WARP]  # shape (lanes, warps of a block)
     one = np.take_along_axis(mine, (other // _WARP % np.uint64(of_warp)).astype(np.int64), axis=1)
-    one = np.where(other & ASYNC, np.uint64(0), one)  # copies meet nobody
+    one = np.where(other & ASYNC, np.uint64(0), one)  # copies pass no barrier
     return np.maximum(barred, np.where(scope >= WARPS, mine.min(axis=1)[:, None], one))
 
 
@@ -105,7 +108,7 @@ def report(
     record: np.uint64,
     writer: AsyncWriter | None,
 ) -> str:
-    """A race in words: what the lane at this position did with what the record's lane did."""
+    """Describes a race: what the lane at this position did, and what the record's lane did."""
     layout = frame.layout
     lane, several = int(record & LANE_BITS), int(record >> SCOPE_SHIFT & SCOPE_MASK)
     mine = int(frame.all_lanes[position])

@@ -1,4 +1,4 @@
-"""Conflicts: kinds of accesses to one place that are a race if they are concurrent."""
+"""Conflicts: kinds of accesses to one place that race if they are concurrent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 from .epoch import BLOCKS, LANES
 from .strong import Strong
 
-#: Plain loads and stores; atomic updates and strong stores, strong loads, and those of them that
-#: have .cta scope; the reads of bulk copies.
+#: Plain loads and stores; atomic updates and strong stores, strong loads, each also at .cta scope
+#: ("block"); reads of bulk copies.
 Kind = Literal["read", "write", "update", "block update", "observe", "block observe", "fetch"]
 
 READING = ("read", "observe", "block observe", "fetch")
 
-#: kind of an access -> (kind of another, what this one does, scope from which on that is a race)
+#: kind of an access -> (kind of another, what this one does, minimum scope that is a race)
 CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
     "read": (
         ("write", "reads what {} wrote", LANES),

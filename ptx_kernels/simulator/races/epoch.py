@@ -1,7 +1,8 @@
-"""Epoch of an access: its time and its lane in one number, as race detectors keep them.
+"""Epoch of an access: its time and its lane in one number, as race detectors store them.
 
-A u64, with lane 0 a time stamp: time << 32 | scope << 30 | lane of the batch, or | ASYNC and the
-number of what counts an asynchronous copy's bytes. 0: nobody.
+The u64 is time << 32 | scope << 30 | lane of the batch. For an asynchronous copy, ASYNC | number of
+its mbarrier replaces the lane. With lane 0 the epoch is a time stamp. 0 means that nobody accessed
+the bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ LANE_BITS = np.uint64((1 << 30) - 1)
 ASYNC = np.uint64(1 << 29)
 TIME_SHIFT = np.uint64(32)
 
-#: Scope: how far apart the lanes were that share a record; 0: one lane, or several of which each
-#: happened before the next, and the record has the last.
+#: Scope: the distance between the lanes that share a record. 0: one lane, or several lanes each of
+#: which happened before the next; the record holds the last.
 LANES, WARPS, BLOCKS = 1, 2, 3
 SCOPE_SHIFT, SCOPE_MASK = np.uint64(30), np.uint64(3)
 

@@ -1,4 +1,4 @@
-"""Fences: the state of lanes at their last one."""
+"""Fences: the state of lanes at their last fence."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import numpy as np
 
 
 class Fences:
-    """State of lanes at their last fence; `time`: then, 0 if there was none, shape (lanes,).
+    """State of lanes at their last fence.
 
     Attributes:
-      barred, synced, clustered, acquired: as `HappensBefore` has them.
-      met: versions of that array; `version`: which one each lane had.
+      time: time of the fence, 0 if there was none, shape (lanes,).
+      barred, synced, clustered, acquired: as in `HappensBefore`.
+      met: versions of that array.
+      version: index of each lane's version in `met`.
     """
 
     def __init__(self, lanes: int) -> None:

@@ -1,7 +1,7 @@
 """The happens-before relation between accesses: barriers, fences, releases and acquires.
 
-Most of it comes from barriers and is kept in a few arrays of times; what an acquire brings is a
-vector clock, which barriers hand on.
+Most of it comes from barriers and is stored in a few arrays of times. An acquire adds a vector
+clock, which barriers pass on.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from .vector_clock import NOTHING, Components, VectorClock, join_all
 
 
 class HappensBefore:
-    """The relation for the lanes of one batch of blocks.
+    """The happens-before relation for the lanes of one batch of blocks.
 
     Attributes:
-      start: when the batch started; as all times here, a stamp.
-      barred, synced: accesses of a lane's block, or of its warp, before this time happen before its
-        own now, shape (lanes,).
-      clustered: the same of a lane's cluster, shape (lanes,).
-      met: the same for warp w with warp v of block b, shape (b, w, v); None until some warps of a
-        block pass a barrier.
-      acquired: which of `clocks` holds beyond that, shape (lanes,); None until some lane acquires.
+      start: time stamp of the batch's start. All times in this class are stamps.
+      barred, synced: accesses of a lane's block (barred) or warp (synced) before this time happen
+        before its own accesses from now on, shape (lanes,).
+      clustered: the same for a lane's cluster, shape (lanes,).
+      met: the same for warp w with warp v of block b, shape (b, w, v); None until only some warps
+        of a block pass a barrier.
+      acquired: index into `clocks` of what the lane has acquired in addition, shape (lanes,); None
+        until some lane acquires.
     """
 
     def __init__(self, timeline: Timeline, layout: Layout) -> None:
@@ -43,25 +44,25 @@ class HappensBefore:
         self.clocks = [NOTHING]
         self._numbers = np.arange(layout.lanes, dtype=np.uint64)
         self._stamps: np.ndarray | None = None
-        self._fences: dict[bool, Fences] = {}  # wide -> the last fences of at least that scope
+        self._fences: dict[bool, Fences] = {}  # wide -> last fences of at least that scope
         #: (lane, wide) -> what a fence of the lane would acquire
         self._observed: dict[tuple[int, bool], VectorClock] = {}
 
     def stamps(self) -> np.ndarray:
-        """Epochs of each lane's accesses now, shape (lanes,)."""
+        """Returns the epochs of each lane's accesses now, shape (lanes,)."""
         if self._stamps is None:
             self._stamps = time_stamp(self.timeline.now) | self._numbers
         return self._stamps
 
     def tick(self) -> np.uint64:
-        """A new time, later than all accesses so far."""
+        """Advances time; returns a time later than all accesses so far."""
         self._stamps = None
         return time_stamp(self.timeline.tick())
 
     # --- barriers ---
 
     def pass_barrier(self, lanes: np.ndarray | None) -> None:
-        """These lanes, whole warps, pass a barrier of their block together; None: all lanes."""
+        """Orders these lanes (full warps; None: all) by a barrier of their block."""
         now = self.tick()
         layout = self.layout
         if self.acquired is not None:
@@ -78,7 +79,7 @@ class HappensBefore:
             self._meet(int(block), here[block], now)
 
     def _meet(self, block: int, members: np.ndarray, now: np.uint64) -> None:
-        """Some warps of a block meet: what happened before one of them, happened before all."""
+        """Orders some warps of a block: what happened before one of them happened before all."""
         blocks = self.layout.blocks
         shape = blocks, members.size, members.size
         # fences keep the old array
@@ -91,7 +92,7 @@ class HappensBefore:
         self.met[block, members] = known
 
     def pass_cluster_barrier(self, lanes: np.ndarray | None) -> None:
-        """These lanes, all that are left of their clusters, pass its barrier; None: all lanes."""
+        """Orders these lanes, the live ones of their clusters (None: all), by a cluster barrier."""
         now = self.tick()
         if self.acquired is not None:
             lanes_here = self.layout.lane_numbers if lanes is None else lanes
@@ -100,7 +101,7 @@ class HappensBefore:
         self.barred[where] = self.synced[where] = self.clustered[where] = now
 
     def pass_warp_barrier(self, lanes: np.ndarray) -> None:
-        """These lanes pass a barrier of their warp together."""
+        """Orders these lanes by a barrier of their warp."""
         if self.acquired is not None:
             self._share(lanes, lanes // WARP)
         self.synced[lanes] = self.tick()
@@ -117,9 +118,9 @@ class HappensBefore:
     # --- releases and acquires ---
 
     def clock(self, lane: int) -> VectorClock:
-        """Clock of all that happens before what the lane does from now on.
+        """Returns the clock of all that happens before the lane's next accesses.
 
-        Time has passed since its last access.
+        Time must have advanced since the lane's last access.
         """
         now = time_stamp(self.timeline.now)
         own = self._own(
@@ -128,7 +129,7 @@ class HappensBefore:
         return self.known(lane).join(own)
 
     def _fenced(self, lane: int, wide: bool) -> VectorClock:
-        """The lane's clock at its last fence of at least this scope."""
+        """Returns the lane's clock at its last fence of at least this scope."""
         fences = self._fences.get(wide)
         if fences is None or not fences.time[lane]:
             return NOTHING
@@ -152,7 +153,7 @@ class HappensBefore:
         now: np.uint64,
         met: np.ndarray | None,
     ) -> VectorClock:
-        """Clock of a lane's own block, and of its cluster's others, by their barriers."""
+        """Returns what barriers order before a lane: clock of its block and of its cluster."""
         block, thread = divmod(lane, self.layout.padded)
         warp = thread // WARP
         known = np.full(self.layout.padded, barred)
@@ -172,7 +173,7 @@ class HappensBefore:
         return VectorClock(components)
 
     def known(self, lane: int) -> VectorClock:
-        """Clock of what the lane has acquired."""
+        """Returns the clock of what the lane has acquired."""
         return NOTHING if self.acquired is None else self.clocks[self.acquired[lane]]
 
     def _hold(self, lanes: np.ndarray | int, clock: VectorClock) -> None:
@@ -182,14 +183,14 @@ class HappensBefore:
         self.acquired[lanes] = len(self.clocks) - 1
 
     def acquire(self, lane: int, clock: VectorClock) -> None:
-        """All of the clock happens before what the lane does from now on."""
+        """Makes everything in the clock happen before the lane's next accesses."""
         before = self.known(lane)
         after = before.join(clock)
         if after is not before:
             self._hold(lane, after)
 
     def fence(self, lanes: np.ndarray, wide: bool) -> None:
-        """A fence of these lanes: acquires what they have observed; later writes release it."""
+        """Passes a fence: the lanes acquire what they observed, and later writes release it."""
         now = self.tick()
         if self._observed:
             for lane in lanes.tolist():
@@ -201,7 +202,7 @@ class HappensBefore:
             )
 
     def released(self, lane: int, semantics: Semantics) -> tuple[VectorClock, VectorClock]:
-        """Clocks that a write of the lane leaves: for everyone, and for its block."""
+        """Returns the clocks that a write of the lane leaves: for all blocks, and for its block."""
         if semantics.release:
             clock = self.clock(lane)
             return (clock if semantics.wide else NOTHING), clock
@@ -210,7 +211,7 @@ class HappensBefore:
     def observe(
         self, lane: int, wide: VectorClock, narrow: VectorClock, semantics: Semantics
     ) -> None:
-        """The lane reads where these were left, for everyone and for its block."""
+        """Reads a word with these clocks, left for all blocks and for its block."""
         both = wide.join(narrow) if semantics.wide else narrow
         if semantics.acquire:
             self.acquire(lane, both)
@@ -222,7 +223,7 @@ class HappensBefore:
     def synchronize(
         self, at: Located, strong: Strong, releases: Releases, turns: np.ndarray
     ) -> None:
-        """Releases and acquires of strong accesses, one lane after the other as `turns` has it."""
+        """Applies releases and acquires of strong accesses, one lane at a time in `turns` order."""
         semantics, known = strong.semantics, releases.known
         if not (semantics.acquire or semantics.release or known or self._fences):
             return
@@ -236,11 +237,11 @@ class HappensBefore:
             if strong.writes:
                 wide, narrow = self.released(lane, semantics)
                 if not strong.reads:
-                    known.pop(key, None)  # of what was there before nothing is left
+                    known.pop(key, None)  # the previous releases of the word are lost
                 if narrow is not NOTHING:
                     known.setdefault(key, Released()).leave(block, wide, narrow)
 
-    # --- what the race checks ask ---
+    # --- queries of the race checks ---
 
     def known_times(
         self,
@@ -248,9 +249,10 @@ class HappensBefore:
         records: np.ndarray,
         component: Callable[[int], Hashable] = lambda key: key,
     ) -> np.ndarray:
-        """Times up to which each record's lane happens before what `lanes` do, both (n,).
+        """Returns times before which each record's lane happens before `lanes`, both (n,).
 
-        By their vector clocks alone; `component`: which one to ask, by that of the record.
+        Only the vector clocks of `lanes` count. `component` maps a record's component to the one to
+        look up.
         """
         known = np.zeros(lanes.size, np.uint64)
         if self.acquired is None:

@@ -1,4 +1,4 @@
-"""Releases: the vector clocks that they left in memory, for the acquires that read there."""
+"""Releases: the vector clocks left in memory for later acquires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .vector_clock import NOTHING, VectorClock
 
 @dataclass
 class Released:
-    """Clocks left at one word: for everyone, and for the threads of one block of the grid."""
+    """Clocks left at one word: for all blocks, and for the threads of one block of the grid."""
 
     wide: VectorClock = NOTHING
     of_block: dict[int, VectorClock] = field(default_factory=dict)
@@ -22,12 +22,12 @@ class Released:
 
 @dataclass
 class Releases:
-    """Released words of one memory, by origin (a buffer's address), item and width of an item."""
+    """Released words of one memory, by origin (a buffer's address), item and item width."""
 
     known: dict[tuple[int, int, int], Released] = field(default_factory=dict)
 
     def overwrite(self, at: Located) -> None:
-        """Forgets what weak stores overwrite: whoever reads these learns of nothing before them."""
+        """Removes releases that weak stores overwrite; later reads acquire nothing from them."""
         index, width = at.items, at.width
         for origin, item, size in list(self.known):
             if origin != at.origin:

@@ -1,11 +1,11 @@
-"""Shadow memory: the epochs of the last accesses to every byte of a stretch of memory.
+"""Shadow memory: the epochs of the last accesses to every byte of a memory range.
 
-Per granule (the narrowest access so far) there is a record of the last access of each kind: the
-time, a lane, and whether several lanes made it. Lanes run in lockstep here, but not on a GPU: of
-two lanes' accesses one happens before the other only if a barrier that both passed lies between,
-bar.sync for lanes of one block, bar.warp.sync for lanes of one warp (a shuffle orders no memory,
-PTX ISA 9.7.9.6), or a release of one that the other acquires. Where the lanes of one warp store to
-one place at one instruction, one of them wins, which PTX leaves open but allows.
+Each granule (as wide as the narrowest access so far) has one record of the last access per kind:
+the time, a lane, and whether several lanes made it. Lanes run in lockstep here, but not on a GPU.
+One of two lanes' accesses happens before the other only through a barrier that both passed
+(bar.sync in a block, bar.warp.sync in a warp), or through a release of one that the other acquires.
+A shuffle orders no memory (PTX ISA 9.7.9.6). If lanes of one warp store to one place in one
+instruction, one of them wins; PTX allows this but leaves open which.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .strong import Strong
 
 #: (records at the frame's items) -> scope at which each is concurrent with the frame's lane
 Measure = Callable[[HappensBefore, Frame, np.ndarray], np.ndarray | None]
-#: (kind of another access, its records, what the access does with it, in words)
+#: (kind of another access, its records, text of what the access does with it)
 Also = Callable[[Kind, np.ndarray, str], None]
 
 
 class Shadow:
-    """Records of one shared memory (of all blocks of a batch, apart) or of one global buffer.
+    """Records of the shared memories of a batch, kept apart by block, or of one global buffer.
 
     Args:
-      error: what a race raises.
-      between_blocks: whether several blocks reach the same bytes (global memory).
-      must_be_written: reading what nobody wrote is an error.
-      synchronizes: whether the program orders accesses otherwise than by barriers.
+      error: type that a race raises.
+      between_blocks: whether several blocks access the same bytes (global memory).
+      must_be_written: raises if unwritten bytes are read.
+      synchronizes: whether the program orders accesses by other means than barriers.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class Shadow:
         strong: Strong | None = None,
         turns: np.ndarray | None = None,
     ) -> None:
-        """Records it; raises if it races. Strong ones are served in the order of `turns`."""
+        """Records an access; raises if it races.
+
+        Strong accesses are served in the order of `turns`.
+        """
         index, width = at.items, at.width
         self._refine(width)
         needs_bytes = self.must_be_written and kind != "write" and (strong is None or strong.reads)
@@ -99,7 +102,7 @@ class Shadow:
             self._check(happens_before, at, kind, self._at(kind, index, width), what, BLOCKS)
 
     def check(self, happens_before: HappensBefore, kind: Kind, at: Located, also: Also) -> None:
-        """Checks an access without recording it; `also` sees the records that it meets."""
+        """Checks an access without recording it; `also` is called with the records it meets."""
         self._refine(at.width)
         if kind != "write":
             self._check_written(at)
@@ -117,7 +120,7 @@ class Shadow:
         counters: np.ndarray,
         writer: AsyncWriter,
     ) -> None:
-        """Records bytes that an asynchronous copy brings; `counters`: of what counts them."""
+        """Records bytes of an asynchronous copy. `counters`: numbers of their mbarriers."""
         self._writer = writer
         stamps = happens_before.stamps()[:1] & ~LANE_BITS | ASYNC | counters.astype(np.uint64)
         self._overwrite(index, width, stamps[:, None])
@@ -137,14 +140,14 @@ class Shadow:
     # --- records ---
 
     def _refine(self, width: int) -> None:
-        """Splits the records where an access is narrower than all before it."""
+        """Splits the granules if an access is narrower than all before it."""
         if width >= self.granule:
             return
         ratio, self.granule = self.granule // width, width
         for kind, old in self._records.items():
             if old.size:
                 new = np.zeros(self.nbytes // width, np.uint64)
-                # of a large buffer few: what is untouched takes no memory
+                # few records of a large buffer are set; untouched pages take no memory
                 known = np.flatnonzero(old)
                 new[known[:, None] * ratio + np.arange(ratio)] = old[known, None]
                 self._records[kind] = new
@@ -153,7 +156,7 @@ class Shadow:
 
     def _allocated(self, kind: Kind) -> np.ndarray:
         if not self._records[kind].size:
-            # lazy: untouched pages
+            # lazily allocated: untouched pages take no memory
             self._records[kind] = np.zeros(self.nbytes // self.granule, np.uint64)
         return self._records[kind]
 
@@ -162,17 +165,20 @@ class Shadow:
         return records[: records.size // per_item * per_item].reshape(-1, per_item)
 
     def _at(self, kind: Kind, index: np.ndarray, width: int) -> np.ndarray:
-        """Records of each item's granules, shape (lanes, granules); empty if there are none yet."""
+        """Returns the records of each item's granules, shape (lanes, granules).
+
+        The result is empty if there are none yet.
+        """
         records = self._records[kind]
         return self._view(records, width).take(index, axis=0) if records.size else records
 
     def _granules(self, index: np.ndarray, width: int) -> np.ndarray:
-        """Numbers of each item's granules, shape (lanes, granules)."""
+        """Returns the numbers of each item's granules, shape (lanes, granules)."""
         per_item = width // self.granule
         return index[:, None] * per_item + np.arange(per_item)
 
     def _overwrite(self, index: np.ndarray, width: int, stamps: np.ndarray) -> None:
-        """Records writes, before which all accesses so far happened."""
+        """Records writes that come after all accesses so far."""
         self._view(self._allocated("write"), width)[index] = stamps
         if self._log is None:
             return
@@ -185,7 +191,7 @@ class Shadow:
             self._log.forget(self._granules(index, width))
 
     def _merge(self, happens_before: HappensBefore, kind: Kind, at: Located) -> None:
-        """Adds accesses that may overlap; a record then says at which scope they are concurrent."""
+        """Adds accesses that may overlap; the record then holds the scope of their concurrency."""
         index, width = at.items, at.width
         records = self._allocated(kind)
         view, stamps = self._view(records, width), _stamps(happens_before, at.frame)
@@ -200,7 +206,7 @@ class Shadow:
         )
         view[index] = joined
         after = view.take(index, axis=0)
-        if not (after == joined).all():  # several lanes at one place at this very instruction
+        if not (after == joined).all():  # several lanes at one place in this instruction
             scope = self._concurrency(happens_before, at.frame, after)
             assert scope is not None
             widest_last = np.argsort(scope, axis=None, kind="stable")
@@ -213,7 +219,7 @@ class Shadow:
     def _remember(
         self, kind: Kind, index: np.ndarray, width: int, before: np.ndarray, now: np.ndarray
     ) -> None:
-        """Notes the single accesses of records that have become those of several lanes."""
+        """Logs the single accesses of records that several lanes now share."""
         assert self._log is not None
         shared = scope_of(self._at(kind, index, width)) != 0
         granules = self._granules(index, width)
@@ -237,7 +243,7 @@ class Shadow:
         apart: np.ndarray,
         measure: Measure,
     ) -> np.ndarray:
-        """Scopes as `apart`, by the single accesses where a record is of several lanes."""
+        """Recomputes the scopes `apart` from single accesses if a record has several lanes."""
         if self._log is None:
             return apart
         rows, columns = np.nonzero((apart != 0) & (scope_of(records) != 0))
@@ -259,7 +265,7 @@ class Shadow:
         what: str,
         least: int,
     ) -> None:
-        """Raises if a record's access is concurrent with this one, at this scope or a wider one."""
+        """Raises if a record's access is concurrent with this one at this scope or a wider one."""
         apart = self._concurrency(happens_before, at.frame, records)
         if apart is None or int(apart.max()) < least:
             return

@@ -1,7 +1,8 @@
-"""Strong operations: accesses that may meet others without a race, and how they are ordered.
+"""Strong operations: accesses that may be concurrent without a race, and their ordering.
 
-A release is an access with that word, or a fence before one; an acquire likewise, or a fence after
-one (PTX ISA 9.1, 8.9). Both must have a scope that includes the other's thread.
+A release is an access with `.release`, or a fence before an access. An acquire is an access with
+`.acquire`, or a fence after one (PTX ISA 9.1, 8.9). The scope of each must include the other's
+thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class Semantics:
 
 
 def semantics_of(opcode: str) -> Semantics:
-    """`.cluster` is taken to be as narrow as `.cta`: blocks of a cluster meet at its barrier."""
+    """Parses the semantics of an opcode. `.cluster` counts as `.cta`.
+
+    Blocks of a cluster synchronize only at the cluster's barrier.
+    """
     parts = opcode.split(".")
     return Semantics(
         acquire="acquire" in parts or "acq_rel" in parts,
@@ -31,8 +35,8 @@ def semantics_of(opcode: str) -> Semantics:
     )
 
 
-#: (items of a memory, item of each lane, its position in the frame, turns) -> what each lane found
-#: there before; turns: positions among these lanes in the order in which they are served
+#: (items of a memory, item of each lane, its position in the frame, turns) -> each lane's previous
+#: item. turns: positions among these lanes, in the order in which they are served.
 Change = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -41,7 +45,7 @@ class Strong:
     """An atomic update, or a load or store with memory semantics.
 
     Attributes:
-      returns: whether the thread learns what it found.
+      returns: whether the thread receives the previous value.
     """
 
     change: Change

@@ -1,4 +1,4 @@
-"""Time of a launch: it counts barriers, releases and batches of blocks."""
+"""Time of a launch; barriers, releases and batches of blocks advance it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import numpy as np
 
 
 class Timeline:
-    """Times of a launch, and which blocks ran when."""
+    """Times of a launch, and which blocks ran at which time."""
 
     def __init__(self) -> None:
         self.now = 0
         self._batches: list[tuple[int, np.ndarray, int]] = []  # start, blocks, lanes per block
 
     def tick(self) -> int:
-        """A new time, later than all accesses so far."""
+        """Advances time; returns a time later than all accesses so far."""
         self.now += 1
         return self.now
 
     def begin(self, blocks: np.ndarray, padded: int) -> int:
-        """The time at which a batch of these blocks starts, each of `padded` lanes."""
+        """Starts a batch of these blocks, each of `padded` lanes; returns its start time."""
         self._batches.append((self.tick(), blocks, padded))
         return self.now
 
     def blocks_of(self, times: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Numbers of the blocks that had these lanes at these times, shape (n,)."""
+        """Returns the numbers of the blocks that had these lanes at these times, shape (n,)."""
         numbers = np.zeros(times.size, np.int64)
         ran = np.searchsorted([start for start, _, _ in self._batches], times, "right") - 1
         for batch in np.unique(ran):

@@ -1,7 +1,7 @@
-"""Vector clocks: per thread, the time up to which its accesses happen before a point of a program.
+"""Vector clocks: per thread, the time up to which its accesses happen before a point.
 
-PTX calls the relation causality order (PTX ISA 9.1, 8.9): program order, barriers, and a release
-that an acquire observes, each after the other.
+PTX calls the relation causality order (PTX ISA 9.1, 8.9): program order, barriers, and releases
+that an acquire observes, in sequence.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import reduce
 
 import numpy as np
 
-#: Component -> times, as stamps of the shadow memory, before which its accesses happened. A block
-#: of the grid has its number as key and a time per thread, shape (threads, padded to whole warps).
-#: An asynchronous copy has ~number of what counts its bytes, and one time, shape (1,). Neither the
-#: dictionary nor its arrays are changed once they are made: many hold them.
+#: Component -> times (stamps of the shadow memory) before which its accesses happened. The key of a
+#: block of the grid is its number, with a time per thread, shape (threads, padded to full warps).
+#: The key of an asynchronous copy is ~number of its mbarrier, with one time, shape (1,). The
+#: dictionary and its arrays are shared, so they are never modified.
 Components = dict[Hashable, np.ndarray]
 
 
@@ -24,7 +24,7 @@ class VectorClock:
     components: Components
 
     def join(self, other: VectorClock) -> VectorClock:
-        """All that one or the other knows; `self` where that is nothing new."""
+        """Joins two clocks; returns `self` if the other adds nothing."""
         mine, theirs = self.components, other.components
         if mine is theirs or not theirs:
             return self

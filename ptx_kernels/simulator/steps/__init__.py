@@ -1,1 +1,1 @@
-"""Instructions as steps: what each does to the lanes that execute it."""
+"""Instructions as steps: the effect of each on the lanes that execute it."""

@@ -1,4 +1,4 @@
-"""ld.param and cvta: what asks for a parameter or for the address of a variable."""
+"""ld.param and cvta: reads parameters and converts addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .step import Step
 
 @compiles("ld.param")
 def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step:
-    """A parameter of the entry: its bytes as the launch gave them."""
+    """Compiles the load of an entry parameter, whose bytes come from the launch."""
     operands.count(instruction, 2)
     destination, address = instruction.operands
     spelling = instruction.opcode.rsplit(".", 1)[1]
@@ -49,7 +49,7 @@ def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step
 
 @compiles("cvta")
 def compile_address_conversion(operands: Operands, instruction: Instruction) -> Step:
-    """Conversion between generic addresses and those of a memory."""
+    """Compiles a conversion between generic addresses and those of a memory."""
     parts = instruction.opcode.split(".")
     to, space = "to" in parts, parts[-2]
     if (

@@ -1,8 +1,8 @@
-"""`cp.async`: copies from global to shared memory that go on until their thread waits for them.
+"""`cp.async`: copies from global to shared memory that run until their thread waits for them.
 
-The bytes arrive as late as they may: at the wait of the thread that issued the copy. Until then
-whoever reads or writes them is in error. Arriving counts as that thread's store at its wait, so
-that other threads need a barrier after it, as they would after any store. PTX ISA 9.1, 9.7.9.25.3.
+The bytes arrive as late as they may: at the wait of the thread that issued the copy. Accessing them
+earlier is an error. The arrival counts as a store of that thread at its wait, so other threads need
+a barrier after it, as after any store. PTX ISA 9.1, 9.7.9.25.3.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .meaning import means
 
 @dataclass
 class Copy:
-    """One instruction's copies that lanes have not waited for yet; arrays have an entry per lane.
+    """Copies of one instruction that have not been waited for. Arrays have one entry per lane.
 
     Attributes:
-      groups: number of the lane's group that the copy belongs to.
+      groups: number of the lane's group that contains the copy.
       targets: items of the batch's shared memory.
-      items: what arrives.
+      items: the bytes that arrive.
     """
 
     instruction: Instruction
@@ -45,22 +45,22 @@ class Copy:
 
 
 class Groups:
-    """The groups that each lane's copies form: numbered from 1, the last one still open."""
+    """Groups of each lane's copies, numbered from 1; the last one is open."""
 
     def __init__(self, lanes: int) -> None:
         self._committed = np.zeros(lanes, np.int64)
 
     def open(self, lanes: np.ndarray) -> np.ndarray:
-        """Number of each lane's open group."""
+        """Returns the number of each lane's open group."""
         return self._committed[lanes] + 1
 
     def commit(self, frame: Frame) -> None:
         self._committed[frame.all_lanes] += 1
 
     def awaited(self, frame: Frame, pending: int) -> np.ndarray:
-        """Number of the last group that each of the frame's lanes waits for, 0 or less for none.
+        """Returns the last group that each of the frame's lanes waits for; 0 or less if none.
 
-        That is all of its groups except for the `pending` youngest; other lanes wait for none.
+        A lane waits for all of its groups except the `pending` youngest. Other lanes wait for none.
         """
         last = np.zeros_like(self._committed)
         last[frame.all_lanes] = self._committed[frame.all_lanes] - pending
@@ -68,12 +68,12 @@ class Groups:
 
 
 def issuers(frame: Frame, lanes: np.ndarray) -> Frame:
-    """The lanes that issued copies, all of the frame; one may come several times."""
+    """Returns the lanes that issued copies, all in the frame; a lane may occur several times."""
     return frame.subset(np.searchsorted(frame.all_lanes, lanes))
 
 
 class AsyncCopies:
-    """The copies of a batch's lanes, in groups."""
+    """Copies of a batch's lanes, in groups."""
 
     def __init__(self, batch: Batch) -> None:
         self.shared = batch.shared
@@ -84,10 +84,10 @@ class AsyncCopies:
     def issue(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray
     ) -> None:
-        """Starts one copy per lane of the frame, which is of the lane's open group.
+        """Starts one copy per lane of the frame and adds it to the lane's open group.
 
-        The bytes may change from now on, so this is a store already; the other one is when they
-        arrive.
+        The bytes may change from now on, so this already counts as a store. The arrival is a second
+        store.
         """
         access = Access(frame, instruction, addresses, 0, items.dtype.itemsize)
         at = self.shared.locate(access)
@@ -98,7 +98,7 @@ class AsyncCopies:
         self.copies.append(copy)
 
     def wait(self, frame: Frame, pending: int) -> None:
-        """Lets all groups of the frame's lanes arrive except for the `pending` youngest."""
+        """Delivers all groups of the frame's lanes except the `pending` youngest."""
         awaited, left = self.groups.awaited(frame, pending), []
         for copy in self.copies:
             done = copy.groups <= awaited[copy.lanes]
@@ -112,11 +112,11 @@ class AsyncCopies:
         width = copy.items.dtype.itemsize
         at = self.shared.at(issuers(frame, copy.lanes), copy.instruction, copy.targets, width)
         self.in_flight.end(at.items, width)
-        self.shared.write(at, copy.items, counted=False)  # it was when it started
+        self.shared.write(at, copy.items, counted=False)  # counted when the copy started
 
 
 def shared_in_flight(batch: Batch) -> InFlight:
-    """The copies in flight into a batch's shared memory: state of the batch."""
+    """Returns the batch's state of copies in flight into shared memory."""
     return InFlight(batch.shared)
 
 
@@ -138,7 +138,7 @@ def wait_all(call: Call) -> None:
 
 @means("cp.async")
 def copy(call: Call, target: Place, source: Place, width: int, size: np.ndarray | None) -> None:
-    """`size`: bytes to read, the rest becomes zeros."""
+    """Starts copies of `width` bytes. `size`: bytes to read; the rest becomes zeros."""
     access = call.access_each(source, width)
     targets = call.every(target.addresses.astype(np.int64) + target.offset)
     if size is None:
@@ -150,7 +150,7 @@ def copy(call: Call, target: Place, source: Place, width: int, size: np.ndarray 
 
 
 def _load_part(memory: GlobalMemory, access: Access, sizes: np.ndarray) -> np.ndarray:
-    """Items: sizes[i] bytes at each address, then zeros; of 0 bytes nothing is read."""
+    """Loads sizes[i] bytes at each address and pads them with zeros; reads nothing for size 0."""
     width = access.width
     if (sizes > width).any():
         position = int(np.argmax(sizes > width))

@@ -1,7 +1,7 @@
-"""Atomic operations: read, change and write in one step. PTX ISA 9.1, 9.7.13.
+"""Atomic operations: read, modify and write in one step. PTX ISA 9.1, 9.7.13.
 
-Lanes that meet at one place are served one after the other, the lowest lane first; a GPU may take
-any order, and so does a perturbed run.
+Lanes that address one place are served in sequence, the lowest lane first. A GPU may use any order,
+and so does a perturbed run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
     return np.where((old == 0) | (old > limit), limit, old - np.uint32(1))
 
 
-#: Operations whose order does not matter to integers: those of `redux.sync`, and of atomics too.
+#: Operations of `redux.sync`, also used by atomics. Their order does not matter for integers.
 REDUCTIONS: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
@@ -46,7 +46,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def add_in_global(old: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """add.f32 in global memory flushes subnormals, in shared memory it keeps them."""
+    """Adds as atom.add.f32 in global memory, which flushes subnormals; shared memory keeps them."""
     return flush(flush(old) + flush(x))
 
 
@@ -57,17 +57,17 @@ def serve(
     values: list[np.ndarray],
     turns: np.ndarray,
 ) -> np.ndarray:
-    """view[index[i]] = operation(view[index[i]], values[0][i], ...) one lane after the other.
+    """view[index[i]] = operation(view[index[i]], values[0][i], ...), one lane at a time.
 
-    Returns what each lane found.
+    Returns the previous value for each lane.
     """
-    # those of one place stand together, in their order
+    # lanes of one place become adjacent, in their order
     lanes = turns[np.argsort(index[turns], kind="stable")]
     first = np.flatnonzero(np.diff(index[lanes], prepend=-1))
     turn = np.arange(index.size) - np.repeat(first, np.diff(first, append=index.size))
     lanes = lanes[np.argsort(turn, kind="stable")]
     found = np.empty(index.size, view.dtype)
-    for group in np.split(lanes, np.cumsum(np.bincount(turn))[:-1]):  # no two of a group meet
+    for group in np.split(lanes, np.cumsum(np.bincount(turn))[:-1]):  # all at different places
         at = index[group]
         found[group] = view[at]
         view[at] = operation(found[group], *(value[group] for value in values))

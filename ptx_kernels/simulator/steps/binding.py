@@ -1,4 +1,4 @@
-"""Binding: an instruction's operands as its row wants them, and what it reads and writes."""
+"""Binding of an instruction's operands as its row declares them, with its reads and writes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     """One execution of an instruction by the lanes of a frame.
 
     Attributes:
-      words: of the opcode.
+      words: words of the opcode.
       pair: whether the destination is `d|p`.
     """
 
@@ -51,20 +51,20 @@ class Call(NamedTuple):
     pair: bool
 
     def every(self, values: np.ndarray) -> np.ndarray:
-        """The values for each lane, shape (lanes of the frame,)."""
+        """Broadcasts the values to one per lane, shape (lanes of the frame,)."""
         return values if values.size == self.frame.count else _spread(values, self.frame.count)
 
     def access(self, place: Place, width: int) -> Access:
-        """An access of `width` bytes there."""
+        """Returns an access of `width` bytes at the place."""
         return Access(self.frame, self.instruction, place.addresses, place.offset, width)
 
     def access_each(self, place: Place, width: int) -> Access:
-        """An access of `width` bytes there, with an address for every lane."""
+        """Returns an access of `width` bytes at the place, with one address per lane."""
         addresses = self.every(place.addresses)
         return Access(self.frame, self.instruction, addresses, place.offset, width)
 
     def fault(self, error: type[SimulationError], position: int, what: str) -> SimulationError:
-        """An error at the lane with this position in the frame."""
+        """Returns an error for the lane at this position in the frame."""
         return self.frame.fault(error, self.instruction, position, what)
 
 
@@ -76,9 +76,10 @@ class Binding:
     """Operands of one instruction.
 
     Attributes:
-      targets: slot of each destination that is there, and the conversion of its result.
-      readers: of the sources: arrays of the operand's type, lists of them, a Place, an int, None.
-      reads: slots of registers that are read.
+      targets: slot of each destination that is present, and the conversion of its result.
+      readers: functions that read the sources: an array of the operand's type, a list of them, a
+        Place, an int or None.
+      reads: slots of the registers that are read.
       pair: whether the destination is `d|p`.
     """
 
@@ -101,7 +102,7 @@ class Binding:
         return tuple(slot for slot, _ in self.targets)
 
     def values(self, frame: Frame) -> list[Any]:
-        """The sources, for the frame's lanes."""
+        """Returns the sources for the frame's lanes."""
         return [read(frame) for read in self.readers]
 
     def call(self, batch: Batch, frame: Frame) -> Call:
@@ -181,7 +182,7 @@ class Binding:
         return self._read(slot, lambda addresses: Place(addresses, offset))
 
     def _read(self, slot: int, convert: Callable[[np.ndarray], Any] | None) -> Read:
-        """Reads a slot of the register file."""
+        """Returns a function that reads a slot of the register file."""
         self.reads += self._operands.register_read(slot)
         instruction = self.instruction
 
@@ -211,9 +212,9 @@ class Binding:
 
 
 def _nothing(frame: Frame) -> None:
-    """An operand that is left out."""
+    """Reads an omitted operand."""
 
 
 def _type(spelling: str) -> tuple[Type, bool]:
-    """The type of an operand, and whether registers of any class of its size will do."""
+    """Returns the type of an operand, and whether any register class of its size fits."""
     return NAMED_TYPES[spelling], is_untyped(spelling)

@@ -1,4 +1,4 @@
-"""`mapa`: places in the shared memory of other blocks of the cluster. PTX ISA 9.1, 9.7.9.23."""
+"""`mapa`: addresses in the shared memory of other blocks of the cluster. PTX ISA 9.1, 9.7.9.23."""
 
 from __future__ import annotations
 

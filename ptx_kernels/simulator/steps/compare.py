@@ -1,4 +1,4 @@
-"""setp in longer forms: combined with a predicate, or with the complement as second result."""
+"""Long forms of setp: combined with a predicate, or with the complement as a second result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def compile_setp(operands: Operands, instruction: Instruction) -> Step:
         reads = (*reads, *operands.register_read(other))
 
     def run(batch: Batch, frame: Frame) -> None:
-        # before it is overwritten
+        # read before it is overwritten
         condition = frame.fetch(other, instruction) if combine else _TRUE
         comparison.run(batch, frame)
         holds = frame.fetch(slot, instruction)

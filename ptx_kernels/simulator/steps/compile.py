@@ -1,4 +1,4 @@
-"""Compiler: a parsed program -> basic blocks of steps, one per instruction."""
+"""Compiler from a parsed program to basic blocks of steps, one step per instruction."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _CLUSTER_WAITS = tuple(
 )
 _BARRIERS = (*_BLOCK_BARRIERS, *_CLUSTER_WAITS)
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
-#: Number of the one barrier that a cluster has.
+#: Number of a cluster's only barrier.
 CLUSTER = -1
 
-Barrier = tuple[int, int | None]  # number, thread count (None: of the whole block or cluster)
+Barrier = tuple[int, int | None]  # number, thread count (None: the full block or cluster)
 
 
 @compiles("trap")
@@ -61,13 +61,13 @@ def compile_trap(operands: Operands, instruction: Instruction) -> Step:
 
 @dataclass
 class Block:
-    """Instructions that run without a branch, then how the block ends.
+    """Straight-line instructions, and how the block ends.
 
     Attributes:
-      steps: (closure, registers that nobody reads afterwards).
-      end: `next`, `branch`, `exit` or `barrier`; guard is the predicate's slot and whether it is
-        negated.
-      wait: what lanes have to wait for before they run the block, if anything.
+      steps: (closure, registers that are dead afterwards).
+      end: `next`, `branch`, `exit` or `barrier`.
+      guard: the predicate's slot, and whether it is negated.
+      wait: condition that lanes wait for before they run the block, if any.
       live_in: registers that may be read from the block's start on.
     """
 
@@ -86,7 +86,11 @@ class Block:
 
 @dataclass
 class Compiled:
-    """A program's blocks; `synchronizes`: threads may be ordered otherwise than by barriers."""
+    """Basic blocks of a program.
+
+    Attributes:
+      synchronizes: whether threads may be ordered by other means than barriers.
+    """
 
     program: Program
     file: RegisterFile
@@ -131,14 +135,14 @@ class _Compiler:
         )
 
     def _leaders(self, steps: list[Step | None]) -> set[int]:
-        """Instructions with which blocks begin."""
+        """Returns the instructions that begin a basic block."""
         leaders = {0, *self.program.labels.values()}
         for i, instruction in enumerate(self.program.instructions):
             step = steps[i]
             if instruction.opcode in _CONTROL:
                 leaders.add(i + 1)
             if instruction.opcode in _BARRIERS or (step is not None and step.wait is not None):
-                leaders.add(i)  # lanes that come separately join first
+                leaders.add(i)  # lanes that arrive separately merge before it
         return {i for i in leaders if i < len(steps)}
 
     def _block(
@@ -196,7 +200,10 @@ class _Compiler:
             )
 
     def _check_cluster_barriers(self) -> None:
-        """Arrival and wait stand together: what a thread does between them has no order here."""
+        """Checks that arrival and wait are adjacent.
+
+        Accesses between them would have no order here.
+        """
         before: Instruction | None = None
         labelled = set(self.program.labels.values())
         for position, instruction in enumerate(self.program.instructions):
@@ -225,7 +232,7 @@ class _Compiler:
         return step if guard is None else _guarded(step, *guard, instruction)
 
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:
-        """Backward data flow over the blocks: fills live_in, writes and steps' dead registers."""
+        """Computes liveness backward over the blocks: fills live_in, writes and dead registers."""
         use, kill, after = [], [], []
         for number, (block, steps) in enumerate(compiled):
             used: set[int] = set() if block.guard is None else {block.guard[0]}
@@ -265,7 +272,7 @@ class _Compiler:
 
 
 def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instruction) -> Step:
-    """The step for the lanes whose predicate holds; the others keep their registers."""
+    """Restricts a step to lanes whose predicate holds; the other lanes keep their registers."""
     slot, run, writes = predicate.index, step.run, step.writes
 
     def guarded(batch: Batch, frame: Frame) -> None:
@@ -292,7 +299,7 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
 
 @lru_cache(maxsize=128)
 def compile_text(text: str) -> Compiled:
-    """Parses and compiles a module of one entry.
+    """Parses and compiles a module with one entry.
 
     Raises ParseError, UnknownInstruction or TypeMismatch.
     """
@@ -300,9 +307,9 @@ def compile_text(text: str) -> Compiled:
 
 
 def compile_perturbed(text: str, generator: np.random.Generator) -> Compiled:
-    """Compiles as `compile_text` does, but contracts multiplications and additions at random.
+    """Compiles like `compile_text`, but contracts multiplications and additions at random.
 
-    Those that state a rounding stay as they are.
+    Operations that state a rounding are unchanged.
     """
     program = parse(text)
     changed = contracted(program, generator)

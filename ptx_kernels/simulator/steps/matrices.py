@@ -1,10 +1,10 @@
-"""Matrix instructions of a whole warp: `mma.sync`, and `ldmatrix`, which loads its fragments.
+"""Matrix instructions of a full warp: `mma.sync`, and `ldmatrix`, which loads its fragments.
 
 `mma.sync` runs on tensor cores. Layouts follow PTX ISA 9.1, 9.7.14.5 (mma) and 9.7.14.5.15
-(ldmatrix). With g = lane / 4 and t = lane % 4, each 32-bit register of a fragment of A (or B) holds
-neighbouring values along k of row (or column) g, t counting registers: register i of A has rows g +
-8 * (i % 2) and the low or high 8 or 16 bytes of k, register i of B the low or high ones of k.
-Result i lies in row g + 8 * (i // 2), column 2t + i % 2.
+(ldmatrix). Let g = lane / 4 and t = lane % 4. Each 32-bit register of a fragment of A (or B) holds
+adjacent values along k of row (or column) g, with t counting registers. Register i of A has rows g
++ 8 * (i % 2) and the low or high 8 or 16 bytes of k. Register i of B has the low or high bytes of
+k. Result i is at row g + 8 * (i // 2), column 2t + i % 2.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .meaning import means
 
 
 def _numbers(words: np.ndarray, type_: str) -> np.ndarray:
-    """Values in words, u32 (..., n) -> float32 (..., n * values per word), which is exact."""
+    """Unpacks u32 (..., n) to float32 (..., n * values per word), exactly."""
     if type_ == "bf16":
         return bf16_to_f32(words.view(np.uint16))
     return words.view({"s8": np.int8, "u8": np.uint8, "f16": np.float16}[type_]).astype(np.float32)
 
 
 def _fragment(registers: list[np.ndarray], type_: str, rows: int) -> np.ndarray:
-    """Registers u32 (lanes,) of A or B -> float32 (warps, rows, k): B as its transpose."""
-    count = rows // 8  # registers that share a part of k; each (warps, 8, that part)
+    """Assembles u32 (lanes,) registers of A, or of B transposed, to float32 (warps, rows, k)."""
+    count = rows // 8  # registers that share a part of k; each is (warps, 8, that part)
     parts = [_numbers(r.reshape(-1, 8, 4), type_) for r in registers]
     columns = [np.concatenate(parts[i : i + count], axis=1) for i in range(0, len(parts), count)]
     return np.concatenate(columns, axis=2)
@@ -38,10 +38,10 @@ def _multiply(
 ) -> np.ndarray:
     """c + a @ b.T of (warps, 16, k) and (warps, 8, k).
 
-    Integers are exact and wrap at 32 bits. Floats: the exact products' sum in float64, rounded once
-    to float32. The order in which a tensor core adds, and how it rounds in between, is not
-    documented; `rng` picks one of the possibilities: products in random order, each partial sum
-    rounded to float32 towards zero or to nearest.
+    Integers are exact and wrap at 32 bits. For floats, the exact products are summed in float64 and
+    rounded once to float32. The summation order and intermediate rounding of a tensor core are not
+    documented. `rng` picks one possibility: products in random order, each partial sum rounded to
+    float32 toward zero or to nearest.
     """
     if c.dtype == np.int32:
         products = np.matmul(a, b.transpose(0, 2, 1))  # below 2^24: exact in float32
@@ -90,7 +90,7 @@ def mma(
 
 
 def _quarter(i: int) -> tuple[slice, slice, slice]:
-    """Rows and columns of (warps, 16, 8) that are in register i of C and of the result."""
+    """Returns the rows and columns of (warps, 16, 8) in register i of C and of the result."""
     row = 8 * (i // 2)
     return slice(None), slice(row, row + 8), slice(i % 2, None, 2)
 

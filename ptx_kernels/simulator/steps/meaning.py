@@ -1,4 +1,4 @@
-"""Meanings of the instructions that need the machine: from a row of the table to a step."""
+"""Meanings of the instructions that need the machine: turns a row of the table into a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .binding import Binding, Call
 from .operands import Operands
 from .step import Step, Wait
 
-#: (call, *sources) -> the result, or the results of several destinations
+#: (call, *sources) -> the result, or a sequence of results for several destinations
 Meaning = Callable[..., Any]
 
 _MEANINGS: dict[str, tuple[Meaning, bool]] = {}
@@ -24,11 +24,11 @@ _WAITS: dict[str, Callable[[Binding], Wait]] = {}
 
 
 def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meaning]:
-    """Registers the meaning of the rows of these names.
+    """Registers the meaning of the rows with these names.
 
     Args:
-      synchronizes: it may order accesses of threads otherwise than barriers do, also without
-        `.acquire` or `.release`.
+      synchronizes: whether it may order accesses of threads by other means than barriers, even
+        without `.acquire` or `.release`.
     """
 
     def register(meaning: Meaning) -> Meaning:
@@ -42,7 +42,7 @@ def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meanin
 
 
 def waits(*names: str) -> Callable[[Callable[[Binding], Wait]], Callable[[Binding], Wait]]:
-    """Registers what lanes wait for before they execute instructions of these names."""
+    """Registers the condition that lanes wait for before they execute these instructions."""
 
     def register(wait: Callable[[Binding], Wait]) -> Callable[[Binding], Wait]:
         _WAITS.update(dict.fromkeys(names, wait))
@@ -52,12 +52,12 @@ def waits(*names: str) -> Callable[[Callable[[Binding], Wait]], Callable[[Bindin
 
 
 def meaning_names() -> set[str]:
-    """Names of all rows that have a meaning."""
+    """Returns the names of all rows that have a meaning."""
     return set(_MEANINGS)
 
 
 def compile_machine(operands: Operands, instruction: Instruction) -> Step | None:
-    """The step of an instruction that needs the machine; None if it is none."""
+    """Returns the step of an instruction that needs the machine; None for other instructions."""
     spelled = machine_row(instruction.opcode)
     if spelled is None or spelled.row.name not in _MEANINGS:
         return None

@@ -1,7 +1,7 @@
-"""Members of a warp instruction: the lanes that its membermask names.
+"""Members of a warp instruction: the lanes in its membermask.
 
-They must all execute the instruction together, and whoever executes it must be named (threads that
-have exited do not count).
+All members must execute the instruction together, and all executing lanes must be members. Threads
+that have exited do not count.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ ALL = 0xFFFFFFFF
 
 
 def lane_bits(frame: Frame, lanes: np.ndarray) -> np.ndarray:
-    """Lane mask of each warp of the batch, shape (warps,), u32."""
+    """Returns the lane mask of each warp of the batch, shape (warps,), u32."""
     flags = np.zeros(frame.layout.lanes, np.bool_)
     flags[lanes] = True
     return np.packbits(flags.reshape(-1, WARP), axis=1, bitorder="little").view("<u4").reshape(-1)
 
 
 def are_whole_warps(frame: Frame, members: np.ndarray) -> bool:
-    """True if all lanes of each warp are named and here."""
+    """Returns whether all lanes of each warp are members and execute."""
     return members.size == 1 and int(members[0]) == ALL and frame.whole_warps
 
 
 def check_members(call: Call, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Members and executing lanes, as masks per lane, shape (lanes of the frame,).
+    """Returns members and executing lanes as masks per lane, shape (lanes of the frame,).
 
     Raises ShuffleError if they disagree.
     """
@@ -60,13 +60,13 @@ def check_members(call: Call, members: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _check_agreement(call: Call, members: np.ndarray) -> None:
-    """An error if a lane that another one names has a membermask of its own."""
+    """Raises if a lane and a member of its mask have different membermasks."""
     if (members == members[0]).all():
         return
     lanes = call.frame.all_lanes
     masks = np.zeros(call.frame.layout.lanes, np.uint32)
     masks[lanes] = members
-    # shape (lanes of the frame, lanes of a warp); 0: not here
+    # shape (lanes of the frame, lanes of a warp); 0 for lanes that do not execute
     theirs = masks.reshape(-1, WARP)[lanes // WARP]
     named = members[:, None] >> np.arange(WARP, dtype=np.uint32) & np.uint32(1) == 1
     other = named & (theirs != 0) & (theirs != members[:, None])
@@ -81,6 +81,6 @@ def _check_agreement(call: Call, members: np.ndarray) -> None:
 
 
 def groups(frame: Frame, members: np.ndarray) -> list[np.ndarray]:
-    """Positions in the frame of the lanes of each warp and membermask."""
+    """Returns the frame positions of the lanes of each warp and membermask."""
     keys = (frame.all_lanes // WARP).astype(np.uint64) << np.uint64(32) | members.astype(np.uint64)
     return [np.flatnonzero(keys == key) for key in np.unique(keys)]

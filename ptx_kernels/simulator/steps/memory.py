@@ -1,7 +1,7 @@
 """ld, st, atom, red, membar and fence.
 
-A strong access, relaxed, acquire or release, and an atomic one may meet others without a race.
-`volatile` is none of these here: code that relies on it is of the time when warps ran in lockstep.
+Strong accesses (relaxed, acquire or release) and atomics may be concurrent without a race.
+`volatile` is not strong here: code that relies on it assumes that warps run in lockstep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STRONG = ("relaxed", "acquire", "release")
 
 @dataclass(frozen=True)
 class _Kind:
-    """An opcode that accesses memory: its state space, element type, bytes of a lane, order."""
+    """State space, element type, bytes per lane and ordering of a memory opcode."""
 
     space: str
     dtype: np.dtype
@@ -86,7 +86,7 @@ def store(call: Call, place: Place, value: np.ndarray | list[np.ndarray]) -> Non
 
 @compiles("st")
 def refuse_store(operands: Operands, instruction: Instruction) -> Step:
-    """A store that no row of the table spells."""
+    """Raises for a store that no row of the table spells."""
     parts = instruction.opcode.split(".")
     if "nc" in parts or "const" in parts:
         what = "only loads can be non-coherent or constant"
@@ -95,7 +95,7 @@ def refuse_store(operands: Operands, instruction: Instruction) -> Step:
 
 
 def _joined(columns: list[np.ndarray], width: int) -> np.ndarray:
-    """Neighbours in memory as one item of `width` bytes per lane."""
+    """Combines adjacent values in memory to one item of `width` bytes per lane."""
     element = np.dtype(f"u{width // len(columns)}")
     rows = np.empty((max(c.size for c in columns), len(columns)), element)
     for i, column in enumerate(columns):
@@ -127,7 +127,7 @@ def update(call: Call, place: Place, value: np.ndarray) -> None:
 def _update(
     call: Call, place: Place, values: tuple[np.ndarray, ...], *, returns: bool
 ) -> np.ndarray:
-    """Updates one place per lane; returns the values found there."""
+    """Updates one place per lane; returns the previous values."""
     kind, name = _kind(call.instruction.opcode), call.words["operation"]
     operation, each = OPERATIONS[name], [call.every(value) for value in values]
     if name == "add" and kind.dtype == np.float32 and kind.space != "shared":
@@ -147,7 +147,10 @@ def _update(
 
 @means("membar", "fence", synchronizes=True)
 def fence(call: Call) -> None:
-    """A release and an acquire, with the strong accesses beside it. PTX ISA 9.1, 9.7.13.5."""
+    """Acts as a release and an acquire with the strong accesses around it.
+
+    PTX ISA 9.1, 9.7.13.5 defines it.
+    """
     call.batch.happens_before.fence(
         call.frame.all_lanes, semantics_of(call.instruction.opcode).wide
     )

@@ -88,7 +88,7 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
 def _check_vector(
     operands: Operands, instruction: Instruction, vector: Vector, size: int
 ) -> np.dtype:
-    """The dtype of the vector's elements as bits."""
+    """Returns the dtype of the vector's elements as bits."""
     sizes = {REGISTER_SIZES[r.cls] for r in vector.items if isinstance(r, Register)}
     if (
         len(vector.items) not in (2, 4)

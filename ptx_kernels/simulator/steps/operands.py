@@ -1,4 +1,4 @@
-"""Operands as slots of the register file, checked against the types that an opcode wants."""
+"""Operands as slots of the register file, checked against the types that an opcode requires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..text.program import Address, Immediate, Instruction, Name, Operand, Progr
 
 REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
 
-#: State space -> register classes that may hold its addresses.
+#: State space -> register classes that can hold its addresses.
 ADDRESS_CLASSES = {
     "global": ("b64",),
     "const": ("b64",),
@@ -28,7 +28,7 @@ Convert = Callable[[np.ndarray], np.ndarray]
 
 
 class Operands:
-    """Gives operands their slots: registers first, then constants, one per distinct immediate."""
+    """Assigns slots to operands: registers first, then constants, one per distinct immediate."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -67,7 +67,7 @@ class Operands:
             )
 
     def constant(self, value: np.ndarray) -> int:
-        """The slot of a constant, shape (1,)."""
+        """Returns the slot of a constant, shape (1,)."""
         key = value.dtype.str, value.tobytes()
         if key not in self._known:
             self._known[key] = len(self.program.registers) + len(self.constants)
@@ -75,7 +75,7 @@ class Operands:
         return self._known[key]
 
     def symbol(self, name: str) -> tuple[str, int] | None:
-        """(state space, address in it) of a variable, or None if there is none of this name."""
+        """Returns (state space, address in it) of a variable, or None for an unknown name."""
         program = self.program
         if name in program.symbols:
             return "shared", program.symbols[name]
@@ -86,7 +86,7 @@ class Operands:
         return None
 
     def address(self, instruction: Instruction, address: Operand, space: str) -> tuple[int, int]:
-        """(slot of the base, byte offset) of an address in a state space."""
+        """Returns (slot of the base, byte offset) of an address in a state space."""
         if not isinstance(address, Address):
             raise self.error(TypeMismatch, instruction, "an address in brackets is missing")
         base = address.base
@@ -111,7 +111,7 @@ class Operands:
         return self.constant(np.array([found[1]], np.uint64)), address.offset
 
     def register_read(self, slot: int) -> tuple[int, ...]:
-        """(slot,) if it is a register, else (): constants are always there."""
+        """Returns (slot,) for a register and () for a constant, which is always defined."""
         return (slot,) if slot < len(self.program.registers) else ()
 
     def source(
@@ -123,13 +123,13 @@ class Operands:
         untyped: bool = False,
         wider: bool = False,
     ) -> tuple[int, Convert | None]:
-        """(slot, conversion to the type's dtype, or None if the register holds it already).
+        """Returns (slot, conversion to the type's dtype, or None if the register holds it already).
 
         Args:
-          untyped: registers of another class but the same size will do (`.b32` with an f32
+          untyped: whether registers of another class but the same size fit (`.b32` with an f32
             register).
-          wider: a register wider than the type will do; its low bits count (`ld`, `st` and `cvt`
-            only).
+          wider: whether a register wider than the type fits; its low bits count (`ld`, `st` and
+            `cvt` only).
         """
         if isinstance(operand, Immediate):
             return self.constant(self.immediate(operand, type, instruction, untyped)), None
@@ -173,7 +173,7 @@ class Operands:
         untyped: bool = False,
         wider: bool = False,
     ) -> tuple[int, Convert | None]:
-        """(slot, conversion from the type's dtype to the register's, or None)."""
+        """Returns (slot, conversion from the type's dtype to the register's, or None)."""
         if not isinstance(operand, Register):
             raise self.error(
                 TypeMismatch, instruction, f"the destination must be a register, not {operand}"
@@ -201,7 +201,7 @@ class Operands:
 
 
 def from_type(type: Type, cls: str) -> Convert | None:
-    """Conversion of `type` to its register's dtype; narrower types extend by zero or sign."""
+    """Returns the conversion of `type` to its register's dtype, by zero or sign extension."""
     held = REGISTER_DTYPES[cls]
     if held == type.dtype:
         return None

@@ -1,4 +1,4 @@
-"""Registry: start of an opcode -> what compiles it."""
+"""Registry that maps opcode prefixes to compile functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compiles(*starts: str) -> Callable[[Compile], Compile]:
 
 
 def handler(opcode: str) -> Compile | None:
-    """The function registered for the longest start of the opcode, if any."""
+    """Returns the function registered for the longest prefix of the opcode, if any."""
     words = opcode.split(".")
     for count in range(len(words), 0, -1):
         if (found := _HANDLERS.get(".".join(words[:count]))) is not None:

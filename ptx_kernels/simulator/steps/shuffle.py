@@ -1,4 +1,4 @@
-"""shfl.sync: each lane reads a register of another lane that takes part. PTX ISA 9.1, 9.7.9.6."""
+"""shfl.sync: each lane reads a register of another member lane. PTX ISA 9.1, 9.7.9.6."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LANE = np.arange(WARP, dtype=np.int64)
 
 
 def shuffle_source(mode: str, lane: np.ndarray, b: Any, c: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(source lane, whether it is in range) as the ISA defines them; all int64, broadcasting."""
+    """Returns (source lane, whether it is in range) by the ISA; all int64, broadcasting."""
     step, clamp, segment = b & 31, c & 31, c >> 8 & 31
     highest = (lane & segment) | (clamp & ~segment)
     lowest = lane & segment
@@ -39,7 +39,7 @@ def _uniform_source(mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
 def shuffle(
     call: Call, value: np.ndarray, b: np.ndarray, c: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """(what each lane reads, whether its source is in range)."""
+    """Returns (the value that each lane reads, whether its source is in range)."""
     mode, frame = call.words["mode"], call.frame
     if not are_whole_warps(frame, members):
         return _shuffle_some(call, mode, value, b, c, members)
@@ -57,7 +57,7 @@ def shuffle(
 def _shuffle_some(
     call: Call, mode: str, value: np.ndarray, b: np.ndarray, c: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A shuffle among some lanes of their warps."""
+    """Shuffles among some lanes of their warps."""
     members, here = check_members(call, members)
     lanes, layout = call.frame.all_lanes, call.frame.layout
     source, inside = shuffle_source(mode, lanes % WARP, b.astype(np.int64), c.astype(np.int64))

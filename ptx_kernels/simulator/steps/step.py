@@ -16,26 +16,26 @@ Run = Callable[[Batch, Frame], None]
 
 
 class Wait(Protocol):
-    """A condition that lanes wait for before they execute an instruction.
+    """Condition that lanes wait for before they execute an instruction.
 
     Attributes:
-      can_fail: whether the instruction may run without it, once nobody else can go on.
+      can_fail: whether the instruction may run without it once no other lane can run.
     """
 
     instruction: Instruction
     can_fail: bool
 
     def passes(self, batch: Batch, frame: Frame) -> np.ndarray:
-        """Mask of the lanes that need not wait, shape (lanes of the frame,)."""
+        """Returns the mask of lanes that need not wait, shape (lanes of the frame,)."""
 
     def awaited(self, batch: Batch, frame: Frame) -> list[int]:
-        """Number of what each lane waits for, as `Batch.deliveries` take it."""
+        """Returns the number of what each lane waits for, an argument of `Batch.deliveries`."""
 
     def give_up(self, batch: Batch, lanes: np.ndarray) -> None:
-        """These lanes may go on, and find that the condition does not hold."""
+        """Lets these lanes continue although the condition does not hold."""
 
     def describe(self, batch: Batch, frame: Frame) -> str:
-        """The condition of the frame's first lane, in words."""
+        """Describes the condition of the frame's first lane."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Step:
 
     Attributes:
       reads, writes: slots of registers.
-      kills: it overwrites `writes` in every lane.
-      synchronizes: it may order accesses of threads otherwise than barriers do.
+      kills: whether it overwrites `writes` in every lane.
+      synchronizes: whether it may order accesses of threads by other means than barriers.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""Instructions that compute: their row's NumPy meaning on the registers' bits."""
+"""Compute instructions: applies their row's NumPy meaning to the registers' bits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
         regs[slot] = result if convert is None else convert(result)
 
     def run_two(batch: Batch, frame: Frame) -> None:
-        """The common case without conversions: less Python per instruction."""
+        """Runs the common case without conversions, with less Python per instruction."""
         regs = frame.regs
         a, b = regs[first], regs[second]
         if a is None:

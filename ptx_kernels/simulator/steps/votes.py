@@ -1,4 +1,4 @@
-"""Votes, matches and sums of a warp's lanes; who is active; the warp barrier."""
+"""Votes, matches and reductions over a warp's lanes; the active mask; the warp barrier."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def vote(call: Call, holds: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 @means("redux.sync")
 def redux(call: Call, value: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """One result of all member lanes, to each of them."""
+    """Reduces over all member lanes; each gets the result."""
     value, reduce = call.every(value), REDUCTIONS[call.words["op"]].reduce
     result = np.empty(value.size, value.dtype)
     for positions in groups(call.frame, check_members(call, members)[0]):
@@ -45,10 +45,10 @@ def redux(call: Call, value: np.ndarray, members: np.ndarray) -> np.ndarray:
 def match_lanes(
     call: Call, value: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mask of the matching member lanes, and whether there are any.
+    """Returns the mask of the matching member lanes, and whether there are any.
 
-    match.any: the member lanes with the same value. match.all: all member lanes if they agree, else
-    none.
+    match.any gives the member lanes with the same value. match.all gives all member lanes if they
+    agree, else none.
     """
     value, everyone = call.every(value), call.words["mode"] == "all"
     own = np.uint32(1) << (call.frame.all_lanes % WARP).astype(np.uint32)

@@ -1,1 +1,1 @@
-"""PTX text: the parser, and the program that it makes."""
+"""PTX text: the parser, and the program that it returns."""

@@ -1,4 +1,4 @@
-"""Contraction: a multiplication and an addition that state no rounding as one fma, as ptxas may."""
+"""Contraction: fuses a multiplication and an addition without stated rounding, as ptxas may."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FUSED = {("mul.f32", "add.f32"): "fma.rn.f32", ("mul.ftz.f32", "add.ftz.f32"): 
 
 
 def contracted(program: Program, generator: np.random.Generator) -> Program:
-    """The program with some pairs of mul and add as one fma, each with probability 1/2.
+    """Replaces pairs of mul and add by one fma, each with probability 1/2.
 
-    A pair is a mul without a stated rounding whose only reader is an add without one in the same
-    basic block.
+    A pair is a mul without a stated rounding whose only reader is an add, also without one, in the
+    same basic block.
     """
     code = program.instructions
     if not any(i.opcode in ("mul.f32", "mul.ftz.f32") for i in code):
@@ -73,13 +73,16 @@ def _registers(operand: Operand) -> list[Register]:
 
 
 def _written(instruction: Instruction) -> set[Register]:
-    """Registers of the first operand; of what writes none that is an address or a label."""
+    """Returns the registers that an instruction writes.
+
+    They are those of the first operand, unless it is an address or a label.
+    """
     first = instruction.operands[0] if instruction.operands else None
     return set(_registers(first)) if isinstance(first, Register | Vector | Pair) else set()
 
 
 def _read(instruction: Instruction) -> list[Register]:
-    """All other registers, and those of an address; of a store's or branch's operands all."""
+    """Returns the registers that an instruction reads, also in addresses and the guard."""
     first, *others = instruction.operands or (None,)
     found = [register for operand in others for register in _registers(operand)]
     if isinstance(first, Address):

@@ -1,4 +1,4 @@
-"""Declarations: registers, variables and parameters."""
+"""Declarations of registers, variables and parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .program import Data, EntryParameter, Function, Name, Parameter, Program, R
 from .scopes import Scopes, number
 from .source import parts
 
-#: bits -> register class; f32 and predicates are classes of their own
+#: bits -> register class; f32 and predicates are separate classes
 _CLASSES = (
     {"pred": "pred", "f32": "f32"}
     | {f"{kind}{bits}": f"b{bits}" for kind in "bus" for bits in (16, 32, 64)}
@@ -26,14 +26,18 @@ _PARAM = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([busf]\d+)\s+"
     r"(?:\.ptr\s+(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?([\w$%]+)(?:\[(\d+)\])?"
 )
-#: What a declaration may ask for: a thread's local memory and a module's constants as CUDA has
-#: them; and by choice.
+#: Limits on declarations. Those of local memory per thread and of a module's constants are CUDA's,
+#: the others are ours.
 _MOST_BYTES = {"local": 512 << 10, "const": 64 << 10, "global": 1 << 30}
 _MOST_REGISTERS = 1 << 20
 
 
 class Declarations:
-    """Declarations of one program; `count`: of the current function's `.param` variables."""
+    """Declarations of one program.
+
+    Attributes:
+      count: `.param` variables of the current function so far.
+    """
 
     def __init__(self, scopes: Scopes, program: Program) -> None:
         self.scopes, self.program = scopes, program
@@ -51,7 +55,7 @@ class Declarations:
         return tuple(parameters)
 
     def parameter(self, text: str, position: int) -> Parameter:
-        """A `.param` variable of a function: of its header, or declared around a call."""
+        """Declares a `.param` variable of a function's header or around a call."""
         match = _PARAM.fullmatch(text)
         if not match:
             raise self.fail(position, f"`{text}` is no .param declaration")
@@ -122,7 +126,7 @@ class Declarations:
             program.local_bytes = start + size
 
     def initial(self, text: str | None, type_: str, size: int, position: int) -> np.ndarray:
-        """The bytes of a variable's initializer, zero where it gives none; shape (size,), u8."""
+        """Returns the bytes of a variable's initializer, zero-padded, shape (size,), u8."""
         numbers = [number(part) for part in parts((text or "").strip("{} \n\t"))]
         if None in numbers:
             raise self.fail(position, "an initializer of anything but numbers is not supported")

@@ -1,8 +1,7 @@
-"""Calls -> one flat body: each call of a `.func` becomes a copy with its own registers and labels.
+"""Inliner: turns calls into one flat body; each copy of a `.func` has its own registers and labels.
 
-Variables of `.param` space become registers, one per (variable, offset) that is stored: what a call
-passes is then a move, and reading a parameter that nobody stored is the read of a register that was
-never written.
+Variables of `.param` space become registers, one per stored (variable, offset). Passing an argument
+is then a move. Reading a parameter that was never stored reads an unwritten register.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from .program import (
     Vector,
 )
 
-_MOST_INSTRUCTIONS = 200_000  # copies of copies may grow without bound
+_MOST_INSTRUCTIONS = 200_000  # nested copies may grow without bound
 _RETURNS = ("ret", "ret.uni")
 
 
 def inline(program: Program, functions: dict[str, Function]) -> None:
-    """Fills the program's registers, instructions and labels from its entry and what that calls.
+    """Fills the program's registers, instructions and labels from its entry and all calls.
 
     Raises:
       ParseError: a call of an unknown or recursive function, or through a register; parameters that
@@ -42,7 +41,7 @@ def inline(program: Program, functions: dict[str, Function]) -> None:
 
 @dataclass
 class _Copy:
-    """One copy of a function: its registers', parameters' and labels' names in the program."""
+    """One copy of a function, with its registers, parameters and labels in the program."""
 
     function: Function
     registers: list[Register]
@@ -75,7 +74,7 @@ class _Inliner:
         return self.parameters
 
     def copy(self, function: Function, bound: dict[int, int], stack: tuple[str, ...]) -> None:
-        """Appends the function's body. `bound`: its parameters that are the caller's."""
+        """Appends the function's body. `bound`: parameters that the caller supplies."""
         program, code = self.program, self.program.instructions
         registers = [self.new_register(r.name, r.cls) for r in function.registers]
         copy = _Copy(
@@ -197,7 +196,7 @@ class _Inliner:
         self.copy(function, bound, copy.stack)
 
     def number(self, parameter: Parameter, copy: _Copy) -> int:
-        """The program's number of a function's `.param` variable."""
+        """Returns the program's number of a function's `.param` variable."""
         if parameter.number not in copy.parameters:
             copy.parameters[parameter.number] = self.new_parameter()
         return copy.parameters[parameter.number]
@@ -205,7 +204,7 @@ class _Inliner:
     def parameter_moves(
         self, instruction: Instruction, copy: _Copy
     ) -> list[tuple[str, Operand, Operand]]:
-        """(opcode, destination, source) of what ld.param or st.param becomes."""
+        """Translates ld.param or st.param to moves: (opcode, destination, source)."""
         parts, load = instruction.opcode.split("."), instruction.opcode.startswith("ld")
         if len(instruction.operands) != 2 or parts[1] != "param":
             raise self.fail(instruction, f"{instruction.opcode} cannot reach .param space")
@@ -247,7 +246,7 @@ class _Inliner:
 
 
 def _load_move(destination: Operand, type_: str, size: int) -> str:
-    """The opcode that moves a parameter's bits into a register that may be wider."""
+    """Returns the opcode that moves a parameter's bits into a register that may be wider."""
     held = (
         {"b16": 2, "b32": 4, "f32": 4, "b64": 8}.get(destination.cls, 0)
         if isinstance(destination, Register)

@@ -1,4 +1,4 @@
-"""Parser: PTX text -> functions, variables and instructions. Knows syntax only, no meanings."""
+"""Parser from PTX text to functions, variables and instructions. It knows syntax only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Parser:
         self.source.kernel = entries[0][3]
         header = self.header(self.text[: entries[0].start()])
         self.program = Program(self.source.kernel, *header)
-        self.scopes = Scopes(self.source)  # of the function at hand
+        self.scopes = Scopes(self.source)  # scopes of the current function
         self.declarations = Declarations(self.scopes, self.program)
 
     # --- the module ---
@@ -56,7 +56,10 @@ class _Parser:
         return (int(version[1]), int(version[2])), int(target[1])
 
     def module_statement(self, position: int) -> int:
-        """Parses the header line, function or variable at `position`; the position after it."""
+        """Parses the header line, function or variable at `position`.
+
+        Returns the position after it.
+        """
         if header := _HEADER.match(self.text, position):
             return header.end()
         if function := _FUNCTION.match(self.text, position):
@@ -74,7 +77,7 @@ class _Parser:
     def function(self, match: re.Match[str]) -> int:
         kind, results, name, parameters, directives, opening = match.groups()
         if opening == ";":
-            return match.end()  # a prototype: calls of what never gets a body are refused
+            return match.end()  # a prototype; calls of functions without a body are refused
         function, declared = Function(name), self.declarations
         self.functions[name] = function
         self.scopes.blocks, declared.count = [{}], 0
@@ -111,8 +114,8 @@ class _Parser:
     # --- a body ---
 
     def body(self, start: int, function: Function) -> int:
-        """Parses up to the closing brace; the position after it."""
-        position = start  # where the current statement begins
+        """Parses up to the closing brace; returns the position after it."""
+        position = start  # start of the current statement
         braces = 0  # open vector operands
         label = ""
         for match in _DELIMITER.finditer(self.text, start):
@@ -176,10 +179,10 @@ class _Parser:
 
 @lru_cache(maxsize=128)
 def parse(text: str) -> Program:
-    """Parses a module of one entry, and inlines what it calls.
+    """Parses a module with one entry, and inlines the functions it calls.
 
     Raises:
-      ParseError: with the line and its text.
+      ParseError: names the line and its text.
     """
     program = _Parser(text).parse()
     program.dynamic_start = SHARED_BASE + -(-program.static_shared_bytes // 16) * 16

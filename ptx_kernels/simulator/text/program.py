@@ -1,4 +1,4 @@
-"""Parsed PTX: functions as written, and the one Program that runs, its calls inlined."""
+"""Parsed PTX: functions as written, and the Program to run, with calls inlined."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Name:
-    """A label, a variable of some memory, an entry's parameter, a function, a special register."""
+    """A label, a variable of a memory, an entry parameter, a function or a special register."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A `.param` variable of a function, by its number there: an argument or result of a call."""
+    """A `.param` variable of a function, by its number in it: an argument or result of a call."""
 
     name: str
     number: int
@@ -66,7 +66,7 @@ class Negated:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The parenthesized parameters of a call."""
+    """Parenthesized parameters of a call."""
 
     items: tuple[Parameter, ...]
 
@@ -87,7 +87,7 @@ class Instruction:
 class EntryParameter:
     """A parameter of the entry: a scalar of `type`, or `nbytes` of an aggregate (b8).
 
-    A scalar of u64 is most often a pointer.
+    A scalar of u64 is usually a pointer.
     """
 
     name: str
@@ -97,7 +97,7 @@ class EntryParameter:
 
 @dataclass(frozen=True)
 class Data:
-    """A `.const` or `.global` variable: the bytes it holds when a launch starts."""
+    """A `.const` or `.global` variable with its bytes at the start of a launch."""
 
     name: str
     space: str
@@ -106,7 +106,7 @@ class Data:
 
 @dataclass
 class Function:
-    """An entry or a `.func` as written. `parameters` and `results` are those of a `.func`."""
+    """An entry or a `.func` as written. `parameters` and `results` are for a `.func`."""
 
     name: str
     registers: list[Register] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Function:
 
 @dataclass
 class Program:
-    """The entry with everything it calls inlined."""
+    """The entry with all calls inlined."""
 
     name: str
     version: tuple[int, int]
@@ -142,7 +142,7 @@ class Program:
     labels: dict[str, int] = field(default_factory=dict)
 
     def shared_name(self, offset: int) -> str:
-        """`name + bytes` of an offset in shared memory."""
+        """Formats an offset in shared memory as `name + bytes`."""
         below = [(at, name) for name, at in self.symbols.items() if at - SHARED_BASE <= offset]
         if not below:
             return f"shared offset {offset}"

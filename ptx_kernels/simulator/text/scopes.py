@@ -1,4 +1,4 @@
-"""Scopes: the names of a function, and operands in terms of them."""
+"""Scopes: the names of a function, and operands resolved by them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Scopes:
         self.blocks: list[dict[str, Register | Parameter | Name]] = []
 
     def declare(self, name: str, what: Register | Parameter | Name, position: int) -> None:
-        """Adds a name to the innermost block, in which no two may be the same."""
+        """Adds a name to the innermost block; raises if it is declared there already."""
         if name in self.blocks[-1]:
             kind = {Register: "register ", Parameter: "parameter "}.get(type(what), "")
             raise self.source.fail(position, f"{kind}{name} is declared twice")
@@ -55,7 +55,7 @@ class Scopes:
         return found
 
     def operand(self, text: str, position: int) -> Operand:
-        """An operand as an instruction spells it."""
+        """Parses an operand of an instruction."""
         if text.startswith("{") and text.endswith("}"):
             items = map(str.strip, text[1:-1].split(","))
             return Vector(tuple(number(p) or self.register(p, position) for p in items))
@@ -94,7 +94,7 @@ class Scopes:
 
 
 def number(text: str) -> Immediate | None:
-    """The number that a text spells, or None."""
+    """Parses a number, or returns None."""
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         return Immediate(struct.unpack(">f", bytes.fromhex(text[2:]))[0], text, float_bits=True)
     if _INTEGER.fullmatch(text):

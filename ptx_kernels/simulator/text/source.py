@@ -1,4 +1,4 @@
-"""Source: PTX text without what carries no meaning for a run, and errors that name its lines."""
+"""PTX text without comments and debug directives, and errors that name its lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _SECTION = re.compile(r"\.section\s+\S+\s*\{[^}]*\}")
 
 
 class Source:
-    """The text; `kernel`: name of the entry, for errors."""
+    """PTX text without comments.
+
+    Attributes:
+      kernel: name of the entry, for errors.
+    """
 
     def __init__(self, text: str) -> None:
         def blank(match: re.Match[str]) -> str:
@@ -33,7 +37,7 @@ class Source:
         return ParseError(f"kernel {self.kernel}: {message}\n  line {line}: {shown}", line)
 
     def line(self, position: int) -> int:
-        """Number of the line at a position, from 1."""
+        """Returns the number of the line at a position, from 1."""
         return bisect_left(self._newlines, position) + 1
 
     def skip_space(self, position: int) -> int:
@@ -43,7 +47,7 @@ class Source:
 
 
 def parts(text: str) -> list[str]:
-    """The items of a list: what commas outside of braces and parentheses separate."""
+    """Splits a list at commas outside of braces and parentheses."""
     return [part for part in map(str.strip, _split(text)) if part]
 
 
