@@ -71,8 +71,9 @@ $(BIN)/python:
 
 # One stamp for each set of extras; "base" stands for none.
 $(VENV)/.installed-%: pyproject.toml setup.py jax_q4k/native/build.py $(wildcard jax_q4k/native/src/*) | $(BIN)/python
-	@echo 'Installing into $(VENV) what "$*" needs (minutes the first time) ...'
-	@$(BIN)/python -m pip --disable-pip-version-check --quiet install --editable '.$(if $(filter-out base,$*),[$*])'
+	@echo 'Installing packages into $(VENV): JAX and what "$*" needs (a minute or two the first time) ...'
+	@JAX_Q4K_BUILD=0 $(BIN)/python -m pip --disable-pip-version-check --quiet install --editable '.$(if $(filter-out base,$*),[$*])'
+	@$(BIN)/python -m jax_q4k.native --if-stale
 	@touch $@
 
 clean:

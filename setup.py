@@ -25,6 +25,8 @@ class BuildLibrary(build_ext):
         return str(Path(*fullname.split(".")[:-1]) / native_build.LIBRARY)
 
     def build_extension(self, ext):
+        if os.environ.get("JAX_Q4K_BUILD") == "0":
+            return  # `python -m jax_q4k.native` builds the library later, and shows progress
         current = "CXX" not in os.environ and native_build.is_current(LIBRARY)
         if current and self.editable_mode:
             return  # an earlier installation's, minutes of compiling

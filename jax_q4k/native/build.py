@@ -11,8 +11,8 @@ import platform
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 LIBRARY = "libjax_q4k.so"
@@ -90,11 +90,17 @@ def headers() -> str:
     return str(Path(jaxlib.__file__).with_name("include"))
 
 
-def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
+def compile_library(
+    target: Path,
+    *,
+    flags: Sequence[str] = (),
+    progress: Callable[[str, int, int], object] = lambda name, done, total: None,
+) -> list[str]:
     """Compiles the library to `target`.
 
-    `flags` are added to the compiler's and the linker's, such as a sanitizer's. Returns the names
-    of the kernel sets that the compiler is too old for. Raises BuildError.
+    `flags` are added to the compiler's and the linker's, such as a sanitizer's. `progress` is
+    called after each object with its name, the number of finished objects, and their total.
+    Returns the names of the kernel sets that the compiler is too old for. Raises BuildError.
     """
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
@@ -130,8 +136,14 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
                 ]
             )
         objects = [command[-1] for command in commands]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda command: _run([*compiler(), *_FLAGS, *flags, *command]), commands))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            runs = {
+                pool.submit(_run, [*compiler(), *_FLAGS, *flags, *command]): Path(command[-1]).stem
+                for command in commands
+            }
+            for done, run in enumerate(as_completed(runs), 1):
+                run.result()
+                progress(runs[run], done, len(runs))
         partial = target.with_name(f"{target.name}.{os.getpid()}")
         try:
             _run([*compiler(), "-shared", *flags, *objects, "-o", str(partial)])
