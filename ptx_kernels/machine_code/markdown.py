@@ -1,6 +1,7 @@
-"""Tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes them.
+"""Writes the tables of docs/kernel-tables.md.
 
-The text between them is written by hand. A table stands between the marks `<!-- table: NAME -->`
+The command is `python -m ptx_kernels report --markdown docs/kernel-tables.md`. The text between
+the tables is written by hand. A table stands between the marks `<!-- table: NAME -->`
 and `<!-- end -->`.
 """
 
@@ -72,7 +73,7 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of docs/kernels.md.
+    """A table of docs/kernel-tables.md.
 
     `labels`: the first cell of each row, known without assembling anything. `make` gives the whole
     text.
