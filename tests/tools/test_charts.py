@@ -1,4 +1,4 @@
-"""The charts of docs/performance.md show the results that lie in benchmarks/results/ now."""
+"""The charts of docs/ show the results that lie in benchmarks/results/ now."""
 
 from __future__ import annotations
 
