@@ -32,7 +32,7 @@ def test_a_paragraph_says_idea_advantage_and_source(name):
         rf"^### {name}\n\n(.+?)(?=^##|\Z)", PROSE.read_text(), re.MULTILINE | re.DOTALL
     )
     assert section, f"docs/kernels.md has no section {name}"
-    headed = rf"^### {name}\n\n<!-- table: \w+ {name} -->$"
+    headed = rf"^### {name} table\n\n<!-- table: \w+ {name} -->$"
     assert re.search(headed, TABLES.read_text(), re.MULTILINE), f"no table under heading {name}"
     idea, wins, source = re.split(r"\*Wins\*: |\*Source\*: ", section.group(1))
     assert min(map(len, (idea, wins, source))) > 20
