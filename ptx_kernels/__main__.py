@@ -118,7 +118,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--markdown",
         metavar="FILE",
         type=Path,
-        help="fill in docs/kernels.md, or its table of PRESET or FAMILY",
+        help="fill in docs/kernel-tables.md, or its table of PRESET or FAMILY",
     )
     of_report.add_argument(
         "--json", action="store_true", help="every figure, with the instruction mix"

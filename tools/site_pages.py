@@ -1,9 +1,9 @@
 """MkDocs hooks of the documentation site (mkdocs.yml).
 
-Pages in docs/ link to files of the repository, as a forge needs it. On the site such a file becomes
-a page under repository/: Markdown unchanged, other text as a listing. The line
-`<!-- README.md: HEADING -->` is replaced by that section of README.md, so that tables which tests
-compare with the code exist only once.
+Pages in docs/ link to files of the repository, as they must where a forge shows them. On the site
+such a file becomes a page under repository/: Markdown as it is, other text as a listing. A line
+`<!-- README.md: HEADING -->` is replaced by that section of README.md, so that the site's first
+page repeats none of it. The title stands for the text above the first section.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_sections(text: str) -> str:
 
     def section(match: re.Match[str]) -> str:
         readme = (ROOT / "README.md").read_text()
-        parts = re.split(r"^## (.+)$", readme, flags=re.MULTILINE)
+        parts = re.split(r"^(?:\A#|##) (.+)$", readme, flags=re.MULTILINE)
         found = dict(zip(parts[1::2], parts[2::2], strict=True)).get(match[1])
         if found is None:
             raise LookupError(f"README.md has no section {match[1]!r}, which a page shows")
@@ -91,7 +91,7 @@ def links(text: str, path: str) -> list[str]:
 def on_files(files: Files, *, config: Any) -> Files:
     """Adds the files of the repository that pages link to, directly or indirectly."""
     waiting = [file.src_uri for file in files.documentation_pages()]
-    waiting.append(f"{COPIES}/ARCHITECTURE.md")
+    waiting += [f"{COPIES}/{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")]
     seen = set(waiting)
     while waiting:
         uri = waiting.pop()

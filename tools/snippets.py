@@ -1,6 +1,6 @@
 """Finds the snippets of README.md and docs/: Python blocks, and `jax-q4k` lines of other code.
 
-    python -m tools.snippets README.md docs/index.md    # the commands that a reader would paste
+    python -m tools.snippets README.md docs/cli.md    # the commands that a reader would paste
 
 A comment `<!-- not run: REASON -->` before a block explains why it cannot run here. MODEL.gguf,
 FOLDER and similar words are names of files that the user supplies.

@@ -16,14 +16,18 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "transforms.md"
 
 HEAD = """\
-# Operations under JAX's transforms
+# JAX transforms: what works
 
-`python -m tools.transforms` writes this page from the tables in `tests/support/transforms`. \
-`tests/jax_q4k/test_transforms.py` runs every cell, and fails where one is otherwise.
+Every operation works under every transform, except for the cells with a number: these raise the \
+[error](#errors) with that number while they are traced. [Columns](#columns) explains the column \
+names.
 
-- **yes**: the results are those of plain JAX on decoded weights in float64.
-- **a number**: refused while it is traced, with the error below.
-- **-**: there is no such thing: no operand to map, no float to differentiate in, no linear map.
+- **yes**: matches plain JAX with dequantized weights in float64.
+- **-**: does not apply: there is no operand to map, no float to differentiate, or the operation \
+is not linear.
+
+`python -m tools.transforms` writes this page from the tables in `tests/support/transforms`, and \
+`tests/jax_q4k/test_transforms.py` runs every cell.
 """
 
 
@@ -59,17 +63,17 @@ def page() -> str:
             "",
             *(f"{i}. `{refusal}`" for i, refusal in enumerate(refusals, 1)),
             "",
-            "Packed weights are constants: `jax.grad` with respect to one raises JAX's `TypeError` "
-            "for integers.",
+            "Quantized weights are constants: `jax.grad` with respect to one raises JAX's "
+            "`TypeError` for integers.",
             "",
             "## Columns",
             "",
             *table(["column", "what is done"], [[n, t.note] for n, t in transforms.items()]),
             "",
-            "Derivatives are taken in all operands of floats but pages, of a sum of the results' "
-            "sines. Gradients of the last columns are taken where `grad` says yes.",
+            "Derivatives are those of the sum of the results' sines, with respect to all float "
+            "operands except pages. The last columns include gradients where `grad` says yes.",
             "",
-            "## What is run",
+            "## What the tests run",
             "",
             *table(
                 ["implementation", "activations", "largest error (NMSE)", "columns"],
@@ -79,11 +83,11 @@ def page() -> str:
                 ],
             ),
             "",
-            f"For CUDA (`ptx`) programs are lowered and not run: {of(cells.LOWERED, transforms)}. "
+            f"For CUDA (`ptx`) programs are lowered but not run: {of(cells.LOWERED, transforms)}. "
             "The simulator (`sim`) runs their kernels.",
             "",
-            "`pytest tests/jax_q4k/test_transforms.py --tier full` runs all columns with each "
-            "implementation and dtype, in many minutes.",
+            "`pytest tests/jax_q4k/test_transforms.py --tier full` runs all columns with every "
+            "implementation and dtype, which takes many minutes.",
             "",
         ]
     )

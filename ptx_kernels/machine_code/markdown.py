@@ -1,7 +1,8 @@
-"""Writes the tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md`.
+"""Writes the tables of docs/kernel-tables.md.
 
-The text between them is written by hand. A table is between the marks `<!-- table: NAME -->` and
-`<!-- end -->`.
+The command is `python -m ptx_kernels report --markdown docs/kernel-tables.md`. The text between
+the tables is written by hand. A table stands between the marks `<!-- table: NAME -->`
+and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of docs/kernels.md.
+    """A table of docs/kernel-tables.md.
 
     Attributes:
       labels: the first cell of each row, known without assembling.

@@ -17,7 +17,7 @@ from ptx_kernels import formats
 from ptx_kernels.devices import target
 from ptx_kernels.kernels.gemm import GemmConfig, fused_gemm_rule, gemm_rule
 
-DOCS = ROOT / "docs" / "kernels.md"
+DOCS = ROOT / "docs" / "kernel-tables.md"
 
 
 @pytest.mark.slow("measures")

@@ -30,6 +30,7 @@ from jax_q4k import gguf, models, native, quantizers
 from jax_q4k.cache import compiled_files
 from jax_q4k.gguf import parts
 from jax_q4k.models import chat, cli
+from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.cli import cache
 from jax_q4k.models.cli.commands import bench
 from jax_q4k.models.cli.commands import chat as chat_command
@@ -39,6 +40,7 @@ from jax_q4k.models.engine import generate
 from jax_q4k.models.engine.prefix_cache import PIECE
 from jax_q4k.models.files import hub
 from jax_q4k.models.files.quantizing import recipes
+from jax_q4k.models.runner import model as runner_model
 from jax_q4k.models.sampling import file_defaults
 from jax_q4k.models.sampling.stages import SamplingStages
 from jax_q4k.models.tasks import embeddings
@@ -56,6 +58,13 @@ says = statements.says
 
 H200 = devices.Target("H200", 132)
 README, KERNELS = "README.md", "docs/kernels.md"
+CLI, GENERATION, INSTALL = "docs/cli.md", "docs/generation.md", "docs/install.md"
+MODELS, API, TUNING, COST = (
+    "docs/models.md",
+    "docs/api/index.md",
+    "docs/tuning.md",
+    "docs/cost-model.md",
+)
 
 
 def options(command: str) -> dict[str, Any]:
@@ -68,6 +77,13 @@ def options(command: str) -> dict[str, Any]:
     return {name: action for action in commands._actions for name in action.option_strings}
 
 
+def overview() -> list[list[str]]:
+    """Rows of both tables of the API's page, which have the same head."""
+    page = (ROOT / API).read_text()
+    lines = [line for line in page.splitlines() if re.match(r"\| `", line)]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
 def usual(command: str) -> Any:
     """Default sampling of a command for a file that suggests none."""
     given = types.SimpleNamespace(**{action.dest: None for action in options(command).values()})
@@ -78,33 +94,58 @@ def usual(command: str) -> Any:
 # The command line, and sampling.
 
 
-@says(README, "else at temperature 0.7 with min-p 0.05; the seed is by chance")
-@says("docs/index.md", "else it is at temperature 0.7, with a seed by chance")
+@says(CLI, "is sampled at temperature 0.7 with min-p 0.05. The seed is random and is printed")
 def defaults_of_sampling():
     for command in ("generate", "chat"):
         first, second = usual(command), usual(command)
         assert (first.temperature, first.min_p) == (0.7, 0.05) and first.seed != second.seed
 
 
-@says(README, "A prompt is continued as the file suggests (`general.sampling.*`")
+@says(CLI, "use the sampling parameters of the model's file (`general.sampling.*`")
 def suggested_by_the_file():
     assert all(key.startswith("general.sampling.") for key in file_defaults.KEYS.values())
     assert file_defaults.default_sampling({"general.sampling.temp": 0.3}) == {"temperature": 0.3}
 
 
-@says(README, "`--temperature 0` takes the likeliest tokens, and is what `models.generate` does")
 @says(
-    "docs/troubleshooting.md", "`models.generate` draws with seed 0 unless `seed=` says otherwise"
+    CLI,
+    "`--temperature 0` takes the most likely token each time, which makes small models repeat "
+    "themselves; it is also the default of `models.generate` in Python",
 )
+@says(GENERATION, "The default is greedy with up to 64 tokens", "| `seed` | 0 by default |")
+@says("docs/troubleshooting.md", "`models.generate` samples with seed 0 unless you pass `seed=`")
 def defaults_in_python():
-    assert models.Sampling().greedy and models.Sampling().seed == 0
+    usual = models.Sampling()
+    assert usual.greedy and usual.seed == 0 and usual.max_new_tokens == 64
+
+
+@says(GENERATION, "penalties, DRY, processors, top-k, top-p, min-p, temperature")
+def parameters_of_sampling():
+    """Every field of Sampling stands in the table, the further ones of DRY by their prefix."""
+    shown = {name for row in table(GENERATION, "| parameters |") for name in quoted(row[0])}
+    fields = {field.name for field in dataclasses.fields(models.Sampling)}
+    assert shown - {"dry_"} <= fields
+    assert {name for name in fields - shown if not name.startswith("dry_")} == set()
+
+
+@says(GENERATION, "a model keeps the 64 most recently used ones in memory")
+def programs_in_memory():
+    assert runner_model.MOST_PROGRAMS == 64
+
+
+@says(GENERATION, '`"float32"` (the default), `"bfloat16"`, `"float16"`, `"int8"`')
+def cache_dtypes():
+    shown = "float32", "bfloat16", "float16", "int8", "float8_e4m3fn"
+    assert [str(jq.page_dtype(name)) for name in shown] == list(map(str, jq.PAGE_DTYPES))
+    default = inspect.signature(models.generate).parameters["cache_dtype"].default
+    assert default == jnp.float32
 
 
 @says(
-    README,
-    "another temperature above 0 compiles nothing",
-    "the same sampling options but for their",
+    GENERATION,
+    "changing the temperature does not recompile (unless it becomes 0 or stops being 0)",
 )
+@says(CLI, "the same set of sampling options (their values and the seed may differ)")
 def numbers_are_data():
     one = dict(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.1, seed=1)
     other = dict(temperature=0.3, top_k=20, top_p=0.5, repetition_penalty=1.3, seed=2)
@@ -113,7 +154,7 @@ def numbers_are_data():
     )
 
 
-@says(README, "for instance with `--temperature 0`, `--logprobs` or a much longer prompt")
+@says(CLI, "for instance with `--temperature 0`, `--logprobs` or a much longer prompt")
 def other_kinds_of_calls():
     drawn = models.Sampling(temperature=0.7)
     kinds = [drawn, models.Sampling(), dataclasses.replace(drawn, logprobs=1)]
@@ -122,13 +163,13 @@ def other_kinds_of_calls():
     assert model.padded_length(3) == model.padded_length(5) < model.padded_length(37)
 
 
-@says(README, "row i draws with seed 7 + i")
+@says(GENERATION, "row i draws with seed 7 + i")
 def seeds_of_a_batch():
     samplings = generate._samplings(models.Sampling(seed=7), {}, 4)
     assert [one.seed for one in samplings] == [7, 8, 9, 10]
 
 
-@says(README, "Compiled programs are kept in `~/.cache/jax-q4k` (`$XDG_CACHE_HOME`; up to 256 MiB)")
+@says(CLI, "Compiled programs are cached in `~/.cache/jax-q4k` (`$XDG_CACHE_HOME`; up to 256 MiB)")
 @says("docs/export.md", "one for the loop, in `~/.cache/jax-q4k/programs`")
 def place_of_programs():
     with pytest.MonkeyPatch.context() as environment:
@@ -140,7 +181,7 @@ def place_of_programs():
     assert 2 * cache.MAX_BYTES == 256 << 20  # JAX's entries plus programs
 
 
-@says(README, "`JAX_COMPILATION_CACHE_DIR` names a place where JAX alone keeps programs")
+@says(CLI, "If `JAX_COMPILATION_CACHE_DIR` is set, only JAX's own cache in that folder is used")
 def jaxs_own_cache():
     assert jax.config.values["jax_compilation_cache_dir"]  # tests set it
     with cache.programs(Console()) as kept:
@@ -161,7 +202,10 @@ def commands_of_a_chat():
     assert shown == set(re.findall(r"^/\w+", chat_command.HELP, re.MULTILINE))
 
 
-@says("docs/chat.md", "`chat.Limits` (10 s, 512 MB, 4 million characters)")
+@says(
+    "docs/chat.md",
+    "`chat.Limits` bounds its time, memory and output (10 s, 512 MB, 4 million characters)",
+)
 def limits_of_templates():
     assert chat.Limits() == chat.Limits(seconds=10, megabytes=512, characters=4_000_000)
 
@@ -173,7 +217,8 @@ def message_of_a_range():
     assert str(caught.value) == "temperature=-1.0 must be float in [0, 100]"
 
 
-@says("docs/troubleshooting.md", "puts a failure into one line, `error: ...`, with exit code 2")
+@says("docs/troubleshooting.md", "prints a failure as one line, `error: ...`, with exit code 2")
+@says(CLI, "A failure is one line, `error: ...`, with exit code 2")
 def failures():
     assert cli.FAILURE == 2
 
@@ -190,7 +235,7 @@ def options_of_bench():
 
 @says(
     "docs/bench.md",
-    "appended in pieces of 128 tokens",
+    "appended in chunks of 128 tokens",
     "llama-bench's cache is float16, the default here float32",
 )
 def defaults_of_bench():
@@ -199,8 +244,8 @@ def defaults_of_bench():
 
 @says(
     "docs/embeddings.md",
-    "Without `pooling` the model's file decides",
-    "`mean` where it says nothing",
+    "The default of `pooling` is what the model's file says",
+    "`mean` if there is neither",
     "(a classifier's `rank`, the maximum",
 )
 def poolings():
@@ -215,7 +260,7 @@ def poolings():
 
 
 @says("docs/troubleshooting.md", "`--cache-dtype bfloat16` or `int8` halves or quarters it")
-@says(README, "(float32, bfloat16, float16, int8, float8_e4m3fn)", "heads of up to 512 dimensions")
+@says(API, "(float32, bfloat16, float16, int8, float8_e4m3fn)", "heads of up to 512 dimensions")
 def caches():
     shown = "float32, bfloat16, float16, int8, float8_e4m3fn"
     assert [str(dtype) for dtype in jq.PAGE_DTYPES] == shown.split(", ")
@@ -226,11 +271,11 @@ def caches():
 # Perplexity.
 
 
-@says(README, "jax-q4k perplexity MODEL.gguf TEXT.txt # as llama.cpp counts it, and bits per byte")
+@says(CLI, "jax-q4k perplexity MODEL.gguf TEXT.txt # llama.cpp's perplexity, and bits per byte")
 @says(
     "docs/quantizing.md",
-    "counts the tokens of each window's second half alone",
-    "`models.score` counts all tokens, the end of the text included",
+    "counts only the tokens of each window's second half",
+    "`models.score` counts all tokens, including the end of the text",
 )
 def perplexity():
     """Counts tokens like llama.cpp's perplexity.cpp.
@@ -248,7 +293,7 @@ def perplexity():
     assert ours.tokens == len(ids) and ours.second_halves is None
 
 
-@says("docs/quantizing.md", "of 512 tokens, or of the model's context where that is shorter")
+@says("docs/quantizing.md", "512 tokens, or the model's context if that is shorter")
 def context_of_perplexity():
     demo = gguf.read(models.demo_path())
     for context, window in ((2048, 512), (128, 128)):
@@ -263,7 +308,7 @@ def context_of_perplexity():
 # Files and names.
 
 
-@says("docs/files.md", "There may be 512.", "M is 10^6 and G 10^9")
+@says("docs/files.md", "There may be up to 512 parts.", "M is 10^6 and G 10^9")
 def parts_of_files():
     assert parts.MAX_PARTS == 512
     to_bytes = options("quantize")["--split-max-size"].type
@@ -272,16 +317,17 @@ def parts_of_files():
 
 @says(
     "docs/files.md",
-    "a name of the hub is looked up, by `huggingface_hub`, and the model is downloaded",
+    "is looked up on the Hugging Face hub and the model is downloaded by `huggingface_hub`",
 )
-@says("docs/index.md", "A [name on the Hugging Face hub]")
-@says(README, "or a name on the Hugging Face hub, which is downloaded")
-@says("docs/troubleshooting.md", "it was taken for one of [the hub]")
+@says(CLI, "a name on the [Hugging Face hub]", "which is downloaded")
+@says(README, "downloads its Q4_K_M file")
+@says("docs/troubleshooting.md", "ORG/NAME was looked up on [the hub]")
 def names_of_the_hub():
     """The hub's package is a dependency, so nothing else must be installed."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert any(name.startswith("huggingface-hub") for name in project["dependencies"])
     assert hub.named("Org/Name").repository == "Org/Name"
+    assert hub.named("Qwen/Qwen2.5-0.5B-Instruct-GGUF") and hub.DEFAULT == "Q4_K_M"
     assert hub.named("Org/Name:Q8_0").kind == "Q8_0"
     os.mkdir("folder")
     for file in (
@@ -300,9 +346,13 @@ def what_is_fetched():
     assert not [name for name in hub.CHECKPOINT if name.endswith((".py", ".bin", ".pth", ".pt"))]
 
 
-@says("docs/files.md", "`save_gguf` refuses one with adapters", "is split over devices takes none")
-@says("docs/models.md", "[Adapters](files.md#lora-adapters) are loaded beside a model")
-@says("docs/models.md", "an adapter by itself")
+@says(
+    "docs/files.md",
+    "`save_gguf` refuses a model with adapters",
+    "is split over devices takes none",
+)
+@says(MODELS, "[Adapters](files.md#lora-adapters) are loaded together with a model")
+@says(MODELS, "a LoRA adapter alone")
 def adapters():
     model = models.load("demo")
     a, b = np.zeros((2, 256), np.float32), np.zeros((256, 2), np.float32)
@@ -319,8 +369,8 @@ def adapters():
         models.with_lora(split, "adapter.gguf")
 
 
-@says("docs/models.md", "a part other than the first of a [model in several files]")
-@says("docs/files.md", "Give the first; the others are found beside it")
+@says(MODELS, "a part other than the first of a [split model]")
+@says("docs/files.md", "Give the first part; the others are found in the same folder")
 def several_files():
     paths = models.save_gguf(models.load("demo"), "austen.gguf", max_bytes=2_000_000)
     assert len(paths) == 2 and repr(models.load(paths[0])) == repr(models.load("demo"))
@@ -328,14 +378,14 @@ def several_files():
         models.load(paths[1])
 
 
-@says("docs/troubleshooting.md", "`generate`, `chat` and `quantize` take a checkpoint's folder")
+@says("docs/troubleshooting.md", "`generate`, `chat` and `quantize` also take a checkpoint folder")
 @says("docs/troubleshooting.md", "`jax-q4k inspect` takes GGUF files")
 def folders():
     with pytest.raises(jq.GGUFError, match="path: must be a regular file"):
         gguf.read_header(".")
 
 
-@says(README, "a malformed file raises `jq.GGUFError`")
+@says(API, "a malformed file raises `jq.GGUFError`")
 def malformed():
     with open("bad.gguf", "wb") as file:
         file.write(b"GGUF")
@@ -346,11 +396,11 @@ def malformed():
 # Formats.
 
 
-@says(README, "`jq.quantize` does not make them")
-@says("docs/quantizing.md", "IQ1 to IQ3, NVFP4 and the ternary types are read, not made")
-@says("docs/troubleshooting.md", "IQ1 to IQ3, NVFP4 and the ternary ones need ggml's own tools")
+@says(MODELS, "`jq.quantize` does not produce them")
+@says("docs/quantizing.md", "IQ1 to IQ3, NVFP4 and the ternary types can be read but not produced")
+@says("docs/troubleshooting.md", "IQ1 to IQ3, NVFP4 and the ternary types need ggml's own tools")
 def formats_not_made():
-    row = next(cell for cell, *_ in table(README, "| type | products") if "NVFP4" in cell)
+    row = next(cell for cell, *_ in table(MODELS, "| type | products") if "NVFP4" in cell)
     not_made = set(formats.names()) - set(quantizers.names())
     assert set(row.split(", ")) == not_made
     kinds = (r"IQ[123]_\w+", "NVFP4", r"TQ\d_0")
@@ -358,17 +408,24 @@ def formats_not_made():
     assert not any(re.fullmatch("|".join(kinds), name) for name in quantizers.names())
 
 
-@says(README, "| type | products on CUDA |")
+@says(MODELS, "| type | products on CUDA |")
+@says(README, "all 23 packed types")
 def packed_types():
-    rows = [cell for cell, *_ in table(README, "| type | products")][:-1]
+    rows = [cell for cell, *_ in table(MODELS, "| type | products")][:-1]
     assert sorted(", ".join(rows).split(", ")) == sorted(formats.names())
+    assert len(list(formats.names())) == 23
 
 
-@says(README, "mat-vec kernels for 1 to 3 rows (to 8 of few columns, or of float32 activations)")
-@says(README, "mat-vec kernels for 1 to 8 rows; for more, weights are decoded for XLA's product")
+@says(README, "30 architectures")
+def number_of_architectures():
+    assert len(ARCHITECTURES) == 30
+
+
+@says(MODELS, "mat-vec kernels for 1 to 3 rows (to 8 with few columns or float32 activations)")
+@says(MODELS, "mat-vec kernels for 1 to 8 rows; for more, weights are decoded for XLA's product")
 @says(KERNELS, "*Wins*: from four rows of activations on (`tensor_cores_rule`)")
 def products():
-    for cell, kernels, *_ in table(README, "| type | products")[:-1]:
+    for cell, kernels, *_ in table(MODELS, "| type | products")[:-1]:
         on_tensor_cores = "decoded" not in kernels
         for name in cell.split(", "):
             assert gemm_takes(name, 4096) == on_tensor_cores
@@ -379,13 +436,14 @@ def products():
 
 @says(
     "docs/devices.md",
-    "(256 weights of the K types, TQ1_0, TQ2_0 and the IQ types but IQ4_NL; 64 of NVFP4; "
-    "32 of others)",
+    "(256 weights for the K types, TQ1_0, TQ2_0 and the IQ types except IQ4_NL; 64 for NVFP4; "
+    "32 for the others)",
 )
 @says("docs/quantizing.md", "A K type has blocks of 256 weights")
 @says(
     "docs/troubleshooting.md",
-    "K formats have blocks of 256 columns. `Q8_0`, `Q4_0`, `Q5_0`, `IQ4_NL` have blocks of 32",
+    "K formats have blocks of 256 columns. Use a format with blocks of 32 (`Q8_0`, `Q4_0`, `Q5_0`, "
+    "`IQ4_NL`)",
 )
 def blocks():
     for name in formats.names():
@@ -394,10 +452,10 @@ def blocks():
         assert formats.get(name).block_size == want, name
 
 
-@says(README, "llama.cpp's recipes: `Q4_K_M`, `Q4_K_S`")
+@says(API, "llama.cpp's recipes: `Q4_K_M`, `Q4_K_S`")
 @says("docs/quantizing.md", "The types are llama.cpp's recipes")
 def known_recipes():
-    line = next(row for row in table(README, "| name | what") if "models.quantize(" in row[0])
+    line = next(row for row in overview() if "models.quantize(" in row[0])
     in_docs = [
         name for cell, *_ in table("docs/quantizing.md", "| type | bits") for name in quoted(cell)
     ]
@@ -408,7 +466,7 @@ def known_recipes():
 # Arrays.
 
 
-@says("docs/arrays.md", "TypeError, which says what to use: nothing is decoded unasked")
+@says("docs/arrays.md", "TypeError that says what to use; nothing is decoded implicitly")
 @says("docs/troubleshooting.md", "use jq.matmul(x, w), which is x @ w.T, or w.dequantize()")
 def packed_is_no_array():
     w, x = jq.quantize(np.ones((64, 256)), "Q8_0"), jnp.ones((3, 64))
@@ -424,7 +482,7 @@ def packed_is_no_array():
 
 
 @says("docs/arrays.md", "| `jq.matmul(x, w.T)`, `w.T` of three axes | TypeError, ValueError")
-@says("docs/arrays.md", "`w == v` is `w is v`", "there is none: `w.dequantize()` first")
+@says("docs/arrays.md", "`w == v` is `w is v`", "not available: call `w.dequantize()` first")
 def other_uses():
     w = jq.quantize(np.ones((64, 256)), "Q8_0")
     with pytest.raises(TypeError):
@@ -437,14 +495,17 @@ def other_uses():
     assert not hasattr(w, "astype") and not hasattr(w, "reshape")
 
 
-@says("docs/arrays.md", "A known index out of range is an IndexError")
+@says("docs/arrays.md", "A concrete index out of range raises an IndexError")
 def known_index():
     stack = jq.quantize(np.ones((3, 32, 32)), "Q8_0")
     with pytest.raises(IndexError):
         jq.matmul(jnp.ones((1, 32)), stack, index=3)
 
 
-@says("docs/arrays.md", "below 0 it counts from the end, and beyond either end it is the nearest")
+@says(
+    "docs/arrays.md",
+    "negative values count from the end, and values beyond either end are clamped",
+)
 def traced_index():
     stack = jq.quantize(np.arange(3.0)[:, None, None] * np.ones((3, 32, 32)), "Q8_0")
     x = jnp.ones((1, 32))
@@ -453,7 +514,7 @@ def traced_index():
     np.testing.assert_allclose(found, [0, 64, 32, 64], rtol=1e-2)
 
 
-@says("docs/arrays.md", "any axis but the packed one, k")
+@says("docs/arrays.md", "any axis but the last one, k")
 def indexing():
     w = jq.quantize(np.ones((64, 256)), "Q8_0")
     with pytest.raises(IndexError, match="is packed"):
@@ -475,7 +536,7 @@ def gradients_of_bytes():
         optimizer.update(gradient, optimizer.init(tree), tree)
 
 
-@says("docs/export.md", "so on CUDA a symbolic size is a `jq.UnavailableError`")
+@says("docs/export.md", "so on CUDA a symbolic size raises a `jq.UnavailableError`")
 @says("docs/export.md", 'inside `jq.implementation("xla")`. Plain JAX')
 def symbolic_sizes_on_cuda():
     w = jq.quantize(np.ones((64, 256)), "Q8_0")
@@ -527,7 +588,10 @@ def mapped_leaf_by_leaf():
     assert str(caught.value).startswith(wanted + "use is_leaf=jq.is_quantized")
 
 
-@says("docs/arrays.md", "`jax.grad` in `params` raises: it would differentiate in bytes")
+@says(
+    "docs/arrays.md",
+    "`jax.grad` in `params` raises, because it would differentiate with respect to bytes",
+)
 @says("docs/troubleshooting.md", "`grad requires real- or complex-valued inputs ... got uint8`")
 @says("docs/transforms.md", "`jax.grad` with respect to one raises JAX's `TypeError` for integers")
 def gradient_in_packed_weights():
@@ -542,10 +606,10 @@ def quantizing_while_tracing():
         jax.jit(lambda w: jq.quantize(w, "Q8_0"))(jnp.ones((1, 32)))
 
 
-@says(README, "| `jq.implementation(name, activations=..., fused=...)`")
+@says(API, "| `jq.implementation(name, activations=..., fused=...)`")
 @says("ARCHITECTURE.md", "| `xla` (default elsewhere) | any |")
 def implementations():
-    row = next(row for row in table(README, "| name | what") if "jq.implementation" in row[0])
+    row = next(row for row in overview() if "jq.implementation" in row[0])
     assert {name.strip('"') for name in quoted(row[1])} == set(jq.IMPLEMENTATIONS)
     shown = {quoted(cell)[0] for cell, *_ in table("ARCHITECTURE.md", "| implementation |")}
     assert shown == set(jq.IMPLEMENTATIONS)
@@ -586,7 +650,7 @@ def process(code: str, before: str = PROCESS) -> Any:
 @says("docs/export.md", "whose arguments and results are plain arrays needs no import: JAX alone")
 @says("docs/export.md", "must `import jax_q4k` before it reads it, for two reasons")
 @says("docs/export.md", "on a CPU the kernels are C++ handlers, which it registers as well")
-@says("docs/arrays.md", "The process that calls it imports `jax_q4k`")
+@says("docs/arrays.md", "The process that calls it must import `jax_q4k`")
 def programs_without_the_import():
     """JAX alone reads and compiles the page's CUDA program; it refuses two others."""
     pytest.importorskip("flatbuffers", reason="flatbuffers is no dependency of jax-q4k")
@@ -646,7 +710,7 @@ def programs_without_the_import():
     assert "No FFI handler registered for jax_q4k_linear" in found["on a CPU"], found
 
 
-@says(README, "`ptx_kernels` alone needs only NumPy (IQ1 to IQ3: code books of `gguf`, too)")
+@says(API, "`ptx_kernels` alone needs only NumPy (IQ1 to IQ3 also need the codebooks of `gguf`)")
 def kernels_alone():
     refusing = PROCESS.replace('{"jax_q4k", "ptx_kernels"}', '{"jax", "jaxlib", "flax", "gguf"}')
     code = """
@@ -673,14 +737,14 @@ def kernels_alone():
 
 @says(
     "docs/export.md",
-    "whose `field` says what is wrong: `file` (no regular one), `magic`, `header`, `body`, "
+    "Its `field` names what is wrong: `file` (not a regular file), `magic`, `header`, `body`, "
     "`program`, `device`, `versions`, `model` or `shapes`",
 )
 def fields_of_errors():
     """The page lists exactly the fields of errors that the code raises."""
     page = (ROOT / "docs/export.md").read_text()
     shown = quoted(
-        " ".join(page.partition("whose `field` says")[2].partition(". Checksums")[0].split())
+        " ".join(page.partition("Its `field` names")[2].partition(". Checksums")[0].split())
     )
     source = inspect.getsource(compiled_files)
     raised = set(re.findall(r'CompiledFileError\(file, "(\w+)"', source))
@@ -688,12 +752,13 @@ def fields_of_errors():
     assert raised == set(shown) - {"field"}
 
 
-@says("docs/export.md", "`--target cpu` is this machine's")
+@says("docs/export.md", "`--target cpu` compiles for this machine")
 def targets():
     assert set(compiled_files.TARGETS) == {"cpu", "h200"}
 
 
-@says(README, "for AVX-512 VNNI, AVX-VNNI, AVX2, NEON and plain C++")
+@says(INSTALL, "for AVX-512 VNNI, AVX-VNNI, AVX2, NEON and plain C++")
+@says(README, "AVX-512 VNNI, AVX-VNNI, AVX2, NEON, portable C++")
 @says("CONTRIBUTING.md", "(`avx512`, `avxvnni`, `avx2`, `neon` or `portable`)")
 def sets_of_kernels():
     names = {name for kernels in build._KERNELS.values() for name in kernels}
@@ -701,12 +766,12 @@ def sets_of_kernels():
     assert native.VARIABLE == "JAX_Q4K_KERNELS"
 
 
-@says(README, "`PJRT_NPROC=4` in the environment, sets their number")
+@says(INSTALL, "`PJRT_NPROC=4` in the environment, sets their number")
 def threads():
     assert bench.THREADS == "PJRT_NPROC"
 
 
-@says("docs/performance.md", "a thread that waits for another one sleeps after 100 us")
+@says("docs/performance.md", "A thread that waits for another one sleeps after 100 us")
 def waiting_threads():
     assert "kLinger{100}" in (ROOT / "jax_q4k/native/src/threads.h").read_text()
 
@@ -715,30 +780,31 @@ def waiting_threads():
 
 
 @says(README, "Python 3.11 or newer; JAX 0.10.2 to 0.12 (0.11 and newer need Python 3.12)")
-@says("docs/index.md", "You need Linux and Python 3.11 or newer")
+@says(INSTALL, "Python 3.11 or newer; JAX 0.10.2 to 0.12 (0.11 and newer need Python 3.12)")
 def versions():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">=3.11" and "jax>=0.10.2,<0.13" in project["dependencies"]
 
 
-@says(README, "with `ptxas` for sm_80, sm_90, sm_100 and sm_120", "Ampere GPU or newer (sm_80)")
+@says("docs/simulator.md", "with `ptxas` for sm_80, sm_90, sm_100 and sm_120")
+@says(INSTALL, "an Ampere GPU or newer (sm_80)")
+@says(README, "NVIDIA, Ampere (sm_80) or newer")
 def architectures():
     assert TARGETS == ("sm_80", "sm_90", "sm_100", "sm_120")
 
 
-# docs/kernels.md: constants of the cost model, and rules.
+# Pages about kernels: constants of the cost model, and rules.
 
 
 @says(
-    KERNELS,
+    COST,
     "seconds = 1.3 us + prologue + first",
-    "*first* is the latency of what it then waits for: 0.8 us for memory that all blocks "
-    "ask at once, 0.3 us for the L2 cache",
+    "0.8 us for memory under the load of all blocks, 0.3 us for the L2 cache",
 )
 @says(
-    KERNELS,
+    COST,
     "0.5 us for memory that is idle and up to 0.8",
-    "A barrier of a cluster is taken to be 0.2 us, a load from a peer's shared memory 0.1",
+    "A cluster barrier is taken to be 0.2 us, and a load from a peer's shared memory 0.1",
 )
 def constants_of_the_model():
     assert (cost.LAUNCH, cost.MEMORY_LATENCY, cost.IDLE_LATENCY) == (1.3e-6, 0.8e-6, 0.5e-6)
@@ -746,12 +812,12 @@ def constants_of_the_model():
 
 
 @says(
-    KERNELS,
+    COST,
     "(4.3 TB/s on an H200)",
     "each block's sectors once, at 5.5 TB/s",
     "1.98 GHz, or 1.7 where tensor cores work",
 )
-@says(KERNELS, "products at 700 TFLOP/s", "it is for the H100 and H200")
+@says(TUNING, "products at 700 TFLOP/s", "only the H100 and H200 have one")
 def facts_of_devices():
     h200 = devices.find_device("H200")
     assert (h200.bandwidth, round(h200.l2_bandwidth / 1e12, 1)) == (4.3e12, 5.5)
@@ -760,31 +826,32 @@ def facts_of_devices():
     assert known == {"H100", "H200"}
 
 
-@says(KERNELS, "A launch asks for a sixth of the L2 cache at most")
+@says(KERNELS, "A launch prefetches at most a sixth of the L2 cache")
 def prefetched():
     assert prefetch.prefetch_rule(H200) == devices.find_device("H200").l2_bytes // 6
 
 
 @says(
-    KERNELS,
-    "decoded ones are chosen over float16 kernels up to 1.33 times their estimate. They must win "
-    "by 1.25 over float32 products, and by 1.8 over int8 kernels",
+    TUNING,
+    "decoded products are chosen over float16 kernels up to 1.33 times their estimate. They must "
+    "be better by 1.25 than float32 products and by 1.8 than int8 kernels",
     "are decoded to float16 from 65 rows on",
 )
 def gains_of_decoding():
     assert decoded._GAIN == {"f16": 0.75, "int8": 1.8, "f32": 1.25} and FEW_ROWS == 64
 
 
-@says(KERNELS, "chooses f16 where the device's rate is known, from 17 rows on")
+@says("docs/kernel-tables.md", "chooses f16 where the device's rate is known, from 17 rows on")
+@says(KERNELS, "From 17 rows on products are f16 where the device's rate is known")
 def f16_products():
     assert [m for m in (8, 16, 17, 18) if f16_products_rule(H200, ("Q4_K",), m)] == [17, 18]
 
 
 @says(
-    KERNELS,
-    "For mat-vecs (`matvec`), mat-vecs with prologues, epilogues or several matrices "
-    "(`fused_matvec`), products of prompts (`gemm`) and the choice between those and "
-    "[decoded weights](#decoded-products) (`decoded_products`) tables overrule the rule",
+    TUNING,
+    "Tables override the rules for mat-vecs (`matvec`), mat-vecs with prologues, epilogues or "
+    "several matrices (`fused_matvec`), matrix products of prompts (`gemm`) and the choice between "
+    "those and [decoded weights](#decoded-products) (`decoded_products`)",
 )
 def overruled_rules():
     rules = {rule.name: rule for family in FAMILIES.values() for rule in family.rules}
@@ -797,8 +864,8 @@ def overruled_rules():
     "A run that hangs is ended after 525 seconds",
     "`tests/gpu`, for 200 seconds at most",
 )
-@says(KERNELS, "540 seconds, what matters most first")
-@says("docs/performance.md", "nine minutes: ptx_kernels/tuning/tuned/DEVICE.json")
+@says(TUNING, "540 seconds, most important shapes first")
+@says(TUNING, "nine minutes: ptx_kernels/tuning/tuned/DEVICE.json")
 def seconds_of_measuring():
     gpu = (ROOT / "benchmarks/gpu.py").read_text()
     seconds = int(re.search(r'"--seconds", type=float, default=(\d+)', gpu)[1])

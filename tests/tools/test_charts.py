@@ -1,4 +1,4 @@
-"""The charts of docs/performance.md show the current results in benchmarks/results/."""
+"""The charts of docs/ show the results that lie in benchmarks/results/ now."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tools.thunks import Array
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
 
-DOCUMENT = ROOT / "docs/performance.md"
+DOCUMENT = ROOT / "docs/predictions.md"
 
 
 @dataclasses.dataclass(frozen=True)

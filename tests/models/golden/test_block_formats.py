@@ -27,8 +27,8 @@ def test_logits_are_llama_cpps(name, implementation):
     assert nmse(got[0], want) <= 1e-8
 
 
-def test_the_readme_names_every_file():
-    lines = (TESTS.parent / "README.md").read_text().splitlines()
+def test_the_page_of_models_names_every_file():
+    lines = (TESTS.parent / "docs/models.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| type | products"))
     cells = [line.split("|")[4] for line in lines[start + 2 : lines.index("", start)]]
     named = {name.strip() for cell in cells for name in cell.split(",")}

@@ -44,9 +44,9 @@ def exact():
         yield
 
 
-def test_the_readme_names_every_architecture_and_its_golden_files():
+def test_the_page_of_models_names_every_architecture_and_its_golden_files():
     head, rows = "| models | `general.architecture` | golden files |", []
-    lines = (TESTS.parent / "README.md").read_text().splitlines()
+    lines = (TESTS.parent / "docs/models.md").read_text().splitlines()
     for line in lines[lines.index(head) + 2 :]:
         if not line:
             break

@@ -87,9 +87,9 @@ def test_the_golden_logits(name, tmp_path):
     np.testing.assert_array_equal(again.logits(want.tokens[None]), logits)
 
 
-def test_the_readme_names_every_class():
-    readme = (TESTS.parent / "README.md").read_text().partition("Checkpoint folders of")[2]
-    listed = re.findall(r"`(\w+)`", readme.partition("\n\n")[0])
+def test_the_page_of_models_names_every_class():
+    page = (TESTS.parent / "docs/models.md").read_text().partition("Folders of transformers")[2]
+    listed = re.findall(r"`(\w+)`", page.partition("\n\n")[0])
     classes = {c.name for kind in ARCHITECTURES.values() for c in kind.checkpoints}
     assert set(listed) - {"architectures"} == classes
 
