@@ -55,7 +55,7 @@ sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(abspath $(BIN)/python)
 
 lint: $(VENV)/.installed-lint
-	$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . && $(BIN)/python -m tools.prose
 
 types: $(VENV)/.installed-lint
 	$(BIN)/mypy

@@ -52,7 +52,7 @@ class BuildLibrary(build_ext):
 
 
 class PlainWheel(bdist_wheel):
-    """Of this machine, for every Python: the library does not use Python's ABI."""
+    """A wheel for this machine and every Python; the library does not use the ABI of Python."""
 
     def get_tag(self):
         _, _, platform = super().get_tag()
