@@ -14,6 +14,8 @@ _MEGABYTES = 1800
 _MORE_MEGABYTES = 300
 #: A process crashes at the system limit of 65,530; each XLA CPU program takes about eleven.
 _MAPPINGS = 16_000
+#: Of glibc's malloc.h.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 def resident_megabytes() -> int:
@@ -29,6 +31,9 @@ class Bound:
     """
 
     def __init__(self) -> None:
+        if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc: else half of the heap is holes
+            libc.mallopt(_M_ARENA_MAX, 2)
+            libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
         self.after = 0
         self.whole = _MEGABYTES - _MORE_MEGABYTES  # size after the last full collection
         self.module = ""

@@ -177,7 +177,7 @@ def test_the_credit_of_drafts():
             found += checks
             right = none + stayed if checks else none
             given = speculation, none + 3 * checks, right, active
-            speculation = steps._learned(*given, checks=checks)
+            speculation = steps._update_credit(*given, checks=checks)
         assert speculation.accepted.tolist() == [found * stayed] * 2
         assert speculation.drafted.tolist() == [found * 3] * 2
         return found, dataclasses.replace(speculation, accepted=none, drafted=none)

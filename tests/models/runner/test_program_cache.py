@@ -141,9 +141,9 @@ def test_settings_that_change_between_calls(folder, monkeypatch):
 
 def test_threads_with_one_new_shape_compile_it_once(folder, monkeypatch):
     loaded, compiled = with_kept(models.load(golden_files.path("llama-gqa")), folder), []
-    compile_here = kept_files.compiled.compile_here
+    compile_here = kept_files.compiled_files.compile_here
     monkeypatch.setattr(
-        kept_files.compiled,
+        kept_files.compiled_files,
         "compile_here",
         lambda *given: compiled.append(1) or compile_here(*given),
     )

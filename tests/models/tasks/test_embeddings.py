@@ -328,7 +328,7 @@ def test_errors_of_the_command(run, tmp_path, monkeypatch):
     assert code == 2 and "is not UTF-8: byte 3" in err
     code, _, err = run(path("text-spm"), "-f", tmp_path / "none.txt")
     assert code == 2 and "No such file" in err
-    monkeypatch.setattr(cli.embed, "MAX_TEXT", 5)
+    monkeypatch.setattr(cli.commands.embed, "MAX_TEXT", 5)
     (tmp_path / "long.txt").write_text("waves\n")
     code, _, err = run(path("text-spm"), "-f", tmp_path / "long.txt")
     assert code == 2 and "long.txt holds more than 5 bytes" in err
