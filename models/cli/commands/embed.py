@@ -49,7 +49,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
-        help="make them of length 1; default: as the model's file says, else not",
+        default=True,
+        help="scale vectors to length 1; default: on",
     )
     add_devices(parser)
     add_implementation(parser)
