@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ops import float_matmul, linear, mlp, packed_matmul
+from .ops import float_matmul, linear_op, mlp, packed_matmul
 
-_PRODUCTS = frozenset(op.primitive for op in (packed_matmul.op, float_matmul.op, linear.op, mlp.op))
+_PRODUCTS = frozenset(
+    op.primitive for op in (packed_matmul.op, float_matmul.op, linear_op.op, mlp.op)
+)
 
 
 def products_saveable(primitive: Any, *_: Any, **__: Any) -> bool:

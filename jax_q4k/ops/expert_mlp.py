@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..implementation import activations_of, current_selection
 from ..native import calls
 from ..sharding.layout import Layout, Parts, Rows
-from . import checks, expert_kernels, expert_matmul, linear, rms_norm
+from . import checks, expert_kernels, expert_matmul, linear_op, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op
 from .vmaps import by_examples, by_rows
@@ -183,7 +183,9 @@ def _hidden(given: Operands, eps: float, activation: str, steps: Steps) -> jax.A
     x, ids = given.x, given.ids
     x = x if given.norm_weight is None else steps.norm(x, given.norm_weight, eps)
     gate, up = (
-        linear.plus(steps.product(x, w, ids), None if bias is None else bias[_known(given)], None)
+        linear_op.plus(
+            steps.product(x, w, ids), None if bias is None else bias[_known(given)], None
+        )
         for w, bias in zip((given.gate, given.up), given.biases[:2], strict=True)
     )
     return ACTIVATION_FUNCTIONS[activation](gate, up)
@@ -198,7 +200,7 @@ def _added_up(given: Operands, h: jax.Array, steps: Steps) -> jax.Array:
         y = y + given.biases[2][known]
     here = (known == given.ids)[..., None]
     y = jnp.sum(jnp.where(here, y * given.weights[..., None], 0), axis=1)
-    return linear.plus(y, None, given.residual)
+    return linear_op.plus(y, None, given.residual)
 
 
 def _known(given: Operands) -> jax.Array:
@@ -341,7 +343,7 @@ def split(
         (m, top), inner = given.ids.shape, h.shape[2]
         h = parts.along(h.reshape(m * top, inner), "f", "g").reshape(m, top, -1)
         y = _added_up(given, h, steps)
-    return linear.plus(parts.sum(parts.sum(y, "g"), "e"), None, residual)
+    return linear_op.plus(parts.sum(parts.sum(y, "g"), "e"), None, residual)
 
 
 def shapes(*operands: Any, **_: Any) -> Any:

@@ -5,26 +5,20 @@ A layer has one matrix, several matrices, or a gate and an up matrix.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.limits import router_takes
-
-from ..arrays.indexed import Packed, axes
+from ..arrays.indexed import Packed
 from ..arrays.transposed import TransposedArray
 from ..implementation import activations_of, current_selection
-from ..native import calls
-from ..sharding.layout import Layout, Parts, Rows
-from . import checks, float_matmul, gemv, packed_matmul, rms_norm
-from .gates import ACTIVATION_FUNCTIONS, check_activation
-from .op import KernelCall, Op
-from .prefetch import asking, prefetched
-from .select_kernel import select_matmul_kernel
-from .vmaps import by_rows
+from ..sharding.layout import Rows
+from . import checks
+from .gates import check_activation
+from .linear_op import Operands, chain, is_router, op, product, public_steps
+from .prefetch import prefetched
 
 
 def matmul(
@@ -265,16 +259,6 @@ def check_columns(x: jax.Array, name: str, w: Any) -> None:
         )
 
 
-class Operands(NamedTuple):
-    """The primitive's operands; all but the weights are float32."""
-
-    x: jax.Array  # (m, k)
-    residual: jax.Array | None  # (m, n), only with a single matrix
-    norm_weight: jax.Array | None  # (k,)
-    weights: tuple[Any, ...]  # packed (n_i, k), none or all in stacks; or one float32 matrix
-    biases: tuple[jax.Array | None, ...]  # (n_i,)
-
-
 def _linear(
     name: str,
     x: Any,
@@ -303,7 +287,7 @@ def _linear(
     rows = Rows.of(x)
     operands = checked_operands(x, rows, weights, norm, biases, residual)
     packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
-    one = packed or _is_router(operands)  # one kernel computes all of it
+    one = packed or is_router(operands)  # one kernel computes all of it
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
     around = (activation, operands.residual, operands.norm_weight, *operands.biases)
     ys: Sequence[jax.Array]
@@ -362,206 +346,3 @@ def checked_operands(
             for (name, bias), w in zip(named, weights, strict=True)
         ),
     )
-
-
-def _is_router(operands: Operands) -> bool:
-    """Returns whether this is a single small float32 matrix and few rows."""
-    (x, residual, _, (w, *others), _) = operands
-    if others or residual is not None or isinstance(w, Packed) or w.dtype != jnp.float32:
-        return False
-    n, k = w.shape
-    return bool(n) and router_takes(n, k, x.shape[0])
-
-
-class Steps(NamedTuple):
-    """Operations that a linear layer is composed of."""
-
-    norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
-    product: Callable[[jax.Array, Any], jax.Array]  # (x (m, k), w (n, k)) -> (m, n)
-
-
-def chain(
-    operands: Operands, eps: float, activation: str | None, steps: Steps
-) -> tuple[jax.Array, ...]:
-    """Runs the operation step by step."""
-    x, residual, norm_weight, weights, biases = operands
-    h = x if norm_weight is None else steps.norm(x, norm_weight, eps)
-    ys = [steps.product(h, w) for w in weights]
-    if activation is not None:
-        return (ACTIVATION_FUNCTIONS[activation](*ys),)
-    return tuple(plus(y, bias, residual) for y, bias in zip(ys, biases, strict=True))
-
-
-def plus(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> jax.Array:
-    """residual + (y + bias), without the terms that are None."""
-    y = y if bias is None else y + bias
-    return y if residual is None else residual + y
-
-
-def _or_of_floats(product: Callable[[jax.Array, Any], jax.Array]) -> Any:
-    """Returns the product for packed matrices, and XLA's for float ones."""
-    return lambda x, w: (product if isinstance(w, Packed) else float_matmul.reference)(x, w)
-
-
-def reference_steps(activations: str | None) -> Steps:
-    """Returns the steps in plain JAX."""
-    return Steps(
-        lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
-        _or_of_floats(functools.partial(packed_matmul.reference, activations=activations)),
-    )
-
-
-def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
-    """Returns the steps as one kernel each."""
-    return Steps(
-        lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
-        _or_of_floats(functools.partial(packed_matmul.ptx, launch, activations=activations)),
-    )
-
-
-def public_steps(activations: str | None) -> Steps:
-    """Returns the steps as one differentiable operation each."""
-    return Steps(
-        lambda x, weight, eps: rms_norm.rms_norm(x, weight, eps=eps),
-        lambda x, w: product(x, w, activations),
-    )
-
-
-def product(x: jax.Array, w: Any, activations: str | None) -> jax.Array:
-    """x (m, k) times a packed or float w (n, k) transposed, of x's dtype; m and n may be 0."""
-    if not x.shape[0] or not w.shape[0]:
-        return jnp.zeros((x.shape[0], w.shape[0]), x.dtype)
-    if isinstance(w, Packed):
-        return packed_matmul.packed_matmul(x, w, activations)
-    return float_matmul.float_matmul(x, w)
-
-
-def reference(
-    *operands: Any, eps: float, activation: str | None, activations: str | None
-) -> tuple[jax.Array, ...]:
-    """The operation in plain JAX."""
-    return chain(Operands(*operands), eps, activation, reference_steps(activations))
-
-
-def ptx(
-    launch: KernelCall,
-    *operands: Any,
-    eps: float = 0.0,
-    activation: str | None = None,
-    activations: str | None,
-    prefetch: Sequence[Packed] = (),
-) -> Sequence[jax.Array]:
-    """Launches one product of all matrices if there is one, else a kernel for each step.
-
-    `activations` None selects the fastest.
-    """
-    x, residual, norm_weight, weights, biases = given = Operands(*operands)
-    launch = asking(launch, prefetch, x.shape[0])
-    if _is_router(given):
-        return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
-    product = None
-    if isinstance(weights[0], Packed):
-        is_gated = activation is not None
-        product = select_matmul_kernel(weights, x.shape[0], activations, gated=is_gated)
-    if product is None:
-        return chain(given, eps, activation, ptx_steps(launch, activations))
-    return product(
-        launch,
-        x,
-        weights,
-        norm_weight=norm_weight,
-        eps=eps,
-        biases=biases,
-        residual=residual,
-        activation=activation,
-    )
-
-
-def native(
-    *operands: Any, eps: float = 0.0, activation: str | None = None, activations: str | None
-) -> Sequence[jax.Array]:
-    """Multiplies by all matrices in one call; `activations` None means q8_1."""
-    x, residual, norm_weight, weights, biases = Operands(*operands)
-    return calls.linear(
-        x,
-        weights,
-        quantized=isinstance(weights[0], Packed)
-        and packed_matmul.quantizes(weights, x.shape[0], x.shape[1], activations),
-        norm_weight=norm_weight,
-        eps=eps,
-        biases=biases,
-        residual=residual,
-        activation=activation,
-    )
-
-
-def _derivative(
-    *operands: Any, eps: float, activation: str | None, activations: str | None
-) -> tuple[jax.Array, ...]:
-    return chain(Operands(*operands), eps, activation, public_steps(activations))
-
-
-def _shapes(
-    x: Any, _: Any, __: Any, weights: Any, ___: Any, *, activation: Any, **____: Any
-) -> Any:
-    results = weights if activation is None else weights[:1]
-    return tuple(jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32) for w in results)
-
-
-def _layout(*operands: Any, activation: str | None, **_: Any) -> Layout:
-    """Layout: the rows of each matrix are split separately, unless the matrices gate each other."""
-    weights = Operands(*operands).weights
-    count = len(weights)
-    names = _row_names(count) if activation is None else ["n"] * count
-    results = tuple(f"m {n}" for n in (names if activation is None else names[:1]))
-    rows = tuple(axes(w, f"{n} k") for w, n in zip(weights, names, strict=True))
-    # With several matrices, a call must not return replicated and split results together.
-    combined = " ".join(["k", *names]) if activation is None and count > 1 else "k"
-    return Layout(("m k", f"m {names[0]}", "k", rows, tuple(names)), results, combined)
-
-
-def _row_names(count: int) -> list[str]:
-    return [f"n{i}" for i in range(count)]
-
-
-def split(
-    parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
-) -> Sequence[jax.Array]:
-    """Sums norm and products over devices if k is sharded, then adds bias and residual.
-
-    If only rows are sharded: one call, or one per matrix if their rows are split differently.
-    """
-    x, residual, norm_weight, weights, biases = given = Operands(*operands)
-    if not parts.split("k"):
-        around = {"eps": eps, "activation": activation, **params}
-        if parts.alike(*_row_names(len(weights))):
-            ys: Sequence[jax.Array] = call(op, *given, **around)
-            return ys
-        pairs = zip(weights, biases, strict=True)
-        alone = (given._replace(weights=(w,), biases=(bias,)) for w, bias in pairs)
-        return [call(op, *single, **around)[0] for single in alone]
-    if norm_weight is not None:
-        x = rms_norm.split(parts, None, x, norm_weight, eps=eps)
-
-    def product(x: jax.Array, w: Any) -> jax.Array:
-        absent = Operands(x, None, None, (w,), (None,))
-        (y,) = call(op, *absent, eps=0.0, activation=None, **params)
-        total: jax.Array = parts.sum(y, "k")
-        return total
-
-    rest = Operands(x, residual, None, weights, biases)
-    return chain(rest, 0.0, activation, Steps(lambda x, *_: x, product))
-
-
-#: The primitive of all these functions.
-op = Op(
-    "linear",
-    reference,
-    shapes=_shapes,
-    ptx=ptx,
-    native=native,
-    vmap=functools.partial(by_rows, operands=2),  # x and the residual
-    derivative=_derivative,
-    layout=_layout,
-    split=split,
-)

@@ -15,7 +15,7 @@ from ..arrays.indexed import Packed, axes
 from ..implementation import activations_of, current_selection
 from ..native import calls
 from ..sharding.layout import Layout, Parts, Rows
-from . import checks, decoded, gemm, linear, packed_matmul
+from . import checks, decoded, gemm, linear, linear_op, packed_matmul
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
 from .select_kernel import select_matmul_kernel
@@ -104,25 +104,27 @@ class Operands(NamedTuple):
     up: Any
     down: Any  # packed (n, inner)
 
-    def gated(self) -> linear.Operands:
+    def gated(self) -> linear_op.Operands:
         """Returns the operands of the gated product."""
-        return linear.Operands(self.x, None, self.norm_weight, (self.gate, self.up), (None, None))
+        return linear_op.Operands(
+            self.x, None, self.norm_weight, (self.gate, self.up), (None, None)
+        )
 
-    def last(self, h: jax.Array) -> linear.Operands:
+    def last(self, h: jax.Array) -> linear_op.Operands:
         """Returns the operands of `down`'s product with h, the result of the gated product."""
-        return linear.Operands(h, self.residual, None, (self.down,), (None,))
+        return linear_op.Operands(h, self.residual, None, (self.down,), (None,))
 
 
-def _chain(operands: Operands, eps: float, activation: str, steps: linear.Steps) -> jax.Array:
+def _chain(operands: Operands, eps: float, activation: str, steps: linear_op.Steps) -> jax.Array:
     """Runs the operation step by step."""
-    (h,) = linear.chain(operands.gated(), eps, activation, steps)
-    (y,) = linear.chain(operands.last(h), 0.0, None, steps)
+    (h,) = linear_op.chain(operands.gated(), eps, activation, steps)
+    (y,) = linear_op.chain(operands.last(h), 0.0, None, steps)
     return y
 
 
 def reference(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
     """The operation in plain JAX."""
-    return _chain(Operands(*operands), eps, activation, linear.reference_steps(activations))
+    return _chain(Operands(*operands), eps, activation, linear_op.reference_steps(activations))
 
 
 def ptx(
@@ -142,7 +144,7 @@ def ptx(
     of_pair = select_matmul_kernel([gate, up], m, activations, gated=True)
     last = select_matmul_kernel([down], m, activations)
     if of_pair is None:
-        return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
+        return _chain(given, eps, activation, linear_op.ptx_steps(launch, activations))
     output = "f32"
     if decoded.products in (of_pair, last):
         output = "rows" if of_pair is last else "f32"
@@ -157,7 +159,7 @@ def ptx(
         (y,) = last(asking(launch, prefetch[1:], m), h, [down], residual=residual)
     else:
         options: dict[str, Any] = {"activations": activations, "prefetch": prefetch[1:]}
-        (y,) = linear.ptx(launch, *given.last(h[0]), **options)
+        (y,) = linear_op.ptx(launch, *given.last(h[0]), **options)
     return y
 
 
@@ -182,7 +184,7 @@ def native(*operands: Any, eps: float, activation: str, activations: str | None)
 
 
 def _derivative(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
-    return _chain(Operands(*operands), eps, activation, linear.public_steps(activations))
+    return _chain(Operands(*operands), eps, activation, linear_op.public_steps(activations))
 
 
 def _layout(*operands: Any, **_: Any) -> Layout:
@@ -205,12 +207,12 @@ def _split(
     params = {"activation": activation, "activations": activations}
     if parts.alike("f", "g"):
         y: jax.Array = call(op, *given._replace(residual=None), eps=eps, **params)
-        return linear.plus(parts.sum(y, "g"), None, given.residual)
-    (h,) = call(linear.op, *given.gated(), eps=eps, **params)
+        return linear_op.plus(parts.sum(y, "g"), None, given.residual)
+    (h,) = call(linear_op.op, *given.gated(), eps=eps, **params)
     h = parts.along(h, "f", "g")
     params["activation"] = None
-    (y,) = call(linear.op, *given._replace(residual=None).last(h), eps=0.0, **params)
-    return linear.plus(parts.sum(y, "g"), None, given.residual)
+    (y,) = call(linear_op.op, *given._replace(residual=None).last(h), eps=0.0, **params)
+    return linear_op.plus(parts.sum(y, "g"), None, given.residual)
 
 
 def _shapes(x: Any, *weights: Any, **_: Any) -> Any:

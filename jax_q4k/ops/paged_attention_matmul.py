@@ -14,7 +14,7 @@ from ..arrays import QuantizedArray
 from ..arrays.indexed import Packed
 from ..implementation import activations_of, current_selection
 from ..sharding.layout import Layout, Parts
-from . import attend, checks, decoded, gemm, gemv, linear
+from . import attend, checks, decoded, gemm, gemv, linear, linear_op
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
 from .prefetch import asking, prefetched
@@ -113,10 +113,10 @@ def paged_attention_matmul(
 
 def _product(
     out: jax.Array, w: Any, bias: jax.Array | None, residual: jax.Array | None
-) -> linear.Operands:
+) -> linear_op.Operands:
     """Returns the operands of the product with attention's result, (..., num_heads, head_dim)."""
     x = out.reshape(-1, out.shape[-2] * out.shape[-1])
-    return linear.Operands(x, _flat(residual), None, (w,), (bias,))
+    return linear_op.Operands(x, _flat(residual), None, (w,), (bias,))
 
 
 def _flat(residual: jax.Array | None) -> jax.Array | None:
@@ -134,7 +134,7 @@ def _reference(
 ) -> jax.Array:
     """The operation in plain JAX."""
     product = _product(attend.reference(*given, **params), *others)
-    (y,) = linear.chain(product, 0.0, None, linear.reference_steps(activations))
+    (y,) = linear_op.chain(product, 0.0, None, linear_op.reference_steps(activations))
     return _as_queries(given, y)
 
 
@@ -162,7 +162,7 @@ def _ptx(
         rows = attend.launches(launch, given, **params, output="q8_1")
         return _as_queries(given, gemv.gemv(launch, rows, [w], **options)[0])
     product = _product(attend.ptx(launch, *given, **params), w, bias, residual)
-    return _as_queries(given, linear.ptx(launch, *product, activations=activations)[0])
+    return _as_queries(given, linear_op.ptx(launch, *product, activations=activations)[0])
 
 
 def _native(
@@ -170,7 +170,7 @@ def _native(
 ) -> jax.Array:
     """The operation by the native kernels; `activations` None means q8_1."""
     product = _product(attend.native(*given, **params), *others)
-    return _as_queries(given, linear.native(*product, activations=activations)[0])
+    return _as_queries(given, linear_op.native(*product, activations=activations)[0])
 
 
 def _shapes(given: attend.Operands, w: Any, *_: Any, **__: Any) -> Any:
@@ -198,12 +198,12 @@ def _split(
     """Computes a device's heads; adds bias and residual to the sum."""
     if parts.alike("h", "g"):
         y = call(_op, given, w, None, None, activations=activations, **params)
-        return linear.plus(parts.sum(y, "g"), bias, residual)
+        return linear_op.plus(parts.sum(y, "g"), bias, residual)
     out = call(attend.op, *given, **params)
     out = parts.along(out.reshape(-1, out.shape[-2] * out.shape[-1]), "h", "g")
-    product = linear.Operands(out, None, None, (w,), (None,))
-    (y,) = call(linear.op, *product, eps=0.0, activation=None, activations=activations)
-    return linear.plus(_as_queries(given, parts.sum(y, "g")), bias, residual)
+    product = linear_op.Operands(out, None, None, (w,), (None,))
+    (y,) = call(linear_op.op, *product, eps=0.0, activation=None, activations=activations)
+    return linear_op.plus(_as_queries(given, parts.sum(y, "g")), bias, residual)
 
 
 _op = Op(

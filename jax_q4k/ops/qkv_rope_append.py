@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ..arrays.indexed import Packed, axes
 from ..implementation import activations_of, current_selection
 from ..sharding.layout import Layout, Parts, Rows
-from . import append_kv, checks, gemm, gemv, linear, rms_norm, rope_append, rotate
+from . import append_kv, checks, gemm, gemv, linear, linear_op, rms_norm, rope_append, rotate
 from .groups import ungrouped
 from .op import KernelCall, Op
 from .prefetch import asking, prefetched
@@ -138,7 +138,7 @@ class Operands(NamedTuple):
     """The primitive's operands; angles, norms and the product's, except weights, are float32."""
 
     pages: tuple[jax.Array, ...]  # k_pages, v_pages and, for int8, their scales
-    product: linear.Operands
+    product: linear_op.Operands
     slot_mapping: jax.Array  # int32 (tokens,), or (groups, tokens of a group)
     cos: jax.Array  # (tokens, rope_dim / 2)
     sin: jax.Array
@@ -159,7 +159,7 @@ def _reference(
 ) -> Any:
     """The operation in plain JAX."""
     operands = Operands(*given)
-    ys = linear.reference(*operands.product, eps=eps, activation=None, activations=activations)
+    ys = linear_op.reference(*operands.product, eps=eps, activation=None, activations=activations)
     return _chain(ys, rope_append.reference, operands, interleaved=interleaved, head_eps=head_eps)
 
 
@@ -168,7 +168,7 @@ def _native(
 ) -> Any:
     """The operation by the native kernels; `activations` None means q8_1."""
     operands = Operands(*given)
-    ys = linear.native(*operands.product, eps=eps, activations=activations)
+    ys = linear_op.native(*operands.product, eps=eps, activations=activations)
     return _chain(ys, rope_append.native, operands, interleaved=interleaved, head_eps=head_eps)
 
 
@@ -192,7 +192,7 @@ def _ptx(
     if not norms and not gemm.takes(product.weights, m, activations):
         asked = gemv.append_rule(product.weights, m, heads, activations)
     if asked is None:
-        ys = linear.ptx(launch, *product, eps=eps, activations=activations, prefetch=prefetch)
+        ys = linear_op.ptx(launch, *product, eps=eps, activations=activations, prefetch=prefetch)
 
         def appended(*operands: Any, **options: Any) -> Any:
             return rope_append.ptx(launch, *operands, **options)
@@ -245,7 +245,7 @@ def _split(
     of_rows = {f"n{i}": parts.axes.get(name, ()) for i, name in enumerate("ghh")}
     by_matrix = Parts({**of_rows, "k": parts.axes.get("k", ())})  # with `linear`'s names
     given: Any = {"eps": eps, "activation": None, "activations": activations}
-    ys = linear.split(by_matrix, call, *product, **given)
+    ys = linear_op.split(by_matrix, call, *product, **given)
     q, k, v = (_heads(y, pages[0]) for y in ys)
     around = {"interleaved": interleaved, "eps": head_eps}
     *updated, _ = call(rope_append.op, pages, k, k, v, slot_mapping, cos, sin, norms, **around)
