@@ -17,7 +17,7 @@ ifeq ($(findstring cuda,$(EXTRAS)),)
 export JAX_PLATFORMS ?= cpu
 endif
 
-.PHONY: demo test test-all test-others sanitize lint types docs clean
+.PHONY: demo test test-all test-others sanitize lint types docs wheel clean
 
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
@@ -63,6 +63,12 @@ types: $(VENV)/.installed-lint
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'site/index.html'
+
+# dist/*.whl, with the CPU kernels, for Linux with glibc 2.27 or newer; `twine upload dist/*` publishes it.
+wheel: $(VENV)/.installed-wheel
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'

@@ -30,6 +30,8 @@ _FLAGS = [
     "-Wextra",
 ]
 
+_STATIC = ["-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
 #: Machine -> kernel sets: name and required flags. `library.cpp` checks that the processor has the
@@ -62,7 +64,7 @@ def compiler() -> list[str]:
 def fingerprint() -> str | None:
     """Returns a hash of the sources and of their compiler flags, or None without sources."""
     sources = sorted(path for path in _SOURCES.glob("*") if path.suffix in (".h", ".cpp"))
-    digest = hashlib.sha256(repr((_FLAGS, kernels())).encode())
+    digest = hashlib.sha256(repr((_FLAGS, _STATIC, kernels())).encode())
     for path in sources:
         digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
     return digest.hexdigest()[:16] if sources else None
@@ -146,11 +148,23 @@ def compile_library(
                 progress(runs[run], done, len(runs))
         partial = target.with_name(f"{target.name}.{os.getpid()}")
         try:
-            _run([*compiler(), "-shared", *flags, *objects, "-o", str(partial)])
+            _link(objects, partial, flags)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
     return [name for name in kernels() if name not in known]
+
+
+def _link(objects: Sequence[str], target: Path, flags: Sequence[str]) -> None:
+    """Links the objects, with the C++ runtime inside if the system has it as an archive.
+
+    The library then runs with any glibc from 2.27 on, as the wheels of jaxlib do.
+    """
+    command = [*compiler(), "-shared", *flags, *objects, "-o", str(target)]
+    try:
+        _run([*command, *_STATIC])
+    except BuildError:
+        _run(command)
 
 
 def _knows(machine: Sequence[str], folder: Path) -> bool:
