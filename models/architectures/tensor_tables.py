@@ -12,11 +12,12 @@ class Tensor:
     Attributes:
       gguf: name in GGUF files, without the prefix `blk.LAYER.` and `suffix`.
       module: module path in Decoder, or in DecoderLayer.
-      checkpoint: name in checkpoints, without `model.layers.LAYER.` and `suffix`; None: not stored
-        there. With `{expert}` there is one tensor per expert, and `{expert}` is its number.
+      checkpoint: name in checkpoints, without `model.layers.LAYER.` and `suffix`; None means that
+        checkpoints do not store the tensor. With `{expert}` there is one tensor per expert, and
+        `{expert}` is its number.
       shape: row-major, (n, k) for a matrix, by the names of `tensors.sizes`.
-      split: axis that tensor parallelism splits; None: replicated.
-      bias: group of biases that the tensor's bias belongs to; None: it has no bias.
+      split: axis that tensor parallelism splits; None means replicated.
+      bias: group of biases that the tensor's bias belongs to; None means that it has no bias.
       rotated: Config field that counts the heads in its rows, if rope rotates them.
       required: whether every file holds it.
       suffix: suffix of the name; "": none.

@@ -70,7 +70,7 @@ def render(
         has no system role (Gemma 2), the system message is prepended to the first user message.
       add_generation_prompt: end with the header of the assistant's turn.
       tools: function descriptions, as in OpenAI's API.
-      now: time that the template may print; None: the current time.
+      now: time that the template may print; None means the current time.
       template: name of one of the file's templates. None: "tool_use" if there are tools and such a
         template, else the default template.
       limits: limits of the rendering process.

@@ -46,7 +46,7 @@ class Experts:
 def read(
     get: Fields, kind: Architecture, layers: int, vocab_size: int, most: int, inner: int
 ) -> Experts | None:
-    """Reads experts from the architecture's metadata; None: every layer is dense.
+    """Reads experts from the architecture's metadata; None means that every layer is dense.
 
     most: largest accepted size. inner: inner size of a dense layer. Raises GGUFError that names
     the invalid key.

@@ -71,7 +71,7 @@ def frequencies(rope: Rope, divisors: Any = None) -> np.ndarray:
 def exact_frequencies(rope: Rope, stretched: np.ndarray | None) -> np.ndarray:
     """Returns radians per token of every pair before divisors, float64 (dim / 2,).
 
-    stretched: (dim / 2,), fraction of each frequency that the factor divides; None: 1.
+    stretched: (dim / 2,), fraction of each frequency that the factor divides; None means 1.
     """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
     part = 1.0 if stretched is None else stretched

@@ -85,9 +85,9 @@ def load(
         reads only the shards of its own devices.
       rules: GGUF tensor name without `blk.N.` and `.weight` -> partition of its axes,
         {"attn_q": P("tp"), "attn_output": P(None, "tp")}; tensors without a rule are replicated.
-        None: Megatron's rules, which split the first projections of attention and MLP by rows and
-        the last by columns, or by rows if columns cannot be split between blocks. A warning names
-        tensors that are replicated.
+        None means Megatron's rules, which split the first projections of attention and MLP by rows
+        and the last by columns, or by rows if columns cannot be split between quantization blocks.
+        A warning names tensors that are replicated.
       lora: LoRA adapters: a path, (path, scale), or a list of these; see `with_lora`.
 
     Raises:

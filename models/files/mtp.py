@@ -39,7 +39,7 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
     Reads nothing else of the file.
 
     Args:
-      tokens: tokens per draft; None: a default for the device.
+      tokens: tokens per draft; None means a default for the device.
 
     Raises:
       jax_q4k.GGUFError: the file is malformed, has no such layer or several, or the layer's tensors

@@ -63,7 +63,7 @@ class Tokenizer:
     ) -> None:
         """Combines a vocabulary and its encoder.
 
-        metadata: implements `gguf_metadata`; None: the tokenizer came from GGUF metadata.
+        metadata: implements `gguf_metadata`; None means that the tokenizer came from GGUF metadata.
         """
         self.vocabulary = vocabulary
         self._encoder = encoder

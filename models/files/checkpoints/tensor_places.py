@@ -34,7 +34,7 @@ class Place:
       of_experts: the tensor is (experts, n, k), or a bias (experts, n).
       transposed, as_row, channels, logarithms, plain: as in `Stored`.
       tiled: (axis, key heads, value heads, elements per value head) if GGUF files order the heads
-        differently; None: they do not.
+        differently; None means that they do not.
       groups: number of groups that the rows are split into; 0: none.
       parts: rows of this tensor in each group.
       packed: `names` are MXFP4 blocks; `scales` has the names of their scales.
@@ -78,7 +78,7 @@ def places(
     """Returns GGUF name -> place of every tensor that checkpoints of this class may hold.
 
     packed: experts are MXFP4 blocks and scales. held: names in the checkpoint, which decide between
-    alternative places; None: all names.
+    alternative places; None means all names.
     """
     expected, found = expected_tensors(config), {}
     stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}

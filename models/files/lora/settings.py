@@ -61,7 +61,7 @@ class Settings:
     Attributes:
       of_mlx: tensors have mlx-lm's layout, (k, rank) and (rank, n).
       scale: maps (module name in the file, rank) to the factor of B A.
-      ranks: allowed ranks; None: any.
+      ranks: allowed ranks; None means any.
     """
 
     of_mlx: bool

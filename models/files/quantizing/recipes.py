@@ -73,8 +73,8 @@ class Recipe:
 
     Attributes:
       rules: part of a layer -> types with conditions; the first whose condition holds applies.
-      experts: type of stacks of experts' matrices; None: same as other matrices.
-      output_of_8: type of attn_output in models with eight experts; None: `type`.
+      experts: type of stacks of experts' matrices; None means same as other matrices.
+      output_of_8: type of attn_output in models with eight experts; None means `type`.
     """
 
     file_type: LlamaFileType

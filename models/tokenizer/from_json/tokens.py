@@ -34,7 +34,7 @@ class Tokens:
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None, raw: bool) -> None:
         """Reads the vocabulary.
 
-        size: vocabulary size of the model; None: the number of tokens, whose ids have no gaps.
+        size: vocabulary size of the model; None means the number of tokens, whose ids have no gaps.
         """
         self.raw = raw
         self.added: dict[str, bool] = {}
