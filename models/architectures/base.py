@@ -1,4 +1,4 @@
-"""Architectures as data: everything that `general.architecture` implies except dimensions."""
+"""Dataclasses that describe an architecture and its checkpoint classes, without dimensions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Stored:
     Sizes are given by their names in `tensors.sizes`.
 
     Attributes:
-      name: without `model.layers.LAYER.` and `.weight`. With `{expert}` there is one tensor per
-        expert, and `{expert}` is its number.
+      name: its name, without `model.layers.LAYER.` and `.weight`. With `{expert}` there is one
+        tensor per expert, and `{expert}` is its number.
       holds: GGUF tensors whose rows are concatenated in it, in this order.
-      alternating: rows of these are interleaved instead of concatenated.
+      alternating: rows of the GGUF tensors are interleaved instead of concatenated.
       transposed: matrices are (k, n). None means that the shape decides, since only transformers 4
         transposes them.
       bare: the name has no `.weight`, and the name of the bias ends in `_bias`.
@@ -133,7 +133,7 @@ class CheckpointClass:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """MoE routing; a None field is read from metadata.
+    """Routing of an architecture's MoE layers; a field that is None is read from metadata.
 
     Attributes:
       gating: function from logits to scores, "softmax" or "sigmoid".
@@ -200,7 +200,7 @@ class Architecture:
       logit_scale: maps `logit_scale`, which files then must hold, to the factor of logits.
       embedding_scale: maps the config to the factor of embeddings; None means 1.
       attention_scale: maps the config to the factor of scores; None means head_dim ** -0.5.
-      routing: of MoE layers.
+      routing: routing of MoE layers.
       metadata: maps the config to further metadata of files, with keys relative to the name.
       norm_offset: added to the norm weights of checkpoints.
     """

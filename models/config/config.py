@@ -1,4 +1,4 @@
-"""Configuration of a decoder, read from GGUF metadata."""
+"""Defines Config: a decoder's architecture and dimensions, read from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
 
 
 class Scales(NamedTuple):
-    """Factors in a file's metadata; None if the file has no such key."""
+    """Scale factors in a file's metadata; None if the file has no such key."""
 
     embedding: float | None = None
     residual: float | None = None  # of sublayer outputs
@@ -82,7 +82,7 @@ class Config:
     yarn: tuple[float, float, float] | None = None  # beta_fast, beta_slow, log_multiplier
     original_context: int | None = None  # tokens before context extension; None: context_length
     window: int | None = None  # sliding window in tokens; None means that no layer is windowed
-    windowed_layers: tuple[bool, ...] | None = None  # None means as the architecture implies
+    windowed_layers: tuple[bool, ...] | None = None  # None means that the architecture decides
     local_rope_theta: float | None = None  # of windowed layers; None means rope_theta
     temperature_scale: float = 0.0  # of queries beyond the original context; 0: none
     attention_soft_cap: float | None = None  # scores become cap * tanh(score / cap); None: no cap
@@ -110,7 +110,7 @@ class Config:
 
     @property
     def kind(self) -> Architecture:
-        """Properties that `architecture` implies."""
+        """The Architecture: properties that the name in `architecture` implies."""
         return ARCHITECTURES[self.architecture]
 
     @property
@@ -167,9 +167,10 @@ class Config:
         return self.intermediate_size if self.inner_sizes is None else self.inner_sizes[layer]
 
     def kv_layer_of(self, layer: int) -> int:
-        """Returns the layer whose keys and values this layer uses: itself, or an earlier one.
+        """Returns the index of the layer whose keys and values this layer uses.
 
-        The earlier one is the last layer of the same kind, windowed or not, that has its own.
+        It is the layer itself, or the last earlier layer of the same kind (windowed or not) that
+        computes its own keys and values.
         """
         first = self.num_layers - self.shared_kv_layers
         if layer < first:
@@ -180,12 +181,12 @@ class Config:
         )
 
     def has_experts(self, layer: int) -> bool:
-        """Whether the feed-forward network of a layer is an MoE."""
+        """Returns whether the feed-forward network of a layer is an MoE."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
     @functools.cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """Distinct ropes of the layers; the first is the one that most layers use."""
+        """Distinct rotary embeddings of the layers; most layers use the first."""
         return tuple(dict.fromkeys((self._rope, *map(self._rope_of, range(self.num_layers)))))
 
     def rope_of(self, layer: int) -> int:
@@ -338,7 +339,7 @@ def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
 def _windowed_layers(
     get: Fields, kind: Architecture, layers: int, blocks: int
 ) -> tuple[bool, ...] | None:
-    """Returns whether each layer is windowed; None means as the architecture implies."""
+    """Returns whether each layer is windowed; None means that the architecture decides."""
     key = "attention.sliding_window_pattern"
     given = get.value(key, None)
     if given is None or kind.windowed is None:
@@ -373,7 +374,7 @@ def _per_layer_size(get: Fields, kind: Architecture) -> int:
 def _shared_kv_layers(
     get: Fields, kind: Architecture, layers: int, windowed_layers: tuple[bool, ...] | None
 ) -> int:
-    """Returns how many last layers share the keys and values of earlier layers of their kind."""
+    """Returns how many of the last layers share keys and values of earlier layers."""
     key = "attention.shared_kv_layers"
     if not kind.per_layer_embeddings:
         metadata_keys.refuse(get, key, (0,))

@@ -47,7 +47,7 @@ def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _gguf_file_of(folder: str) -> str:
-    """Returns the only model among a folder's GGUF files."""
+    """Returns the path of a folder's only GGUF model."""
     files = sorted(glob.glob("*.gguf", root_dir=folder))
     models = [name for name in files if not hub.NO_MODELS.search(name)]
     models = [name for name in models if not _LATER_PART.search(name)]
@@ -93,7 +93,7 @@ def load(
     Raises:
       jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed or not supported. OSError: it
         cannot be read. ValueError: a rule names an unknown tensor or mesh axis, or splits within a
-        row or block. TypeError: not a Mesh, or not a PartitionSpec.
+        row or quantization block. TypeError: not a Mesh, or not a PartitionSpec.
     """
     path = located(path)
     read = from_pretrained if is_checkpoint(path) else from_gguf

@@ -141,7 +141,7 @@ class Attention(nnx.Module):
         return queries, gate
 
     def _per_head(self, norm: Norm) -> bool:
-        """Whether a norm applies to each head separately, so that it can be fused with rotation."""
+        """Returns whether a norm applies per head, so that it can be fused with rotation."""
         return isinstance(norm, RMSNorm) and norm.weight.shape == (self.head_dim,)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoint folders: tokenizer.json, read by `tokenizers`, and related files."""
+"""Builds tokenizers from tokenizer.json and related files of checkpoint folders."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
 
 
 def merge_texts(model: JSONFields, ids: Mapping[str, int]) -> list[str]:
-    """Returns merges in GGUF's format; rejects tokens with spaces, which are separators there."""
+    """Returns merges in GGUF's format, "a b"; raises CheckpointError for tokens with spaces."""
     merges = merges_of(model, ids)
     for rank, pair in enumerate(merges):
         if any(" " in part for part in pair):
