@@ -1,4 +1,4 @@
-"""Policies for `jax.checkpoint` that recognize this package's matrix products."""
+"""Policies for `jax.checkpoint` that recognize this package's matmuls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _PRODUCTS = frozenset(
 
 
 def products_saveable(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Returns True for this package's matrix products: saves them and recomputes the rest.
+    """Policy that saves the results of this package's matmuls and recomputes everything else.
 
-    Corresponds to `jax.checkpoint_policies.dots_saveable`, which recognizes JAX's own products.
+    Corresponds to `jax.checkpoint_policies.dots_saveable`, which recognizes JAX's own matmuls.
     To save both kinds: `jax.checkpoint(f, policy=jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_saveable, jq.checkpoint_policies.products_saveable))`.
     """

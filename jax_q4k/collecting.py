@@ -25,10 +25,10 @@ _held_back = ProcessWide(_hold_back, lambda before: gc.set_threshold(*before))
 
 @contextlib.contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Runs the garbage collector less often inside the block, in all threads.
+    """Context manager in which Python's garbage collector runs less often, in all threads.
 
     Imports and tracing create objects that stay alive; scanning them again and again takes a tenth
-    of the time to the first token. The old thresholds return when the last block ends.
+    of the time to the first token. The old thresholds are restored when the last block ends.
     """
     with _held_back.block():
         yield

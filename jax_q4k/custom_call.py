@@ -1,4 +1,4 @@
-"""Runs a built kernel inside a JAX program, as an XLA custom call or in the simulator."""
+"""Runs a PTX kernel inside a JAX program, as an XLA custom call or in the simulator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ KernelCall = Callable[..., list[jax.Array]]
 
 
 def ptx_name(dtype: Any) -> str:
-    """Returns the kernels' name of float32, float16, bfloat16, int8 or float8_e4m3fn."""
+    """Returns the name that kernels use for a dtype.
+
+    The dtype is float32, float16, bfloat16, int8 or float8_e4m3fn.
+    """
     return float_types.of_dtype(dtype).kernel
 
 
@@ -52,7 +55,7 @@ def _check_operands(kernel: Kernel, operands: Sequence[Any]) -> None:
 
 
 def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
-    """Launches `kernel` on the GPU through XLA's PTX custom call.
+    """Launches `kernel` on the GPU through XLA's PTX custom call; returns its results.
 
     The kernel updates `inout` buffers in place.
     """
@@ -77,7 +80,7 @@ def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
 
 
 def launch_simulated(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
-    """Runs `kernel`'s PTX text in the simulator, on the host."""
+    """Runs `kernel`'s PTX text in the simulator, on the host; returns its results."""
     _check_operands(kernel, operands)
     return simulate_p.bind(*operands, kernel=kernel)
 
@@ -95,10 +98,10 @@ def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.Sha
 
 @functools.cache
 def _simulator_thread() -> ThreadPoolExecutor:
-    """Returns the thread that runs simulated launches.
+    """Returns the single-threaded executor that runs simulated launches.
 
-    It has the floating-point environment of the thread that first lowers a launch. XLA's own
-    threads flush subnormals to zero, and so would NumPy in a callback on them.
+    Its thread has the floating-point environment of the thread that first lowers a launch. XLA's
+    own threads flush subnormals to zero, and so would NumPy in a callback on them.
     """
     pool = ThreadPoolExecutor(1, "simulator")
     pool.submit(lambda: None).result()  # the thread starts here, not in the callback

@@ -12,11 +12,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class JitCache:
-    """Cache in which the CUDA driver stores the machine code that it compiles from PTX.
+    """The CUDA driver's on-disk cache of machine code that it compiles from PTX.
 
     Attributes:
       folder: folder that the driver writes to.
-      problem: why the driver stores nothing, or None if it does.
+      problem: why the driver stores nothing; None if it stores code.
     """
 
     folder: Path
@@ -24,7 +24,7 @@ class JitCache:
 
 
 def jit_cache() -> JitCache:
-    """Finds the CUDA driver's cache from the environment and file system, without the driver.
+    """Locates the CUDA driver's cache by environment variables and files, without the driver.
 
     CUDA's programming guide documents $CUDA_CACHE_DISABLE and $CUDA_CACHE_PATH; the default folder
     is ~/.nv/ComputeCache.
@@ -53,7 +53,7 @@ def cuda_devices() -> int:
 
 
 def cuda_driver() -> str:
-    """Returns the number of CUDA devices as text, or why the driver cannot be queried."""
+    """Describes the CUDA driver: the number of its devices, or why it cannot be queried."""
     from ptx_kernels import driver
 
     try:
@@ -63,7 +63,7 @@ def cuda_driver() -> str:
 
 
 def ptxas() -> str:
-    """Returns the version and path of ptxas, or why it cannot be used."""
+    """Describes ptxas: its version and path, or why it cannot be used."""
     from ptx_kernels.machine_code.ptxas import ToolNotFoundError, find_tool, tool_version
 
     try:

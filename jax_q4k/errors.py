@@ -1,4 +1,4 @@
-"""Exceptions that callers may want to tell apart."""
+"""Exceptions and warnings that this package raises."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CompiledFileError(_FileError):
 
 
 class UnavailableError(RuntimeError):
-    """An implementation that was selected by name but cannot run on this platform."""
+    """The implementation that was selected by name cannot run on this platform."""
 
 
 class NativeUnavailableWarning(UserWarning):

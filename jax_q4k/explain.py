@@ -43,20 +43,20 @@ _LAYOUT_ONLY = (
 
 @dataclass(frozen=True)
 class Call:
-    """One operation at one set of shapes.
+    """One distinct call of an operation in the program: its types, implementation and kernels.
 
     Attributes:
       name: name of the primitive.
       count: executions in the program. A scan counts each iteration, a `while` loop one.
       operands, results: types such as `f32[1,4096]`, or `Q4_K[4096,4096]` for packed arrays.
       params: parameters of the primitive.
-      implementation: implementation that runs; `why` says who selected it.
+      implementation: name of the implementation that runs; `why` says who selected it.
       runnable: whether the platform supports it; if not, lowering raises UnavailableError.
       kernels: launches of `ptx` and `sim`, in order; empty for other implementations.
       handlers: FFI calls of `native`, in order; empty for other implementations.
       figures: machine-code figures and predicted time of each kernel; empty unless requested.
-      chosen: Configs of these kernels, and the reasons.
-      xla: counts of the other operations around them (for `xla`, of all operations).
+      chosen: Configs of these kernels, and why they were chosen.
+      xla: counts of the XLA operations around the kernels (for implementation `xla`, of all).
       otherwise: the other implementations and their requirements.
     """
 
@@ -155,10 +155,10 @@ def explain(
     Args:
       args, kwargs: arguments of the function; a `jax.ShapeDtypeStruct` can replace an array.
         Keyword arguments that are not arrays are passed on unchanged.
-      platform: `cuda` or `cpu`; None: the default platform here.
-      device: device whose tuning applies, by the driver's name (`NVIDIA H200`); None: the local
-        GPU, or an H200 if there is none. For an unknown name the report says which device's number
-        of multiprocessors was assumed.
+      platform: `cuda` or `cpu`; None means the default platform here.
+      device: device whose tuning applies, by the driver's name (`NVIDIA H200`); None means the
+        local GPU, or an H200 if there is none. For an unknown name the report says which device's
+        number of multiprocessors was assumed.
       predict: whether the cost model (`ptx_kernels.machine_code.model`) predicts each launch's
         time, from ptxas's machine code.
 
@@ -305,7 +305,7 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields every equation, including those nested in parameters, and how often it runs."""
+    """Yields each equation of a jaxpr and its nested jaxprs, and how often the equation runs."""
     for equation in jaxpr.eqns:
         yield equation, times
         runs = equation.params["length"] if equation.primitive.name == "scan" else 1

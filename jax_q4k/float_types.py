@@ -1,4 +1,4 @@
-"""Number types that are not packed, for activations, float weights and KV-cache pages."""
+"""Table of the unpacked number types, for activations, float weights and KV-cache pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class FloatType(NamedTuple):
-    """A number type under its names in NumPy, kernels, PTX, XLA and ggml."""
+    """A number type and its names in NumPy, kernels, PTX, XLA and ggml."""
 
     dtype: np.dtype[Any]
     kernel: str  # in arguments of kernels
@@ -44,15 +44,15 @@ _BY_PTX = {of.ptx: of for of in PAGES}
 
 
 def of_dtype(dtype: Any) -> FloatType:
-    """Returns the type of a dtype; raises KeyError for others."""
+    """Returns the FloatType with this NumPy dtype; raises KeyError if there is none."""
     return _BY_DTYPE[np.dtype(dtype)]
 
 
 def ggml_name(dtype: Any) -> str | None:
-    """Returns ggml's name of a dtype, or None if the table has none."""
+    """Returns ggml's name of a dtype, None if ggml has no such type."""
     return _GGML_NAMES.get(str(dtype))
 
 
 def of_ptx(name: str) -> FloatType | None:
-    """Returns the type of a kernel's buffer, or None if it is not in the table."""
+    """Returns the FloatType with this PTX name, None if it is not in the table."""
     return _BY_PTX.get(name)

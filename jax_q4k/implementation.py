@@ -31,7 +31,7 @@ FUSIONS: tuple[str, ...] = (
 
 
 class Selection(NamedTuple):
-    """Arguments of `implementation(...)`; None means the platform's default."""
+    """Arguments of `implementation(...)`; `implementation` None means the platform's default."""
 
     implementation: Implementation | None = None
     activations: Activations | None = None
@@ -109,11 +109,13 @@ def implementation(
         on CUDA; `native` on a CPU, or `xla` with a NativeUnavailableWarning if the native library
         is not available; `xla` elsewhere.
       activations: type of matmul's activations in the dot products. `q8_1`: int8 in groups of 32,
-        wherever the CUDA path has a kernel for them; `f32`: never quantized; None: `f32` for xla,
-        `q8_1` for native, and the fastest for ptx and sim. The fastest is `q8_1`, or on some GPUs
-        float16 with decoded weights for the many rows of long prompts (`jq.explain` says which).
-      fused: names from `jax_q4k.FUSIONS` of operations that may be fused into fewer kernels; the
-        others run as chains of simpler ones. False: none. None: all, each where it is faster.
+        wherever the CUDA path has a kernel for them; `f32`: never quantized; None means `f32` for
+        xla, `q8_1` for native, and the fastest for ptx and sim. The fastest is `q8_1`, or on some
+        GPUs float16 with decoded weights for the many rows of long prompts (`jq.explain` says
+        which).
+      fused: names from `jax_q4k.FUSIONS` of operations that may be fused into fewer kernels; other
+        operations run as chains of simpler ones. False means none; None means all, each where it is
+        faster.
       prefetch: whether kernels prefetch the weights of later ones, which operations receive as
         `prefetch`, on GPUs that support it.
 
@@ -131,7 +133,7 @@ def selected(selection: Selection) -> AbstractContextManager[None]:
 
 
 def activations_of(asked: str | None) -> str | None:
-    """Returns a call's own `activations`, or else the selected ones.
+    """Returns the `activations` passed to a call; if None, those of the current selection.
 
     Raises ValueError for an unknown name.
     """

@@ -1,4 +1,4 @@
-"""All private names of JAX that this package uses; JAX may rename them in any release.
+"""Wraps all private JAX APIs that this package uses, which JAX may rename in any release.
 
 `tests/jax_q4k/test_jax_internals.py` reports a missing one.
 """
@@ -23,7 +23,7 @@ ShardingTypeError: type[Exception] = core.ShardingTypeError
 class Primitive(jax.extend.core.Primitive):
     """A primitive that casts its operands to vary over the same axes inside `jax.shard_map`.
 
-    JAX inserts such casts in front of its own primitives. `varying_as` gives the results' types.
+    JAX inserts such casts in front of its own primitives. `varying_as` returns the results' types.
     """
 
     def bind(self, *args: Any, **params: Any) -> Any:
@@ -65,7 +65,7 @@ class Report:
         self.error, self._enabled = error, enabled
 
     def nan(self, primitive: jax.extend.core.Primitive, results: Sequence[Any]) -> None:
-        """Adds an error if a result has NaN."""
+        """Adds an error that occurs if one of `results` contains NaN."""
         if results:
             check_nans = cast("Any", checkify.check_nans)
             self.error = check_nans(primitive, *self._context, self.error, self._enabled, results)
@@ -73,7 +73,10 @@ class Report:
     def outside(
         self, primitive: jax.extend.core.Primitive, indices: jax.Array, shape: tuple[int, ...]
     ) -> None:
-        """Adds an error if one of `indices` (count,) is out of range for rows of that shape."""
+        """Adds an error that occurs if one of `indices` (count,) is out of range.
+
+        shape: shape of the array whose rows `indices` select.
+        """
         if checkify.OOBError not in self._enabled:
             return
         wrong = (indices < 0) | (indices >= shape[0])
@@ -84,7 +87,7 @@ class Report:
 
 
 def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequence[Any]]) -> None:
-    """Registers `rule(report, *leaves, **params)`, which returns the results under checkify."""
+    """Registers a primitive's checkify rule: `rule(report, *leaves, **params)` -> results."""
 
     def checked(*arguments: Any, **params: Any) -> Any:
         at = next(i for i, x in enumerate(arguments) if isinstance(x, checkify.Error))
@@ -96,15 +99,15 @@ def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequen
 
 
 def lower_with_devices(primitive: jax.extend.core.Primitive) -> None:
-    """Makes JAX pass lowering the number of devices, which `partitioned_devices` reads."""
+    """Makes JAX pass the number of devices to lowering rules, for `partitioned_devices`."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:
     """Returns the number of devices over which XLA's partitioner splits the lowered operation.
 
-    It is 1 inside `jax.shard_map`, and on a mesh whose axes are all explicit: the types then say
-    that the operands are replicated.
+    The number is 1 inside `jax.shard_map`, and on a mesh whose axes are all explicit: the types
+    then say that the operands are replicated.
     """
     context = ctx.module_context.axis_context
     if not isinstance(context, sharding_impls.ShardingContext):
@@ -134,7 +137,7 @@ def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.P
 def trace_context() -> tuple[Any, ...]:
     """Returns all JAX settings that tracing and compiling depend on, hashable.
 
-    They are the global settings, the thread's, and user contexts such as
+    These are the global settings, the thread's settings, and user contexts such as
     `jax_q4k.implementation`. JAX's own cache keys contain them.
     """
     context: tuple[Any, ...] = config.trace_context()
@@ -144,13 +147,15 @@ def trace_context() -> tuple[Any, ...]:
 def topology_fingerprint(device: jax.Device) -> int:
     """Returns a number that identifies what XLA compiles for, such as a CPU's instruction sets.
 
-    It is part of the keys of JAX's compilation cache.
+    The number is part of the keys of JAX's compilation cache.
     """
     return int(xla_client.get_topology_for_devices([device]).fingerprint()) % (1 << 64)
 
 
 def compile_only_devices(target_config: str, count: int = 1) -> list[Any]:
-    """Returns GPUs of one host that XLA knows only from a GpuTargetConfigProto in text form.
+    """Returns `count` GPUs that need not exist, as devices that XLA can compile for.
+
+    target_config: the GPU's GpuTargetConfigProto in text form.
 
     Raises RuntimeError or ValueError if JAX's CUDA plugin is not installed.
     """
@@ -174,7 +179,7 @@ class LoadedProgram:
         self._executable, self.device = executable, device
 
     def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
-        """Runs on arrays of the device that have the compiled shapes and dtypes."""
+        """Runs the program; the arguments must have the compiled device, shapes and dtypes."""
         outputs = self._executable.execute_sharded(list(arguments))
         return [arrays[0] for arrays in outputs.disassemble_into_single_device_arrays()]
 

@@ -1,4 +1,4 @@
-"""Process-wide settings that are changed while any thread is inside a block."""
+"""Changes a process-wide setting for as long as any thread is inside a `with` block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class ProcessWide(Generic[T]):
-    """A setting that stays changed while any thread is inside a block."""
+    """A process-wide setting that stays changed while any thread is inside a `with` block."""
 
     def __init__(self, change: Callable[[], T], restore: Callable[[T], object]) -> None:
         """Takes `change`, which changes the setting and returns the old value for `restore`."""

@@ -1,4 +1,4 @@
-"""Quantizes floats to packed weights."""
+"""Quantizes float arrays to QuantizedArrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .arrays import QuantizedArray
 def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
     """Quantizes w (..., k) to a QuantizedArray of that shape, on the default device.
 
-    Like `jax_q4k.quantizers.quantize`, with the same arguments and errors, but returns an array.
+    Like `jax_q4k.quantizers.quantize`, with the same arguments and errors, but returns a
+    QuantizedArray instead of bytes.
     """
     from . import quantizers
 

@@ -1,4 +1,4 @@
-"""Arrays whose last axis is packed into blocks, and views of them."""
+"""Arrays whose last axis is packed into quantization blocks, and views of such arrays."""
 
 from .quantized_array import QuantizedArray, is_quantized
 

@@ -1,4 +1,4 @@
-"""One matrix of a packed stack, read in place by its index."""
+"""Defines IndexedArray: one matrix of a packed stack, which kernels read in place."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class IndexedArray:
     passed slices instead would copy each of them.
 
     Attributes:
-      index: int32 (). Negative values count from the end; values out of range are clamped, as by
-        `jax.lax.dynamic_index_in_dim`.
+      index: int32 scalar. Negative values count from the end; values out of range are clamped, as
+        by `jax.lax.dynamic_index_in_dim`.
     """
 
     stack: QuantizedArray
@@ -32,12 +32,12 @@ class IndexedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(n, k)."""
+        """Shape (n, k) of the matrix."""
         return self.stack.shape[1:]
 
     @property
     def planes(self) -> tuple[jax.Array, ...]:
-        """A copy of the matrix's planes, for code that cannot read stacks."""
+        """Copies of the matrix's planes, sliced from the stack for code that cannot read stacks."""
         return tuple(
             jax.lax.dynamic_index_in_dim(plane, self.index, keepdims=False)
             for plane in self.stack.planes
@@ -49,10 +49,13 @@ Packed = QuantizedArray | IndexedArray
 
 
 def layers(w: Packed) -> int:
-    """Returns the number of matrices in the matrix's stack, or 0 if it is not in a stack."""
+    """Returns the number of matrices in the stack of `w`, or 0 if `w` is not in a stack."""
     return w.stack.shape[0] if isinstance(w, IndexedArray) else 0
 
 
 def axes(w: Any, names: str) -> str:
-    """Returns the leaves' axes for a `Layout`; `names` are the axes of the matrix."""
+    """Returns the axis names of the leaves of `w`, for a `Layout`.
+
+    names: axis names of the matrix, such as "n k".
+    """
     return f"_ {names}" if isinstance(w, IndexedArray) else names

@@ -1,4 +1,4 @@
-"""NumPy indexing of arrays whose last axis is packed, for all axes but the last."""
+"""Checks NumPy indices of packed arrays, which can be indexed along all axes but the last."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def leading(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Checks `index` for an array of this shape; returns it as an index of the leading axes.
+    """Checks `index` for an array of this shape; returns the index of all axes but the last.
 
     Accepts integers, slices, integer arrays, None (a new axis) and one Ellipsis; the last axis
     accepts only `:`. Raises IndexError for too many indices and for an index out of range,
@@ -31,7 +31,7 @@ def leading(index: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def _without_ellipsis(parts: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Replaces the Ellipsis by full slices."""
+    """Returns the index with its Ellipsis replaced by full slices."""
     where = [i for i, part in enumerate(parts) if part is Ellipsis]
     indexed = sum(part is not None and part is not Ellipsis for part in parts)
     if len(where) > 1:

@@ -1,4 +1,4 @@
-"""Builds packed arrays from planes by name, as checkpoints restored without a target hold them."""
+"""Builds QuantizedArrays from mappings of plane names to arrays, as restored from checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def from_planes(tree: Any) -> Any:
 
 @functools.cache
 def _formats() -> dict[frozenset[tuple[str, int]], str]:
-    """Maps the (name, bytes per block) of all planes to the format; no two formats share a key."""
+    """Maps each format's set of planes (name, bytes per block) to the format's name.
+
+    No two formats have the same set.
+    """
     return {
         frozenset((plane.name, plane.bytes_per_block) for plane in formats.get(name).planes): name
         for name in formats.names()
@@ -35,7 +38,7 @@ def _formats() -> dict[frozenset[tuple[str, int]], str]:
 
 
 def _format(node: Any) -> str | None:
-    """Returns the format whose planes a mapping holds, or None for any other node."""
+    """Returns the name of the format whose planes a mapping holds; None for any other node."""
     if not isinstance(node, Mapping) or not node:
         return None
     leading = set()

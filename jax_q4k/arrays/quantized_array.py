@@ -1,4 +1,4 @@
-"""QuantizedArray: a matrix that stays packed, as a pytree of byte planes."""
+"""Defines QuantizedArray: packed weights, held as a pytree of byte planes."""
 
 from __future__ import annotations
 
@@ -122,12 +122,14 @@ class QuantizedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """float32, the type of the weights in every format and the default of `dequantize`."""
+        """Always float32: the weights' type in every format, and the default of `dequantize`."""
         return np.dtype(np.float32)
 
     @property
     def T(self) -> TransposedArray:
-        """View (k, n) of weights (n, k), without a copy: `x @ w.T` is `jq.matmul(x, w)`.
+        """Transposed view (k, n) of weights (n, k), without a copy, for `x @ w.T`.
+
+        `x @ w.T` is `jq.matmul(x, w)`.
 
         Raises ValueError unless there are two axes.
         """

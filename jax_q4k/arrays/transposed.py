@@ -1,4 +1,4 @@
-"""Transposed view of packed weights, for `x @ w.T`."""
+"""Defines TransposedArray: the transposed view of packed weights, for `x @ w.T`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TransposedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """float32, like `QuantizedArray.dtype`."""
+        """Always float32, like `QuantizedArray.dtype`."""
         return np.dtype(self.T.dtype)
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Atomic file replacement: a file is written completely or not at all."""
+"""Replaces files atomically: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _partials: set[Path] = set()  # temporary files of this process
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
-    """Yields a temporary path next to `path`; its file replaces `path` unless the block raises.
+    """Yields a path to write to; at the end of the block, that file replaces `path`.
+
+    If the block raises, the written file is removed and `path` is unchanged.
 
     A killed process leaves its temporary file, named `.HEX` + suffix + `.partial`. A process that
     exits inside the block without an exception must call `remove_partials` first.
@@ -41,7 +43,10 @@ def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
 
 
 def remove_partials() -> None:
-    """Removes this process's temporary files; for signal handlers that end the process."""
+    """Removes the temporary files of this process's unfinished `replacing` blocks.
+
+    For signal handlers that end the process.
+    """
     for partial in list(_partials):
         with contextlib.suppress(OSError):
             partial.unlink()

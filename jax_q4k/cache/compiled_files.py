@@ -1,4 +1,4 @@
-"""Files of compiled programs: a header that is checked before use, and XLA's executable.
+"""Writes, reads and checks files of compiled programs: a header and XLA's executable.
 
 A file holds, in this order: `MAGIC`; the header's length, four bytes, little-endian; the SHA-256
 of the header; the header, JSON in UTF-8; the body, the executable as XLA serializes it. It contains
@@ -69,7 +69,8 @@ class Header:
       model: fingerprint of everything in the model that the program depends on.
       shapes: shapes of the arguments and whatever else the caller needs; JSON.
       target: name in `TARGETS`, or the platform of a local device.
-      device: device of the code: `cpu` and a fingerprint of the processor, or a GPU's name.
+      device: device that the machine code is for: `cpu` and a fingerprint of the processor, or a
+        GPU's name.
       versions: versions of jax, jaxlib, jax_q4k and the CPU kernels.
     """
 
@@ -108,7 +109,9 @@ def compile_for(
     shapes: dict[str, Any],
     cuda_options: dict[str, Any] | None = None,
 ) -> tuple[Header, bytes]:
-    """Compiles a jitted function for a device that need not be present; returns header and body.
+    """Compiles a jitted function for a device that need not be present.
+
+    Returns the Header and the body (serialized executable) of a file.
 
     Args:
       target: one of `TARGETS`.
@@ -144,7 +147,7 @@ def compile_for(
 
 
 def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) -> Header:
-    """Returns the header of a program for a local device."""
+    """Returns the Header of a program that is compiled for a local device."""
     platform = device.platform
     return Header(name, model, shapes, platform, _device(device), _versions(platform))
 
@@ -152,7 +155,9 @@ def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) ->
 def compile_here(
     program: Any, arguments: Sequence[Any], results: Any, device: jax.Device
 ) -> tuple[LoadedProgram, bytes]:
-    """Compiles a jitted function for a local device; returns the loaded program and a file's body.
+    """Compiles a jitted function for a local device.
+
+    Returns the loaded program, and the body (serialized executable) of a file.
 
     Args:
       program: function jitted with `keep_unused`.
@@ -176,10 +181,11 @@ def compile_here(
 def _compiled(
     lowered: jax.stages.Lowered, options: dict[str, Any] | None = None
 ) -> tuple[jax.stages.Compiled, bytes]:
-    """Compiles a program without JAX's compilation cache; returns it with its serialized body.
+    """Compiles a program without JAX's compilation cache.
 
-    An executable from that cache cannot be serialized again: on a CPU it loses functions. The cache
-    also need not hold a second copy of a program that goes to a file.
+    Returns the compiled program and its serialized executable. An executable from JAX's cache
+    cannot be serialized again: on a CPU it loses functions. JAX's cache also need not hold a second
+    copy of a program that goes to a file.
     """
     with _without_cache.block():
         executable = lowered.compile(compiler_options=options)
@@ -202,7 +208,7 @@ _without_cache = ProcessWide(_switch_off, _switch)
 
 
 def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:
-    """Writes a file atomically."""
+    """Writes a compiled-program file atomically."""
     said = dataclasses.asdict(header) | {
         "body_bytes": len(body),
         "body_sha256": hashlib.sha256(body).hexdigest(),
@@ -222,10 +228,11 @@ def read(
     shapes: Callable[[dict[str, Any]], dict[str, Any]],
     private: bool = False,
 ) -> tuple[Header, LoadedProgram]:
-    """Reads a program and loads it on `device` after all checks have passed.
+    """Reads a compiled-program file, checks it, and loads the program on `device`.
 
     Args:
-      shapes: maps the header's shapes to the shapes that are expected.
+      name, model: expected values of the header's `program` and `model`.
+      shapes: function from the header's `shapes` to the expected ones.
       private: refuses links, and files that another user owns or may write.
 
     Raises:
@@ -258,7 +265,7 @@ def read(
 
 
 def _bytes_of(file: str, private: bool) -> bytes:
-    """Reads a file without blocking; allocates no more than its size, up to `_LARGEST_FILE`."""
+    """Returns a file's bytes; never blocks, and reads no more than `_LARGEST_FILE`."""
     with _opened(file, follow=not private) as opened:
         found = os.fstat(opened.fileno())
         if found.st_size > _LARGEST_FILE:
@@ -275,9 +282,10 @@ def _bytes_of(file: str, private: bool) -> bytes:
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], *, follow: bool) -> Iterator[BinaryIO]:
-    """Opens a regular file; raises CompiledFileError for others, OSError for links if not `follow`.
+    """Yields a regular file, open for reading; raises CompiledFileError for other kinds of files.
 
-    `O_NONBLOCK` keeps the open of a pipe from waiting for a writer.
+    Raises OSError for a symbolic link unless `follow`. `O_NONBLOCK` keeps the open of a pipe from
+    waiting for a writer.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     number = os.open(path, flags)
@@ -291,7 +299,7 @@ def _opened(path: str | os.PathLike[str], *, follow: bool) -> Iterator[BinaryIO]
 
 
 def is_of_this_format(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a file begins with `MAGIC`; others are of older versions or no programs."""
+    """Returns whether a file begins with `MAGIC`, the magic bytes of this version of the format."""
     try:
         with _opened(path, follow=False) as opened:
             return opened.read(len(MAGIC)) == MAGIC
@@ -306,7 +314,7 @@ def _text(value: Any) -> str:
 
 
 def _parsed(file: str, data: bytes) -> tuple[Header, bytes]:
-    """Parses and verifies the bytes of a file; returns its header and body."""
+    """Parses and verifies a file's bytes; returns its Header and body (serialized executable)."""
     if not data.startswith(MAGIC):
         problem = f"begins with {data[:16]!r}: this is no compiled program of jax-q4k"
         raise CompiledFileError(file, "magic", problem)
@@ -349,7 +357,7 @@ def _checked(file: str, said: Any) -> dict[str, Any]:
 
 
 def check_arguments(arguments: Sequence[Any], shapes: Sequence[Any]) -> None:
-    """Raises TypeError unless arrays have these [shape, dtype]; XLA does not check."""
+    """Raises TypeError unless each array has its [shape, dtype] in `shapes`; XLA does not check."""
     for i, (array, (shape, dtype)) in enumerate(zip(arguments, shapes, strict=True)):
         if list(array.shape) != list(shape) or str(array.dtype) != dtype:
             raise TypeError(

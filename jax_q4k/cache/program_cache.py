@@ -49,8 +49,9 @@ class ProgramCache:
     """On-disk program cache for one device.
 
     Attributes:
-      folder: must be writable by this user only, because the programs in it are run.
-      max_bytes: limit on the size of all files; the least recently used are deleted.
+      folder: folder of the cache; must be writable by this user only, because the programs in it
+        are run.
+      max_bytes: limit on the total size of all files; the least recently used are deleted.
     """
 
     folder: Path
@@ -67,16 +68,16 @@ class ProgramCache:
         model: str,
         about: dict[str, Any],
     ) -> compiled_files.LoadedProgram:
-        """Returns the executable of a jitted function: from the folder, or compiled and stored.
+        """Returns the executable of a jitted function from the cache; on a miss, compiles it.
 
-        A file that cannot be used is compiled again; JAX's option `jax_explain_cache_misses` logs
-        the reason.
+        A compiled program is stored in the folder. If a file cannot be used, its program is
+        compiled again; JAX's option `jax_explain_cache_misses` logs the reason.
 
         Args:
           program: function jitted with `keep_unused`.
           arguments: its arguments, arrays in pytrees.
           results: expected shapes and dtypes of its results, in pytrees; part of the key.
-          model, about: dependencies besides the arguments' types; `about` is JSON.
+          model, about: parts of the key besides the types: the model's fingerprint, and JSON.
         """
         said = {
             "about": about,
@@ -118,7 +119,7 @@ class ProgramCache:
 
 
 class Types:
-    """Hashable structure, shapes and dtypes of arrays in pytrees, for a cache key.
+    """Hashable tree structure, shapes and dtypes of pytrees of arrays, as part of a cache key.
 
     The hash is computed once, because the types of a model's weights are in every call's key.
     """
@@ -149,7 +150,10 @@ def _say(what: str) -> None:
 
 
 def settings(device: jax.Device) -> dict[str, Any]:
-    """Returns the settings outside a program that change its tracing or compiling, as JSON."""
+    """Returns settings, such as JAX options, that change how programs are traced or compiled.
+
+    The result is JSON.
+    """
     selection = current_selection()._asdict()
     config = {name: repr(v) for name, v in jax.config.values.items() if "cache" not in name}
     variables = {
@@ -189,7 +193,10 @@ def _source_files() -> list[str]:
 
 @functools.cache
 def _sources() -> str:
-    """Returns a digest of the packages' files, since a checkout changes while its version stays."""
+    """Returns a digest of the source files of this project's packages.
+
+    A version number is not enough: a checkout changes while its version stays.
+    """
     digest = hashlib.sha256()
     for path in sorted(_source_files()):
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -199,7 +206,7 @@ def _sources() -> str:
 
 
 def _sources_have_changed() -> bool:
-    """Returns whether a file of the packages is newer than their import in this process."""
+    """Returns whether a source file changed after this process imported the packages."""
     with contextlib.suppress(FileNotFoundError):  # a file deleted meanwhile counts as changed
         return any(os.stat(path).st_mtime_ns > _IMPORTED for path in _source_files())
     return True

@@ -1,4 +1,4 @@
-"""GGUF files: a reader that validates everything, packed tensors, and a writer.
+"""Reads and writes GGUF files; the reader validates everything and keeps tensors packed.
 
 The layout follows the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes come
 from the `gguf` package.

@@ -1,4 +1,4 @@
-"""Checked access to a file's values: GGUF metadata, or JSON objects in a subclass."""
+"""Typed, checked access to values of a file: GGUF metadata, or JSON objects in a subclass."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Fields:
     names: ClassVar[dict[type, str]] = _NAMES
 
     def __init__(self, values: Mapping[str, Any], file: str, prefix: str = "") -> None:
-        """Takes the file's `values`, its name in errors, and a prefix of keys in errors."""
+        """Wraps `values`; `file` and `prefix` (of keys) appear in errors only."""
         self.values = values
         self.file = file
         self.prefix = prefix
 
     def under(self, prefix: str) -> Self:
-        """Returns the keys that begin with `prefix`, without the prefix."""
+        """Returns the Fields whose keys begin with `prefix`, with the prefix removed."""
         size = len(prefix)
         values = {key[size:]: value for key, value in self.values.items() if key.startswith(prefix)}
         return type(self)(values, self.file, self.prefix + prefix)
@@ -45,11 +45,11 @@ class Fields:
         return key in self.values
 
     def fail(self, key: str, problem: str) -> NoReturn:
-        """Raises `error` for a key."""
+        """Raises `error`, which names the file, the key and the problem."""
         raise self.error(self.file, self.prefix + key, problem)
 
     def value(self, key: str, default: D = REQUIRED) -> Any | D:
-        """Returns a value of any type."""
+        """Returns the value of a key, of any type."""
         value = self.values.get(key)
         if value is None:
             return self.fail(key, "is missing") if default is REQUIRED else default
@@ -151,7 +151,7 @@ class Fields:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """Returns whether a value has a type. No boolean is a number; every integer is a float."""
+    """Returns whether `value` is a `kind`. No boolean is a number; every integer is a float."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

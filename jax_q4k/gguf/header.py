@@ -1,4 +1,4 @@
-"""Header of a GGUF file: counts, metadata and tensor descriptions, all checked."""
+"""Reads and checks the header of a GGUF file: counts, metadata and tensor descriptions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 class Header:
     """A checked header: every tensor's bytes lie inside the file, and no two tensors overlap.
 
-    For a model in several files, it describes all of them: `parts` has their names, `file_size` is
-    their sum, and offsets count from the first byte of the first file.
+    For a model in several files, the header describes all files: `parts` has their names,
+    `file_size` is their total size, and offsets count from the first byte of the first file.
     """
 
     version: int
@@ -49,7 +49,7 @@ def open_source(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def parse_source(source: Source) -> Header:
-    """Reads the header of an open source: one file, which may be a part of a split model."""
+    """Reads the header of one open file, which may be a part of a split model."""
     cursor = Cursor(source)
     version, tensor_count, entry_count = _preamble(cursor)
     metadata = values.Metadata()

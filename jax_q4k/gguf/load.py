@@ -1,4 +1,4 @@
-"""Loads tensors from a checked file, still packed: one at a time, or all as JAX arrays."""
+"""Loads tensors of a GGUF file, still packed: one at a time, or all as JAX arrays."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION for the supported block layo
 
 #: Header -> the tensors to read: those of the header, or parts of them.
 Select = Callable[[Header], Mapping[str, TensorInfo]]
-#: Tensor -> its sharding; None: the default device. A packed tensor has axes (..., n, blocks).
+#: Tensor -> its sharding; None means the default device. Packed tensors have axes (..., n, blocks).
 Place = Callable[[TensorInfo], jax.sharding.Sharding | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class GGUFFile:
-    """A loaded file: `metadata` of its header, and `tensors` in file order."""
+    """A loaded GGUF file: its header with metadata, and its tensors by name in file order."""
 
     header: Header
     tensors: dict[str, QuantizedArray | jax.Array]
 
     @property
     def metadata(self) -> Metadata:
-        """Scalars as int, float, bool or str; arrays as lists of str or NumPy arrays (n,)."""
+        """The file's metadata by key.
+
+        Scalars are int, float, bool or str; arrays are lists of str or NumPy arrays (n,).
+        """
         return self.header.metadata
 
 
 class TensorFile:
-    """An open file with a checked header, whose tensors are read into host memory one at a time.
+    """An open GGUF file with a checked header; reads tensors into host memory one at a time.
 
     Is a context manager. The file, or every part of a split model, stays open until exit, so that
     the bytes read are those of the checked file.
@@ -56,7 +59,10 @@ class TensorFile:
         select: Select | None = None,
         check_scales: bool = True,
     ) -> None:
-        """Raises GGUFError for a malformed file and for unsupported tensor types."""
+        """Opens the file and checks its header; see `gguf.read` for the arguments.
+
+        Raises GGUFError for a malformed file and for unsupported tensor types.
+        """
         with contextlib.ExitStack() as stack:
             first = Source(stack.enter_context(open_source(path)), os.fsdecode(path))
             self._source, header = stack.enter_context(opened(first))
@@ -71,7 +77,10 @@ class TensorFile:
         self._files.close()
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
-        """Reads a tensor as NumPy arrays (planes if it is packed), with `gguf.read`'s checks."""
+        """Reads a tensor into host memory, with `gguf.read`'s checks.
+
+        Returns a NumPy array, or a QuantizedArray with NumPy planes if the tensor is packed.
+        """
         reader = TensorReader(self._source, self.header.data_start, self._check_scales)
         return reader.tensor(self.header.tensors[name])
 
@@ -100,8 +109,9 @@ def read(
       check_scales: rejects NaN or infinite block scales, and NaN or infinite elements of tensors
         that are not packed.
       progress: called after every tensor with (bytes of tensor data loaded, total bytes).
-      place: called with each tensor's `TensorInfo`; returns the sharding to read it into, shard by
-        shard, or None. A process reads only the shards of its own devices.
+      place: called with each tensor's `TensorInfo`; returns the sharding to read the tensor into,
+        shard by shard; None means the default device. A process reads only the shards of its own
+        devices.
 
     Raises:
       GGUFError: the first problem in the file. OSError: the file cannot be read.
@@ -173,7 +183,7 @@ def _loadable(source: Source, header: Header, select: Select | None) -> Header:
 
 
 def _check_loadable(source: Source, header: Header) -> None:
-    """Rejects unsupported tensor types and unknown block layouts."""
+    """Raises GGUFError for unsupported tensor types and unknown block layouts."""
     for info in header.tensors.values():
         if not info.supported:
             problem = (

@@ -60,7 +60,7 @@ def read_key(cursor: Cursor, field: str) -> str:
 
 
 def read_value(cursor: Cursor, field: str) -> tuple[GGUFValueType, Any]:
-    """Reads the type and the value that follow a key."""
+    """Reads the value that follows a key; returns its type and the value."""
     kind = _value_type(cursor, f"{field}: value type")
     if kind is GGUFValueType.STRING:
         return kind, cursor.string(field)
@@ -104,7 +104,7 @@ def _array(cursor: Cursor, field: str) -> Any:
 
 
 def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
-    """Rejects tokenizer lists of wrong types or lengths, and BOS or EOS ids out of range.
+    """Raises GGUFError for tokenizer lists of wrong types or lengths, or BOS or EOS out of range.
 
     The tokenizer checks other special ids: real files name padding tokens that do not exist.
     """

@@ -1,7 +1,7 @@
-"""Split models, `NAME-00001-of-00003.gguf`, ..., as `llama-gguf-split` writes them.
+"""Reads and writes the parts of split models, `NAME-00001-of-00003.gguf`, ....
 
-The first part has the metadata. Every part has `split.no`, `split.count` and
-`split.tensors.count`, and its own tensors.
+The parts are those of `llama-gguf-split`: the first part has the metadata, and every part has
+`split.no`, `split.count` and `split.tensors.count`, and its own tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 
 
 def part_names(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the paths of all parts, given the first part's name; otherwise the path alone.
+    """Returns the paths of all parts if `path` has the name of a first part, else [path].
 
     Opens nothing, and the parts need not exist.
     """
@@ -56,7 +56,7 @@ def _part(name: str, number: int, count: int) -> Path:
 
 
 class JoinedSource(Source):
-    """Concatenates several sources into one with the name of the first."""
+    """A Source that is the concatenation of several, with the name of the first."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = sources
@@ -65,7 +65,7 @@ class JoinedSource(Source):
         self.size = self.starts.pop()
 
     def file_at(self, offset: int) -> Source:
-        """Returns the part that contains the byte at `offset`."""
+        """Returns the Source of the part that contains the byte at `offset`."""
         return self.sources[self._index(offset)]
 
     def _fill(self, offset: int, target: memoryview, field: str) -> None:
@@ -79,7 +79,7 @@ class JoinedSource(Source):
 
 @contextlib.contextmanager
 def opened(source: Source) -> Iterator[tuple[Source, Header]]:
-    """Opens all parts of the model that begins in `source`; yields the joined source and header.
+    """Opens all parts of a model, given the first part; yields the joined source and header.
 
     Tensor offsets of a split model count from the first byte of the first part.
 
@@ -104,17 +104,20 @@ def opened(source: Source) -> Iterator[tuple[Source, Header]]:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Reads the header of a file, without its tensors; raises GGUFError if it is malformed.
+    """Reads the header of a GGUF file without tensor data; raises GGUFError if it is malformed.
 
-    Lists unsupported tensor types like any other (`TensorInfo.supported`). For a split model,
-    `path` is the first part; the others must be in the same folder.
+    Accepts tensors of unsupported types (`TensorInfo.supported`). For a split model, `path` is the
+    first part; the other parts must be in the same folder.
     """
     with open_source(path) as file, opened(Source(file, os.fsdecode(path))) as (_, header):
         return header
 
 
 def _count(source: Source, metadata: Metadata) -> int:
-    """Reads the number of parts from the first part's metadata; llama-gguf-split merges leave 0."""
+    """Returns the number of parts by the first part's metadata.
+
+    0 there means one part: llama-gguf-split leaves it in merged files.
+    """
     fields = Fields(metadata, source.name)
     count = fields.integer(COUNT, 1, least=0, most=MAX_PARTS)
     if count > 1:
@@ -145,7 +148,7 @@ def _others(source: Source, count: int) -> list[Path]:
 def _check_part(
     part: Source, metadata: Metadata, number: int, first: str, firsts: Mapping[str, Any]
 ) -> None:
-    """Rejects a part whose number does not match its name, or whose model is not the first's."""
+    """Raises GGUFError for a part with another number than in its name, or of another model."""
     fields = Fields(metadata, part.name)
     if fields.integer(NUMBER) != number:
         found = metadata[NUMBER]
@@ -160,7 +163,7 @@ def _check_part(
 
 
 def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
-    """Joins the headers of all parts into one, without the metadata about parts."""
+    """Joins the headers of all parts into one Header, without the `split.*` metadata."""
     first = headers[0]
     tensors: dict[str, TensorInfo] = {}
     for source, header, start in zip(whole.sources, headers, whole.starts, strict=True):
@@ -185,7 +188,7 @@ def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
 
 
 def without_parts(metadata: Mapping[str, Any]) -> Metadata:
-    """Returns the metadata of the same model in one file."""
+    """Returns the metadata without the `split.*` keys, for a model in one file."""
     whole = Metadata(metadata)
     for key in (NUMBER, COUNT, TENSORS):
         whole.pop(key, None)
@@ -196,7 +199,10 @@ def without_parts(metadata: Mapping[str, Any]) -> Metadata:
 def metadata_of_part(
     metadata: Mapping[str, Any], number: int, count: int, tensors: int
 ) -> Metadata:
-    """Returns the metadata of part `number` of `count`; `tensors` is the model's total."""
+    """Returns the metadata of part `number` of `count`.
+
+    tensors: number of tensors in the whole model.
+    """
     part = Metadata() if number else without_parts(metadata)
     if number and _ALIGNMENT in metadata:
         part[_ALIGNMENT] = metadata[_ALIGNMENT]
@@ -206,9 +212,11 @@ def metadata_of_part(
 
 
 def grouped(sizes: Mapping[str, int], max_bytes: int | None) -> list[list[str]]:
-    """Groups tensor names into parts: consecutive tensors up to `max_bytes`, at least one.
+    """Divides tensors over parts; returns each part's tensor names.
 
-    sizes: name -> bytes in the file. Raises ValueError for more parts than can be read.
+    A part has consecutive tensors of up to `max_bytes` in total, but at least one.
+
+    sizes: tensor name -> bytes in the file. Raises ValueError for more parts than can be read.
     """
     groups: list[list[str]] = [[]]
     filled = 0

@@ -37,7 +37,7 @@ class Source:
         raise GGUFError(self.name, field, problem)
 
     def file_at(self, offset: int) -> Source:
-        """Returns the file with the byte at `offset`, for errors: this one."""
+        """Returns the Source whose file contains the byte at `offset`, for errors: itself."""
         return self
 
     def read_into(self, offset: int, target: memoryview, field: str) -> None:
@@ -70,7 +70,10 @@ class Source:
 
 
 class Cursor:
-    """Reads a header front to back; allocates no more than the rest of the file can fill."""
+    """Reads a file's header front to back.
+
+    Allocates no more memory than the rest of the file can fill.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -142,7 +145,7 @@ class Cursor:
         return values
 
     def _take(self, size: int, field: str) -> int:
-        """Advances by `size` bytes, and returns their position in the window, which holds them."""
+        """Advances by `size` bytes; returns where they begin in the buffered window."""
         if size > self.remaining:
             have = f"{self.remaining} are left of {self.source.size}"
             self.fail(field, f"truncated: expected {size} bytes at byte {self.position}, {have}")

@@ -1,4 +1,4 @@
-"""Reads tensors of a checked file, or boxes of them, in pieces of bounded size.
+"""Reads complete tensors or shards of them from a GGUF file, in pieces of bounded size.
 
 A tensor is an array of blocks with axes (..., n, blocks); if it is not packed, each block is one
 float. A box is a range along each of these axes: the complete tensor, or a device's shard.
@@ -51,7 +51,10 @@ class TensorReader:
     def placed(
         self, info: TensorInfo, sharding: jax.sharding.Sharding
     ) -> QuantizedArray | jax.Array:
-        """Reads a tensor into a sharding; reads a shard once if several local devices hold it."""
+        """Reads a tensor into device memory with a sharding.
+
+        Reads a shard only once if several local devices hold it.
+        """
         blocks = Blocks.of(info)
         held: dict[Box, list[jax.Device]] = {}
         for device, index in sharding.addressable_devices_indices_map(blocks.axes).items():
@@ -67,7 +70,7 @@ class TensorReader:
         return blocks.joined(planes)
 
     def boxes(self, blocks: Blocks, boxes: Sequence[Box]) -> list[list[np.ndarray]]:
-        """Reads disjoint boxes; returns the planes of each, or its one array of floats."""
+        """Reads disjoint boxes; returns each box's planes, or [array of floats]."""
         planes = [
             [_aligned((*_extents(box), size)) for size in blocks.plane_bytes] for box in boxes
         ]
@@ -120,7 +123,7 @@ class TensorReader:
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """A tensor as an array of blocks.
+    """Description of a tensor as an array of quantization blocks, or of floats.
 
     Attributes:
       axes: number of blocks along each axis.
@@ -128,7 +131,7 @@ class Blocks:
       split: blocks as stored, uint8 (..., bytes) -> planes, uint8 (..., bytes of each).
       finite: planes -> bool (...), whether each block is finite.
       finite_name: what `finite` checks, for messages.
-      dtype: dtype of floats; None: the blocks are packed.
+      dtype: dtype of floats; None means that the blocks are packed.
     """
 
     info: TensorInfo
@@ -165,9 +168,9 @@ class Blocks:
         return f"tensor {(self.info.file_name or self.info.name)!r}"
 
     def in_file(self, box: Box) -> tuple[tuple[int, ...], Box]:
-        """Returns the axes of the file's tensor and a box in its coordinates.
+        """Returns the axes of the tensor in the file, and `box` in that tensor's coordinates.
 
-        This tensor may be only some rows of the file's.
+        They differ from this tensor's if it is made of only some rows of the file's tensor.
         """
         at, first, rows = self.info.row_axis, self.info.first_row, self.info.file_rows
         if rows is None or not self.axes:
@@ -179,7 +182,7 @@ class Blocks:
         return axes, (*box[:at], (start + first, end + first), *box[at + 1 :])
 
     def numbers(self, along: Sequence[Sequence[int]]) -> list[int]:
-        """Returns the numbers, in the file's tensor, of the blocks at these indices per axis."""
+        """Returns the flat indices, in the file's tensor, of blocks at these indices per axis."""
         found = np.zeros(1, np.int64)
         axes, _ = self.in_file(tuple((0, size) for size in self.axes))
         for indices, size in zip(along, axes, strict=True):
@@ -187,7 +190,7 @@ class Blocks:
         return found.tolist()
 
     def joined(self, planes: Sequence[Any]) -> Any:
-        """Builds the tensor from its planes, or from its floats."""
+        """Returns the QuantizedArray with these planes, or the one array if it holds floats."""
         kind, shape = self.info.type.name, self.info.shape
         if self.dtype is not None:
             return planes[0]
@@ -228,15 +231,15 @@ def _volume(box: Sequence[tuple[int, int]]) -> int:
 
 
 def _within(inner: Box, outer: Box) -> tuple[slice, ...]:
-    """Returns the slices of a box in an array of a larger box."""
+    """Returns the slices that select box `inner` in an array of box `outer`."""
     sides = zip(inner, outer, strict=True)
     return tuple(slice(a - first, b - first) for (a, b), (first, _) in sides)
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an uninitialized byte array that begins at a multiple of BUFFER_ALIGNMENT.
+    """Returns an uninitialized byte array, aligned to BUFFER_ALIGNMENT.
 
-    A large one is memory-mapped, so that its memory returns to the system when it is freed. glibc
+    A large array is memory-mapped, so that its memory returns to the system when it is freed. glibc
     would keep the memory that several threads allocate: several times a model's size after some
     loads.
     """

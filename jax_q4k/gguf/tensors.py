@@ -1,4 +1,4 @@
-"""Tensor descriptions: name, shape, type and offset, checked with Python integers."""
+"""Reads and checks the tensor descriptions of a GGUF header: name, shape, type and offset."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """Description of a tensor; `shape` is row-major, (..., n, k): the file's order reversed.
+    """Description of a tensor; `shape` is row-major, (..., n, k), the reverse of the file's order.
 
-    `part` makes a tensor from rows of the file's tensor `file_name`: they begin at `first_row` of
-    its `file_rows` rows along `row_axis`.
+    `part` describes a tensor that is only some rows of the file's tensor `file_name`: they begin at
+    `first_row` of its `file_rows` rows along `row_axis`.
     """
 
     name: str
@@ -45,12 +45,12 @@ class TensorInfo:
     offset: int  # bytes from the start of the tensor data
     nbytes: int
     first_row: int = 0
-    file_rows: int | None = None  # None: all rows, as in `shape`
-    file_name: str | None = None  # None: `name`
+    file_rows: int | None = None  # None means all rows, as in `shape`
+    file_name: str | None = None  # None means `name`
     row_axis: int = 0
 
     def part(self, name: str, first: int, rows: int, axis: int) -> TensorInfo:
-        """Returns some rows as a tensor; `axis` of `shape` counts rows.
+        """Returns the description of a tensor `name` made of some rows of this one along `axis`.
 
         On the last axis, `first` and `rows` must be multiples of the type's block size.
         """
@@ -61,7 +61,7 @@ class TensorInfo:
 
     @property
     def block_size(self) -> int:
-        """Elements of a block along the last axis."""
+        """Number of elements of a quantization block along the last axis."""
         return GGML_QUANT_SIZES[self.type][0]
 
     @property
@@ -76,7 +76,7 @@ def supported_types() -> tuple[str, ...]:
 
 
 def read_info(cursor: Cursor, index: int) -> TensorInfo:
-    """Reads the next description; `check_places` compares it with the file and other tensors."""
+    """Reads the next tensor description; `check_places` later checks its range in the file."""
     name = cursor.string(f"tensor {index}: name", MAX_NAME)
     if not name:
         cursor.fail(f"tensor {index}: name", "must not be empty")
@@ -123,7 +123,7 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
 def check_places(
     source: Source, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> None:
-    """Rejects tensors that are not aligned, not inside the file, or overlap."""
+    """Raises GGUFError for tensors that are not aligned, not inside the file, or overlap."""
     available = max(source.size - data_start, 0)
     for info in tensors:
         field = f"tensor {info.name!r}: offset"

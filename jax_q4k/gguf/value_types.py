@@ -1,4 +1,4 @@
-"""GGUF value types of the metadata that is written."""
+"""Chooses the GGUF value types in which metadata is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _EXACT = 1 << 53  # integers up to this magnitude are exact as floats
 
 
 def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFValueType | None, Any]:
-    """Returns a key's value type, an array's element type, and the value as Python objects.
+    """Returns the GGUF value type to write a key with, and the value as Python objects.
+
+    The second result is the element type of an array, None for a scalar.
 
     A scalar keeps its type in the file that it came from (`Metadata.types`) if the value still
     fits; NumPy scalars and arrays keep theirs. Otherwise an integer gets the first of UINT32,

@@ -25,7 +25,7 @@ from .value_types import typed
 
 @dataclasses.dataclass(frozen=True)
 class TensorPieces:
-    """A tensor that is produced while it is written; `write` calls `pieces()` once."""
+    """A tensor to write whose bytes are produced during writing; `write` calls `pieces()` once."""
 
     type: str  # ggml's name
     shape: tuple[int, ...]  # row-major
@@ -33,7 +33,7 @@ class TensorPieces:
 
     @classmethod
     def of(cls, name: str, tensor: Any) -> TensorPieces:
-        """Makes a TensorPieces from a QuantizedArray, an array or TensorPieces.
+        """Returns a QuantizedArray, an array or TensorPieces as TensorPieces.
 
         Raises TypeError or ValueError with the tensor's name.
         """
@@ -154,7 +154,7 @@ def _write_file(
     tensors: Mapping[str, TensorPieces],
     report: _Report,
 ) -> None:
-    """Writes one file to a temporary path."""
+    """Writes one complete GGUF file to `path`, which the caller then renames."""
     with contextlib.closing(_Writer(path, architecture)) as writer:
         writer.data_alignment = alignment
         if "general.architecture" not in entries:  # as in all parts but the first
@@ -177,7 +177,7 @@ def _write_file(
 
 
 class _Writer(gguf.GGUFWriter):
-    """Also writes empty arrays, which real files have."""
+    """GGUFWriter that also writes empty arrays, which real files have."""
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None

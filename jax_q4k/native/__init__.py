@@ -1,4 +1,4 @@
-"""Native CPU kernels: XLA FFI handlers in a shared library.
+"""Loads the native CPU kernels, XLA FFI handlers in a shared library, and calls them.
 
 The library is built when the package is installed.
 """
@@ -44,7 +44,10 @@ VARIABLE = "JAX_Q4K_KERNELS"
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Loads the library and registers its handlers; returns it and "", or None and the reason."""
+    """Loads the library and registers its handlers.
+
+    Returns (library, ""), or (None, reason) if it cannot be loaded.
+    """
     path = library_path()
     if not path.exists():
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
@@ -115,12 +118,12 @@ def _refusal(name: str, in_library: list[str]) -> str:
 
 
 def named() -> str | None:
-    """Returns the kernel set that $JAX_Q4K_KERNELS names, or None."""
+    """Returns the kernel set that $JAX_Q4K_KERNELS names, None if it is not set."""
     return os.environ.get(VARIABLE) or None
 
 
 def library_path() -> Path:
-    """Returns the path of the library."""
+    """Returns the path of the shared library."""
     return Path(__file__).with_name(build.LIBRARY)
 
 
@@ -146,17 +149,17 @@ def warn_if_unavailable() -> None:
 
 
 def kernels() -> str | None:
-    """Returns the kernel set in use, or None without a library.
+    """Returns the name of the kernel set in use, None if the library is not available.
 
-    It is `avx512`, `avxvnni`, `avx2`, `neon` or `portable`: the processor's best, or the one that
-    $JAX_Q4K_KERNELS names.
+    The set is `avx512`, `avxvnni`, `avx2`, `neon` or `portable`: the processor's best, or the one
+    that $JAX_Q4K_KERNELS names.
     """
     library, _ = _load()
     return None if library is None else library.jax_q4k_kernels().decode()
 
 
 def compiled() -> list[str]:
-    """Returns the kernel sets in the library; an old compiler may have left some out."""
+    """Returns the names of the kernel sets in the library; an old compiler may omit some."""
     library, _ = _load()
     return [] if library is None else library.jax_q4k_compiled().decode().split()
 
@@ -179,7 +182,9 @@ def call(
     aliases: Mapping[int, int] | None = None,
     **attributes: Any,
 ) -> list[jax.Array]:
-    """Calls a handler; `aliases` maps an operand to the result that it becomes, in place.
+    """Calls an FFI handler by name; returns its results.
+
+    aliases: operand index -> index of the result that reuses the operand's buffer.
 
     Operands that do not fit raise a JaxRuntimeError when the program runs.
     """

@@ -1,6 +1,6 @@
 """Compiles the native CPU kernels, for `python -m jax_q4k.native` and for `pip install`.
 
-It needs JAX's headers alone, because `pip install` provides nothing else.
+Building needs only JAX's headers, because `pip install` provides nothing else.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KERNELS = {
 
 
 def kernels() -> dict[str, list[str]]:
-    """Returns this machine's kernel sets, the best first."""
+    """Returns the compiler flags of each kernel set for this machine's architecture, best first."""
     return _KERNELS.get(platform.machine(), {"portable": []})
 
 
@@ -62,7 +62,7 @@ def compiler() -> list[str]:
 
 
 def fingerprint() -> str | None:
-    """Returns a hash of the sources and of their compiler flags, or None without sources."""
+    """Returns a hash of the C++ sources and their compiler flags, None if there are no sources."""
     sources = sorted(path for path in _SOURCES.glob("*") if path.suffix in (".h", ".cpp"))
     digest = hashlib.sha256(repr((_FLAGS, _STATIC, kernels())).encode())
     for path in sources:
@@ -170,7 +170,7 @@ def _link(objects: Sequence[str], target: Path, flags: Sequence[str]) -> None:
 def _knows(machine: Sequence[str], folder: Path) -> bool:
     """Returns whether the compiler accepts these flags.
 
-    An old one may not; the library then lacks the kernel set.
+    An old compiler may not; the library then lacks the kernel set.
     """
     empty = folder / "empty.cpp"
     empty.touch()

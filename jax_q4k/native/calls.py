@@ -1,7 +1,7 @@
-"""The handlers as functions of arrays.
+"""Calls the native C++ handlers: one function of arrays per handler.
 
-Operands have the order, and attributes the names, that the C++ handlers expect. Callers have
-checked shapes and dtypes; a mismatch raises a JaxRuntimeError when the program runs.
+The functions pass operands in the order, and attributes by the names, that the handlers expect.
+Callers have checked shapes and dtypes; a mismatch raises a JaxRuntimeError when the program runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def linear(
 ) -> list[jax.Array]:
     """Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] for each w.
 
-    With `activation`, the first product gates the second.
+    With `activation`, the two weights are a gate and an up projection, and the only result is
+    activation(gate, up).
 
     x float32 (m, k); weights (n_i, k) packed, alone or in stacks, or float; biases (n_i,) float32;
     residual (m, n) float32.
@@ -72,9 +73,9 @@ def mlp(
     eps: float = 0.0,
     residual: jax.Array | None = None,
 ) -> jax.Array:
-    """[residual +] the product of `down` and `linear`'s gated result for gate and up.
+    """Gated MLP: [residual +] activation(h @ gate.T, h @ up.T) @ down.T, with h = [rms_norm](x).
 
-    Some rows of x go through both products before the next rows.
+    Some rows of x go through both matmuls before the next rows.
 
     x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result
     float32 (m, n).
@@ -115,7 +116,7 @@ def expert_mlp(
     eps: float = 0.0,
     residual: jax.Array | None = None,
 ) -> jax.Array:
-    """[residual +] the weighted sums of the networks of each token's experts.
+    """MoE layer: [residual +] the weighted sum of each token's expert MLPs.
 
     x float32 (m, k); ids int32 and weights float32 (m, top); gate and up (experts, inner, k), down
     (experts, n, inner), packed or float; biases of gate, up and down float32 (experts, rows),
@@ -149,7 +150,7 @@ def expert_mlp(
 def expert_matmul(
     x: jax.Array, ids: jax.Array, w: QuantizedArray | jax.Array, *, quantized: bool
 ) -> jax.Array:
-    """Multiplies by the matrices of each token's experts: float32 (m, top, n).
+    """Multiplies each token by the matrices of its experts: float32 (m, top, n).
 
     x float32 (m, k) or (m * top, k); ids int32 (m, top); w (experts, n, k), packed or float.
     """
@@ -188,10 +189,10 @@ def paged_attention(
     contiguous: bool,
     sinks: bool,
 ) -> jax.Array:
-    """Attention of q, the first of `arrays`, over pages.
+    """Attention of one query token per sequence over a KV cache, paged or contiguous.
 
-    The arrays are the operands of the primitive `paged_attention`. value_dim: width of the values
-    in latent pages, or None.
+    arrays: the operands of the primitive in `attend` that are not None, q first.
+    value_dim: width of the values in rows of a latent cache; None for another cache.
     """
     q = arrays[0]
     return call(
@@ -218,7 +219,7 @@ def causal_attention(
     window: int | None,
     soft_cap: float | None,
 ) -> jax.Array:
-    """Attention of every token over itself and those before it.
+    """Causal attention: every token attends to itself and the tokens before it.
 
     q and k are float32 (batch, time, heads, head_dim), v and the result (batch, time, heads,
     value_dim), lengths int32 (batch,), sinks float32 (heads,).
@@ -245,10 +246,13 @@ def rope_append(
     eps: float = 0.0,
     keys: bool = False,
 ) -> list[Any]:
-    """Writes k and v to slots of the pages, in place; with `rope`, also returns the rotated q.
+    """Writes k and v to slots of a KV cache's pages, in place; with `rope`, rotates q and k first.
 
-    `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; otherwise k, v,
-    slot_mapping; `latent`: without v and its pages. `keys`: also returns the rotated k, last.
+    Returns the updated pages; with `rope`, then the rotated q; with `keys`, last the rotated k.
+
+    others: k, v, slot_mapping; with `rope`: q, k, v, slot_mapping, cos, sin, then both norms or
+    none.
+    latent: `others` lacks v, and `pages` lacks the values' pages.
     """
     results = [jax.ShapeDtypeStruct(page.shape, page.dtype) for page in pages]
     if rope:
@@ -280,12 +284,12 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -
 
 
 def has_heads(*dims: int) -> bool:
-    """Returns whether there are kernels for heads of these sizes."""
+    """Returns whether the gated delta kernels take heads of these sizes."""
     return all(dim % 16 == 0 and dim <= MAX_HEAD_DIM for dim in dims)
 
 
 def gated_delta_rule(*operands: jax.Array, scale: float, tiled: bool) -> list[jax.Array]:
-    """Returns o and the state after the last token, which is updated in place.
+    """Runs the gated delta rule; returns o, and the state after the last token, updated in place.
 
     The operands are those of the primitive `gated_delta_rule`.
     """
@@ -301,7 +305,7 @@ def gated_delta_rule(*operands: jax.Array, scale: float, tiled: bool) -> list[ja
 
 
 def gated_delta_step(*operands: jax.Array, eps: float, tiled: bool) -> list[jax.Array]:
-    """Returns y, and columns and state, which are updated in place.
+    """Runs a gated delta net's decode step; returns y, and columns and state, updated in place.
 
     The operands are those of the primitive `gated_delta_step`.
     """

@@ -1,4 +1,4 @@
-"""Length of a shared library according to its ELF tables.
+"""Detects truncated shared libraries by comparing the file's length with its ELF tables.
 
 dlopen maps a truncated file, for instance after a full disk, and the process then dies of SIGBUS.
 """
@@ -16,9 +16,9 @@ _SEGMENT = struct.Struct("<QQQQ")
 
 
 def bytes_missing(path: Path) -> int:
-    """Returns how many bytes a library lacks at its end, according to its tables and segments.
+    """Returns how many bytes a shared library lacks at its end, by its ELF tables and segments.
 
-    Returns 0 for a complete file, and for one that is not such a library. Raises OSError.
+    Returns 0 for a complete file, and for a file that is not an ELF library. Raises OSError.
     """
     with open(path, "rb") as file:
         header = file.read(64)

@@ -111,9 +111,9 @@ def reference(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> Pages:
 
 
 def as_stored(rows: Rows, dtype: Any) -> list[jax.Array]:
-    """Rounds float32 rows to the pages' dtype.
+    """Returns float32 keys and values rounded to the pages' dtype.
 
-    For int8, also returns the scales, without head_dim.
+    For int8, also returns their float32 scales, in the same shape without head_dim.
     """
     if dtype == jnp.float8_e4m3fn:
         largest = float(jnp.finfo(dtype).max)  # beyond it, the conversion would give NaN
@@ -149,7 +149,10 @@ def native(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> list[jax.Array]
 
 
 def layout_names(slot_mapping: jax.Array) -> tuple[str, str, str]:
-    """Returns the axes of pages, new rows and slots; groups may be split with their pages."""
+    """Returns the Layout's axis names of pages, of new keys and values, and of slots.
+
+    Groups of tokens may be split over devices together with their pages.
+    """
     return ("t h", "t h _", "t") if slot_mapping.ndim == 2 else ("_ h", "_ h _", "_")
 
 

@@ -1,6 +1,6 @@
-"""Attention of one query token per sequence, or of a chunk of tokens per sequence.
+"""Defines the attention primitive behind `paged_attention` and `attention`.
 
-This is the primitive of `paged_attention` and `attention`.
+It attends with one query token per sequence, or with a chunk of tokens per sequence.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Operands(NamedTuple):
 
     `q`: (batch, num_heads, head_dim), or with `lengths` chunks (batch, time, num_heads, head_dim).
     `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
-    num_kv_heads, capacity, head_dim); int8 ones have scales with the first three axes. If `v` is
-    None, the rows of `k` are latent and begin with the values.
+    num_kv_heads, capacity, head_dim); if int8, they have scales with the first three axes. If `v`
+    is None, `k` is a latent cache (MLA) whose rows begin with the values.
     """
 
     q: jax.Array
@@ -39,13 +39,13 @@ class Operands(NamedTuple):
     sinks: jax.Array | None
 
     def without_groups(self) -> Operands:
-        """Returns the operands with block tables (batch, pages_per_sequence)."""
+        """Returns the operands with page ids of all groups: (batch, pages_per_sequence)."""
         if self.block_tables is None:
             return self
         return self._replace(block_tables=ungrouped(self.block_tables, 2, self.k.shape[0]))
 
     def seen_by_token(self) -> jax.Array:
-        """Returns how many tokens each token of a chunk sees, (batch, time); padding sees none."""
+        """Returns the context length of each token of a chunk, (batch, time); 0 for padding."""
         assert self.lengths is not None
         lengths = jnp.clip(self.lengths, 0, self.q.shape[1])[:, None]
         steps = jax.lax.broadcasted_iota(jnp.int32, self.q.shape[:2], 1)
@@ -53,7 +53,7 @@ class Operands(NamedTuple):
         return jnp.where(steps < lengths, before + steps + 1, 0)
 
     def by_token(self) -> Operands:
-        """Returns the operands with each token of a chunk as a sequence of its own."""
+        """Returns the operands with each token of a chunk as a separate sequence of one query."""
         if self.lengths is None or self.block_tables is None:
             return self
         return self._replace(
@@ -68,11 +68,11 @@ class Operands(NamedTuple):
         return self.block_tables is None
 
     def computed_in_float32(self) -> Operands:
-        """Returns the operands with q in float32, as the primitive takes it."""
+        """Returns the operands with q cast to float32, which the primitive requires."""
         return self._replace(q=self.q.astype(jnp.float32))
 
     def given(self) -> list[jax.Array]:
-        """Returns the arrays in the order of the kernels' and handlers' arguments."""
+        """Returns the operands that are not None, in the order of the kernels' arguments."""
         return [array for array in self if array is not None]
 
 
@@ -84,9 +84,11 @@ def checked(
     soft_cap: float | None,
     value_dim: int | None = None,
 ) -> tuple[Operands, dict[str, Any]]:
-    """Checks what remains after arrays and window; returns the primitive's operands and parameters.
+    """Checks the number of heads, scale, soft_cap and sinks, which `checks` has not checked yet.
 
-    `value_dim`: width of the values in latent rows, or None.
+    Returns the primitive's operands and parameters.
+
+    `value_dim`: width of the values in rows of a latent cache; None for another cache.
     """
     num_kv_heads = operands.k.shape[1]
     *_, num_heads, head_dim = operands.q.shape
@@ -101,7 +103,10 @@ def checked(
 
 
 def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
-    """Runs attention on `checked`'s results; returns q's dtype and shape, as wide as the values."""
+    """Runs the primitive on the results of `checked`.
+
+    Returns attention's result in q's dtype; the shape is q's, with the values' width as last axis.
+    """
     if 0 in operands.q.shape[:-2]:
         return operands.q[..., : params["value_dim"]]
     out: jax.Array = op.bind(*operands.computed_in_float32(), **params)
@@ -120,7 +125,7 @@ def reference(
     keys, values, known = _tokens(given, value_dim)
 
     def attended(q: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Attends with q (batch, num_heads, head_dim) to the first `lengths` tokens."""
+        """Attends with q (batch, num_heads, head_dim) to the first `lengths` cached tokens."""
         batch, num_kv_heads, capacity, _ = keys.shape
         lengths = jnp.clip(lengths, 0, capacity)[:, None]
         visible = (jnp.arange(capacity) < lengths) & known
@@ -192,13 +197,14 @@ def launches(
     value_dim: int | None,
     output: str = "f32",
 ) -> list[jax.Array]:
-    """Launches one kernel, or two if the context is split without a cluster.
+    """Launches the attention kernel, and a merge kernel if the context is split without a cluster.
 
-    For chunks, the result has a row per token: (batch * time, num_heads, width of values).
+    Returns [out] (batch, num_heads, width of values), for chunks (batch * time, num_heads, width of
+    values), or the arrays of a quantized `output`.
 
     output: f32, or a quantized (rows, num_heads * head_dim) if head_dim is a multiple of 32. `q8_1`
-    gives the results of `quantize_q8_1`. `f16` gives those of `quantize_f16` if a block of the last
-    kernel has complete super-blocks, otherwise q8_1.
+    returns the arrays that `quantize_q8_1` returns. `f16` returns those of `quantize_f16` if a
+    thread block of the last kernel has complete super-blocks, otherwise q8_1.
     """
     from ptx_kernels.kernels.attention import (
         leaves_f16,
@@ -251,7 +257,10 @@ def launches(
 
 
 def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list[jax.Array]:
-    """Merges the splits of rows, (rows, num_heads, splits, width of values)."""
+    """Merges partial attention results of splits of the context into `output`.
+
+    The first part is (rows, num_heads, splits, width of values).
+    """
     from ptx_kernels.kernels.attention import leaves_f16, merge_attention, merge_attention_rule
     from ptx_kernels.tuning import choose
 
@@ -266,7 +275,9 @@ def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list
 def _of_pieces(
     launch: KernelCall, given: Operands, capacity: int, options: dict[str, Any], output: str
 ) -> list[jax.Array]:
-    """Attends chunks by the prefill kernel, which reads pages once per tile of queries.
+    """Launches the prefill kernel on chunks of tokens; it reads pages once per tile of queries.
+
+    Returns the same arrays as `launches`.
 
     capacity: capacity of the window, or of a sequence's pages, in tokens.
     """
@@ -322,7 +333,7 @@ def _of_pieces(
 
 
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
-    """The primitive by the native kernels, which take each token as a sequence of its own."""
+    """The primitive by the native kernels, which take each token as a separate sequence."""
     asked = Operands(*operands)  # type: ignore[arg-type]
     given = asked.without_groups().by_token()
     options = {"contiguous": given.contiguous, "sinks": given.sinks is not None}
@@ -331,14 +342,15 @@ def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
 
 
 def shapes(q: Any, *_: Any, value_dim: int | None, **__: Any) -> Any:
-    """Shape of the result: q's, with the values' width for latent rows."""
+    """Returns the result's shape and dtype: q's, with value_dim as last axis for a latent cache."""
     return jax.ShapeDtypeStruct((*q.shape[:-1], value_dim or q.shape[-1]), q.dtype)
 
 
 def layout(*operands: Any, **_: Any) -> Layout:
-    """Layout: batch and heads are split; pages serve any sequence of their group and split with it.
+    """Returns the Layout: the batch and the heads may be split over devices.
 
-    A single KV head is replicated on every device that has some of its query heads.
+    Pages serve any sequence of their group and are split with the groups. A single KV head is
+    replicated on every device that has some of its query heads.
     """
     given = Operands(*operands)
     tables, heads = given.block_tables, "h" if given.k.shape[1] > 1 else "_"

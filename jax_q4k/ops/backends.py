@@ -1,4 +1,4 @@
-"""Table of the implementations of operations, and the choice of one per platform.
+"""Lists the implementations of operations, and chooses one per platform.
 
 Lowering and `explain` both call `decide`.
 """
@@ -17,7 +17,7 @@ from ..errors import UnavailableError
 
 
 class Operation(Protocol):
-    """An operation's primitive and functions, as in `Op`; None for a function that it lacks."""
+    """The attributes of `Op` that this module reads; a function is None if the Op lacks it."""
 
     name: str
     primitive: jax.extend.core.Primitive
@@ -30,10 +30,10 @@ class Backend(NamedTuple):
     """An implementation: one row of `BACKENDS`.
 
     Attributes:
-      composition: function of an Op that it runs; the reference if the Op lacks it.
+      composition: the Op's function that it runs; if the Op lacks that, its reference runs.
       platforms: platforms that it runs on: `cuda`, `cpu`, or `other`.
       elsewhere: end of the error message on another platform.
-      launch: launches one kernel; first argument of the `ptx` composition.
+      launch: function that launches one kernel, the first argument of the `ptx` composition.
       by_callbacks: whether it runs in Python callbacks. A program numbers its callbacks, but not
         those in what XLA's partitioner lowers, so operands split over automatic axes are gathered.
     """
@@ -76,7 +76,8 @@ class Decision(NamedTuple):
     """The implementation of an operation on a platform, and who selected it.
 
     Attributes:
-      error, problem: why it cannot run, as text of lowering's error and of a report; None: it can.
+      error, problem: why it cannot run, as text of lowering's error and of `explain`'s report; None
+        if it can run.
       passed_over: the platform's preferred implementation if it is not available, else None.
     """
 
@@ -88,12 +89,15 @@ class Decision(NamedTuple):
 
 
 def default_implementation(platform: str) -> str:
-    """Returns the implementation that runs on `cuda`, `cpu` or `other` by default."""
+    """Returns the name of the default implementation on platform `cuda`, `cpu` or `other`."""
     return next(name for name in DEFAULTS[platform] if not _is_passed_over(name))
 
 
 def decide(op: Operation, asked: str | None, platform: str) -> Decision:
-    """Decides which implementation of `op` runs; `asked` is the selected one, or None."""
+    """Decides which implementation of `op` runs on a platform.
+
+    asked: name of the implementation that the user selected; None means the platform's default.
+    """
     name = asked or default_implementation(platform)
     why = "asked for by name" if asked else f"the default on {platform}"
     backend, missing = BACKENDS[name], _missing(name)
@@ -122,9 +126,9 @@ def check_shapes(op: Operation, implementation: str, operands: Sequence[Any]) ->
 
 
 def composition(op: Operation, implementation: str, launch: KernelCall | None = None) -> Any:
-    """Returns the function (*operands, **params) -> results of `op` in an implementation.
+    """Returns an implementation's function of `op`: (*operands, **params) -> results.
 
-    `launch` replaces the implementation's own.
+    `launch`, if not None, replaces the implementation's own function that launches a kernel.
     """
     backend = BACKENDS[implementation]
     function = getattr(op, backend.composition)
@@ -139,7 +143,10 @@ def composition(op: Operation, implementation: str, launch: KernelCall | None = 
 def of_leaves(
     function: Callable[..., Any], tree: Any, params: dict[str, Any]
 ) -> Callable[..., list[Any]]:
-    """Turns a function of operands into one from operand leaves to result leaves."""
+    """Wraps a function of operand pytrees as a function of flat leaves that returns flat leaves.
+
+    tree: tree structure of the operands.
+    """
 
     def whole(*leaves: Any) -> list[Any]:
         # Callers who forbid rank promotion mean their own code.
@@ -150,10 +157,10 @@ def of_leaves(
 
 
 def _is_passed_over(implementation: str) -> bool:
-    """Returns whether a default is skipped: it is not available, nor named by $JAX_Q4K_KERNELS."""
+    """Returns whether the default is skipped, as it is unavailable and not in $JAX_Q4K_KERNELS."""
     return _missing(implementation) is not None and not native.named()
 
 
 def _missing(implementation: str) -> str | None:
-    """Returns what an implementation lacks here, such as the native library, or None."""
+    """Returns why an implementation is unavailable (no native library), None if it is available."""
     return native.problem() if implementation == "native" and not native.available() else None

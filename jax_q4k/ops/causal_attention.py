@@ -47,7 +47,8 @@ def causal_attention(
         (num_heads / num_kv_heads). v may have another last axis, value_dim.
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
-      window: sliding window: a token sees the last `window` tokens, itself included; None: all.
+      window: sliding window: a token sees the last `window` tokens, itself included; None means
+        all.
       soft_cap, sinks: see `paged_attention`.
 
     Returns:

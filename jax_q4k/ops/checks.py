@@ -57,7 +57,7 @@ def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYP
 
 
 def page_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
-    """Returns `dtype` as one of PAGE_DTYPES, the types of KV-cache pages; else raises TypeError."""
+    """Returns `dtype` as one of PAGE_DTYPES (KV-cache pages); raises TypeError otherwise."""
     return float_dtype(name, dtype, PAGE_DTYPES)
 
 
@@ -101,7 +101,10 @@ def quantized(name: str, w: Any) -> QuantizedArray:
 
 
 def weight(name: str, w: Any, index: Any = None) -> Packed | jax.Array:
-    """Returns `w` as a matrix (n, k), packed or float, or matrix `index` of such a stack."""
+    """Returns `w` as a packed or float matrix (n, k).
+
+    With `index`, `w` is a stack of matrices (layers, n, k), and the result is matrix `index`.
+    """
     w = value(w)
     if isinstance(w, IndexedArray):  # already checked
         return w
@@ -124,7 +127,7 @@ def weight(name: str, w: Any, index: Any = None) -> Packed | jax.Array:
 
 
 def weights(named: dict[str, Any], index: Any) -> dict[str, Any]:
-    """Checks each by `weight`; with `index`, all stacks must have the same number of layers."""
+    """Applies `weight` to each matrix; with `index`, all stacks must have equally many layers."""
     checked = {name: weight(name, w, index) for name, w in named.items()}
     if index is not None:
         (first, layers), *others = ((name, value(w).shape[0]) for name, w in named.items())
@@ -135,7 +138,7 @@ def weights(named: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def _layer(index: Any, layers: int) -> jax.Array:
-    """Returns an index of one of the layers as int32 ().
+    """Returns a layer's index as an int32 scalar array.
 
     Raises IndexError if it is out of range and known at tracing.
     """
@@ -150,20 +153,26 @@ def _layer(index: Any, layers: int) -> jax.Array:
 
 
 def float32(name: str, x: Any, expected: tuple[int, ...], rule: str) -> jax.Array:
-    """Returns `x` as a float32 array of that shape; `rule` describes the shape in names."""
+    """Returns `x` as a float32 array of shape `expected`; raises ValueError for another shape.
+
+    `rule` describes the shape by the names of its axes, for the message.
+    """
     array = float_array(name, x)
     same_shape(name, array, expected, rule)
     return array.astype(jnp.float32)
 
 
 def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> None:
-    """Raises ValueError unless `array.shape == expected`; `rule` describes the shape in names."""
+    """Raises ValueError unless `array.shape == expected`.
+
+    `rule` describes the shape by the names of its axes, for the message.
+    """
     if tuple(array.shape) != expected:
         raise ValueError(f"{name} has shape {tuple(array.shape)}; it must be {rule} = {expected}")
 
 
 def epsilon(name: str, eps: Any) -> float:
-    """Checks a norm's epsilon: finite in float32 and at least 0; raises ValueError otherwise."""
+    """Returns a norm's epsilon as a float; ValueError unless finite in float32 and at least 0."""
     if eps is None:
         raise ValueError(f"{name}=None must be a number where there is a norm's weight")
     value = number(name, eps)
@@ -173,7 +182,7 @@ def epsilon(name: str, eps: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """Checks a factor of scores: positive and finite in float32; raises ValueError otherwise."""
+    """Returns `value` as a float; ValueError unless it is positive and finite in float32."""
     checked = number(name, value)
     if not _FLOAT32_TINY <= checked <= _FLOAT32_MAX:
         raise ValueError(f"{name}={checked} must be positive and finite in float32")
@@ -220,7 +229,10 @@ def flag(name: str, value: Any) -> bool:
 
 
 def window(value: Any) -> int | None:
-    """Checks a sliding window in tokens: a positive int32, or None for no window."""
+    """Returns a sliding window in tokens as an int, which must be a positive int32.
+
+    None means no window.
+    """
     if value is None:
         return None
     checked = integer("window", value)
@@ -232,9 +244,9 @@ def window(value: Any) -> int | None:
 def pages(
     k_pages: Any, v_pages: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Checks pages of a cache, of one of PAGE_DTYPES, and the scales of int8.
+    """Checks and returns the pages of a KV cache, and their scales if they are int8.
 
-    Pages are (num_pages, num_kv_heads, page_size, head_dim).
+    Pages are (num_pages, num_kv_heads, page_size, head_dim) of one of PAGE_DTYPES.
     """
     k_pages, v_pages = _keys_and_values("k_pages", k_pages, "v_pages", v_pages, _PAGE_AXES)
     _page_axes(k_pages)
@@ -245,7 +257,10 @@ def pages(
 def latent_pages(
     k_pages: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, None, jax.Array | None, None]:
-    """Checks latent pages, whose rows hold keys and values; otherwise like `pages`."""
+    """Checks pages of a latent cache (MLA), whose rows hold key and value; otherwise like `pages`.
+
+    Returns None for the values' pages and scales.
+    """
     k_pages = _keys("k_pages", k_pages, _PAGE_AXES, LATENT_DIMS)
     _page_axes(k_pages)
     if v_scales is not None:
@@ -265,7 +280,7 @@ def _page_axes(k_pages: jax.Array) -> None:
 
 
 def value_dim(value: Any, head_dim: int) -> int:
-    """Checks the number of a latent row's first elements that are values: a multiple of 32."""
+    """Returns the number of values at the start of a latent cache's row, a multiple of 32."""
     checked = integer("value_dim", value)
     if checked not in LATENT_DIMS or checked > head_dim:
         raise ValueError(
@@ -278,9 +293,9 @@ def value_dim(value: Any, head_dim: int) -> int:
 def contiguous(
     k: Any, v: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Checks keys and values, of one of PAGE_DTYPES, and the scales of int8.
+    """Checks and returns a contiguous KV cache, and its scales if it is int8.
 
-    Keys and values are (batch, num_kv_heads, capacity, head_dim).
+    Keys and values are (batch, num_kv_heads, capacity, head_dim) of one of PAGE_DTYPES.
     """
     k, v = _keys_and_values("k", k, "v", v, "(batch, num_kv_heads, capacity, head_dim)")
     if k.shape[1] < 1 or k.shape[2] < 1:
@@ -309,7 +324,10 @@ def _keys(name: str, k: Any, axes: str, head_dims: tuple[int, ...]) -> jax.Array
 
 
 def _scales(name: str, rows: jax.Array, given: dict[str, Any]) -> dict[str, jax.Array | None]:
-    """Checks the scales of int8 rows, by name; other rows must have None."""
+    """Checks and returns the scales `given` by name for int8 keys or values `rows`.
+
+    Each must be None if `rows` are not int8.
+    """
     if rows.dtype != jnp.int8:
         for scales_name, scales in given.items():
             if scales is not None:
@@ -324,7 +342,7 @@ def _scales(name: str, rows: jax.Array, given: dict[str, Any]) -> dict[str, jax.
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
-    """Checks queries: floats (count, num_heads, head_dim).
+    """Checks and returns queries: a float array (count, num_heads, head_dim).
 
     A `count` of None allows any. `axis` names the first axis in messages.
     """
@@ -334,7 +352,10 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
 
 
 def queries(q: Any, head_dim: int) -> jax.Array:
-    """Checks queries: floats (batch, num_heads, head_dim) or (batch, time, num_heads, head_dim)."""
+    """Checks and returns queries.
+
+    They are floats (batch, num_heads, head_dim) or (batch, time, num_heads, head_dim).
+    """
     q = float_array("q", q)
     of_tokens = q.shape if q.ndim != 4 else (q.shape[0], *q.shape[2:])
     _heads_of_queries(q, of_tokens, "batch", None, head_dim)
@@ -344,7 +365,11 @@ def queries(q: Any, head_dim: int) -> jax.Array:
 def _heads_of_queries(
     q: jax.Array, shape: tuple[int, ...], axis: str, count: int | None, head_dim: int
 ) -> None:
-    """Raises ValueError unless `shape`, q's without time, is (count, num_heads, head_dim)."""
+    """Raises ValueError unless `shape` is (count, num_heads, head_dim).
+
+    `shape` is q's shape without the time axis. `axis` names the first axis in messages, and `count`
+    is its size; None allows any.
+    """
     if len(shape) != 3 or shape[-1] != head_dim or count not in (None, shape[0]):
         first = axis if count is None else f"{axis}={count}"
         raise ValueError(
@@ -355,7 +380,7 @@ def _heads_of_queries(
 
 
 def v_heads(num_v_heads: int, num_k_heads: int) -> int:
-    """Checks that a delta net's value heads are a multiple of its key heads; else ValueError."""
+    """Returns num_v_heads; ValueError unless a multiple of num_k_heads (of a gated delta net)."""
     if num_v_heads < 1 or num_v_heads % num_k_heads:
         raise ValueError(
             f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
@@ -364,7 +389,7 @@ def v_heads(num_v_heads: int, num_k_heads: int) -> int:
 
 
 def sinks(logits: Any, num_heads: int) -> jax.Array | None:
-    """Checks attention sinks: float32 (num_heads,), or None."""
+    """Returns attention sinks as float32 (num_heads,), None if absent."""
     if logits is None:
         return None
     logits = float_array("sinks", logits).astype(jnp.float32)
@@ -375,7 +400,7 @@ def sinks(logits: Any, num_heads: int) -> jax.Array | None:
 def new_tokens(
     rows: dict[str, Any], slot_mapping: Any, pages: jax.Array
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Checks a step's new keys and values (`rows`, by name) and their slots in the pages.
+    """Checks the new tokens' keys and values (`rows`, by name) and their slots in the pages.
 
     Returns keys and values as float32 (tokens, num_kv_heads, head_dim), slots as int32 (tokens,) or
     (groups, tokens / groups).
@@ -387,7 +412,7 @@ def new_tokens(
 
 
 def slots(slot_mapping: Any, pages: jax.Array) -> jax.Array:
-    """Checks slots of new tokens in the pages: int32 (tokens,) or (groups, tokens / groups)."""
+    """Returns the new tokens' slots as int32 (tokens,) or (groups, tokens / groups)."""
     slot_mapping = int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim not in (1, 2):
         shapes = "(tokens,) or (groups, tokens / groups)"
@@ -409,7 +434,7 @@ def page_groups(name: str, ids: jax.Array, pages: jax.Array) -> int:
 
 
 def is_concrete(*arrays: Any) -> bool:
-    """Returns whether the values can be inspected now, which they cannot under tracing."""
+    """Returns whether all arrays have values that Python can read, so none is a tracer."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 

@@ -1,7 +1,7 @@
-"""Products with decoded weights: kernels make weights and activations float16, XLA multiplies.
+"""Multiplies by decoded weights: kernels convert both operands to float16, XLA multiplies.
 
-Replaces `gemm` for many rows of activations if XLA's own product (cuBLAS) beats kernels that unpack
-weights in the product by more than the decoding takes.
+Replaces `gemm` for many rows of activations if XLA's matmul (cuBLAS) beats kernels that unpack
+weights inside the matmul by more than the decoding takes.
 
 Nothing overflows: each row of weights and of activations is divided by a power of two, and results
 are multiplied by both.
@@ -28,7 +28,7 @@ _BELOW = {jnp.float32: 1 << 15, jnp.float16: 1}
 
 
 class Rows(NamedTuple):
-    """Activations: float16 values (m, k), and each row's scale, float32 (m,)."""
+    """Activations as float16 values (m, k) and one float32 scale per row (m,)."""
 
     values: jax.Array
     scale: jax.Array
@@ -42,10 +42,10 @@ def takes(
     gated: bool = False,
     launched: bool = False,
 ) -> bool:
-    """Returns whether XLA should multiply m rows of activations by these weights, decoded.
+    """Returns whether XLA should decode these weights and multiply m rows of activations by them.
 
-    `gated`: the first product gates the second. `launched`: the answer decides on launches, and is
-    recorded with them.
+    `gated`: the two weights are a gate and an up projection. `launched`: the caller launches what
+    the answer says, so the decision is recorded with the launches.
     """
     from ptx_kernels.kernels.gemm import FEW_ROWS, decoded_products_rule
     from ptx_kernels.tuning import choose, decide
@@ -71,7 +71,8 @@ def products(
 ) -> list[Any]:
     """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, float32.
 
-    With `activation`, the first product gates the second. With `output` rows, the result is Rows.
+    With `activation`, the two weights are a gate and an up projection, and the only result is
+    activation(gate, up); with `output` rows it is Rows.
     """
     # A gate's products are float16: half the memory, and as precise as the Rows made from them.
     dtype = jnp.float16 if activation else jnp.float32
@@ -95,14 +96,17 @@ def products(
 
 
 def _dot(x: jax.Array, w: jax.Array, dtype: Any) -> jax.Array:
-    """Multiplies float16 x (m, k) by w (n, k) transposed, accumulated in float32."""
+    """Multiplies float16 x (m, k) by w (n, k) transposed; returns `dtype`."""
     return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
 
 
 def _rows(
     launch: KernelCall, x: jax.Array, norm_weight: jax.Array | None, eps: float, below: int
 ) -> Rows:
-    """Divides each row of [rms_norm](x) by the power of two that brings it below `below`."""
+    """Returns [rms_norm](x) as Rows; a row's scale is a power of two.
+
+    The scale brings the row's largest magnitude below `below`.
+    """
     from ptx_kernels.kernels.f16_rows import MAX_NORMALIZED, f16_rows, f16_rows_rule
     from ptx_kernels.tuning import choose
 
@@ -123,7 +127,11 @@ def _gated_rows(
     factors: Sequence[tuple[jax.Array, jax.Array]],
     activation: str,
 ) -> Rows:
-    """Gates one of two products (m, n) by the other; each has scales (n,)."""
+    """Applies the activation to a gate and an up projection (m, n); returns Rows.
+
+    row_scale: (m,), the scales of the activations that were projected.
+    factors: of gate and up, the float16 projection (m, n) and its weights' row scales (n,).
+    """
     from ptx_kernels.kernels.f16_rows import f16_rows, f16_rows_rule
     from ptx_kernels.tuning import choose
 

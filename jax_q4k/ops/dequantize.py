@@ -56,7 +56,7 @@ def ptx(launch: KernelCall, w: Packed, *, dtype: Any) -> jax.Array:
 
 
 def scaled(launch: KernelCall, w: Packed, below: int) -> tuple[jax.Array, jax.Array]:
-    """Decodes weights by a PTX kernel to float16 (n, k) and scales of the rows, bfloat16 (n,).
+    """Decodes weights by a PTX kernel to float16 (n, k) and one bfloat16 scale per row (n,).
 
     A scale is the power of two that brings its row's largest magnitude below `below`, and not below
     half of it.

@@ -1,4 +1,8 @@
-"""Derivative of an operation: none, a composition's, or that of a linear operation."""
+"""Defines an operation's JVP and transpose rules.
+
+An operation has no derivative, is linear in its operands (`Linear`), or is differentiated as a
+composition of differentiable operations.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,13 @@ Params = dict[str, Any]
 class Linear(NamedTuple):
     """Derivative of an operation with one result that is linear in each float operand.
 
-    The tangent is the operation itself, so it has derivatives in turn. Integer operands, such as
-    uint8 planes, are constants: their tangents are always zero.
+    The operation itself computes the tangent, so the tangent is differentiable again. Integer
+    operands, such as uint8 planes, are constants: their tangents are always zero.
 
     Attributes:
-      tangent: parameters -> parameters of the result's tangent as a function of an operand's.
-      transpose: parameters from `tangent` -> parameters of the operation that is the transpose in
-        the first operand. None: the reference's transpose.
+      tangent: maps the operation's parameters to those of the operation that computes the tangent.
+      transpose: maps the parameters from `tangent` to those of the operation that is the transpose
+        in the first operand. None means that JAX transposes the reference.
     """
 
     tangent: Callable[[Params], Params] = dict
@@ -34,11 +38,11 @@ class Linear(NamedTuple):
 
 
 def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> None:
-    """Sets the derivative of `op`; with None, differentiation raises NotImplementedError.
+    """Registers JVP and transpose of `op`; with None, differentiation raises NotImplementedError.
 
-    A function is a composition of differentiable operations with the same meaning. Differentiation
-    also takes the values from it: the derivative needs its intermediate values, which the operation
-    itself would compute a second time.
+    A `derivative` that is a function is a composition of differentiable operations with the same
+    results as `op`. Differentiation also takes the primal results from the composition: the
+    derivative needs its intermediate values, which `op` itself would compute a second time.
     """
     if isinstance(derivative, Linear):
         ad.primitive_jvps[op.primitive] = functools.partial(_linear_jvp, op, derivative)
@@ -63,7 +67,7 @@ def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> Non
 def _own_jvp(
     rule: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> Any:
-    """Calls a JVP rule without the weights that are only prefetched."""
+    """Calls a JVP rule without the operands that are only weights to prefetch."""
     primals, params = own(primals, params["tree"], params)
     return rule(primals, tangents[: len(primals)], **params)
 
@@ -71,7 +75,7 @@ def _own_jvp(
 def _own_transpose(
     rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
 ) -> list[Any]:
-    """Calls a transpose rule in the same way; prefetched weights have no cotangents."""
+    """Calls a transpose rule without the weights to prefetch, whose cotangents are None."""
     given, params = own(operands, params["tree"], params)
     return [*rule(cotangents, *given, **params), *[None] * (len(operands) - len(given))]
 
@@ -147,7 +151,10 @@ def _varied(
     operands: Sequence[Any],
     params: Params,
 ) -> Callable[..., list[Any]]:
-    """Returns the composition, with its implementation, as a function of some operands' leaves."""
+    """Returns the composition as a function of the leaves at positions `varying` only.
+
+    The other operands are constants. The implementation in `params` is selected.
+    """
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
     whole = of_leaves(composition, params["tree"], plain)
 

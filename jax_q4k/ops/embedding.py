@@ -105,7 +105,7 @@ def _layout(*_: Any, **__: Any) -> Layout:
 
 
 def _split(parts: Parts, call: Any, ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
-    """Looks up the ids that lie in each device's own rows of the table, and sums over devices."""
+    """Looks up the ids in each device's shard of the table's rows, and sums over devices."""
     op = _op if isinstance(w, QuantizedArray) else _float_op
     own, vocab = w.shape[0], w.shape[0] * parts.count("v")
     local = ids - parts.index("v") * own

@@ -1,4 +1,4 @@
-"""Launches of expert (MoE) products: mat-vecs for few tokens, tensor cores for more.
+"""Launches the kernels of expert (MoE) matmuls: mat-vecs for few tokens, tensor cores for more.
 
 Kernels read the expert ids from device memory; the host never sees them.
 """
@@ -22,10 +22,10 @@ MAX_CHOICES = 65535  # blocks along a grid's second axis
 
 
 def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
-    """Returns whether mat-vecs multiply this many tokens' choices by these stacks (experts, n, k).
+    """Returns whether mat-vecs multiply these expert stacks (experts, n, k) by `tokens` tokens.
 
-    They read a matrix once per choice. Beyond eight tokens this is minimal as long as most experts
-    are chosen at most once.
+    Each token selects `top` experts. A mat-vec reads a matrix once per selection; beyond eight
+    tokens this is minimal as long as most experts are selected at most once.
     """
     if not all(isinstance(w, QuantizedArray) for w in weights):
         return False
@@ -34,9 +34,9 @@ def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
 
 
 class Router(NamedTuple):
-    """Routing inputs for a first product that selects the experts itself.
+    """Routing inputs for a gate-and-up mat-vec that selects the experts itself.
 
-    logits: (m, experts); bias: (experts,) or None; routing: a `Routing` of the kernels.
+    logits: (m, experts); bias: (experts,), None if absent; routing: a `Routing` of the kernels.
     """
 
     logits: jax.Array
@@ -57,17 +57,18 @@ def products(
     activations: str | None = None,
     output: Literal["f32", "q8_1"] = "f32",
 ) -> list[jax.Array]:
-    """[rms_norm](x) @ w[id].T of every choice, for one stack or for a gate and an up stack.
+    """[rms_norm](x) @ w[id].T for every selected expert, for one stack or a gate and an up stack.
 
-    A separate launch normalizes, or quantizes a very long row, if the mat-vec's prologue does not.
+    With a gate and an up stack, applies `activation`. A separate launch normalizes, or quantizes a
+    very long row, if the mat-vec's prologue does not.
 
     Args:
       x: (m, k); ids: int32 (m, top), or a Router for two stacks.
-      weights: stacks of shape (experts, n, k); biases: for two stacks, (experts, n) of each or
-        None.
+      weights: stacks of shape (experts, n, k); biases: for two stacks, (experts, n) for each, or
+        None if absent.
 
     Returns:
-      (m * top, n) float32, or with output q8_1 the results of `quantize_q8_1`. With a Router, ids
+      [(m * top, n) float32], or with output q8_1 the arrays of `quantize_q8_1`. With a Router, ids
       (m, top) and weights (m, top) come first.
     """
     from ptx_kernels.kernels.matvec import expert_matvec_rule, gated_matvec, matvec
@@ -117,7 +118,9 @@ def mixture(
     residual: jax.Array | None,
     exact: bool,
 ) -> jax.Array:
-    """residual + the sum over choices of weight * (scale * (down[id] @ h) + bias), float32 (m, n).
+    """Down projections of the selected experts, summed with the routing weights: float32 (m, n).
+
+    A token's result is residual + sum over its experts of weight * (scale * (down[id] @ h) + bias).
 
     Args:
       h: (m * top, k) float32 if `exact`, else as q8_1.
@@ -146,7 +149,7 @@ def mixture(
 
 
 def groups(weights: Sequence[Any], activations: str | None) -> bool:
-    """Returns whether tensor cores multiply any number of choices by these stacks, as q8_1."""
+    """Returns whether `grouped` multiplies q8_1 activations by all of these stacks."""
     from ptx_kernels.kernels.gemm import stackable
 
     return activations != "f32" and all(
@@ -158,13 +161,14 @@ def groups(weights: Sequence[Any], activations: str | None) -> bool:
 
 
 def grouped(launch: KernelCall, x: jax.Array, ids: jax.Array, w: QuantizedArray) -> jax.Array:
-    """x @ w[id].T of every choice, float32 (m, top, n); zeros where an id is out of range.
+    """x @ w[id].T for every selected expert, by tensor cores: float32 (m, top, n).
 
-    Rows are quantized once and gathered in the order of the experts; each expert's rows are then
-    tiles of one product. XLA sorts, gathers, and restores the order of the results.
+    Results are zeros where an id is out of range. Rows are quantized to q8_1 once and gathered in
+    the order of the experts; each expert's rows are then tiles of one GEMM. XLA sorts, gathers, and
+    restores the order of the results.
 
     Args:
-      x: (m, k), or (m, top, k) with a row for each choice; ids: int32 (m, top).
+      x: (m, k), or (m, top, k) with a row for each selected expert; ids: int32 (m, top).
       w: (experts, n, k).
     """
     from ptx_kernels.kernels.gemm import expert_gemm_rule, gemm
@@ -182,7 +186,15 @@ def grouped(launch: KernelCall, x: jax.Array, ids: jax.Array, w: QuantizedArray)
 
 
 def _tiles(ids: jax.Array, experts: int, m_tile: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the choices (slots,) in expert order, invalid ids last, and the tiles for `gemm`."""
+    """Sorts slots (pairs of a token and a selected expert) by expert, for an expert GEMM.
+
+    Args:
+      ids: (slots,) expert ids.
+
+    Returns:
+      int32 (slots,), the slots in the order of their experts, invalid ids last; and int32
+      (tiles, 3), the expert of each tile of at most `m_tile` rows, its first row and its end.
+    """
     from ptx_kernels.kernels.gemm import tile_count
 
     slots = ids.shape[0]

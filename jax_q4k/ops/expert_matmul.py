@@ -90,7 +90,7 @@ def check_columns(x: jax.Array, name: str, w: Any) -> None:
 def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
     """Returns whether kernels may quantize this many tokens' activations to q8_1 for these stacks.
 
-    The native kernels then always do.
+    If so, the native kernels always do.
     """
     return activations != "f32" and all(
         isinstance(w, QuantizedArray) and takes_q8_1(w.format, tokens, w.shape[2]) for w in weights
@@ -98,7 +98,7 @@ def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
 
 
 def quantizes_groups(weights: Any, tokens: Any, activations: str | None) -> bool:
-    """Like `quantizes`, for the native kernels, which take groups of any size for each expert."""
+    """Like `quantizes`, for the native kernels, which take any number of tokens per expert."""
     return quantizes(weights, tokens, activations) and all(
         formats.get(w.format).int8_tile is not None for w in weights
     )
@@ -143,7 +143,7 @@ def local(parts: Parts, ids: jax.Array, w: Any) -> jax.Array:
 
 
 def _split(parts: Parts, call: Any, x: jax.Array, ids: jax.Array, w: Any, **params: Any) -> Any:
-    """Computes a device's experts, or its part of the sum over k; sums over devices in float32."""
+    """Multiplies by a device's experts, or its shard of k; sums over devices in float32."""
     y = call(op, x.astype(jnp.float32), local(parts, ids, w), w, **params)
     return parts.sum(parts.sum(y, "k"), "e").astype(x.dtype)
 

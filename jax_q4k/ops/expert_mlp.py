@@ -51,9 +51,9 @@ def expert_mlp(
       ids, weights: integers and floats (..., top), such as the results of `route`.
       activation: one of `jax_q4k.ACTIVATION_FUNCTIONS`.
       biases: of gate and up (experts, inner) and of down (experts, n), each a float array or None;
-        None: no biases.
+        None means no biases.
       down_scale: (experts,), or None.
-      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None means no norm.
       residual: (..., n) or None.
       activations: see `matmul`; its rows are tokens here.
 
@@ -80,7 +80,10 @@ def expert_mlp(
 def applied(
     op: Op, derivative: Callable[..., jax.Array], given: Any, rows: Rows, dtype: Any, **params: Any
 ) -> jax.Array:
-    """Runs the operation on checked operands, or its steps if it is not to be fused: (..., n)."""
+    """Runs the operation on checked operands; returns (..., n) of `dtype`.
+
+    Runs `derivative`, a composition of differentiable operations, if fusion is disabled.
+    """
     params["eps"] = 0.0 if given.norm_weight is None else checks.epsilon("eps", params["eps"])
     if not given.x.shape[0]:
         y = jnp.zeros((0, given.down.shape[1]), jnp.float32)
@@ -100,7 +103,11 @@ def checked(
     norm_weight: Any,
     residual: Any,
 ) -> tuple[Operands, Rows, Any]:
-    """Returns the operands, with None for ids and weights, and x's rows and dtype."""
+    """Checks the arguments of `expert_mlp`, except ids and weights.
+
+    Returns the operands, with None for ids and weights; the Rows that merge and split x's leading
+    axes; and x's dtype.
+    """
     x = checks.float_array("x", x)
     check_activation(activation)
     named = {"gate": gate, "up": up, "down": down}
@@ -171,7 +178,7 @@ class Operands(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Operations that the experts' networks are composed of."""
+    """Functions for a norm and an expert matmul, of which the operation is composed."""
 
     norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
     #: (x (m, k) or (m, top, k), w (experts, n, k), ids (m, top)) -> (m, top, n)
@@ -179,7 +186,7 @@ class Steps(NamedTuple):
 
 
 def _hidden(given: Operands, eps: float, activation: str, steps: Steps) -> jax.Array:
-    """Returns the activation's result, (m, top, inner)."""
+    """Gate and up projections and the activation function: returns (m, top, inner)."""
     x, ids = given.x, given.ids
     x = x if given.norm_weight is None else steps.norm(x, given.norm_weight, eps)
     gate, up = (
@@ -192,7 +199,7 @@ def _hidden(given: Operands, eps: float, activation: str, steps: Steps) -> jax.A
 
 
 def _added_up(given: Operands, h: jax.Array, steps: Steps) -> jax.Array:
-    """Multiplies h by `down`, sums with the routing weights and adds the residual: (m, n)."""
+    """Down projections of h, summed with the routing weights, plus the residual: (m, n)."""
     y, known = steps.product(h, given.down, given.ids), _known(given)
     if given.down_scale is not None:
         y = y * given.down_scale[known][..., None]
@@ -204,7 +211,7 @@ def _added_up(given: Operands, h: jax.Array, steps: Steps) -> jax.Array:
 
 
 def _known(given: Operands) -> jax.Array:
-    """Returns the ids, clamped to the experts."""
+    """Returns the expert ids, clamped to 0..experts - 1."""
     return jnp.clip(given.ids, 0, given.gate.shape[0] - 1)
 
 
@@ -224,9 +231,9 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
 def ptx(
     launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """Runs two mat-vecs, the first with q8_1 results; `activations` None means q8_1.
+    """The operation by two mat-vecs, the first with q8_1 results; `activations` None means q8_1.
 
-    More tokens use tensor cores, or XLA's products if activations are float32.
+    More tokens than mat-vecs take use tensor cores, or XLA's matmuls if activations are float32.
     """
     given = Operands(*operands)
     matrices = [given.gate, given.up, given.down]
@@ -249,7 +256,10 @@ def mat_vecs(
     activation: str,
     activations: str | None,
 ) -> jax.Array:
-    """Runs the two mat-vecs, with the operands' ids and weights or with those of a router."""
+    """Runs the mat-vecs for gate and up, then for down; returns (m, n).
+
+    choice: the expert ids of `given`, or a Router, whose ids and weights replace those of `given`.
+    """
     exact = activations == "f32"
     h = expert_kernels.products(
         launch,
@@ -313,7 +323,10 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
 
 
 def layout(*_: Any, **__: Any) -> Layout:
-    """Layout: the inner axis is f in gate and up and g in down, as a split of f may cut blocks."""
+    """Returns the Layout; the inner axis is f in gate and up, and g in down.
+
+    The names differ, as a shard boundary of f may cut quantization blocks of down.
+    """
     rows, inner = ("m _", "m n", "m _", "m _"), ("e f _", "e f _", "e n g")
     return Layout((*rows, "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
 
@@ -321,7 +334,7 @@ def layout(*_: Any, **__: Any) -> Layout:
 def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """Computes a device's experts and part of the inner axis; adds the residual to the sum.
+    """Runs a device's experts and shard of the inner axis; adds the residual after the sum.
 
     If only gate and up, or only down, are split along the inner axis, that axis of the activations
     is gathered or sliced.
@@ -347,7 +360,7 @@ def split(
 
 
 def shapes(*operands: Any, **_: Any) -> Any:
-    """Shape of the result."""
+    """Returns the result's shape and dtype."""
     given = Operands(*operands)
     return jax.ShapeDtypeStruct((given.x.shape[0], given.down.shape[1]), jnp.float32)
 

@@ -33,9 +33,9 @@ def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """Multiplies x (m, k) by weights (n, k) transposed, in float32.
+    """Returns x (m, k) times weights (n, k) transposed, in float32.
 
-    With `transposed`, multiplies x (m, n) by the weights as they are.
+    With `transposed`, returns x (m, n) times the weights without transposing them.
     """
     # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
     return jax.lax.dot_general(
@@ -63,7 +63,7 @@ def native(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _split(parts: Parts, call: Any, x: jax.Array, w: jax.Array) -> jax.Array:
-    """Computes a device's part of the sum over k; sums over devices in float32."""
+    """Multiplies a device's shard of k; sums over devices in float32."""
     total: jax.Array = parts.sum(call(op, x.astype(jnp.float32), w), "k")
     return total.astype(x.dtype)
 

@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention with a state that decays and is corrected per token."""
+"""Linear attention by the gated delta rule, whose state decays and is corrected per token."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def gated_delta_rule(
 
 
 def of_v_heads(x: jax.Array, num_v_heads: int, axis: int, tiled: bool) -> jax.Array:
-    """Repeats x, which has k heads along an axis, so that the axis has each v head's k head."""
+    """Repeats x's k heads along `axis`, so that the axis has one entry per v head."""
     copies = num_v_heads // x.shape[axis]
     if copies == 1:
         return x
@@ -112,7 +112,7 @@ def token(
     *,
     scale: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the state after one token, and the token's o.
+    """Applies the rule to one token: returns the new state and the token's o.
 
     state (batch, heads, key_dim, value_dim); q and k (batch, heads, key_dim); v (batch, heads,
     value_dim); g and beta (batch, heads).
@@ -200,7 +200,7 @@ def _in_chunks(x: jax.Array, time: int) -> jax.Array:
 
 
 def reference(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array, jax.Array]:
-    """`gated_delta_rule` in plain JAX, for floats of one dtype and the state."""
+    """`gated_delta_rule` in plain JAX; all operands are floats of one dtype."""
     form = stepwise if operands[0].shape[1] <= FEW else chunked
     return form(*operands, scale=scale, tiled=tiled)
 

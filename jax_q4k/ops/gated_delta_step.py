@@ -1,4 +1,4 @@
-"""Decode step of a gated delta net, between its input and output projections."""
+"""Decode step of a gated delta net: convolution, delta rule, gated norm (no projections)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def gated_delta_step(
     eps: float,
     tiled: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Runs one new token per sequence through a gated delta net, between its projections.
+    """Runs one projected token per sequence through a gated delta net; the caller projects.
 
-    All in float32: a causal depthwise convolution over the last `width` columns of the projections
-    q | k | v, then silu; q and k normalized per head, x / sqrt(sum(x^2) + eps); `gated_delta_rule`
-    with g = softplus(alpha + dt_bias) * decay, beta = sigmoid(beta) and a scale of
+    Computes, in float32: a causal depthwise convolution over the last `width` columns of the
+    projections q | k | v, then silu; q and k normalized per head, x / sqrt(sum(x^2) + eps);
+    `gated_delta_rule` with g = softplus(alpha + dt_bias) * decay, beta = sigmoid(beta) and scale
     key_dim ** -0.5; y = rms_norm(o, norm_weight) * silu(z), per v head. This is the mixer of Gated
     Delta Networks (https://arxiv.org/abs/2412.06464) as in Qwen 3.5. Kernels take the same heads as
     those of `gated_delta_rule`.
@@ -51,8 +51,8 @@ def gated_delta_step(
     hold, even NaN.
 
     Args:
-      qkv: (batch, channels) float32, bfloat16 or float16: the new column. channels is
-        2 * num_k_heads * key_dim + num_v_heads * value_dim.
+      qkv: (batch, channels) float32, bfloat16 or float16: the token's projections q | k | v, which
+        are its column. channels is 2 * num_k_heads * key_dim + num_v_heads * value_dim.
       z: (batch, num_v_heads * value_dim) of these dtypes.
       alpha, beta: (batch, num_v_heads) of these dtypes, as projected.
       columns: (batch, width, channels) float32.
@@ -192,7 +192,7 @@ def ptx(launch: KernelCall, *operands: jax.Array, eps: float, tiled: bool) -> Se
 def convolved(
     qkv: jax.Array, columns: jax.Array, position: jax.Array, conv_weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns silu of the convolution at a position, (batch, channels), and the updated ring."""
+    """Returns silu of the convolution at `position`, (batch, channels), and updated columns."""
     width = columns.shape[1]
     ago = (position[:, None] - jnp.arange(width)) % width  # age in tokens of each slot's column
     ring = jnp.where((ago == 0)[..., None], qkv[:, None], columns)

@@ -1,6 +1,6 @@
-"""Launches of tensor-core products (GEMM), fused with norm, bias, residual and activation.
+"""Launches the tensor-core GEMM kernel, fused with norm, bias, residual and activation.
 
-Replaces `gemv` if mat-vecs would take more instructions. Products are int8 with q8_1 activations,
+Replaces `gemv` if mat-vecs would take more instructions. The matmul is int8 with q8_1 activations,
 or f16 where that is faster.
 """
 
@@ -43,9 +43,9 @@ def takes(weights: Sequence[Packed], m: int, activations: str | None) -> bool:
 def quantized_to(
     weights: Sequence[Packed], m: int, activations: str | None, *, launched: bool = False
 ) -> Literal["q8_1", "f16"]:
-    """Returns the activation format that is fastest for a product of m rows: q8_1 or f16.
+    """Returns the activation format, q8_1 or f16, that is fastest for a matmul of m rows.
 
-    `launched`: the answer decides on a launch, and is recorded with it.
+    `launched`: the caller launches what the answer says, so it is recorded with the launch.
     """
     from ptx_kernels.kernels.gemm import f16_products_rule
     from ptx_kernels.tuning import choose, decide
@@ -57,9 +57,9 @@ def quantized_to(
 
 
 def takes_quantized(w: Packed, m: int, activations: str | None) -> bool:
-    """Returns whether the kernel before a product should leave its m rows quantized.
+    """Returns whether the kernel before a matmul by `w` should write its m rows quantized.
 
-    It should for q8_1, and for f16 with few rows. Many rows of f16 are made from floats faster.
+    It should for q8_1, and for f16 with few rows. Many f16 rows are faster to convert from floats.
     """
     from ptx_kernels.kernels.gemm import FEW_ROWS
 
@@ -86,8 +86,9 @@ def gemm(
     Unless x is quantized, a launch before it quantizes, or normalizes and quantizes: to q8_1, or
     with `activations` None to f16 if that is faster.
 
-    With `activation`, the first product gates the second. With `output` q8_1 or f16, the result is
-    quantized as by `quantize_q8_1` or `quantize_f16`.
+    With `activation`, the two weights are a gate and an up projection, and the result is
+    activation(gate, up). With `output` q8_1 or f16, the result is quantized as by `quantize_q8_1`
+    or `quantize_f16`.
     """
     from ptx_kernels.kernels import gemm as kernels
     from ptx_kernels.tuning import choose

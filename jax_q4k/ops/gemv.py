@@ -1,6 +1,6 @@
-"""Launches of mat-vecs, fused with norm, bias, residual and activation.
+"""Launches mat-vec kernels, fused with norm, bias, residual and activation.
 
-A mat-vec multiplies packed matrices by one to eight rows of activations.
+A mat-vec multiplies one to eight rows of activations by packed matrices.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Rows = jax.Array | Sequence[jax.Array]
 
 
 def takes(weights: Sequence[Packed], m: int) -> bool:
-    """Returns whether a mat-vec takes these matrices and m rows of activations."""
+    """Returns whether one mat-vec kernel multiplies m rows of activations by these matrices."""
     return m <= MAX_ROWS and len(weights) <= MAX_MATRICES
 
 
 def quantized_ahead(w: Packed, m: int, activations: str | None) -> bool:
-    """Returns whether the kernel before should quantize a matrix's activations to q8_1.
+    """Returns whether the kernel before a mat-vec by `w` should write its m rows as q8_1.
 
-    It should if no mat-vec of the matrix would quantize m rows in its own prologue.
+    It should if the mat-vec would not quantize m rows in its own prologue.
     """
     from ptx_kernels.kernels.matvec import fused_matvec_rule
     from ptx_kernels.tuning import decide
@@ -66,8 +66,8 @@ def gemv(
 
     If the mat-vec's prologue does not quantize or normalize, a launch before it does.
 
-    With `activation`, the first product gates the second. With `output` q8_1, the result is
-    quantized as by `quantize_q8_1`.
+    With `activation`, the two weights are a gate and an up projection, and the result is
+    activation(gate, up). With `output` q8_1, the result is quantized as by `quantize_q8_1`.
     """
     from ptx_kernels.kernels.matvec import (
         float_matvec_rule,
@@ -120,7 +120,10 @@ def gemv(
 
 
 class Heads(NamedTuple):
-    """Rotary angles and KV-cache pages of a fused projection to heads: see `rope_append`."""
+    """Operands of a mat-vec that projects to q, k and v, rotates them and appends k and v.
+
+    They are rotary angles, KV-cache pages and slots, as in `rope_append`.
+    """
 
     pages: tuple[jax.Array, ...]  # (num_pages, num_kv_heads, page_size, head_dim), for k and v
     slot_mapping: jax.Array  # int32 (m,)
@@ -130,7 +133,7 @@ class Heads(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of the kernel."""
+        """Keyword arguments that build the kernel."""
         num_pages, num_kv_heads, page_size, head_dim = self.pages[0].shape
         return {
             "num_kv_heads": num_kv_heads,
@@ -146,9 +149,10 @@ class Heads(NamedTuple):
 def append_rule(
     weights: Sequence[Packed], m: int, heads: Heads, activations: str | None
 ) -> tuple[Rule[MatvecConfig], tuple[Any, ...]] | None:
-    """Returns rule and shape for projecting m rows of floats and appending in one launch, or None.
+    """Returns the tuning rule, and its arguments, of a launch that projects, rotates and appends.
 
-    The rule of the projections alone comes first, if its Config gives each warp pairs of rows.
+    None if no kernel projects m rows of floats and appends in one launch. The rule of the
+    projections alone is preferred, if its Config gives each warp pairs of rows.
     """
     from ptx_kernels.kernels.matvec import (
         float_matvec_rule,
@@ -187,7 +191,10 @@ def append(
     eps: float,
     biases: Sequence[jax.Array | None],
 ) -> list[jax.Array]:
-    """Launches such a Config; returns the pages, and q float32 (m, num_heads * head_dim)."""
+    """Launches the mat-vec that projects x to q, k and v, rotates, and appends k and v to pages.
+
+    `config` comes from `append_rule`. Returns the pages, then q float32 (m, num_heads * head_dim).
+    """
     from ptx_kernels.kernels.matvec import qkv_append_matvec
 
     operands, norm = activation_operands(launch, config, x, norm_weight, eps)
@@ -228,7 +235,10 @@ def router(
     eps: float,
     bias: jax.Array | None,
 ) -> list[jax.Array]:
-    """[rms_norm](x) @ w.T [+ bias] in one launch, for float32 x and w that `router_takes`."""
+    """[rms_norm](x) @ w.T [+ bias] in one launch, for float32 x and w.
+
+    `router_takes` must be true of their sizes.
+    """
     from ptx_kernels.kernels.router import router as router_kernel
     from ptx_kernels.kernels.router import router_rule
     from ptx_kernels.tuning import choose
@@ -253,9 +263,9 @@ def activation_operands(
     norm_weight: jax.Array | None,
     eps: float,
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """Returns the operands that carry [rms_norm](x) to a mat-vec of `config`, and its arguments.
+    """Returns a mat-vec's activation operands for [rms_norm](x), and its arguments for the norm.
 
-    The mat-vec's prologue quantizes and normalizes, or a kernel before it does.
+    The mat-vec's prologue quantizes and normalizes, or this launches a kernel that does.
     """
     if not isinstance(x, jax.Array):
         return x, {}

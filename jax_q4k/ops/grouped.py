@@ -1,8 +1,8 @@
-"""Grouped product of activation rows with their experts' matrices, in plain JAX.
+"""Grouped matmul of activation rows by their experts' matrices, in plain JAX.
 
 Rows are sorted by expert into blocks of a fixed number of rows. The last block of an expert is
 padded with zeros, and the number of blocks is the largest possible one, so that shapes are static.
-Each block is one product with one decoded matrix.
+Each block is one matmul with one decoded matrix.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ MAX_BLOCK, SYMBOLIC_BLOCK = 256, 16
 
 
 class Blocks(NamedTuple):
-    """Slots in blocks of one expert each; a slot is a pair of a token and one of its experts.
+    """Assignment of slots to blocks of rows; a slot is a pair of a token and one of its experts.
+
+    All rows of a block have the same expert.
 
     Attributes:
-      experts: int32 (blocks,), each block's expert; any for an empty block.
+      experts: int32 (blocks,), each block's expert; unspecified for an empty block.
       slots: int32 (blocks, rows), each row's slot; the number of slots for an empty row.
-      places: int32 (slots,), each slot's row among all blocks; -1 if its expert is not local.
+      places: int32 (slots,), each slot's row index, counted over all blocks; -1 if its expert is
+        not local.
     """
 
     experts: jax.Array
@@ -36,7 +39,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(ids: jax.Array, experts: int) -> Blocks:
-    """Sorts ids (slots,) into blocks; ids outside 0..experts - 1 are in no block."""
+    """Sorts slots with expert ids (slots,) into Blocks; ids outside 0..experts - 1 get no row."""
     slots = ids.shape[0]
     rows = _block_rows(slots, experts)
     mine = ids[:, None] == jnp.arange(experts, dtype=jnp.int32)[None]  # (slots, experts)
@@ -55,7 +58,7 @@ def blocks_of(ids: jax.Array, experts: int) -> Blocks:
 
 
 def _block_rows(slots: Any, experts: int) -> int:
-    """Returns a power of two, about twice the slots per expert if all have equally many."""
+    """Returns the rows of a block: a power of two, about twice the mean slots per expert."""
     if not isinstance(slots, int):
         return SYMBOLIC_BLOCK
     return min(MAX_BLOCK, 1 << max(0, -(-2 * slots // experts) - 1).bit_length())
@@ -84,7 +87,7 @@ def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Arr
 
 
 def matrix(w: Any, expert: jax.Array) -> jax.Array:
-    """Returns an expert's matrix (n, k) as floats."""
+    """Returns the float matrix (n, k) of one expert."""
 
     def of(stack: jax.Array) -> jax.Array:
         return jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False)

@@ -1,4 +1,7 @@
-"""Page ids and slots of groups of sequences, each with its own part of a cache's pages."""
+"""Converts page ids and slots of groups of sequences to global ones.
+
+Each group has its own part of a KV cache's pages.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import jax.numpy as jnp
 
 
 def ungrouped(ids: jax.Array, kept: int, count: int) -> jax.Array:
-    """Converts ids (groups, n, ...) within each group's part to global ids (groups * n, ...).
+    """Converts page ids or slots from group-local to global: (groups * n, ...).
 
-    Ids outside the group's part become -1. Ids without a group axis are returned unchanged.
+    Ids outside the group's part of the pages become -1. Ids without a group axis are returned
+    unchanged.
 
     Args:
-      kept: number of axes of ids without groups.
-      count: pages or slots of all groups.
+      ids: (groups, n, ...), counted from the first page or slot of their group.
+      kept: number of axes of ids without a group axis.
+      count: number of pages or slots of all groups together.
     """
     if ids.ndim == kept:
         return ids

@@ -1,6 +1,6 @@
-"""Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias].
+"""Linear layers, [residual +] [rms_norm](x) @ w.T [+ bias], with packed or float weights.
 
-A layer has one matrix, several matrices, or a gate and an up matrix.
+A layer has one matrix, several matrices, or a gate and an up projection.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def qkv_matmul(
       x: (..., k) float32, bfloat16 or float16.
       weights: QuantizedArrays (n_i, k), whose formats may differ, or float arrays.
       index: see `matmul`; all stacks have the same number of layers.
-      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
-      biases: (n_i,) or None for each matrix; None: no biases.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None means no norm.
+      biases: (n_i,) or None for each matrix; None means no biases.
       activations: see `matmul`.
 
     Returns:
@@ -169,7 +169,7 @@ def gated_matmul(
       index: see `matmul`; both stacks have the same number of layers.
       activation: one of `jax_q4k.ACTIVATION_FUNCTIONS`: `silu` (SwiGLU: silu(gate) * up), `gelu`
         (GEGLU, with the tanh approximation) or `swiglu_oai` (gpt-oss).
-      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None means no norm.
       activations: see `matmul`.
 
     Returns:
@@ -213,8 +213,8 @@ def linear(
       x: (..., k) float32, bfloat16 or float16.
       weights: at least one QuantizedArray (n_i, k), whose formats may differ, or float array.
       index: see `matmul`; all stacks have the same number of layers.
-      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None: no norm.
-      biases: (n_i,) or None for each matrix; None: no biases.
+      norm_weight: (k,), the weight of an `rms_norm` of x with `eps`; None means no norm.
+      biases: (n_i,) or None for each matrix; None means no biases.
       residual: (..., n), only with a single matrix, or None.
       prefetch: weights that the program's next operation reads. On GPUs from sm_90, launches for up
         to eight rows end by prefetching some MB of the packed ones into the L2 cache. No result
@@ -273,9 +273,9 @@ def _linear(
     prefetch: Sequence[Any] = (),
     activations: str | None,
 ) -> tuple[jax.Array, ...]:
-    """Implements `linear`, or `gated_matmul` if there is an `activation`.
+    """Implements `linear`, or `gated_matmul` if `activation` is not None.
 
-    `name`: its name in FUSIONS. `names`: names of the weights in messages.
+    `name`: the operation's name in FUSIONS. `names`: names of the weights in messages.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
     named = _weights(tuple(weights), names, index)
@@ -305,7 +305,7 @@ def _linear(
 
 
 def _weights(weights: tuple[Any, ...], names: tuple[str, ...], index: Any) -> dict[str, Any]:
-    """Maps the names in messages to the matrices."""
+    """Checks the matrices; maps their names in messages to them."""
     if not weights:
         raise ValueError("weights=() must hold at least one matrix")
     if not names:
@@ -321,7 +321,7 @@ def checked_operands(
     biases: Sequence[Any] | None,
     residual: Any,
 ) -> Operands:
-    """Checks and returns the primitive's operands; x keeps its dtype."""
+    """Checks norm, biases and residual; returns the primitive's operands, with x's own dtype."""
     *leading, k = x.shape
     several, n = len(weights) > 1, weights[0].shape[0]
     if residual is not None:

@@ -1,4 +1,4 @@
-"""The primitive of linear layers: all matrices in one call, on every implementation."""
+"""Defines the primitive of linear layers, which multiplies activations by several matrices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 
 def is_router(operands: Operands) -> bool:
-    """Returns whether this is a single small float32 matrix and few rows."""
+    """Returns whether the weights are one small float32 matrix, a router's, and x has few rows."""
     (x, residual, _, (w, *others), _) = operands
     if others or residual is not None or isinstance(w, Packed) or w.dtype != jnp.float32:
         return False
@@ -42,7 +42,7 @@ def is_router(operands: Operands) -> bool:
 
 
 class Steps(NamedTuple):
-    """Operations that a linear layer is composed of."""
+    """Functions for a norm and a matmul, of which a linear layer is composed."""
 
     norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
     product: Callable[[jax.Array, Any], jax.Array]  # (x (m, k), w (n, k)) -> (m, n)
@@ -51,7 +51,7 @@ class Steps(NamedTuple):
 def chain(
     operands: Operands, eps: float, activation: str | None, steps: Steps
 ) -> tuple[jax.Array, ...]:
-    """Runs the operation step by step."""
+    """Runs the operation as separate steps: norm, matmuls, then activation or bias and residual."""
     x, residual, norm_weight, weights, biases = operands
     h = x if norm_weight is None else steps.norm(x, norm_weight, eps)
     ys = [steps.product(h, w) for w in weights]
@@ -67,12 +67,12 @@ def plus(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> ja
 
 
 def _or_of_floats(product: Callable[[jax.Array, Any], jax.Array]) -> Any:
-    """Returns the product for packed matrices, and XLA's for float ones."""
+    """Returns a matmul function: `product` for packed matrices, XLA's matmul for float ones."""
     return lambda x, w: (product if isinstance(w, Packed) else float_matmul.reference)(x, w)
 
 
 def reference_steps(activations: str | None) -> Steps:
-    """Returns the steps in plain JAX."""
+    """Returns Steps whose functions are plain JAX."""
     return Steps(
         lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
         _or_of_floats(functools.partial(packed_matmul.reference, activations=activations)),
@@ -80,7 +80,7 @@ def reference_steps(activations: str | None) -> Steps:
 
 
 def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
-    """Returns the steps as one kernel each."""
+    """Returns Steps whose functions each launch PTX kernels."""
     return Steps(
         lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
         _or_of_floats(functools.partial(packed_matmul.ptx, launch, activations=activations)),
@@ -88,7 +88,7 @@ def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
 
 
 def public_steps(activations: str | None) -> Steps:
-    """Returns the steps as one differentiable operation each."""
+    """Returns Steps whose functions are differentiable operations of this package."""
     return Steps(
         lambda x, weight, eps: rms_norm.rms_norm(x, weight, eps=eps),
         lambda x, w: product(x, w, activations),
@@ -119,9 +119,9 @@ def ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> Sequence[jax.Array]:
-    """Launches one product of all matrices if there is one, else a kernel for each step.
+    """Launches one kernel for all matrices if there is such a kernel, else one for each step.
 
-    `activations` None selects the fastest.
+    `activations` None selects the fastest format.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     launch = asking(launch, prefetch, x.shape[0])
@@ -148,7 +148,7 @@ def ptx(
 def native(
     *operands: Any, eps: float = 0.0, activation: str | None = None, activations: str | None
 ) -> Sequence[jax.Array]:
-    """Multiplies by all matrices in one call; `activations` None means q8_1."""
+    """The operation by one native call for all matrices; `activations` None means q8_1."""
     x, residual, norm_weight, weights, biases = Operands(*operands)
     return calls.linear(
         x,
@@ -177,7 +177,7 @@ def _shapes(
 
 
 def _layout(*operands: Any, activation: str | None, **_: Any) -> Layout:
-    """Layout: the rows of each matrix are split separately, unless the matrices gate each other."""
+    """Returns the Layout; each matrix's rows may be split separately, except gate and up."""
     weights = Operands(*operands).weights
     count = len(weights)
     names = _row_names(count) if activation is None else ["n"] * count
@@ -195,9 +195,10 @@ def _row_names(count: int) -> list[str]:
 def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
-    """Sums norm and products over devices if k is sharded, then adds bias and residual.
+    """Sums norm and matmuls over devices if k is sharded, then adds bias and residual.
 
-    If only rows are sharded: one call, or one per matrix if their rows are split differently.
+    If only the matrices' rows are sharded, makes one call, or one call per matrix if the matrices
+    are split differently.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if not parts.split("k"):

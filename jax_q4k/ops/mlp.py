@@ -1,4 +1,4 @@
-"""The gated feed-forward network (MLP) of a decoder: gate, up and down projections."""
+"""Gated feed-forward network (MLP) with its gate, up and down projections, as one operation."""
 
 from __future__ import annotations
 
@@ -105,18 +105,18 @@ class Operands(NamedTuple):
     down: Any  # packed (n, inner)
 
     def gated(self) -> linear_op.Operands:
-        """Returns the operands of the gated product."""
+        """Returns the operands of the gate and up projections."""
         return linear_op.Operands(
             self.x, None, self.norm_weight, (self.gate, self.up), (None, None)
         )
 
     def last(self, h: jax.Array) -> linear_op.Operands:
-        """Returns the operands of `down`'s product with h, the result of the gated product."""
+        """Returns the operands of the down projection of h, which is activation(gate, up)."""
         return linear_op.Operands(h, self.residual, None, (self.down,), (None,))
 
 
 def _chain(operands: Operands, eps: float, activation: str, steps: linear_op.Steps) -> jax.Array:
-    """Runs the operation step by step."""
+    """Runs the operation as separate steps: norm, gate and up, activation, down, residual."""
     (h,) = linear_op.chain(operands.gated(), eps, activation, steps)
     (y,) = linear_op.chain(operands.last(h), 0.0, None, steps)
     return y
@@ -135,7 +135,7 @@ def ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> jax.Array:
-    """The operation by PTX kernels; the gated product's result is in the format that `down` takes.
+    """The operation by PTX kernels; gate and up's kernel writes the format that `down` takes.
 
     prefetch: `down`, then the weights of the next operation.
     """
@@ -188,7 +188,10 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
 
 
 def _layout(*operands: Any, **_: Any) -> Layout:
-    """Layout: the inner axis is f in gate and up and g in down, as a split of f may cut blocks."""
+    """Returns the Layout; the inner axis is f in gate and up, and g in down.
+
+    The names differ, as a shard boundary of f may cut quantization blocks of down.
+    """
     given = Operands(*operands)
     inner = axes(given.gate, "f _"), axes(given.up, "f _")
     around = "m _", "m n", "_"
@@ -198,10 +201,10 @@ def _layout(*operands: Any, **_: Any) -> Layout:
 def _split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
-    """Computes a device's part of the inner axis; adds the residual to the sum.
+    """Runs a device's shard of the inner axis; adds the residual after the sum over devices.
 
-    If only gate and up, or only down, are split along it, that axis of the activations is gathered
-    or sliced.
+    If only gate and up, or only down, are split along the inner axis, that axis of the activations
+    is gathered or sliced.
     """
     given = Operands(*operands)
     params = {"activation": activation, "activations": activations}

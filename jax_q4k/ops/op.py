@@ -52,15 +52,17 @@ class Op:
       shapes: the results' shapes and dtypes, for operands that have only these. Tracing the
         reference would take milliseconds to find them.
       ptx: `(launch, *operands, **params)`, a composition of PTX kernels. `launch(kernel, *arrays)`
-        runs one; plain JAX may be in between. None: XLA compiles the reference for a GPU.
-      native: composition of handlers of `jax_q4k.native`; None: XLA compiles the reference for a
-        CPU.
+        runs one kernel; plain JAX may be in between. None means that XLA compiles the reference
+        for a GPU.
+      native: composition of FFI handlers of `jax_q4k.native`; None means that XLA compiles the
+        reference for a CPU.
       vmap: the rule, `by_rows`, `by_examples` or `by_reference` of `vmaps`.
-      derivative: None: differentiation raises; `reference`: the reference's; a Linear; or a
-        function, a composition of differentiable operations with the same meaning. Differentiation
-        takes the values from the composition, too, so that there is one forward pass.
-      layout: `(*operands, **params)` -> the Layout of axes that may be split over devices; None:
-        operands are gathered.
+      derivative: None means that differentiation raises an error; `reference` differentiates the
+        reference. Otherwise a Linear, or a function that composes differentiable operations with
+        the same meaning. Differentiation takes the values from the composition, too, so that there
+        is one forward pass.
+      layout: `(*operands, **params)` -> the Layout of axes that may be split over devices; None
+        means that operands are gathered.
       split: `(parts, call, *operands, **params)`, the operation on a device's shards if a combined
         name of the layout is split; `call(op, *operands, **params)` runs an operation on one
         device.
@@ -104,7 +106,9 @@ class Op:
             mlir.register_lowering(self.primitive, lowering, platform=platform)
 
     def bind(self, *operands: Any, prefetch: Any = (), **params: Any) -> Any:
-        """Returns the results of the implementation that `jax_q4k.implementation` selected.
+        """Binds the primitive, with the implementation that `jax_q4k.implementation` selected.
+
+        Returns the results. If operands are on an explicit mesh, runs per device under shard_map.
 
         prefetch: weights of the next operation, which the `ptx` composition gets as a keyword;
         ignored if operands are on several devices.
@@ -127,7 +131,10 @@ class Op:
         return jax.tree.unflatten(self._result_trees[kind], results)
 
     def on_parts(self, call: Call, tree: Any, params: Params) -> Callable[..., list[Any]]:
-        """Returns the function from parts and operand leaves on one device to result leaves."""
+        """Returns the function (parts, *leaves) -> result leaves that runs on each device.
+
+        The leaves are one device's shards of the operands, and `call` runs an operation on them.
+        """
 
         def function(parts: Parts, *leaves: Any) -> list[Any]:
             operands = jax.tree.unflatten(tree, leaves)
@@ -188,7 +195,10 @@ class Op:
     def _of_leaves(
         self, implementation: str, tree: Any, params: Params, launch: KernelCall | None = None
     ) -> Callable[..., list[Any]]:
-        """Returns the function from leaves of operands and prefetched weights to result leaves."""
+        """Returns an implementation's function (*leaves) -> result leaves.
+
+        The leaves are those of the operands, then those of the weights to prefetch.
+        """
         composition = backends.composition(self, implementation, launch)
         launches = backends.BACKENDS[implementation].launch is not None and self.ptx is not None
         ahead = params.get("prefetch") if launches else None
@@ -202,15 +212,15 @@ class Op:
         return function
 
     def inspected(self, implementation: str, tree: Any, params: Params) -> Callable[..., Any]:
-        """Returns the function from operand leaves to result leaves that lowering runs.
+        """Returns the function (*leaves) -> result leaves of an implementation, for `explain`.
 
-        Its launches can be inspected.
+        Unlike at lowering, kernels run as simulated launches, which can be inspected.
         """
         return self._of_leaves(implementation, tree, params, launch_simulated)
 
 
 def _mapped(op: Op, rule: Rule, leaves: Any, axes: Any, **params: Any) -> Any:
-    """Applies a `vmap` rule."""
+    """Applies a `vmap` rule to the operands' leaves, without the weights to prefetch."""
     count = params["tree"].num_leaves
     leaves, params = own(leaves, params["tree"], params)
     return rule(op, leaves, axes[:count], params)
@@ -218,7 +228,7 @@ def _mapped(op: Op, rule: Rule, leaves: Any, axes: Any, **params: Any) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., Any]:
-    """Compiles the operation on each device's shards."""
+    """Returns the function that runs the operation on each device's shards."""
     tree, params = kind
     parts = Parts(dict(placed.axes))
     run = functools.partial(op.on_parts(Op.bind, tree, dict(params)), parts)
@@ -240,7 +250,7 @@ def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:
 def _results(
     shapes_of: Callable[..., Any], operands: Any, tree: Any, params: tuple[tuple[str, Any], ...]
 ) -> list[jax.core.ShapedArray]:
-    """Returns the avals of the result leaves."""
+    """Returns the abstract values (shapes and dtypes) of the result leaves."""
     leaves = [jax.ShapeDtypeStruct(*operand) for operand in operands]
     found = shapes_of(*jax.tree.unflatten(tree, leaves), **dict(params))
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]

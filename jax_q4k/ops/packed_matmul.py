@@ -43,7 +43,8 @@ def takes_q8_1(format: str, rows: int, columns: int) -> bool:
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
     """Returns whether kernels may quantize this many activations to q8_1 for these weights.
 
-    The native kernels then always do. CUDA kernels choose q8_1 or floats if `activations` is None.
+    If so, the native kernels always do; CUDA kernels choose q8_1 or floats if `activations` is
+    None.
     """
     return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
 
@@ -68,8 +69,9 @@ def ptx(
     activations: str | None,
     transposed: bool = False,
 ) -> jax.Array:
-    """`packed_matmul` by PTX kernels, or its transpose; `activations` None selects the fastest.
+    """`packed_matmul` by PTX kernels, or its transpose for x (m, n).
 
+    `activations` None selects the fastest format.
     Few rows run as a mat-vec; more q8_1 or float16 rows run on tensor cores (int8 or f16 `mma`).
     XLA multiplies the rest by decoded weights: in float16 if there are so many rows that this is
     faster (see `decoded`), and in float32 if no kernel takes them or they must be precise.
@@ -88,10 +90,10 @@ def ptx(
 
 
 def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) -> jax.Array:
-    """Computes the float32 product on tensor cores.
+    """x (m, k) times dequantize(w) (n, k) transposed, on tensor cores: float32 (m, n).
 
-    Used for any number of rows: a float32 product of decoded weights, which has no tensor cores, is
-    slower at all sizes, even without the decoding.
+    Used for any number of rows: a float32 matmul with decoded weights, which has no tensor cores,
+    is slower at all sizes, even without the decoding.
     """
     from ptx_kernels.kernels.gemm import stackable
 
@@ -125,7 +127,7 @@ def _layout(_: Any, w: Any, *, transposed: bool, **__: Any) -> Layout:
 def _split(
     parts: Parts, call: Any, x: jax.Array, w: Packed, *, transposed: bool, **params: Any
 ) -> jax.Array:
-    """Computes a device's part of the sum over k, or over n; sums over devices in float32."""
+    """Multiplies a device's shard of k (transposed: of n); sums over devices in float32."""
     y = call(op, x.astype(jnp.float32), w, transposed=transposed, **params)
     total: jax.Array = parts.sum(y, "n" if transposed else "k")
     return total.astype(x.dtype)

@@ -65,8 +65,8 @@ def paged_attention(
         pages_per_sequence).
       context_lens: (batch,) integers.
       scale: None means head_dim ** -0.5, which no model with latent pages uses.
-      window: sliding window: only the last `window` tokens of a context are seen; None: all.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap); None: unchanged.
+      window: sliding window: only the last `window` tokens of a context are seen; None means all.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them unchanged.
       sinks: (num_heads,) floats, finite or -inf: a logit per query head that takes part in the
         softmax and has no value; or None.
       k_scales, v_scales: scales of int8 pages, (num_pages, num_kv_heads, page_size) float32, as
@@ -74,8 +74,8 @@ def paged_attention(
         Latent pages have only k_scales.
       value_dim: number of values at the start of a latent row, a multiple of 32; only for latent
         pages.
-      lengths: (batch,) integers, 0 to time, at most context_lens: tokens of each chunk; None: time.
-        Only for a q with a time axis.
+      lengths: (batch,) integers, 0 to time, at most context_lens: tokens of each chunk; None means
+        time. Only for a q with a time axis.
 
     Returns:
       q's shape and dtype; for latent pages the last axis is value_dim.
@@ -157,7 +157,7 @@ def checked_pages(
 
 
 def _lengths(lengths: Any, q: jax.Array) -> jax.Array | None:
-    """Returns the tokens of each chunk, int32 (batch,), or None if q has one token per sequence."""
+    """Returns each chunk's number of tokens, int32 (batch,); None if q has no time axis."""
     if q.ndim == 3:
         if lengths is not None:
             raise TypeError(f"lengths belongs to a q with an axis of time; q has shape {q.shape}")

@@ -42,8 +42,8 @@ def paged_attention_matmul(
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads concatenated, in float32.
 
-    If the product takes int8 or f16 activations that another kernel would make, attention writes
-    them itself.
+    If the projection takes int8 or f16 activations that a separate kernel would convert, the
+    attention kernel writes them directly.
 
     Args:
       q, k_pages, v_pages, block_tables, context_lens: see `paged_attention`.
@@ -114,7 +114,10 @@ def paged_attention_matmul(
 def _product(
     out: jax.Array, w: Any, bias: jax.Array | None, residual: jax.Array | None
 ) -> linear_op.Operands:
-    """Returns the operands of the product with attention's result, (..., num_heads, head_dim)."""
+    """Returns the output projection's operands, for attention's result `out`.
+
+    `out` is (..., num_heads, head_dim).
+    """
     x = out.reshape(-1, out.shape[-2] * out.shape[-1])
     return linear_op.Operands(x, _flat(residual), None, (w,), (bias,))
 
@@ -149,7 +152,7 @@ def _ptx(
     prefetch: Sequence[Packed] = (),
     **params: Any,
 ) -> jax.Array:
-    """The operation by PTX kernels; `activations` None selects the fastest."""
+    """The operation by PTX kernels; `activations` None selects the fastest format."""
     m, head_dim = math.prod(given.q.shape[:-2]), given.q.shape[-1]
     launch = asking(launch, prefetch, m)
     options: dict[str, Any] = {"biases": [bias], "residual": _flat(residual)}
@@ -178,7 +181,10 @@ def _shapes(given: attend.Operands, w: Any, *_: Any, **__: Any) -> Any:
 
 
 def _layout(given: attend.Operands, *_: Any, **__: Any) -> Layout:
-    """Layout: heads are h in attention and g as columns of `w`, as a split of h may cut blocks."""
+    """Returns the Layout; the heads' axis is h in attention, and g in the columns of `w`.
+
+    The names differ, as a shard boundary of h may cut quantization blocks of `w`.
+    """
     of_attention = attend.layout(*given)
     y = "b n" if given.lengths is None else "b _ n"
     return Layout((of_attention.operands, "n g", "n", y), y, combined="h g")
@@ -195,7 +201,7 @@ def _split(
     activations: str | None,
     **params: Any,
 ) -> jax.Array:
-    """Computes a device's heads; adds bias and residual to the sum."""
+    """Runs a device's heads; adds bias and residual after the sum over devices."""
     if parts.alike("h", "g"):
         y = call(_op, given, w, None, None, activations=activations, **params)
         return linear_op.plus(parts.sum(y, "g"), bias, residual)

@@ -1,4 +1,4 @@
-"""Partitions operations on meshes of automatic axes: a callback for XLA's partitioner."""
+"""Partitions operations on meshes with automatic axes, in a callback from XLA's partitioner."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ OnParts = Callable[..., list[Any]]
 def partitioned(
     operation: str, function: OnParts, layout: Layout, operands: Any, results: Any
 ) -> Callable[..., list[Any]]:
-    """Returns `function` of leaves in a form that XLA's partitioner splits as `layout` allows.
+    """Wraps `function` in `custom_partitioning`, so that XLA splits it as `layout` allows.
 
-    operands, results: trees with the arrays' shapes and dtypes. Leaves after the operands', of
-    weights to prefetch, are dropped.
+    Returns a function of leaves. The leaves after the operands' are weights to prefetch and are
+    dropped.
+
+    operands, results: trees with the arrays' shapes and dtypes.
     """
     record = gathers.record()  # here, because the partitioner runs in a thread of its own
     called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
@@ -62,7 +64,7 @@ def _shardings(mesh: Any, found: Plan) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dict[str, Any]]:
-    """Returns Shardy's rule for a layout, and the kinds and sizes of its factors.
+    """Returns Shardy's sharding rule for a layout, and the kinds and sizes of its factors.
 
     Axes of one name may differ in size: k values of x and k / 256 blocks of w. The factor that may
     be split is their greatest common divisor; the rest of each is a separate factor that is not.

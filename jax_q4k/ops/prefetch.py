@@ -1,7 +1,8 @@
 """Prefetches the next operation's weights into the L2 cache (sm_90).
 
-Memory is idle between two launches: while the next one starts, and while its blocks wait for their
-first bytes. Each launch ends with a prefetch of what the next one reads. No result depends on it.
+Memory is idle between two launches: while the next kernel starts, and while its thread blocks wait
+for their first bytes. Each launch ends with a prefetch of what the next one reads. No result
+depends on it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_ROWS = 8
 
 
 def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
-    """Returns the weights that are packed, or none if `implementation` disables prefetching."""
+    """Returns the packed ones among `weights`, or () if `implementation` disables prefetching."""
     if not current_selection().prefetch:
         return ()
     given = map(checks.value, weights)
@@ -33,9 +34,9 @@ def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
 
 
 def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the leaves to append to a primitive's operands, and the parameter with their tree.
+    """Returns the weights' leaves to append to a primitive's operands, and {"prefetch": tree}.
 
-    Both are empty without weights.
+    Returns [] and {} without weights.
     """
     if not weights:
         return [], {}
@@ -46,17 +47,22 @@ def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]
 def own(
     leaves: Sequence[Any], tree: Any, params: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Returns the leaves of a primitive's own operands, and the parameters without `prefetch`.
+    """Drops the weights to prefetch from a primitive's leaves and parameters.
 
-    tree: structure of the operands. All rules except lowering use only these.
+    Returns the leaves of the operands, and the parameters without `prefetch`. All rules except
+    lowering use only these.
+
+    tree: tree structure of the operands.
     """
     return leaves[: tree.num_leaves], {k: v for k, v in params.items() if k != "prefetch"}
 
 
 def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
-    """Wraps `launch`: products and attention prefetch `weights`, each launch the next part.
+    """Wraps `launch` so that kernels of matmuls and attention also prefetch `weights` into L2.
 
-    m: rows of activations of the products that read the weights.
+    Each launch prefetches the next part of the weights.
+
+    m: rows of activations of the matmuls that read the weights.
     """
     from ptx_kernels.kernels import FAMILIES, prefetch_rule
     from ptx_kernels.tuning import choose
@@ -80,7 +86,7 @@ def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
 
 
 def _planes(w: Packed) -> tuple[tuple[int, ...], ...]:
-    """Returns the shapes (n, blocks, bytes) of a matrix's planes."""
+    """Returns the shape (n, blocks, bytes) of each of a matrix's planes."""
     if isinstance(w, IndexedArray):
         return tuple(plane.shape[1:] for plane in w.stack.planes)
     return tuple(plane.shape for plane in w.planes)
@@ -91,7 +97,7 @@ def _nbytes(w: Packed) -> int:
 
 
 def _part(w: Packed, first: float, last: float) -> Prefetch:
-    """Returns the rows of a matrix between two fractions of it, 0 to 1."""
+    """Returns the Prefetch of a matrix's rows from fraction `first` to fraction `last`, 0 to 1."""
     from ptx_kernels.ptx import Prefetch
 
     rows = w.shape[0]

@@ -1,4 +1,4 @@
-"""Input side of attention: QKV projections, rotary embeddings, and the write to the KV cache."""
+"""Computes QKV projections and rotary embeddings, and writes keys and values to the KV cache."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def qkv_rope_append(
 ) -> tuple[jax.Array, ...]:
     """Projects to queries, keys and values by `qkv_matmul`, then applies `rope_append` to heads.
 
-    On CUDA, as few tokens as mat-vecs take run in one launch if heads are not normalized, pages
-    have no scales, and complete heads rotate or pairs are adjacent dimensions.
+    On CUDA, up to as many tokens as mat-vecs take run in one launch if heads are not normalized,
+    pages have no scales, and complete heads rotate or pairs are adjacent dimensions.
 
     Args:
       x: (tokens, k) float32, bfloat16 or float16.
@@ -108,9 +108,9 @@ def qkv_rope_append(
 
 
 def _check_rows(x: jax.Array, weights: Sequence[Any], k_pages: jax.Array) -> Any:
-    """Raises ValueError unless the matrices give heads like the pages'; returns the tokens.
+    """Raises ValueError unless the matrices project to heads that fit the pages.
 
-    Their number may be symbolic.
+    Returns the number of tokens, which may be symbolic.
     """
     if x.ndim != 2:
         raise ValueError(f"x has shape {x.shape}; it must be (tokens, k)")
@@ -129,13 +129,13 @@ def _check_rows(x: jax.Array, weights: Sequence[Any], k_pages: jax.Array) -> Any
 
 
 def _heads(rows: jax.Array, k_pages: jax.Array) -> jax.Array:
-    """Reshapes (tokens, heads * head_dim) to (tokens, heads, head_dim) of the pages."""
+    """Reshapes (tokens, heads * head_dim) to (tokens, heads, head_dim), by the pages' head_dim."""
     head_dim = k_pages.shape[3]
     return rows.reshape(rows.shape[0], rows.shape[1] // head_dim, head_dim)
 
 
 class Operands(NamedTuple):
-    """The primitive's operands; angles, norms and the product's, except weights, are float32."""
+    """The primitive's operands; angles, norms and `product`'s arrays except weights are float32."""
 
     pages: tuple[jax.Array, ...]  # k_pages, v_pages and, for int8, their scales
     product: linear_op.Operands
@@ -148,7 +148,10 @@ class Operands(NamedTuple):
 def _chain(
     projected: Any, appended: Any, operands: Operands, *, interleaved: bool, head_eps: float
 ) -> Any:
-    """Returns pages and q, from the projections and an implementation of `rope_append`."""
+    """Applies `appended`, an implementation of `rope_append`, to the projections q, k and v.
+
+    Returns the updated pages and the rotated q.
+    """
     pages, product, *around = operands
     heads = (_heads(y, pages[0]) for y in projected)
     return appended(pages, *heads, *around, interleaved=interleaved, eps=head_eps)
@@ -181,7 +184,7 @@ def _ptx(
     activations: str | None,
     prefetch: Sequence[Packed] = (),
 ) -> Any:
-    """The operation by one PTX kernel, or by one for each step."""
+    """The operation by one PTX kernel, or by one kernel for each step."""
     from ptx_kernels.tuning import choose
 
     operands = Operands(*given)
@@ -214,7 +217,7 @@ def _shapes(*given: Any, **_: Any) -> Any:
 
 
 def _layout(*given: Any, **_: Any) -> Layout:
-    """Layout: query heads, and key and value heads, which may be split differently."""
+    """Returns the Layout; query heads may be split differently than key and value heads."""
     operands = Operands(*given)
     of_pages, rows, slots = append_kv.layout_names(operands.slot_mapping)
     token = rows.split()[0]
@@ -236,7 +239,10 @@ def _split(
     head_eps: float,
     activations: str | None,
 ) -> Any:
-    """Runs one call if heads are split alike, otherwise the products, then queries separately."""
+    """Runs one call if query heads are split like KV heads, else the operation step by step.
+
+    The steps are the projections, `rope_append` of keys and values, and the rotation of queries.
+    """
     operands = Operands(*leaves)
     pages, product, slot_mapping, cos, sin, norms = operands
     if parts.alike("g", "h") and not parts.split("k"):

@@ -1,4 +1,4 @@
-"""Quantizes activations to f16 with a scale per super-block, for f16 tensor-core products."""
+"""Scales and casts activations to f16, one scale per super-block, for the f16 tensor-core GEMM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .op import KernelCall
 
 
 def ptx(launch: KernelCall, x: jax.Array) -> Sequence[jax.Array]:
-    """Returns values, means and scale of a float x (m, k), k a multiple of 256, by a PTX kernel."""
+    """Casts a float x (m, k), k a multiple of 256, to f16 by a PTX kernel.
+
+    Returns values, means and scales.
+    """
     from ptx_kernels.kernels.quantize_f16 import quantize_f16
 
     rows, columns = x.shape

@@ -47,7 +47,10 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def to_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Quantizes float32 (..., n) to int8 (..., n) and scales (...), as above in groups of n."""
+    """Quantizes float32 (..., n) to int8 (..., n) and scales (...), like `quantize_q8_1`.
+
+    The whole last axis is one group.
+    """
     amax = jnp.max(jnp.abs(x), axis=-1)
     usable = (amax > 0) & jnp.isfinite(amax)
     inverse = jnp.where(usable, 127.0 / jnp.where(usable, amax, 1.0), 0.0)
@@ -68,7 +71,7 @@ def reference(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """Rounds float32 x (m, k) to q8_1 and back."""
+    """Returns float32 x (m, k) quantized to q8_1 and dequantized again."""
     values, scale_sum = reference(x)
     groups = values.reshape(*scale_sum.shape[:-1], GROUP).astype(jnp.float32)
     return (groups * scale_sum[..., :1]).reshape(x.shape)

@@ -18,7 +18,7 @@ Indices = Callable[..., tuple[jax.Array, tuple[int, ...]]]
 
 
 def define(op: Operation, computed: Computed, indices: Indices | None) -> None:
-    """Makes checkify look for NaN in computed results, and for indices out of range."""
+    """Registers checkify's rule for `op`: NaN in computed results, and indices out of range."""
 
     def rule(
         report: Report, *leaves: Any, tree: Any, implementation: Any, **params: Any

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization of rows."""
+"""Root-mean-square normalization (RMSNorm) along the last axis."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def launches(
     eps: float,
     output: Literal["f32", "q8_1", "f16"] = "f32",
 ) -> list[jax.Array]:
-    """`rms_norm` of float32 (m, k) by PTX kernels, or `quantize_q8_1` or `quantize_f16` of it.
+    """`rms_norm` of float32 (m, k) by PTX kernels, quantized if `output` is q8_1 or f16.
 
-    Rows that a block cannot hold in registers are normalized by XLA.
+    Returns [(m, k) float32], or the arrays of `quantize_q8_1` or `quantize_f16`. Rows that a thread
+    block cannot hold in registers are normalized by XLA.
     """
     from ptx_kernels.kernels.rms_norm import MAX_COLUMNS, rms_norm_rule
     from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
@@ -81,7 +82,7 @@ def launches(
 
 
 def split(parts: Parts, _: Any, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
-    """`rms_norm` of a device's part of float32 (m, k), split along k: in plain JAX."""
+    """`rms_norm` of a device's shard of float32 (m, k), split along k, in plain JAX."""
     total = parts.sum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), "k")
     mean_square = total / (x.shape[-1] * parts.count("k"))
     return x * jax.lax.rsqrt(mean_square + eps) * weight

@@ -47,7 +47,7 @@ def rope_append(
       k_pages, v_pages, slot_mapping, k_scales, v_scales: see `append_kv`.
       cos, sin: (tokens, rope_dim / 2) of these dtypes, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,), weights of an `rms_norm` with `eps` of every head of q and k
-        before the rotation (Qwen 3); None: no norm. Both or neither.
+        before the rotation (Qwen 3); None means no norm. Both or neither.
       return_keys: whether to return the rotated k, too; the pages may hold it rounded.
 
     Returns:

@@ -153,12 +153,12 @@ def ptx(
 
 
 def a_warp_routes(experts: int, *, top: int, groups: int, **_: Any) -> bool:
-    """Returns whether a kernel's warp can select among this many experts."""
+    """Returns whether one warp of a kernel can select the top experts among this many."""
     return groups == 1 and experts <= MAX_ROUTED_EXPERTS and top <= MAX_ROUTED
 
 
 def kernel_routing(bias: jax.Array | None, **params: Any) -> Any:
-    """Returns the kernels' `Routing` for parameters without groups."""
+    """Returns the kernels' `Routing` for the parameters of `route`, except the groups."""
     from ptx_kernels.kernels.route import Routing
 
     return Routing(bias=bias is not None, least=LEAST_SUM, **params)

@@ -40,7 +40,7 @@ def routed_mlp(
 ) -> jax.Array:
     """`expert_mlp` of x, with the experts and weights that `route` selects from the logits.
 
-    On CUDA, the first mat-vec of few tokens makes the selection, which saves a launch.
+    On CUDA, for few tokens, the mat-vec of gate and up selects the experts, which saves a launch.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
@@ -99,7 +99,7 @@ class Operands(NamedTuple):
     down_scale: jax.Array | None  # (experts,)
 
     def of_experts(self, ids: Any = None, weights: Any = None) -> expert_mlp.Operands:
-        """Returns the operands of `expert_mlp`."""
+        """Returns the operands of `expert_mlp`, with the given expert ids and routing weights."""
         return expert_mlp.Operands(self.x, self.residual, ids, weights, *self[4:])
 
 
@@ -111,7 +111,10 @@ def reference(*operands: Any, routing: Any, **params: Any) -> jax.Array:
 
 
 def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """The operation by two mat-vecs, the first of which selects, or by `route` before them."""
+    """The operation by two mat-vecs, the first of which selects the experts.
+
+    If a mat-vec cannot, runs `route`, then `expert_mlp`.
+    """
     given, options = Operands(*operands), dict(routing)
     (m, experts), matrices = given.logits.shape, [given.gate, given.up, given.down]
     mat_vecs = expert_kernels.takes(matrices, m, options["top"])
@@ -125,7 +128,7 @@ def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.
 
 
 def native(*operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """The operation by the native kernels, after selection in plain JAX."""
+    """The operation by plain JAX for the router, then the native kernels for the experts."""
     given = Operands(*operands)
     chosen = route.reference(given.logits, given.selection_bias, **dict(routing))
     return expert_mlp.native(*given.of_experts(*chosen), **params)
@@ -141,14 +144,14 @@ def _derivative(*operands: Any, routing: Any, **params: Any) -> jax.Array:
 
 
 def _layout(*_: Any, **__: Any) -> Layout:
-    """Layout of `expert_mlp`, with logits and a bias; a token's logits are never split."""
+    """Returns the Layout of `expert_mlp` with logits and a bias; a token's logits are not split."""
     inner = expert_mlp.layout()
     x, residual, ids, _, *others = inner.operands
     return inner._replace(operands=(x, residual, ids, "_", *others))
 
 
 def _split(parts: Parts, call: Any, *operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """Computes a device's experts and part of the inner axis; every device makes the selection."""
+    """Runs a device's experts and shard of the inner axis; every device runs the router."""
     given = Operands(*operands)
     chosen = call(route.op, given.logits, given.selection_bias, **dict(routing))
     return expert_mlp.split(parts, call, *given.of_experts(*chosen), **params)

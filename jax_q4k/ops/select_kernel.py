@@ -1,4 +1,4 @@
-"""Selects the kernel of a product with packed weights on a GPU; the only place that does."""
+"""Selects the GPU kernel of a matmul with packed weights; no other module does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from . import decoded, gemm, gemv
 def select_matmul_kernel(
     weights: Sequence[Packed], m: int, activations: str | None, *, gated: bool = False
 ) -> Callable[..., list[Any]] | None:
-    """Returns what launches the products of m rows with all weights, or None if nothing does.
+    """Returns the function that multiplies m rows by all weights, None if no function does.
 
-    That is, in this order: XLA with decoded weights for many rows (`decoded.products`), tensor
-    cores (`gemm.gemm`), or a mat-vec (`gemv.gemv`). The caller must launch the answer: it is
-    recorded with the launch.
+    The first of these that applies: XLA with decoded weights for many rows (`decoded.products`),
+    tensor cores (`gemm.gemm`), or a mat-vec (`gemv.gemv`). The caller must call it, as the decision
+    is recorded with the launch.
 
-    gated: the product with the first of two weights gates that with the second.
+    gated: the two weights are a gate and an up projection.
     """
     if decoded.takes(weights, m, activations, gated=gated, launched=True):
         return decoded.products

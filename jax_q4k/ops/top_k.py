@@ -1,4 +1,4 @@
-"""Largest values of rows, from which a sampling step picks a token."""
+"""Argmax and top-k along the last axis, such as the candidates of a sampling step."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _checked(x: Any) -> tuple[jax.Array, Rows]:
-    """Returns x as an array (..., n), and its rows."""
+    """Returns x as an array (..., n), and the Rows that merge and split its leading axes."""
     x = checks.float_array("x", x)
     if x.ndim < 1 or x.shape[-1] < 1:
         raise ValueError(f"x has shape {x.shape}; its last axis must hold at least one value")
@@ -82,8 +82,8 @@ def _checked(x: Any) -> tuple[jax.Array, Rows]:
 def _argmax_reference(x: jax.Array) -> Pair:
     """Returns the largest values of float32 (m, n), and their indices, in plain JAX.
 
-    First finds the best part of a row: a CPU finds a maximum with vector instructions, but its
-    index one value at a time.
+    First finds the part of a row that has the maximum: a CPU finds a maximum with vector
+    instructions, but its index one value at a time.
     """
     m, n = x.shape
     size = math.gcd(n, 512)
@@ -104,7 +104,7 @@ def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
 
 
 def _top_k_derivative(x: jax.Array, *, count: int) -> Pair:
-    """`top_k` as a lookup of the values by their indices, which are constants."""
+    """`top_k` as a differentiable gather of the values by their indices, which are constants."""
     _, indices = _top_k.bind(jax.lax.stop_gradient(x), count=count)
     return jnp.take_along_axis(x, indices, axis=1), indices
 
@@ -141,9 +141,10 @@ def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
 def _search(
     launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
 ) -> Pair:
-    """Returns values and indices (m, count), by two launches if `splits` is above 1.
+    """Launches the search; returns the largest values and their indices, each (m, count).
 
-    The first finds candidates in each row's `splits` parts, the second the best of the candidates.
+    With several `splits`, a first launch finds candidates in each part of a row, and a second
+    launch finds the best candidates.
     """
     rows, columns = x.shape
     found = launch(build(rows, columns, splits, False), x)
@@ -157,7 +158,7 @@ def _pair(*shape: int) -> Any:
 
 
 def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
-    """Returns the best of each device's best; ties go to the first device, with lower indices."""
+    """Returns the best of all devices' argmax; ties go to the first device, with lower indices."""
     values, indices = call(_argmax, x)
     values = parts.gather(values, "n")
     indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")
@@ -166,7 +167,7 @@ def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
 
 
 def _top_k_split(parts: Parts, call: Any, x: jax.Array, *, count: int) -> Pair:
-    """Returns the best of each device's best; device order is the order of their indices."""
+    """Returns the top k of all devices' top k; devices are in the order of their indices."""
     values, indices = call(_top_k, x, count=min(count, x.shape[1]))
     values = parts.gather(values, "n")
     indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")

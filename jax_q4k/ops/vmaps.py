@@ -1,7 +1,7 @@
-"""Rules of `vmap` for an operation: one call with more rows, a loop, or the reference's `vmap`.
+"""Batching rules (`vmap`) of operations: one call with more rows, a loop, or `vmap` in plain JAX.
 
-A rule takes the operation, the leaves of its operands, the mapped axis of each or None, and the
-primitive's parameters. It returns the result leaves and their mapped axes.
+A rule takes the operation, the leaves of its operands, the mapped axis of each leaf (None if it is
+not mapped), and the primitive's parameters. It returns the result leaves and their mapped axes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rule = Callable[[Operation, Sequence[Any], Axes, Params], Mapped]
 
 
 def by_examples(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
-    """Runs one example after the other."""
+    """Runs the operation on one example at a time, in a loop."""
     mapped = [
         jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True) if axis is not None
     ]
@@ -61,7 +61,7 @@ def by_layers(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) 
 
 
 def by_reference(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
-    """Applies `vmap` to the reference."""
+    """Applies `jax.vmap` to the operation's reference."""
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
     function = of_leaves(op.reference, params["tree"], plain)
     out = jax.vmap(function, in_axes=tuple(axes))(*leaves)
@@ -79,7 +79,7 @@ def by_rows(
 ) -> Mapped:
     """Runs a single call on the rows of all examples, (batch * rows, k).
 
-    The first `operands` operands have rows, and so have all results. `otherwise` is the rule if
+    The first `operands` operands and all results have an axis of rows. `otherwise` is the rule if
     another operand is mapped, or if there is no example.
     """
     count = sum(child.num_leaves for child in params["tree"].children()[:operands])

@@ -1,4 +1,4 @@
-"""Quantizes floats to ggml's blocks, always on the CPU.
+"""Quantizes floats to ggml's quantization blocks, always on the CPU.
 
 `affine` and `symmetric` search for scales, and `pack` packs the bytes. Each format has a module
 with a `QUANTIZER`; there is no other list of formats. Programs take a fixed number of blocks. This
@@ -50,7 +50,7 @@ def names() -> tuple[str, ...]:
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
-    """Quantizes rows of floats to ggml's blocks: the bytes of a GGUF file.
+    """Quantizes rows of floats to ggml's quantization blocks, as the bytes of a GGUF file.
 
     Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x -
     weight)^2: ggml's objective with an importance matrix. Q8_0 equals ggml's bit for bit and
@@ -62,7 +62,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
       w: (..., k), NumPy or JAX, float32, float16, bfloat16 or float64 (searched in float32).
       format: one of `names()`.
       importance: (k,) non-negative weights of the squared errors; a common factor has no effect.
-        A block of zeros counts as uniform. None: uniform.
+        A block of zeros counts as uniform. None means uniform.
 
     Returns:
       uint8 (..., k / block_size, block_bytes).
@@ -125,7 +125,10 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
 
 
 def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:
-    """Returns float32 (k / block_size, block_size); each block's largest is 1, and none is zero."""
+    """Returns the importance as float32 (k / block_size, block_size).
+
+    Each block is scaled so that its largest element is 1; a block of zeros becomes uniform.
+    """
     found = np.asarray(importance)
     if found.dtype.kind not in "iuf" and found.dtype.name != "bfloat16":
         raise TypeError(f"importance has dtype {found.dtype.name}; it must be real numbers")

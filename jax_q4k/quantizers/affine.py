@@ -1,4 +1,4 @@
-"""Formats with a scale and a minimum: weight = s * q - m with q in 0 to `top`.
+"""Quantizes to formats with a scale and a minimum: weight = s * q - m with q in 0 to `top`.
 
 The search is weighted least squares in three steps. First, each sub-block alone: the values are
 rounded to quants with a number of trial steps. Given the quants, the best s and m have a closed
@@ -48,7 +48,7 @@ def sub_blocks(
     sum_w, sum_wy = w.sum(0), (w * y).sum(0)
 
     def fit(q: jax.Array) -> Best:
-        """Returns (error up to a constant, s, offset) of the least-squares line q -> y."""
+        """Fits x ~ s * q + offset by least squares; returns (error up to a constant, s, offset)."""
         wq = w * q
         sum_q, sum_qq, sum_qy = wq.sum(0), (wq * q).sum(0), (wq * y).sum(0)
         over_determinant = reciprocal(sum_w * sum_qq - sum_q * sum_q)
@@ -106,7 +106,10 @@ def _multiples(
     largest = jax.lax.top_k(choices[0].T, 3)[0].T
 
     def nearest(d: jax.Array) -> Best:
-        """Returns (distance, n), both (sub-blocks, ..., blocks), for d (..., blocks)."""
+        """Returns the multiples n of d (..., blocks) that are nearest to the values.
+
+        Returns (distance, n), both (sub-blocks, ..., blocks).
+        """
 
         def distance(values: jax.Array) -> Best:
             values = values.reshape(len(values), *(1,) * (d.ndim - 1), -1)

@@ -1,4 +1,4 @@
-"""Parts of the searches for scales: error weights, rounding, and choosing the better trial.
+"""Functions that searches for scales share: error weights, rounding, choosing the best trial.
 
 Blocks are the last axis of every array here and in the searches, so that each vector instruction
 processes several blocks: x is (values, blocks), or (values, sub-blocks, blocks) if a block has
@@ -24,8 +24,8 @@ Best = tuple[jax.Array, ...]  # an error, and the parameters with that error
 def error_weights(x: jax.Array, importance: jax.Array) -> jax.Array:
     """Returns importance * sqrt(1 + x^2 / (2 * mean of x^2 over the block)), of x's shape.
 
-    These are ggml's weights with an importance matrix, up to a constant factor: errors of larger
-    values cost more. They are positive wherever the importance is.
+    These are ggml's error weights with an importance matrix, up to a constant factor: errors of
+    larger values cost more. The weights are positive wherever the importance is.
     """
     mean = jnp.mean(x * x, axis=tuple(range(x.ndim - 1)))
     return importance * jnp.sqrt(1 + x * x * reciprocal(2 * mean))
@@ -54,9 +54,9 @@ def where_less(new: Best, old: Best) -> Best:
 def best_of(
     candidates: Sequence[Any] | np.ndarray, evaluate: Callable[[jax.Array], Best], start: Best
 ) -> Best:
-    """Returns the (error, ...) with the least error among `start` and evaluate(candidate).
+    """Returns, per element, the least-error trial among `start` and evaluate(candidate).
 
-    Among equals, the first wins.
+    A trial is a tuple (error, ...). Among equals, the first wins.
     """
 
     def step(best: Best, candidate: jax.Array) -> tuple[Best, None]:

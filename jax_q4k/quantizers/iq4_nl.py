@@ -1,4 +1,4 @@
-"""IQ4_NL: one scale and 32 codebook values per block."""
+"""Quantizer of IQ4_NL: blocks of one scale and 32 4-bit indices into a codebook."""
 
 from __future__ import annotations
 

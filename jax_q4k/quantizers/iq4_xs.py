@@ -1,4 +1,4 @@
-"""IQ4_XS: eight sub-blocks of 32 codebook values, with 6-bit scales."""
+"""Quantizer of IQ4_XS: eight sub-blocks of 32 4-bit codebook indices, with 6-bit scales."""
 
 from __future__ import annotations
 

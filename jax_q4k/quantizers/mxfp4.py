@@ -1,4 +1,4 @@
-"""MXFP4: one power of two and 32 codebook values per block."""
+"""Quantizer of MXFP4: blocks of one power-of-two scale and 32 4-bit floats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _LARGEST = max(TABLE) * 2.0**57  # squares of weights stay far from the largest 
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    """Tries the power that maps the largest magnitude to 8 to 16, and its neighbors."""
+    """Returns the blocks' fields as bytes, with the best of four power-of-two scales.
+
+    They are the power that maps the largest magnitude to 8 to 16, and its neighbors.
+    """
     largest = jax.lax.bitcast_convert_type(jnp.abs(x).max(0), jnp.int32)
 
     def quants(e: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Packs integers into the bytes of a block.
+"""Packs integers into the bytes of quantization blocks.
 
 The functions are inverses of the decoders in `ptx_kernels.formats`, which define the layouts.
 """
@@ -28,7 +28,7 @@ def nibbles(values: jax.Array) -> jax.Array:
 
 
 def codes(quants: jax.Array, table: Sequence[int]) -> jax.Array:
-    """Converts table entries to their indices; among equal entries, the first wins.
+    """Converts codebook values to their indices in `table`; among equal entries, the first wins.
 
     float32 (values, ..., blocks) -> uint8 (blocks, ..., values).
     """

@@ -1,4 +1,4 @@
-"""Q2_K: sixteen sub-blocks of 16 quants of 0 to 3, with 4-bit scales and minimums."""
+"""Quantizer of Q2_K: sixteen sub-blocks of 16 quants of 0 to 3, with 4-bit scales and minimums."""
 
 from __future__ import annotations
 

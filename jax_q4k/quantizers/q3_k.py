@@ -1,4 +1,4 @@
-"""Q3_K: sixteen sub-blocks of 16 quants of -4 to 3, with 6-bit scales."""
+"""Quantizer of Q3_K: sixteen sub-blocks of 16 quants of -4 to 3, with 6-bit scales."""
 
 from __future__ import annotations
 

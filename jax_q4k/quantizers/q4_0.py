@@ -1,4 +1,4 @@
-"""Q4_0: one scale and 32 quants of -8 to 7 per block."""
+"""Quantizer of Q4_0: one scale and 32 quants of -8 to 7 per block."""
 
 from __future__ import annotations
 

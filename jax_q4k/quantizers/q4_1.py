@@ -1,4 +1,4 @@
-"""Q4_1: one scale, one minimum and 32 quants of 0 to 15 per block."""
+"""Quantizer of Q4_1: one scale, one minimum and 32 quants of 0 to 15 per block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Q4_K: eight sub-blocks of 32 quants of 0 to 15, with 6-bit scales and minimums."""
+"""Quantizer of Q4_K: eight sub-blocks of 32 quants of 0 to 15, with 6-bit scales and minimums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from .quantizer import Fields, Quantizer, as_bytes, searched
 
 
 def fields(x: jax.Array, w: jax.Array, top: int) -> Fields:
-    """Returns the fields for quants of 0 to `top`, 15 or 31; only Q5_K stores `qh`."""
+    """Returns the blocks' fields as bytes, for quants of 0 to `top`, 15 (Q4_K) or 31 (Q5_K).
+
+    Only Q5_K stores `qh`.
+    """
     d, dmin, scale, minimum, q = affine.super_blocks(x, w, top)
     quants = as_bytes(q)
     return {

@@ -1,4 +1,4 @@
-"""Q5_0: one scale and 32 quants of -16 to 15 per block."""
+"""Quantizer of Q5_0: one scale and 32 quants of -16 to 15 per block."""
 
 from __future__ import annotations
 

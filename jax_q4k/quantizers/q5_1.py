@@ -1,4 +1,4 @@
-"""Q5_1: one scale, one minimum and 32 quants of 0 to 31 per block."""
+"""Quantizer of Q5_1: one scale, one minimum and 32 quants of 0 to 31 per block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Q5_K: like Q4_K, with quants of 0 to 31."""
+"""Quantizer of Q5_K: like Q4_K, with quants of 0 to 31."""
 
 from __future__ import annotations
 

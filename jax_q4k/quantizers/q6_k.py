@@ -1,4 +1,4 @@
-"""Q6_K: sixteen sub-blocks of 16 quants of -32 to 31, with int8 scales."""
+"""Quantizer of Q6_K: sixteen sub-blocks of 16 quants of -32 to 31, with int8 scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Q8_0: bit for bit ggml's quantization, which ignores the importance."""
+"""Quantizer of Q8_0: equals ggml's bit for bit, and ignores the importance."""
 
 from __future__ import annotations
 

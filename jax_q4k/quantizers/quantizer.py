@@ -1,4 +1,4 @@
-"""A format's quantizer, from blocks of floats and their importance to the bytes of a file."""
+"""Defines Quantizer, which maps blocks of floats and their importance to a file's bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Quantizer:
 def searched(
     format: str, shape: tuple[int, ...], fields: Callable[[jax.Array, jax.Array], Fields]
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Makes a `Quantizer.blocks` that searches in JAX, on the CPU.
+    """Returns a function for `Quantizer.blocks` that searches for scales in JAX, on the CPU.
 
     Args:
       shape: shape of a block, (values,) or (values, sub-blocks).

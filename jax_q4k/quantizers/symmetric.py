@@ -1,4 +1,4 @@
-"""Formats with a scale alone: weight = s * q with q from a grid.
+"""Quantizes to formats with only a scale: weight = s * q with q from a grid.
 
 The search is weighted least squares: the values are rounded to the grid with a number of trial
 steps. Given the quants, the best s has a closed form, and the trial with the least error wins. A
@@ -23,7 +23,7 @@ from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, 
 
 
 class Grid(NamedTuple):
-    """The numbers q of weights s * q.
+    """The numbers q that a format's weights s * q can use.
 
     Attributes:
       nearest: rounds floats to the nearest q, as float32.
@@ -35,7 +35,9 @@ class Grid(NamedTuple):
 
 
 def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
-    """Grid of the integers from -top to top - 1; levels down to `least`, and fractions near `top`.
+    """Returns the Grid of the integers from -top to top - 1.
+
+    Its levels to try are integers down to `least`, and fractions near `top`.
 
     A negative level lets the largest value reach -top. The opposite level is tried only if it would
     round to `top` and be clipped; smaller ones give the same quants with the other sign.
@@ -48,7 +50,10 @@ def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
 
 
 def table(entries: Sequence[int], around: int) -> Grid:
-    """Grid of an ascending table's entries; levels are these, and integers `around` both ends."""
+    """Returns the Grid of an ascending table's entries.
+
+    Its levels to try are the entries, and integers `around` both ends.
+    """
     numbers = np.array(entries, np.float32)
 
     def nearest(x: jax.Array) -> jax.Array:
@@ -73,7 +78,10 @@ def _steps(
     over_largest = reciprocal(jnp.take_along_axis(x, at, axis=0)[0])
 
     def fit(inverse: jax.Array) -> Best:
-        """Returns the error and s of the least-squares line q -> x, for step 1 / inverse."""
+        """Rounds x with step 1 / inverse, then fits x ~ s * q by least squares.
+
+        Returns the error and s.
+        """
         q = grid.nearest(x * inverse)
         wq = w * q
         s = stored((wq * x).sum(0) * reciprocal((wq * q).sum(0)))

@@ -35,7 +35,10 @@ _record: ContextVar[list[Gather] | None] = ContextVar("record", default=None)
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Gather]]:
-    """Records what XLA's partitioner gathers for operations lowered inside the block."""
+    """Yields a list that collects the Gathers of operations lowered inside the block.
+
+    XLA's partitioner makes these gathers.
+    """
     found: list[Gather] = []
     token = _record.set(found)
     try:
@@ -45,7 +48,7 @@ def recorded() -> Iterator[list[Gather]]:
 
 
 def record() -> list[Gather]:
-    """Returns the list of the current `recorded` block, or one that nobody reads."""
+    """Returns the list of the innermost `recorded` block; a list that nobody reads if none."""
     found = _record.get()
     return [] if found is None else found
 
@@ -56,9 +59,10 @@ def gathers(
     before: Sequence[Iterable[Any] | None],
     after: Sequence[Iterable[Any]],
 ) -> list[Gather]:
-    """Lists the gathers that take operands from PartitionSpecs `before` to `after`.
+    """Lists the operands that are gathered when they are resharded from `before` to `after`.
 
-    None in `before` means an operand that is split over part of a mesh axis.
+    before, after: PartitionSpec of each operand. None in `before` means that the operand is split
+    over part of a mesh axis.
     """
     found = []
     for operand, old, new in zip(operands, before, after, strict=True):
@@ -71,7 +75,10 @@ def gathers(
 
 
 def of_call(equation: Any) -> list[Gather]:
-    """Lists the gathers of an operation's call on an explicit mesh; none for other equations."""
+    """Lists the gathers of an equation that runs an operation on an explicit mesh.
+
+    Returns [] for other equations.
+    """
     name = str(equation.params.get("name", ""))
     if not name.endswith(OVER_DEVICES):
         return []

@@ -1,4 +1,4 @@
-"""Shards operations: which axes may be split, and over which mesh axes.
+"""Shards operations over devices: which axes may be split, and over which mesh axes.
 
 An operation names the axes of its operands and results (`Layout`). `plan` derives from the operands
 where each name is split. On a mesh of explicit axes, which are part of array types, `over_devices`
@@ -31,13 +31,14 @@ WHOLE = "_"
 
 
 class Layout(NamedTuple):
-    """Names of an operation's axes, such as "m k". Axes of the same name are split alike.
+    """Axis names of an operation's operands and results; axes of one name are split alike.
 
     Attributes:
-      operands, results: strings of names, as a tree prefix of the operands and of the results. An
-        axis named `_` is never split, nor is an axis beyond the names, such as a plane's bytes.
-      combined: names whose shards give only partial results, which the operation's `split`
-        combines. Other names are split only if the results have them.
+      operands, results: strings of names such as "m k", as a tree prefix of the operands and of the
+        results. An axis named `_` is never split, nor is an axis beyond the names, such as a
+        plane's bytes.
+      combined: names of axes whose shards give only partial results, which the operation's `split`
+        combines. Axes of other names are split only if the results have them.
     """
 
     operands: Any
@@ -47,12 +48,15 @@ class Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Mesh axes that each name of a Layout is split over, inside `jax.shard_map`."""
+    """Mesh axes that a Layout's axes are split over, and collectives over these mesh axes.
+
+    Used inside `jax.shard_map`. `axes`: name of a Layout's axis -> mesh axes that it is split over.
+    """
 
     axes: Mapping[str, Axes]
 
     def split(self, name: str) -> bool:
-        """Returns whether axes of that name are split."""
+        """Returns whether axes of this name are split."""
         return bool(self.axes.get(name))
 
     def alike(self, *names: str) -> bool:
@@ -60,25 +64,25 @@ class Parts:
         return len({self.axes.get(name, ()) for name in names}) == 1
 
     def sum(self, x: Any, name: str) -> Any:
-        """Sums x over the shards of a name."""
+        """Returns the sum (psum) of x over the shards of axis `name`; x if it is not split."""
         return jax.lax.psum(x, self.axes[name]) if self.split(name) else x
 
     def index(self, name: str) -> jax.Array:
-        """Index of this device's shard."""
+        """Returns the index of this device's shard along axis `name`."""
         return jax.lax.axis_index(self.axes[name])
 
     def count(self, name: str) -> int:
-        """Number of shards."""
+        """Returns the number of shards along axis `name`."""
         return jax.lax.axis_size(self.axes[name])
 
     def gather(self, x: jax.Array, name: str) -> jax.Array:
-        """Gathers a small array from all shards: (count, ...), the same on all devices."""
+        """All-gathers a small array over the shards of axis `name`: returns (count, ...)."""
         own = jnp.arange(self.count(name)) == self.index(name)
         own = own.reshape(-1, *[1] * x.ndim)
         return self.sum(jnp.where(own, x[None], jnp.zeros((), x.dtype)), name)
 
     def along(self, x: jax.Array, have: str, want: str) -> jax.Array:
-        """Reshards the columns of x (m, k) from the split of `have` to the split of `want`."""
+        """Reshards the columns of x (m, k): split like axis `have` before, like `want` after."""
         if self.split(have):
             x = jnp.moveaxis(self.gather(x, have), 0, 1).reshape(x.shape[0], -1)
         if not self.split(want):
@@ -110,7 +114,7 @@ def leaf_names(names: Any, tree: Any) -> list[tuple[str, ...]]:
 
 
 def axes_of(entry: Any) -> Axes:
-    """Returns an entry of a PartitionSpec as a tuple."""
+    """Returns the mesh axes in one entry of a PartitionSpec, as a tuple."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
@@ -137,10 +141,10 @@ def plan(
     sizes: Mapping[str, int],
     strict: bool,
 ) -> Plan:
-    """Splits each name as the largest operand with that name is split, where possible.
+    """Plans the sharding of an operation, given how its operands are sharded.
 
-    Operands with another sharding are resharded: usually activations, which are smaller than
-    weights and pages.
+    Where possible, splits each axis name like the largest operand that has it. Operands with
+    another sharding are resharded: usually activations, which are smaller than weights and pages.
 
     Args:
       sizes: sizes of the mesh axes.
@@ -186,7 +190,10 @@ def _spec(leaf: Leaf, axes: Mapping[str, Axes]) -> PartitionSpec:
 
 
 def leaves_of(names: Any, tree: Any, specs: Sequence[Any]) -> list[Leaf]:
-    """Returns the leaves of operands or results, with the shapes and dtypes of the arrays."""
+    """Returns a Leaf for each array of `tree`, with its axis names and its PartitionSpec.
+
+    names: strings of axis names, as a tree prefix of `tree`.
+    """
     arrays = jax.tree.leaves(tree)
     return [
         Leaf(found, array.shape, math.prod(array.shape) * jnp.dtype(array.dtype).itemsize, spec)
@@ -195,7 +202,7 @@ def leaves_of(names: Any, tree: Any, specs: Sequence[Any]) -> list[Leaf]:
 
 
 def explicit_mesh(operation: str, leaves: Sequence[Any]) -> AbstractMesh | None:
-    """Returns the mesh if a leaf is split over an explicit mesh axis, else None.
+    """Returns the leaves' mesh if one is split over an explicit mesh axis, else None.
 
     Raises:
       ValueError: leaves are on different meshes.
@@ -232,9 +239,10 @@ def explicit_axes(mesh: AbstractMesh) -> frozenset[str]:
 def over_devices(
     operation: str, function: Callable[..., Any], mesh: AbstractMesh, plan: Plan
 ) -> Callable[..., Any]:
-    """Compiles `function`, from leaves to a list of leaves, to run on each device's shards.
+    """Returns a compiled function that runs `function` on each device's shards (shard_map).
 
-    Leaves with another sharding than the plan's are resharded first.
+    Both functions map leaves to a list of leaves. Leaves with another sharding than the plan's are
+    resharded first.
     """
     mapped = jax.shard_map(
         function,
@@ -270,7 +278,7 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, kept: int = 1) -> Rows:
-        """Describes the leading axes of `x`, all but the last `kept`."""
+        """Returns the Rows for the leading axes of `x`, all but the last `kept`."""
         count = x.ndim - kept
         sharding = jax.typeof(x).sharding
         spec = tuple(sharding.spec)[:count]
@@ -313,7 +321,7 @@ class Rows(NamedTuple):
 def _reshape(
     mesh: Any, before: tuple[Any, ...], after: tuple[Any, ...], axes: int, leading: tuple[int, ...]
 ) -> Callable[..., Any]:
-    """Compiles a reshape of each shard's first `axes` axes to `leading`, or to a single axis."""
+    """Returns a compiled function that reshapes each shard's first `axes` axes to `leading`."""
 
     def reshaped(part: jax.Array) -> jax.Array:
         first = leading or (math.prod(part.shape[:axes]),)

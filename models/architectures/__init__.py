@@ -1,4 +1,4 @@
-"""Supported model architectures; each module here that defines ARCHITECTURE is one."""
+"""Descriptions of the supported model architectures, in one module each, as ARCHITECTURE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures as data: everything that `general.architecture` implies except dimensions."""
+"""Dataclasses that describe an architecture and its checkpoint classes, without dimensions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Stored:
     Sizes are given by their names in `tensors.sizes`.
 
     Attributes:
-      name: without `model.layers.LAYER.` and `.weight`. With `{expert}` there is one tensor per
-        expert, and `{expert}` is its number.
+      name: its name, without `model.layers.LAYER.` and `.weight`. With `{expert}` there is one
+        tensor per expert, and `{expert}` is its number.
       holds: GGUF tensors whose rows are concatenated in it, in this order.
-      alternating: rows of these are interleaved instead of concatenated.
-      transposed: matrices are (k, n). None: the shape decides, since only transformers 4 transposes
-        them.
+      alternating: rows of the GGUF tensors are interleaved instead of concatenated.
+      transposed: matrices are (k, n). None means that the shape decides, since only transformers 4
+        transposes them.
       bare: the name has no `.weight`, and the name of the bias ends in `_bias`.
       as_row: a vector, stored as a matrix with one row.
-      suffix: suffix of the names of `holds` in GGUF files; `name` is then complete. None: `holds`
-        are weights and their biases.
+      suffix: suffix of the names of `holds` in GGUF files; `name` is then complete. None means that
+        `holds` are weights and their biases.
       optional: if the tensor is missing, the default names are used.
       channels: a convolution, stored as (channels, 1, width).
       logarithms: stores the logarithms of the negated values.
@@ -133,7 +133,7 @@ class CheckpointClass:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """MoE routing; a None field is read from metadata.
+    """Routing of an architecture's MoE layers; a field that is None is read from metadata.
 
     Attributes:
       gating: function from logits to scores, "softmax" or "sigmoid".
@@ -177,30 +177,30 @@ class Architecture:
       biases: groups of biases that every file holds.
       layer_norm: norms are LayerNorm, which subtracts the mean, instead of RMSNorm.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1) instead of (i, i + rope_dim / 2).
-      rotated: function of (layer, is windowed) that tells whether the layer uses rope; None: all
-        layers do.
+      rotated: function of (layer, is windowed) that tells whether the layer uses rope; None means
+        that all layers do.
       optional_rope: `rope.scaling.finetuned` may say that no layer uses rope.
       local_rope_theta: rope base in windowed layers, where `rope.freq_base_swa` may override it and
-        rope scaling does not apply. "global": that of the other layers. None: windowed layers
-        rotate like all others.
+        rope scaling does not apply. "global": that of the other layers. None means that windowed
+        layers rotate like all others.
       yarn_keys: `rope.scaling.yarn_*` may set YaRN's constants.
       divisors_in_metadata: llama.cpp does not read `rope_freqs.weight` from such files.
       temperature: `attention.temperature_scale` may scale queries by position.
       activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, applied to the gate, or to `up` in
         networks without a gate.
       windowed: function of the layer that tells whether `attention.sliding_window` applies, unless
-        `attention.sliding_window_pattern` does. None: no layer is windowed, and the window limits
-        the context length.
+        `attention.sliding_window_pattern` does. None means that no layer is windowed, and the
+        window limits the context length.
       window: default of `attention.sliding_window` in tokens; 0: no layer is windowed.
       attention_soft_cap: default of `attn_logit_softcapping`; scores become
-        cap * tanh(score / cap). 0: no cap. None: the key is rejected.
+        cap * tanh(score / cap). 0: no cap. None means that the key is rejected.
       final_soft_cap: the same for logits, with `final_logit_softcapping`.
       scales: keys that metadata may set: `embedding_scale`, `residual_scale` (of sublayer outputs)
         and `attention.scale` (of scores).
       logit_scale: maps `logit_scale`, which files then must hold, to the factor of logits.
-      embedding_scale: maps the config to the factor of embeddings; None: 1.
-      attention_scale: maps the config to the factor of scores; None: head_dim ** -0.5.
-      routing: of MoE layers.
+      embedding_scale: maps the config to the factor of embeddings; None means 1.
+      attention_scale: maps the config to the factor of scores; None means head_dim ** -0.5.
+      routing: routing of MoE layers.
       metadata: maps the config to further metadata of files, with keys relative to the name.
       norm_offset: added to the norm weights of checkpoints.
     """

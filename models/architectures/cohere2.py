@@ -1,4 +1,4 @@
-"""Command R7B and A."""
+"""Describes the architecture of Command R7B and Command A."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command R, and R+ with its norms of queries and keys."""
+"""Describes the architecture of Command R and R+, which has norms of queries and keys."""
 
 from __future__ import annotations
 

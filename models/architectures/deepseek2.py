@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and GLM 4.7 Flash."""
+"""Describes the architecture of DeepSeek V2 and V3, and GLM 4.7 Flash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attention_scale(config: Config) -> float:
 
 
 def default_gating(layers: int, vocab_size: int) -> str:
-    """Returns the gating of files without the key; recognizes GLM 4.7 Flash by its sizes."""
+    """Returns the gating for files without that key; recognizes GLM 4.7 Flash by its sizes."""
     is_glm = layers in (47, 48) and vocab_size == 154880
     return "sigmoid" if is_glm else "softmax"
 
@@ -39,12 +39,12 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
 
 
 def with_softmax(fields: JSONFields) -> dict[str, Any]:
-    """Returns `sizes` and the routing of DeepSeek V2, which has no groups of experts."""
+    """Returns metadata with `sizes` and the routing of DeepSeek V2 (no groups of experts)."""
     return {**sizes(fields), "expert_gating_func": 1, "expert_weights_norm": False}
 
 
 def with_sigmoid(fields: JSONFields) -> dict[str, Any]:
-    """Returns `sizes` and the routing of DeepSeek V3."""
+    """Returns metadata with `sizes` and the routing of DeepSeek V3."""
     return {**sizes(fields), "expert_gating_func": 2}
 
 

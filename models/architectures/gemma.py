@@ -1,4 +1,4 @@
-"""Gemma 1."""
+"""Describes the architecture of Gemma 1."""
 
 from __future__ import annotations
 

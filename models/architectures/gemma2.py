@@ -1,4 +1,4 @@
-"""Gemma 2."""
+"""Describes the architecture of Gemma 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def query_pre_attn_scalar(config: Config, *, layers_of_27b: int = 46) -> int:
-    """Returns the number whose square root divides scores.
+    """Returns the number whose square root divides attention scores.
 
     GGUF has no key for it, so the 27B model is recognized by its number of layers.
     """

@@ -1,4 +1,4 @@
-"""Gemma 3, text."""
+"""Describes the architecture of Gemma 3 (text decoder)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 4, text."""
+"""Describes the architecture of Gemma 4 (text decoder)."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
 def _of_full_layers(
     fields: JSONFields, layers: int, full: list[int], head_dim: int, kv_heads: int
 ) -> tuple[int, int]:
-    """Returns head_dim and number of KV heads of the layers with full attention.
+    """Returns head_dim and the number of KV heads of the layers with full attention.
 
-    They come from per_layer_config, or from two keys in earlier files.
+    Reads per_layer_config, or two keys in earlier files.
     """
     given = fields.object("per_layer_config")
     if given is None:
@@ -101,9 +101,9 @@ def _of_full_layers(
 
 
 def without_values(config: Config, layer: int) -> tuple[str, ...]:
-    """Returns the tensors that a layer lacks with attention_k_eq_v.
+    """Returns the tensors that a layer lacks if attention_k_eq_v is set.
 
-    Layers with full attention then use keys as values.
+    Layers with full attention then use their keys as values.
     """
     return () if config.window_of(layer) is not None else ("attn_v",)
 

@@ -1,4 +1,4 @@
-"""GLM-4 and GLM-Z1, of 2025."""
+"""Describes the architecture of GLM-4 and GLM-Z1 (2025)."""
 
 from __future__ import annotations
 

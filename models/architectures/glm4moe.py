@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7."""
+"""Describes the architecture of GLM-4.5, 4.6 and 4.7."""
 
 from __future__ import annotations
 

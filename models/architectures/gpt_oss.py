@@ -1,4 +1,4 @@
-"""gpt-oss."""
+"""Describes the architecture of gpt-oss."""
 
 from __future__ import annotations
 

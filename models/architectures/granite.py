@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense."""
+"""Describes the architecture of Granite 3 and 4 (dense)."""
 
 from __future__ import annotations
 

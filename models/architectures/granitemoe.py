@@ -1,4 +1,4 @@
-"""Granite 3 and 4 with experts."""
+"""Describes the architecture of Granite 3 and 4 with experts."""
 
 from __future__ import annotations
 

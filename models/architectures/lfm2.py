@@ -1,4 +1,4 @@
-"""LFM2."""
+"""Describes the architecture of LFM2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORED = (
 
 
 def kv_heads(fields: JSONFields) -> dict[str, Any]:
-    """Returns metadata with the KV heads of each layer; 0 for layers with a convolution."""
+    """Returns metadata with the number of KV heads per layer; 0 for layers with a convolution."""
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
     count = fields.integer("num_key_value_heads", least=1, most=1 << 24)
     if (types := fields.array("layer_types", None)) is not None:

@@ -1,4 +1,4 @@
-"""LFM2 with experts."""
+"""Describes the architecture of LFM2 with experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 1 to 3, Mistral, Mixtral, and models of the same structure."""
+"""Describes the architecture of Llama 1 to 3, Mistral, Mixtral and similar models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ministral 3, Devstral 2."""
+"""Describes the architecture of Ministral 3 and Devstral 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from .tensor_tables import EXPERTS, SHARED_EXPERT
 
 
 def of_text(fields: JSONFields) -> dict[str, Any]:
-    """Requires the keys whose defaults depend on the decoder's class, mistral or ministral3."""
+    """Raises CheckpointError if a key is missing whose default depends on the decoder's class.
+
+    That class is mistral or ministral3. Returns no metadata.
+    """
     needed = {"mistral": ("sliding_window",), "ministral3": ("head_dim", "rope_parameters")}
     kind = fields.string("model_type", "mistral")
     if kind not in needed:

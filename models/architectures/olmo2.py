@@ -1,4 +1,4 @@
-"""OLMo 2 and 3."""
+"""Describes the architecture of OLMo 2 and 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4."""
+"""Describes the architecture of Phi 3, 3.5 and 4."""
 
 from __future__ import annotations
 

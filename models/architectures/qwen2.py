@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5."""
+"""Describes the architecture of Qwen 2 and 2.5."""
 
 from __future__ import annotations
 

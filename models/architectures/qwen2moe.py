@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts."""
+"""Describes the architecture of Qwen 1.5 and 2 with experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 2 VL and 2.5 VL, text."""
+"""Describes the architecture of Qwen 2 VL and 2.5 VL (text decoder)."""
 
 from __future__ import annotations
 

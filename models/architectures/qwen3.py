@@ -1,4 +1,4 @@
-"""Qwen 3, dense."""
+"""Describes the architecture of Qwen 3 (dense)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3.5 and 3.6."""
+"""Describes the architecture of Qwen 3.5 and 3.6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3.5 and 3.6 with experts."""
+"""Describes the architecture of Qwen 3.5 and 3.6 with experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STORED = (
 
 
 def with_experts(checkpoint: CheckpointClass, name: str) -> CheckpointClass:
-    """Returns the class `name`: `checkpoint` with experts."""
+    """Returns a copy of a checkpoint class for the same model with experts, named `name`."""
     return dataclasses.replace(
         checkpoint,
         name=name,

@@ -1,4 +1,4 @@
-"""Qwen 3 with experts."""
+"""Describes the architecture of Qwen 3 with experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 Next."""
+"""Describes the architecture of Qwen 3 Next."""
 
 from __future__ import annotations
 

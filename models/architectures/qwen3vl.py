@@ -1,4 +1,4 @@
-"""Qwen 3 VL, text."""
+"""Describes the architecture of Qwen 3 VL (text decoder)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 VL with experts, text."""
+"""Describes the architecture of Qwen 3 VL with experts (text decoder)."""
 
 from __future__ import annotations
 

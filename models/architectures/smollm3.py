@@ -1,4 +1,4 @@
-"""SmolLM 3."""
+"""Describes the architecture of SmolLM 3."""
 
 from __future__ import annotations
 

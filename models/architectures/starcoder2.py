@@ -1,4 +1,4 @@
-"""StarCoder 2."""
+"""Describes the architecture of StarCoder 2."""
 
 from __future__ import annotations
 

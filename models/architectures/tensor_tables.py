@@ -1,4 +1,4 @@
-"""Tables of the tensors of architectures: names, shapes, and module paths in the decoder."""
+"""Tables of tensors that architectures share: names, shapes, module paths in the decoder."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor of the model, or of each layer.
+    """Description of a tensor that the model, or each layer, has.
 
     Attributes:
       gguf: name in GGUF files, without the prefix `blk.LAYER.` and `suffix`.
       module: module path in Decoder, or in DecoderLayer.
-      checkpoint: name in checkpoints, without `model.layers.LAYER.` and `suffix`; None: not stored
-        there. With `{expert}` there is one tensor per expert, and `{expert}` is its number.
+      checkpoint: name in checkpoints, without `model.layers.LAYER.` and `suffix`; None means that
+        checkpoints do not store the tensor. With `{expert}` there is one tensor per expert, and
+        `{expert}` is its number.
       shape: row-major, (n, k) for a matrix, by the names of `tensors.sizes`.
-      split: axis that tensor parallelism splits; None: replicated.
-      bias: group of biases that the tensor's bias belongs to; None: it has no bias.
+      split: axis that tensor parallelism splits; None means replicated.
+      bias: group of biases that the tensor's bias belongs to; None means that it has no bias.
       rotated: Config field that counts the heads in its rows, if rope rotates them.
       required: whether every file holds it.
       suffix: suffix of the name; "": none.
       exact: read as float32 and never quantized.
       table: a plain array instead of a Linear: an embedding table, or taps of a convolution.
-      where, unless: names of sizes. The tensor exists if `where` is not 0 and `unless` is 0; "": no
-        condition.
+      where, unless: names of sizes. The tensor exists if size `where` is not 0 and size `unless` is
+        0; "" means no condition.
     """
 
     gguf: str
@@ -63,7 +64,7 @@ class Tensor:
 
 
 def optional(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Returns the tensors marked as optional in files."""
+    """Returns copies of the tensors that files may lack (`required` is False)."""
     return tuple(dataclasses.replace(tensor, required=False) for tensor in tensors)
 
 

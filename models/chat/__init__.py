@@ -1,4 +1,4 @@
-"""Chat templates: turn a list of messages into the prompt format that a model was trained on."""
+"""Renders a list of chat messages in a model's prompt format, by its chat template."""
 
 from __future__ import annotations
 

@@ -32,9 +32,10 @@ class Forms:
     """Message formats that one template supports; each is probed on first use."""
 
     def __init__(self, template: str, probe: Probe, found: dict[str, str]) -> None:
-        """Uses and extends the cached results of probes.
+        """Prepares probing a template.
 
-        found: name of a probe -> its result.
+        probe: renders the template with the given variables; None if it fails. found: cache of
+        probe results by name, which this object extends.
         """
         self._template = template
         self._probe = probe
@@ -57,13 +58,13 @@ class Forms:
         return adapted
 
     def _is(self, name: str, value: str) -> bool:
-        """Whether the result of the probe `_probe_NAME` is `value`."""
+        """Returns whether the result of the probe `_probe_NAME` is `value`."""
         if name not in self._found:
             self._found[name] = getattr(self, f"_probe_{name}")()
         return self._found[name] == value
 
     def _content(self, message: dict[str, Any], name: str) -> dict[str, Any]:
-        """Returns the replaced content of a message, or {} if it does not change."""
+        """Returns {"content": new content} for a message, or {} if it does not change."""
         role, content = message["role"], message.get("content")
         if content is None:
             needed = "tool_calls" in message and self._is("no_content", "text")
@@ -78,9 +79,9 @@ class Forms:
         return {}
 
     def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Converts arguments of tool calls to objects or JSON strings, as the template needs.
+        """Returns the message with arguments of tool calls in the template's format.
 
-        A string that is not a JSON object is unchanged.
+        They become objects or JSON strings. A string that is not a JSON object is unchanged.
         """
         calls = message.get("tool_calls")
         if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -109,7 +110,10 @@ class Forms:
         )
 
     def _probe_system(self) -> str:
-        """Probes for a system role; "merged" if its text must go into the first user message."""
+        """Probes whether the template supports a system message; returns "kept" or "merged".
+
+        "merged" means that the system message must become part of the first user message.
+        """
         typed = self._is("content_of_system", "parts")
         system = {"role": "system", "content": _PARTS if typed else _MARK}
         text = self._render(system, {"role": "user", "content": "A"})
@@ -118,7 +122,7 @@ class Forms:
         return "merged" if refused and alone is not None else "kept"
 
     def _probe_content(self, *before: dict[str, Any], role: str, tools: bool = False) -> str:
-        """Probes the content format of a role: text, typed parts, or both with equal output."""
+        """Probes the content format of a role's messages: returns "text", "parts" or "both"."""
 
         def rendered(content: Any) -> str | None:
             after = [{"role": "user", "content": "A"}] if role == "system" else []
@@ -143,7 +147,7 @@ class Forms:
         return self._probe_content(*map(self._with_calls, before), role="tool", tools=True)
 
     def _probe_arguments(self) -> str:
-        """Probes the format of tool call arguments: JSON strings, objects, or both."""
+        """Probes which formats of tool call arguments work: JSON strings, objects, or both."""
         given = {"key": _MARK}
         text, parsed = (self._after_call(self._call(a)) for a in (json.dumps(given), given))
         if text == parsed:
@@ -187,7 +191,7 @@ def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> str:
 
 
 def _merged(messages: Messages) -> Messages:
-    """Merges the system message into the user message, if that comes next."""
+    """Merges the system message, the first one, into the second if that is a user message."""
     system, user = messages[0].get("content"), messages[1].get("content")
     if _are_parts(system):
         system = _joined(system, "messages[0].content")

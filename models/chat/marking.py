@@ -17,7 +17,7 @@ _PRIVATE = range(0xE000, 0xF900)
 
 
 class Marks:
-    """Marks for one conversation.
+    """Escape characters (marks) for one conversation.
 
     Attributes:
       meanings: mark -> original character; empty if no message contains a token's name.
@@ -42,7 +42,7 @@ class Marks:
         self._mark_of = {first: mark for mark, first in self.meanings.items()}
 
     def marked(self, value: Any) -> Any:
-        """Returns the JSON `value` with marks in all of its strings."""
+        """Returns the JSON `value` with token names escaped in all of its strings."""
         if not self.meanings:
             return value
         if isinstance(value, str):

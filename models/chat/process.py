@@ -1,4 +1,4 @@
-"""Client side of the long-lived process that renders chat templates."""
+"""Starts the process that renders chat templates, sends it jobs, and restarts it as needed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _EndedError(Exception):
 
 
 class TemplateProcess:
-    """Runs jobs in a separate process, which is started for the first job.
+    """Runs template rendering jobs in a separate process, which is started for the first job.
 
     Only one job runs at a time, from any thread. A process that exceeds a job's time is killed, and
     the next job starts a new one. If a job runs out of memory or ends a process that has run other
@@ -83,7 +83,7 @@ class TemplateProcess:
             process.wait()
 
     def _forget(self) -> None:
-        """Gives up the process in a fork; it belongs to the parent."""
+        """Forgets the process without ending it, in a fork; it belongs to the parent."""
         self._lock = threading.Lock()  # another thread may have held it
         process, self._process = self._process, None
         if process is not None:

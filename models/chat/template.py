@@ -70,9 +70,9 @@ def render(
         has no system role (Gemma 2), the system message is prepended to the first user message.
       add_generation_prompt: end with the header of the assistant's turn.
       tools: function descriptions, as in OpenAI's API.
-      now: time that the template may print; None: the current time.
-      template: name of one of the file's templates. None: "tool_use" if there are tools and such a
-        template, else the default template.
+      now: time that the template may print; None means the current time.
+      template: name of one of the file's templates. None means "tool_use" if there are tools and
+        such a template, else the default template.
       limits: limits of the rendering process.
       variables: further variables that the template reads, such as `enable_thinking` or
         `documents`, as plain JSON data; `documents` is none by default.
@@ -119,7 +119,7 @@ def encode(
 
 @dataclass(frozen=True)
 class _Job:
-    """A template, and its inputs except messages and tools."""
+    """A rendering job: a template, and its inputs except messages and tools."""
 
     template: str
     variables: dict[str, Any]
@@ -130,7 +130,7 @@ class _Job:
     def render(
         self, messages: list[Mapping[str, Any]], tools: list[Any] | None, marks: Marks | None
     ) -> str:
-        """Renders the text; escapes messages and tools if there are marks."""
+        """Renders the prompt; escapes special tokens in messages and tools if `marks` is set."""
         found = _found(self.template, _digest(self.variables))
         if not isinstance(self.now, datetime.datetime | None):
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
@@ -165,7 +165,10 @@ class _Job:
 
 @functools.lru_cache(_REMEMBERED)
 def _found(template: str, variables: str) -> dict[str, str]:
-    """Returns the cached probe results of a template with variables of this digest; mutable."""
+    """Returns the mutable dict that caches a template's probe results.
+
+    variables: digest of the template's variables.
+    """
     return {}
 
 

@@ -1,7 +1,7 @@
-"""The process in which `chat.render` runs chat templates; reads and writes JSON lines.
+"""Script of the process that renders chat templates for `chat.render`; talks in JSON lines.
 
-It runs as a script, so that it imports jinja2 but nothing of this package. It ends when its
-standard input closes, or by a timer signal if a template outlives the client process.
+As a script it imports jinja2 but nothing of this package. The process ends when its standard input
+closes, or by a timer signal if a template outlives the client process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Generation(Extension):
 
 
 class Sandbox:
-    """One template in its own environment, with the extensions that transformers provides.
+    """One template in its own Jinja environment, with the extensions that transformers provides.
 
     Attributes:
       clock: time for `strftime_now`.
@@ -76,7 +76,7 @@ class Sandbox:
         return character if character in self.marks else json.dumps(character)[1:-1]
 
     def render(self, context: dict[str, Any], characters: int) -> str:
-        """Renders a text of at most `characters`; raises Jinja's errors and the template's own."""
+        """Renders at most `characters` of text; raises Jinja's errors and the template's own."""
         pieces, size = [], 0
         for piece in self.template.generate(context):
             pieces.append(piece)
@@ -108,7 +108,7 @@ class Worker:
     def answer(self, job: dict[str, Any]) -> dict[str, str]:
         """Runs a job; returns {"text": ...}, {"error": ...} or {"memory": ...}.
 
-        After the last, this process must not be used again.
+        After "memory" (out of memory), this process must not be used again.
         """
         try:
             sandbox = self._sandbox(job["template"])
@@ -139,7 +139,7 @@ def limit_memory(megabytes: int | None) -> None:
 
 
 def answered(worker: Worker, line: bytes) -> str:
-    """Runs a job within its limits; job and result are JSON."""
+    """Runs a job within its limits, given as a line of JSON; returns its result as JSON."""
     job = json.loads(line)
     signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE)
     limit_memory(job["megabytes"])

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _said(error: Exception) -> str:
-    """Returns an error's message, without the number that Python puts before the system's."""
+    """Returns an error's message, without the errno that Python puts before a system message."""
     if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)

@@ -1,4 +1,4 @@
-"""Argument parsing that forgives: one-line errors, hints for other tools' options, loose words."""
+"""Parses arguments leniently: one-line errors, hints for other tools' options, loose words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Elsewhere(argparse.Action):
-    """An option of another tool, refused with a hint."""
+    """Argparse action of another tool's option: fails with a hint to our own option."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:  # type: ignore[override]
         parser.error(f"{'/'.join(self.option_strings)} is not an option here: {self.metavar}")
@@ -82,7 +82,7 @@ def add_alias(
 
 
 def finish(options: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
-    """Sorts words that no option took into the model and the prompt.
+    """Assigns words that no option took to the model and the prompt; returns the options.
 
     Ends the process with an error if there is no model, or a word or option is left over.
     """

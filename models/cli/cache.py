@@ -66,9 +66,9 @@ def _usable() -> Path:
 def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | None]:
     """Enables JAX's compilation cache inside the block, or disables it if not `wanted`.
 
-    Yields a cache of complete programs, which need no tracing either. If
-    JAX_COMPILATION_CACHE_DIR already selects a cache, only that is used, unchanged. If there can be
-    no cache, prints one line with the reason.
+    Yields the on-disk cache of complete programs, with which programs need no tracing either; None
+    if there is none. If JAX_COMPILATION_CACHE_DIR already selects a cache, only that is used,
+    unchanged. If the folder cannot hold a cache, prints one line with the reason.
     """
     settings: dict[str, object] = {}
     whole: ProgramCache | None = None

@@ -28,7 +28,7 @@ _IMPORTED = time.monotonic()
 
 @dataclass
 class Clock:
-    """Seconds of a command's phases.
+    """Seconds that each phase of a command took.
 
     Attributes:
       imports: from the start of the process until the command ran.
@@ -39,7 +39,7 @@ class Clock:
     load: float = 0.0
 
     def described(self, timings: Timings) -> dict[str, float]:
-        """Returns seconds and counts of a command for JSON output."""
+        """Returns a command's seconds and token counts by name, for JSON output."""
         seconds = {
             "imports": self.imports,
             "load": self.load,

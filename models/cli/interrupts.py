@@ -24,7 +24,9 @@ _SHOW_CURSOR = b"\x1b[?25h\r\n"  # progress bars and status lines hide it
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ends the process on signals inside the block; restores the terminal, removes partial files.
+    """Makes signals inside the block end the process, after cleaning up terminal and files.
+
+    Restores the terminal and removes partial files.
 
     Raises no exception, because Python drops exceptions in finalizers, which run often in tracing.
     """
@@ -48,21 +50,24 @@ def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising_at_prompt() -> Iterator[None]:
-    """Lets Ctrl-C raise KeyboardInterrupt inside the block, which must only wait for a line."""
+    """Lets Ctrl-C raise KeyboardInterrupt inside the block, which may only wait for input."""
     with _handling((signal.SIGINT,), signal.default_int_handler):
         yield
 
 
 @dataclasses.dataclass
 class Pressed:
-    """Whether Ctrl-C was pressed."""
+    """Flag that records whether Ctrl-C was pressed."""
 
     once: bool = False
 
 
 @contextlib.contextmanager
 def noticing() -> Iterator[Pressed]:
-    """Records Ctrl-C inside the block; a second one ends the process, as in `ending_at_once`."""
+    """Yields a Pressed that records Ctrl-C inside the block.
+
+    A second Ctrl-C ends the process, as in `ending_at_once`.
+    """
     pressed, mode = Pressed(), _mode()
 
     def notice(number: int, frame: FrameType | None) -> None:
@@ -75,7 +80,7 @@ def noticing() -> Iterator[Pressed]:
 
 
 def _mode() -> list[Any] | None:
-    """Returns the terminal's mode, which line editing changes; None without a terminal."""
+    """Returns the terminal's mode, which line editing changes; None if there is no terminal."""
     try:
         return termios.tcgetattr(sys.stderr.fileno())
     except (AttributeError, OSError, ValueError, termios.error):  # closed, or a file

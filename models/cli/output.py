@@ -33,7 +33,7 @@ from .clock import Clock, since_start
 
 
 class UsageError(Exception):
-    """A request that cannot be fulfilled; the message gives the reason."""
+    """The command line asks for something impossible; the message gives the reason."""
 
 
 def printable(text: str) -> str:
@@ -67,7 +67,7 @@ def progress(
 def bytes_progress(
     title: str, notes: Console
 ) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
-    """Shows `progress` in bytes."""
+    """Like `progress`, with columns that show the numbers as bytes."""
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
 
 
@@ -102,7 +102,7 @@ def devices(*platform: str) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def warnings_in_a_line(notes: Console) -> Iterator[None]:
-    """Prints the warnings of the block at its end, without their Python locations.
+    """Prints warnings issued inside the block at its end, without their Python locations.
 
     Also prints them if the block raises, since a warning may explain the error.
     """
@@ -138,7 +138,7 @@ def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> M
 
 
 def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
-    """Returns the `draft` argument of `generate` for --draft."""
+    """Returns the `draft` argument of `generate` for option --draft; loads a draft model."""
     named = options.draft
     if named == "nextn":
         if options.model == DEMO or not os.path.isfile(options.model):

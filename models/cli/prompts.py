@@ -18,7 +18,7 @@ MAX_FILE = 1 << 26
 
 @dataclass(frozen=True)
 class Given:
-    """Value of -p, -f or --tokens; `kind` tells which."""
+    """Value of option -p, -f or --tokens; `kind` says which option."""
 
     kind: str
     value: str
@@ -40,7 +40,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 class _Maker:
-    """Converts an option's value to Given; argparse shows its name in messages."""
+    """Argparse type that converts an option's value to Given; messages show the type's name."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self.__name__ = kind, kind
@@ -52,7 +52,7 @@ class _Maker:
 def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
     """Returns the prompts as texts or token ids; reads files.
 
-    Raises UsageError without a prompt, or if one cannot be read.
+    Raises UsageError if there is no prompt, or a prompt cannot be read.
     """
     if not options.prompts and is_piped():
         options.prompts = [Given("file", "-")]
@@ -67,7 +67,7 @@ def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
 
 
 def is_piped() -> bool:
-    """Whether standard input comes from a pipe or a file."""
+    """Returns whether standard input comes from a pipe or a file."""
     return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
 
 

@@ -12,7 +12,7 @@ from ..sampling import Sampling
 def described(
     model: Model, index: int, prompt: str | list[int], output: Output, sampling: Sampling
 ) -> dict[str, Any]:
-    """Returns the output of the prompt with this index, from 0, as a JSON object."""
+    """Returns the output of prompt number `index`, from 0, as a JSON object."""
     found: dict[str, Any] = {
         "index": index,
         "prompt": prompt,

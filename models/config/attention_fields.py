@@ -21,7 +21,7 @@ LATENT_KEY = "attention.key_length_mla"
 
 
 class Latent(NamedTuple):
-    """Multi-head latent attention (https://arxiv.org/abs/2405.04434).
+    """Sizes of multi-head latent attention (https://arxiv.org/abs/2405.04434).
 
     A token's keys and values are projections of one latent vector. The KV cache stores this vector
     of `rank` elements, then a rotated key of `rope_dim` elements that all heads share.
@@ -33,11 +33,11 @@ class Latent(NamedTuple):
 
     @property
     def stored_rank(self) -> int:
-        """Elements of the latent vector in the cache, padded to a unit of pages."""
+        """Elements of the latent vector in the cache, padded to a width that pages can have."""
         return _whole(self.rank)
 
     def stored_dim(self, rope_dim: int) -> int:
-        """Returns the elements of vector and key in the cache, padded to a unit of pages."""
+        """Returns the elements of a cache row, latent vector and key, padded to a page's width."""
         return _whole(self.stored_rank + rope_dim)
 
 
@@ -179,12 +179,15 @@ def by_layer(
 
 
 def array(by_layer: tuple[int, ...] | None, of_all: int) -> Any:
-    """Returns the metadata value that `by_layer` reads back."""
+    """Returns the metadata value for per-layer integers, which function `by_layer` reads back.
+
+    by_layer: one integer per layer; None means `of_all` for all layers.
+    """
     return of_all if by_layer is None else np.array(by_layer, np.int32)
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
+    """Returns metadata of the attention fields, the inverse of `read`; keys have no prefix."""
     values: dict[str, Any] = {
         _COUNT: config.num_heads,
         _KV_COUNT: array(config.kv_heads, config.num_kv_heads),

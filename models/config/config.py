@@ -1,4 +1,4 @@
-"""Configuration of a decoder, read from GGUF metadata."""
+"""Defines Config: a decoder's architecture and dimensions, read from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
 
 
 class Scales(NamedTuple):
-    """Factors in a file's metadata; None if the file has no such key."""
+    """Scale factors in a file's metadata; None if the file has no such key."""
 
     embedding: float | None = None
     residual: float | None = None  # of sublayer outputs
@@ -80,24 +80,24 @@ class Config:
     rope_magnitude: float = 1.0  # factor of cosines and sines
     has_rope: bool = True
     yarn: tuple[float, float, float] | None = None  # beta_fast, beta_slow, log_multiplier
-    original_context: int | None = None  # tokens, before context extension; None: context_length
-    window: int | None = None  # sliding window in tokens; None: no layer is windowed
-    windowed_layers: tuple[bool, ...] | None = None  # None: as the architecture implies
-    local_rope_theta: float | None = None  # of windowed layers; None: rope_theta
+    original_context: int | None = None  # tokens before context extension; None: context_length
+    window: int | None = None  # sliding window in tokens; None means that no layer is windowed
+    windowed_layers: tuple[bool, ...] | None = None  # None means that the architecture decides
+    local_rope_theta: float | None = None  # of windowed layers; None means rope_theta
     temperature_scale: float = 0.0  # of queries beyond the original context; 0: none
     attention_soft_cap: float | None = None  # scores become cap * tanh(score / cap); None: no cap
     final_soft_cap: float | None = None  # the same for logits
     scales: Scales = Scales()
     experts: Experts | None = None  # of MoE layers
-    mixers: tuple[MixerKind, ...] | None = None  # token mixer of each layer; None: attention
+    mixers: tuple[MixerKind, ...] | None = None  # token mixer of each layer; None means attention
     delta: Delta | None = None  # of layers with a gated delta net
     convolution_width: int = 0  # tokens, of layers with a short convolution
-    latent: Latent | None = None  # multi-head latent attention; None: ordinary keys and values
-    kv_heads: tuple[int, ...] | None = None  # per layer; None: num_kv_heads
-    local_head_dim: int | None = None  # of windowed layers; None: head_dim
-    local_rope_dim: int | None = None  # of windowed layers; None: rope_dim
+    latent: Latent | None = None  # multi-head latent attention; None means ordinary keys and values
+    kv_heads: tuple[int, ...] | None = None  # per layer; None means num_kv_heads
+    local_head_dim: int | None = None  # of windowed layers; None means head_dim
+    local_rope_dim: int | None = None  # of windowed layers; None means rope_dim
     shared_kv_layers: int = 0  # number of last layers that share KV of earlier layers
-    inner_sizes: tuple[int, ...] | None = None  # per layer; None: intermediate_size
+    inner_sizes: tuple[int, ...] | None = None  # per layer; None means intermediate_size
     per_layer_size: int = 0  # of per-layer embeddings; 0: none
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Config:
 
     @property
     def kind(self) -> Architecture:
-        """Properties that `architecture` implies."""
+        """The Architecture: properties that the name in `architecture` implies."""
         return ARCHITECTURES[self.architecture]
 
     @property
@@ -120,24 +120,24 @@ class Config:
 
     @property
     def embedding_scale(self) -> float | None:
-        """Factor of the embeddings; None: 1."""
+        """Factor of the embeddings; None means 1."""
         implied = self.kind.embedding_scale
         return self.scales.embedding if implied is None else implied(self)
 
     @property
     def attention_scale(self) -> float | None:
-        """Factor of attention scores; None: head_dim ** -0.5."""
+        """Factor of attention scores; None means head_dim ** -0.5."""
         implied = self.kind.attention_scale
         return self.scales.attention if implied is None else implied(self)
 
     @property
     def logit_scale(self) -> float | None:
-        """Factor of the logits; None: 1."""
+        """Factor of the logits; None means 1."""
         given, factor = self.scales.logits, self.kind.logit_scale
         return None if given is None or factor is None else factor(given)
 
     def window_of(self, layer: int) -> int | None:
-        """Returns the sliding window of a layer in tokens; None: full attention."""
+        """Returns the sliding window of a layer in tokens; None means full attention."""
         if self.windowed_layers is not None:
             return self.window if self.windowed_layers[layer] else None
         windowed = self.kind.windowed is not None and self.kind.windowed(layer)
@@ -167,9 +167,10 @@ class Config:
         return self.intermediate_size if self.inner_sizes is None else self.inner_sizes[layer]
 
     def kv_layer_of(self, layer: int) -> int:
-        """Returns the layer whose keys and values this layer uses: itself, or an earlier one.
+        """Returns the index of the layer whose keys and values this layer uses.
 
-        The earlier one is the last layer of the same kind, windowed or not, that has its own.
+        It is the layer itself, or the last earlier layer of the same kind (windowed or not) that
+        computes its own keys and values.
         """
         first = self.num_layers - self.shared_kv_layers
         if layer < first:
@@ -180,12 +181,12 @@ class Config:
         )
 
     def has_experts(self, layer: int) -> bool:
-        """Whether the feed-forward network of a layer is an MoE."""
+        """Returns whether the feed-forward network of a layer is an MoE."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
     @functools.cached_property
     def ropes(self) -> tuple[Rope, ...]:
-        """Distinct ropes of the layers; the first is the one that most layers use."""
+        """Distinct rotary embeddings of the layers; most layers use the first."""
         return tuple(dict.fromkeys((self._rope, *map(self._rope_of, range(self.num_layers)))))
 
     def rope_of(self, layer: int) -> int:
@@ -338,7 +339,7 @@ def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
 def _windowed_layers(
     get: Fields, kind: Architecture, layers: int, blocks: int
 ) -> tuple[bool, ...] | None:
-    """Returns whether each layer is windowed; None: as the architecture implies."""
+    """Returns whether each layer is windowed; None means that the architecture decides."""
     key = "attention.sliding_window_pattern"
     given = get.value(key, None)
     if given is None or kind.windowed is None:
@@ -373,7 +374,7 @@ def _per_layer_size(get: Fields, kind: Architecture) -> int:
 def _shared_kv_layers(
     get: Fields, kind: Architecture, layers: int, windowed_layers: tuple[bool, ...] | None
 ) -> int:
-    """Returns how many last layers share the keys and values of earlier layers of their kind."""
+    """Returns how many of the last layers share keys and values of earlier layers."""
     key = "attention.shared_kv_layers"
     if not kind.per_layer_embeddings:
         metadata_keys.refuse(get, key, (0,))

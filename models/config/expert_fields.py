@@ -22,11 +22,11 @@ _GROUPS, _GROUPS_USED = "expert_group_count", "expert_group_used_count"
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """Experts of an MoE layer, and how they are selected; see `jax_q4k.route`.
+    """Number and sizes of an MoE layer's experts, and their routing; see `jax_q4k.route`.
 
     Attributes:
       count, used: number of experts per layer, and per token.
-      size: inner size of each expert. shared_size: of the shared expert; 0: none.
+      size: inner size of each expert. shared_size: inner size of the shared expert; 0: none.
       dense_layers: number of leading layers without experts.
       gating, normalize, scale, groups, groups_used: arguments of `jax_q4k.route`.
     """
@@ -46,7 +46,7 @@ class Experts:
 def read(
     get: Fields, kind: Architecture, layers: int, vocab_size: int, most: int, inner: int
 ) -> Experts | None:
-    """Reads experts from the architecture's metadata; None: every layer is dense.
+    """Reads experts from the architecture's metadata; None means that every layer is dense.
 
     most: largest accepted size. inner: inner size of a dense layer. Raises GGUFError that names
     the invalid key.
@@ -109,7 +109,7 @@ def _routing(
 
 
 def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the experts; keys have no prefix."""
+    """Returns metadata of the experts, the inverse of `read`; keys have no prefix."""
     if experts is None:
         return {}
     values: dict[str, Any] = {_COUNT: experts.count, _USED: experts.used, _SIZE: experts.size}

@@ -63,9 +63,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def check(get: Fields, kind: Architecture) -> None:
-    """Rejects unknown keys, and values that a decoder of this kind would ignore.
+    """Raises GGUFError for unknown keys, and for values that a decoder of this kind would ignore.
 
-    get: metadata of the architecture. Raises GGUFError that names the key.
+    get: metadata of the architecture. The error names the key.
     """
     neutral = _NEUTRAL | _of_kind(kind)
     for key in get.values:
@@ -79,7 +79,10 @@ def check(get: Fields, kind: Architecture) -> None:
 
 
 def _check_magnitude(get: Fields) -> None:
-    """Rejects a magnitude other than YaRN's own; converters write it, and llama.cpp ignores it."""
+    """Raises GGUFError for a magnitude other than YaRN's own.
+
+    Converters write the magnitude, and llama.cpp ignores it.
+    """
     value, factor = get.number(_MAGNITUDE), get.number("rope.scaling.factor", 1.0)
     own = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
     if value != 1 and not math.isclose(value, own, rel_tol=1e-5):
@@ -87,7 +90,7 @@ def _check_magnitude(get: Fields) -> None:
 
 
 def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
-    """Returns keys that only other architectures support, and their neutral values."""
+    """Returns the keys that only other architectures support, with their neutral values."""
     neutral: dict[str, tuple[Any, ...]] = {}
     if not kind.yarn_keys:
         neutral["rope.scaling.yarn_beta_fast"] = (32,)
@@ -107,7 +110,7 @@ def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:
 
 
 def refuse(get: Fields, key: str, neutral: tuple[Any, ...]) -> None:
-    """Rejects a key whose value is not neutral."""
+    """Raises GGUFError if a key has a value that is not one of `neutral`."""
     value = get.value(key, neutral[0])
     if isinstance(value, np.ndarray) or value not in neutral:
         get.fail(key, f"{value!r} is not supported")

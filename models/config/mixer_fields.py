@@ -30,17 +30,17 @@ class Delta(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Elements of all heads' keys."""
+        """Total elements of a token's keys, over all heads."""
         return self.key_heads * self.head_dim
 
     @property
     def values(self) -> int:
-        """Elements of all heads' values."""
+        """Total elements of a token's values, over all heads."""
         return self.value_heads * self.head_dim
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """Number of channels of the convolution, over queries, keys and values."""
         return 2 * self.keys + self.values
 
 
@@ -53,7 +53,7 @@ def read(
 ) -> dict[str, Any]:
     """Returns the mixer fields of `Config`; raises GGUFError that names the invalid key.
 
-    blocks: number of layers in the file. kv_heads: per layer, if layers differ.
+    blocks: number of layers in the file. kv_heads: number of KV heads per layer; None if equal.
     """
     if kind.convolution:
         mixers: tuple[MixerKind, ...] = tuple(
@@ -99,7 +99,7 @@ def _delta(get: Fields) -> Delta:
 
 
 def write(config: Any) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
+    """Returns metadata of the mixer fields, the inverse of `read`; keys have no prefix."""
     if config.convolution_width:
         return {_CACHE: config.convolution_width}
     if (delta := config.delta) is None:

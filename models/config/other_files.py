@@ -1,4 +1,4 @@
-"""Names GGUF files that hold no language model: projectors, adapters, matrices, vocabularies."""
+"""Recognizes GGUF files without a language model: projectors, adapters, imatrices, vocabularies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding: rotates pairs of a head's dimensions by position * frequency."""
+"""Computes frequencies and angles of rotary position embeddings, with YaRN."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Yarn(NamedTuple):
 
 
 class Rope(NamedTuple):
-    """A rope with frequencies theta ** (-2i / dim) / factor, or YaRN's.
+    """Parameters of a rotary embedding, with frequencies theta ** (-2i / dim) / factor or YaRN's.
 
     An infinite factor means no rotation. magnitude: multiplies cosines and sines, as does YaRN's
     own. divided: whether the file's frequency divisors apply.
@@ -46,7 +46,7 @@ class Rope(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of tokens' angles, and how dimensions of a head are paired.
+    """Cosines and sines of the tokens' rotary angles, and how dimensions of a head are paired.
 
     cos, sin: float32 (..., rope_dim / 2). interleaved: pairs are dimensions (2i, 2i + 1) instead of
     (i, i + rope_dim / 2).
@@ -58,7 +58,7 @@ class Rotation(NamedTuple):
 
 
 def frequencies(rope: Rope, divisors: Any = None) -> np.ndarray:
-    """Returns radians per token of every pair, float32 (dim / 2,).
+    """Returns each dimension pair's frequency in radians per token, float32 (dim / 2,).
 
     divisors: (dim / 2,), divide the frequencies. Llama 3 stretches its low frequencies with them.
     """
@@ -69,9 +69,9 @@ def frequencies(rope: Rope, divisors: Any = None) -> np.ndarray:
 
 
 def exact_frequencies(rope: Rope, stretched: np.ndarray | None) -> np.ndarray:
-    """Returns radians per token of every pair before divisors, float64 (dim / 2,).
+    """Like `frequencies`, but without divisors and float64.
 
-    stretched: (dim / 2,), fraction of each frequency that the factor divides; None: 1.
+    stretched: (dim / 2,), fraction of each frequency that the factor divides; None means 1.
     """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
     part = 1.0 if stretched is None else stretched
@@ -79,7 +79,10 @@ def exact_frequencies(rope: Rope, stretched: np.ndarray | None) -> np.ndarray:
 
 
 def pair_of(rope: Rope, original_context: int, rotations: float) -> float:
-    """Returns the fractional index of the pair that rotates `rotations` times per context."""
+    """Returns the fractional index of the dimension pair that rotates `rotations` times.
+
+    Rotations are counted over the original context.
+    """
     wavelength = original_context / (rotations * 2 * math.pi)
     return rope.dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
@@ -92,7 +95,7 @@ def _stretched(rope: Rope, yarn: Yarn) -> np.ndarray:
 
 
 def magnitude(rope: Rope) -> float:
-    """Returns the factor of cosines and sines."""
+    """Returns the factor of cosines and sines, YaRN's included."""
     if rope.yarn is None or rope.factor <= 1:
         return rope.magnitude
     growth = 0.1 * math.log(rope.factor)
@@ -111,7 +114,7 @@ def tables(ropes: tuple[Rope, ...], tensors: Mapping[str, Any]) -> list[np.ndarr
 
 
 def is_long(capacity: int, original_context: int) -> bool:
-    """Whether a cache of `capacity` tokens uses the frequencies for long contexts."""
+    """Returns whether a cache of `capacity` tokens uses the frequencies for long contexts."""
     return -(-capacity // CAPACITY_UNIT) * CAPACITY_UNIT > original_context
 
 

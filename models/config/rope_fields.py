@@ -51,7 +51,7 @@ def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]
 
 
 def write(fields: Mapping[str, Any], kind: Architecture) -> dict[str, Any]:
-    """Returns metadata that `read` turns back into the fields; keys have no prefix."""
+    """Returns metadata of the rope fields, the inverse of `read`; keys have no prefix."""
     values: dict[str, Any] = {"rope.freq_base": fields["rope_theta"]}
     yarn, factor = fields["yarn"], fields["rope_factor"]
     if factor != 1.0 or yarn is not None:
@@ -79,7 +79,7 @@ def _factor(get: Fields) -> float:
 
 
 def _nonzero(get: Fields, key: str, default: float) -> float:
-    """Reads a positive number; 0 selects the default."""
+    """Reads a positive number from metadata; 0 there selects the default."""
     value = get.value(key, 0.0)
     if np.ndim(value) == 0 and value == 0:
         return default

@@ -1,4 +1,4 @@
-"""The table of a model's tensors, from which it is built, named and checked.
+"""Lists the tensors that a model of a given Config has, with names, shapes and module paths.
 
 The table also has the axis of each tensor that tensor parallelism splits (`sharding/plan.py`).
 """
@@ -41,20 +41,20 @@ def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
 
 
 def _is_there(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
-    """Whether a model with these sizes has the tensor."""
+    """Returns whether a model with these sizes has the tensor."""
     needed = (*tensor.shape.split(), *tensor.where.split())
     return all(lengths[name] for name in needed) and not lengths.get(tensor.unless, 0)
 
 
 def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
-    """Moves a norm of attention to the layer's actual token mixer."""
+    """Returns the tensor with its module path in `mixer` instead of attention."""
     owner, _, place = tensor.module.partition(".")
     module = f"{mixer}.{place}" if owner == "attention" else tensor.module
     return dataclasses.replace(tensor, module=module)
 
 
 def sizes(config: Config, layer: int | None) -> dict[str, int]:
-    """Returns axis name -> length; tensors with an axis of length 0 do not exist.
+    """Returns the length of each named axis; tensors with an axis of length 0 do not exist.
 
     layer: None for tensors outside the layers.
     """
@@ -107,7 +107,10 @@ def sizes(config: Config, layer: int | None) -> dict[str, int]:
 
 
 def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
-    """Yields (tensor, prefix of its GGUF name, prefix of its checkpoint name, layer or None)."""
+    """Yields all tensors of a model.
+
+    Yields (tensor, prefix of its GGUF name, prefix of its checkpoint name, layer or None).
+    """
     lengths, kind = sizes(config, None), config.kind
     held = (tensor for tensor in kind.input if _is_there(tensor, lengths))
     yield from ((tensor, "", "", None) for tensor in held)
@@ -118,11 +121,11 @@ def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
 
 
 class Expected(NamedTuple):
-    """A tensor that a model may hold.
+    """Shape and properties of a tensor that a model's file may hold.
 
-    required: whether every GGUF file holds it. split: see `Tensor.split`. entry: its table entry,
-    or that of the weight it belongs to. beside: "bias" or one of SCALES for a bias or scale of
-    `entry`; None for `entry` itself.
+    required: whether every GGUF file holds it. split: see `Tensor.split`. entry: the weight's entry
+    in the table; for a bias or scale, that of its weight. beside: "bias" or one of SCALES for a
+    bias or scale of `entry`; None for `entry` itself.
     """
 
     shape: tuple[int, ...]
@@ -133,7 +136,7 @@ class Expected(NamedTuple):
 
     @property
     def is_bias(self) -> bool:
-        """Whether it is the bias of `entry`."""
+        """Whether this tensor is the bias of `entry`."""
         return self.beside == "bias"
 
 
@@ -175,7 +178,7 @@ def unused_tensors(metadata: Mapping[str, Any], names: Iterable[str]) -> list[st
 
 
 def without_unused_layers(metadata: Mapping[str, Any]) -> Metadata:
-    """Returns the metadata of a file without its `unused_tensors`."""
+    """Returns a file's metadata as it would be without the layers in `unused_tensors`."""
     layers, further = _layer_counts(metadata)
     trunk, architecture = Metadata(metadata), metadata.get("general.architecture")
     if further:
@@ -185,7 +188,10 @@ def without_unused_layers(metadata: Mapping[str, Any]) -> Metadata:
 
 
 def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the numbers of all layers and of MTP layers; (0, 0) if `Config` would reject them."""
+    """Returns how many layers, and how many MTP layers among them, the metadata declares.
+
+    (0, 0) if `Config` would reject these numbers.
+    """
     architecture = metadata.get("general.architecture")
     keys = (f"{architecture}.{key}" for key in ("block_count", "nextn_predict_layers"))
     layers, further = (metadata.get(key, 0) for key in keys)

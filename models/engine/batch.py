@@ -1,4 +1,4 @@
-"""One generation batch: state on the device, and bookkeeping of its requests on the host."""
+"""Runs one generation batch: calls the programs on the device, tracks requests on the host."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ MIN_CAPACITY = 64
 def capacity_of(
     prompts: list[np.ndarray], samplings: list[Sampling], context: int | None = None
 ) -> int:
-    """Returns the KV cache capacity for these prompts, rounded up; `context`, if set, limits it."""
+    """Returns the KV cache capacity, in tokens per sequence, for these prompts; rounded up.
+
+    context: maximum tokens of prompt and new tokens; None means no maximum.
+    """
     rows = zip(prompts, samplings, strict=True)
     needed = max(len(ids) + sampling.max_new_tokens for ids, sampling in rows)
     needed = needed if context is None else min(needed, context)
@@ -47,10 +50,12 @@ def capacity_of(
 
 
 def draft_of(draft: Any, model: Model) -> Draft | None:
-    """Checks a `draft` argument and converts it to a Draft.
+    """Converts the `draft` argument of `generate` to a Draft; None stays None.
+
+    Accepts "lookup" (prompt lookup), a Model (a draft model), or one of the Draft classes.
 
     Raises:
-      TypeError: an argument of another type. ValueError: a draft for another model.
+      TypeError: any other argument. ValueError: a draft that does not fit the model.
     """
     if isinstance(draft, Model):
         draft = DraftModel(draft)
@@ -72,7 +77,7 @@ def draft_of(draft: Any, model: Model) -> Draft | None:
 
 
 def _breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
-    """Returns a function from strings to the mask (vocab_size,) of tokens that contain one."""
+    """Returns a function from strings to the mask (vocab_size,) of tokens that contain a string."""
 
     def breaks(texts: tuple[str, ...]) -> np.ndarray:
         found = np.zeros(model.config.vocab_size, bool)
@@ -85,13 +90,16 @@ def _breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
 
 
 def _with_room(sampling: Sampling, row: Request) -> Sampling:
-    """Returns `sampling` with `max_new_tokens` limited to the free context of the row."""
+    """Returns `sampling` with `max_new_tokens` limited to the request's free context."""
     room = max(row.room, 1)
     return sampling if room == sampling.max_new_tokens else sampling.replaced(max_new_tokens=room)
 
 
 class GenerationBatch:
-    """One call of `generate` or `stream`: state on the device, requests on the host."""
+    """A batch of prompts that one `generate` or `stream` call runs.
+
+    Holds the generation state on the device and the requests on the host.
+    """
 
     def __init__(
         self,
@@ -144,7 +152,7 @@ class GenerationBatch:
         self._prefix = prefix if can_reuse else None
 
     def _lay_out(self) -> None:
-        """Prepares prompts and sampling parameters of the unfinished rows as arrays."""
+        """Builds arrays of the unfinished requests' prompts and sampling parameters."""
         going_on = [row.prompt if row.finish_reason is None else [] for row in self.rows]
         length = self._model.padded_length(max(map(len, going_on)))
         self._lengths = np.zeros(self._batch, np.int32)  # 0: a padding row
@@ -164,11 +172,11 @@ class GenerationBatch:
         return all(row.is_done for row in self.rows)
 
     def start(self) -> None:
-        """Runs the prompts and samples each row's first token."""
+        """Prefills the prompts and samples each request's first token."""
         self.timings.first_token = self._begin()
 
     def _begin(self) -> float:
-        """Prefills the prompts and samples the first tokens; returns the seconds."""
+        """Prefills the prompts and samples the first tokens; returns the seconds it took."""
         model = self._model
         if self._prefix is not None:
             prompt = self._prompts[0, : self._lengths[0]].tolist()
@@ -199,7 +207,10 @@ class GenerationBatch:
         return self._call(program, *prompts, *others) + self._collect()
 
     def _resume(self, cache: PagedCache, count: int) -> float:
-        """Prefills one prompt in chunks after the first `count` tokens, which the cache holds."""
+        """Prefills the rest of one prompt in chunks; the cache holds its first `count` tokens.
+
+        Returns the seconds it took.
+        """
         seconds = 0.0
         length, batch = int(self._lengths[0]), len(self._prompts)
         self.timings.reused_tokens = count
@@ -216,7 +227,7 @@ class GenerationBatch:
         return seconds + self._collect()
 
     def advance(self, count: int) -> float:
-        """Samples up to `count` more tokens per row; returns the seconds without compiling."""
+        """Samples up to `count` more tokens per request; returns the seconds without compiling."""
         if self._shift is not None and all(row.is_full for row in self.rows if not row.is_done):
             seconds = self._shifted(self._shift)
             self.timings.decode += seconds
@@ -228,7 +239,7 @@ class GenerationBatch:
         return seconds
 
     def _shifted(self, shift: ContextShift) -> float:
-        """Shifts the context of unfinished rows and prefills it again; returns the seconds."""
+        """Shifts the context of unfinished requests and prefills it again; returns the seconds."""
         for row in self.rows:
             if not row.is_done:
                 row.shift(shift)
@@ -237,7 +248,7 @@ class GenerationBatch:
         return self._begin()
 
     def finish(self) -> None:
-        """Samples all tokens, in calls of about CALL seconds."""
+        """Samples all remaining tokens, in device calls of about CALL seconds each."""
         count = INTERVAL
         while not self.done:
             seconds, before = self.advance(count), count
@@ -262,7 +273,7 @@ class GenerationBatch:
         ]
 
     def keep(self) -> None:
-        """Stores the KV cache in the `Prefix` of this call, if there is one."""
+        """Stores the KV cache in the `Prefix` that was passed to this call, if any."""
         state, prefix = getattr(self, "_state", None), self._prefix
         if prefix is None or state is None:
             return
@@ -275,9 +286,10 @@ class GenerationBatch:
         prefix.keep(self._model, (prompt + new)[:stored], state.cache, self._selection)
 
     def _collect(self) -> float:
-        """Copies new tokens to the host; marks rows with a stop string as finished on the device.
+        """Copies new tokens from the device to the requests.
 
-        Returns the seconds that this took, waiting for the device included.
+        Marks requests with a stop string as finished on the device. Returns the seconds that this
+        took, waiting for the device included.
         """
         began = time.perf_counter()
         arrays = self._state.tokens, self._state.counts
@@ -315,7 +327,10 @@ class GenerationBatch:
         return time.perf_counter() - began
 
     def _logprobs(self) -> Callable[[int, int], TokenLogprobs | None]:
-        """Returns a function of (row, index of token); its result is None for rows without."""
+        """Returns a function (row, index of token) -> the token's log-probabilities.
+
+        Its result is None for requests that did not ask for log-probabilities.
+        """
         if self._state.logprobs is None:
             return lambda row, at: None
         with jax.transfer_guard_device_to_host("allow"):
@@ -333,7 +348,7 @@ class GenerationBatch:
         return at_place
 
     def _call(self, program: Start | Begin | Loop, *arguments: Any) -> float:
-        """Runs a program on the weights; returns the seconds without compiling."""
+        """Runs a program; stores the State it returns. Returns the seconds without compiling."""
         self._state, seconds = self._programs.run(program, *arguments)
         self.timings.compile = self._programs.compile_seconds
         return seconds

@@ -30,11 +30,11 @@ class TooLongError(ValueError):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt for the model.
+    """A conversation's prompt as token ids, shortened to fit into the context.
 
     Attributes:
       tokens: token ids.
-      max_new_tokens: requested number, or what remains of the context.
+      max_new_tokens: requested number of new tokens, or fewer if the context has less room.
       dropped: number of oldest messages that were dropped.
     """
 
@@ -45,12 +45,12 @@ class Prompt:
 
 @dataclass
 class Conversation:
-    """Messages of a user and a model that has a tokenizer.
+    """A chat between a user and a model that has a tokenizer.
 
     The KV cache is reused for the next answer.
 
     Attributes:
-      system: the system message, or None.
+      system: the system message; None if absent.
       turns: dicts with "role" and "content", without the system message.
       prefix: the KV cache of the last prompt and answer.
       variables: passed on to the chat template, such as {"enable_thinking": False}.
@@ -120,7 +120,10 @@ class Conversation:
     def _answering(
         self, before: list[dict[str, Any]], asked: dict[str, Any], pieces: Iterator[Piece]
     ) -> Iterator[Piece]:
-        """Yields the pieces and adds the turns; `before` has the turns of the prompt."""
+        """Yields the answer's pieces, then adds message and answer to the turns.
+
+        before: turns that precede the message. asked: the message as a turn.
+        """
         with self._lock:
             self._check_turn()
             if self.turns != before:
@@ -158,7 +161,7 @@ class Conversation:
         does not fit into the rest, its oldest turns are dropped permanently.
 
         Raises:
-          TooLongError: the system message and the last turn alone leave no room at all.
+          TooLongError: the system message and the last turn alone fill the context.
           chat.ChatTemplateError: as in `chat.encode`.
         """
         context = self.model.config.context_length

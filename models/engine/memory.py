@@ -1,4 +1,4 @@
-"""Splits many prompts into batches that fit into memory."""
+"""Computes how many prompts fit into memory at a time, and splits prompts into batches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_dtype: Any) -> int:
-    """Returns how many prompts run in one batch.
+    """Returns how many of the prompts can run in one batch.
 
-    longest: tokens of the longest prompt. capacity: KV cache capacity of each, in tokens.
+    longest: tokens of the longest prompt. capacity: KV cache capacity per prompt, in tokens.
     """
     if prompts == 1:
         return 1
@@ -39,7 +39,7 @@ def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_
 
 
 def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> int:
-    """Estimates the bytes of a prompt: its KV cache, hidden states and logits."""
+    """Estimates the memory of one prompt in bytes: its KV cache, hidden states and logits."""
     config = model.config
     inner = max(config.inner_size_of(layer) for layer in range(config.num_layers))
     # Several hidden states are live at a time, and sampling holds several copies of logits.
@@ -56,7 +56,7 @@ def _cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
 
 
 def free_bytes(model: Model) -> int | None:
-    """Returns the free bytes of the model's GPU, or of the machine; None: unknown."""
+    """Returns the free bytes of the model's GPU, or of the machine; None if unknown."""
     stats = [device.memory_stats() for device in model.weights[0].devices()]
     free = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
     if free:
@@ -66,7 +66,7 @@ def free_bytes(model: Model) -> int | None:
 
 
 def _available() -> int | None:
-    """Returns MemAvailable of /proc/meminfo in bytes."""
+    """Returns MemAvailable of /proc/meminfo in bytes; None if it cannot be read."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -76,7 +76,7 @@ def _available() -> int | None:
 
 
 def _in_cgroup() -> int | None:
-    """Returns the free bytes under the cgroup limit; None without a limit."""
+    """Returns the free bytes under the cgroup's memory limit; None if there is no limit."""
     try:
         limit, used = ((_CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
         return max(int(limit) - int(used), 0)
@@ -85,5 +85,5 @@ def _in_cgroup() -> int | None:
 
 
 def cut(prompts: int, rows: int) -> list[slice]:
-    """Returns slices that split prompts, in order, into batches of up to `rows`."""
+    """Returns slices that split `prompts` prompts, in order, into batches of up to `rows`."""
     return [slice(at, at + rows) for at in range(0, prompts, rows)]

@@ -1,4 +1,4 @@
-"""Results of generation: outputs, pieces of a stream, timings."""
+"""Result classes of `generate` and `stream`: outputs, pieces of a stream, timings."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ FinishReason = Literal["length", "end", "stop"]
 
 @dataclasses.dataclass
 class Timings:
-    """Seconds and counts of one call, over all its rows.
+    """Seconds and token counts of one `generate` call, over all its prompts.
 
     Attributes:
-      prompt_tokens, new_tokens: sums over the rows.
+      prompt_tokens, new_tokens: sums over the prompts.
       reused_tokens: prompt tokens found in the prefix cache.
       compile: seconds of tracing and compiling; 0 if programs for the shapes exist.
       drafted_tokens, accepted_tokens: total draft tokens, and those that were accepted.
-      first_token: seconds from the checked prompt to the first token of every row.
-      decode: seconds from there to the last token.
-      decoded_tokens: tokens that `decode` covers, all but each row's first.
+      first_token: seconds from the start, after arguments are checked, until every prompt has its
+        first new token.
+      decode: seconds from then to the last token.
+      decoded_tokens: new tokens except each prompt's first, which `decode` covers.
     """
 
     prompt_tokens: int = 0
@@ -34,7 +35,7 @@ class Timings:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed; NaN if only one token was requested."""
+        """Decode speed in tokens per second; NaN if only one token was requested."""
         return (
             self.decoded_tokens / self.decode
             if self.decoded_tokens and self.decode
@@ -43,10 +44,10 @@ class Timings:
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probabilities (natural) at one position, from the model's unmodified logits.
+    """Natural log-probabilities of one new token and its alternatives, from unmodified logits.
 
     Attributes:
-      logprob: of the sampled token.
+      logprob: log-probability of the sampled token.
       top: (token, log-probability) of the most likely tokens, in descending order; as many as
         `Sampling.logprobs`.
     """
@@ -60,11 +61,11 @@ class Output:
     """Continuation of one prompt.
 
     Attributes:
-      tokens: new token ids, without the end token, but with those of a stop string.
+      tokens: new token ids, without the end token, but with the tokens of a stop string.
       text: new text, up to a stop string; None if the model has no tokenizer.
       finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop
         string).
-      timings: of the call, shared by the outputs of a batch.
+      timings: timings of the call, shared by the outputs of a batch.
       logprobs: one entry per token of `tokens`; None unless `Sampling.logprobs` is set.
     """
 
@@ -77,10 +78,10 @@ class Output:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One step of a stream: a token, and the text that is final with it, possibly empty.
+    """One step of a stream: a token, and the new text that can no longer change, possibly empty.
 
-    The last piece has `output`, and token None if earlier pieces had all tokens. `logprobs` is the
-    token's if requested.
+    The last piece has `output`; its token is None if earlier pieces had all tokens. `logprobs` has
+    the token's log-probabilities; None unless requested.
     """
 
     token: int | None

@@ -1,4 +1,4 @@
-"""Prefix cache: reuses the KV cache of an earlier text for prompts that share its prefix."""
+"""Prefix cache: reuses the KV cache of an earlier call for prompts that share its prefix."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ SHARE = 0.5
 
 
 class Prefix:
-    """KV cache and recurrent state of a model's last text, for prompts with the same prefix.
+    """Prefix cache: KV cache and recurrent state of the last call's tokens, for later prompts.
 
     Pass one object to successive calls of `generate` or `stream`. Any prompt is allowed; tokens
     after the common prefix are computed. Threads may share an object: the first call takes its
-    cache. Models with sliding windows or recurrent layers reuse it only if the prompt continues the
-    whole text. The object holds the cache's memory until it is deleted or `clear` is called.
+    cache. Models with sliding windows or recurrent layers reuse the cache only if the prompt starts
+    with all cached tokens. The object holds the cache's memory until it is deleted or `clear` is
+    called.
 
     Attributes:
       tokens: token ids in the cache.
@@ -47,7 +48,7 @@ class Prefix:
             self._selection: Any = None
 
     def keep(self, model: Model, tokens: Sequence[int], cache: PagedCache, selection: Any) -> None:
-        """Stores the cache of a text, a single sequence.
+        """Stores the KV cache of a single sequence, `tokens`.
 
         selection: `jax_q4k.current_selection()` of the operations that computed it.
         """
@@ -63,12 +64,13 @@ class Prefix:
         dtype: Any,
         selection: Any,
     ) -> tuple[PagedCache, int] | None:
-        """Returns a cache with the first tokens of a prompt, and their number; None if none match.
+        """Removes the cache from this object and returns it, if it covers the start of a prompt.
 
-        The object no longer holds the cache, so that only one of several threads gets it.
+        Returns the cache and the number of prompt tokens that it holds; None if it does not match.
+        Only one of several threads gets the cache.
 
-        capacity: minimum capacity of the cache in tokens. dtype: of its pages. selection: of the
-        operations that will use the cache, which must be the ones that computed it.
+        capacity: minimum capacity of the cache in tokens. dtype: dtype of its pages. selection:
+        `jax_q4k.current_selection()` of the caller, which must equal that of `keep`.
         """
         with self._lock:
             cache, tokens, owner, made_by = self._cache, self.tokens, self._model, self._selection
@@ -82,7 +84,7 @@ class Prefix:
 
     @property
     def capacity(self) -> int:
-        """Capacity of the cache in tokens; 0 without one."""
+        """Capacity of the stored cache in tokens; 0 if nothing is stored."""
         return 0 if self._cache is None else self._cache.capacity
 
 
@@ -94,7 +96,10 @@ def _usable(
     capacity: int,
     dtype: Any,
 ) -> int:
-    """Returns the number of leading prompt tokens that the cache of `tokens` covers."""
+    """Returns how many leading tokens of `prompt` need no prefill with the cache of `tokens`.
+
+    0 if the cache cannot be used.
+    """
     if cache.dtype != dtype:
         return 0
     pairs = zip(tokens, prompt, strict=False)

@@ -1,4 +1,4 @@
-"""A request on the host: its tokens, the text decoded so far, and its context shift."""
+"""Tracks one request on the host: its new tokens, decoded text, stop strings, context shift."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .outputs import FinishReason, TokenLogprobs
 
 @dataclasses.dataclass(frozen=True)
 class ContextShift:
-    """Context shift: a full context keeps its first tokens and the newer half of the rest.
+    """Context shift: when the context is full, keeps its first tokens and the newer half.
 
     Attributes:
       keep: number of first tokens to keep, such as BOS and a system message.
@@ -26,12 +26,12 @@ class ContextShift:
             raise ValueError(f"keep={self.keep} must be at least 0")
 
     def rest(self, tokens: list[int]) -> list[int]:
-        """Returns the tokens that remain after the shift."""
+        """Returns which of the context's `tokens` remain after the shift."""
         return tokens[: self.keep] + tokens[self.keep + (len(tokens) - self.keep + 1) // 2 :]
 
 
 class Request:
-    """A request on the host: its new tokens, and the decoded text that can no longer change."""
+    """One prompt's generation, on the host: new tokens, and text that can no longer change."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Number of new tokens in this context: those wanted, limited by the free context."""
+        """Number of new tokens that fit: those requested, limited by the free context."""
         return min(self.most_tokens - self.begun, self._context - len(self.prompt))
 
     @property
@@ -75,7 +75,7 @@ class Request:
         return self.finish_reason is None and self.taken == self.room
 
     def shift(self, shift: ContextShift) -> None:
-        """Begins a new context with the tokens that remain of this one."""
+        """Starts a new context with the tokens that remain after the context shift."""
         self.prompt = shift.rest(self.prompt + self.tokens[self.begun :])
         self.begun, self.taken = len(self.tokens), 0
 
@@ -84,7 +84,7 @@ class Request:
         return self.finish_reason is not None
 
     def push(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Appends the next token; ignores it if the request is finished."""
+        """Appends the next new token; ignores it if the request is finished."""
         if self.finish_reason is not None:
             return
         if token in self._end_ids:
@@ -101,7 +101,10 @@ class Request:
         self.ends.append(len(self.text))
 
     def finish(self, reason: FinishReason) -> None:
-        """Finishes the request, unless it is finished, and releases the text held back."""
+        """Finishes the request with `reason`, and releases the text held back for stop strings.
+
+        Does nothing if the request is already finished.
+        """
         if self.finish_reason is not None:
             return
         self.finish_reason = reason
@@ -111,7 +114,7 @@ class Request:
             self.ends[-1] = len(self.text)
 
     def take_text(self, end: int | None = None) -> str:
-        """Returns the text from the end of the last call up to `end`."""
+        """Returns the text after the last call's text, up to index `end`; None means all."""
         end = len(self.text) if end is None else end
         text, self._taken = self.text[self._taken : end], end
         return text

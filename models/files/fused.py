@@ -1,4 +1,4 @@
-"""Fused tensors of GGUF files: split into their parts when read, fused again when written."""
+"""Splits fused tensors of GGUF files, such as attn_qkv, when reading; fuses them when writing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALWAYS = ("ffn_up",)
 def split(
     config: Config, tensors: Mapping[str, gguf.TensorInfo], file: str
 ) -> dict[str, gguf.TensorInfo]:
-    """Returns a file's tensors with fused ones replaced by their parts.
+    """Returns a file's tensors with each fused tensor replaced by its parts.
 
     Each part gets the scales of the fused tensor.
 
@@ -68,7 +68,7 @@ def split(
 
 
 def parts_of(config: Config, name: str) -> tuple[str, ...]:
-    """Returns the names of the parts of a fused tensor; (): the tensor is not fused."""
+    """Returns the names of the parts of a fused tensor; () if the tensor is not fused."""
     match = _NAME.fullmatch(name)
     if match is None:
         return ()
@@ -79,7 +79,7 @@ def parts_of(config: Config, name: str) -> tuple[str, ...]:
 
 
 def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
-    """Whether `name` is a plain `ffn_up`, since the file also has `ffn_gate`."""
+    """Returns whether `name` is a plain `ffn_up`, not fused, as the file also has `ffn_gate`."""
     return name in parts and all(_beside(part) in tensors for part in parts)
 
 
@@ -134,7 +134,7 @@ def joined(
 
 
 def _of_experts(whole: str) -> bool:
-    """Whether a fused tensor is fused within each expert."""
+    """Returns whether a fused tensor is fused within each expert."""
     return "_exps." in whole
 
 
@@ -159,14 +159,17 @@ def _scales(
 
 
 def _chained(pieces: list[gguf.TensorPieces], of_experts: bool) -> Callable[[], Iterator[Any]]:
-    """Returns a function that yields the parts' bytes, concatenated, or so within each expert."""
+    """Returns a function that yields the bytes of the tensor fused from parts.
+
+    The parts are concatenated, with `of_experts` within each expert.
+    """
     if not of_experts:
         return lambda: itertools.chain.from_iterable(piece.pieces() for piece in pieces)
     return lambda: itertools.chain.from_iterable(zip(*map(_by_expert, pieces), strict=True))
 
 
 def _by_expert(stack: gguf.TensorPieces) -> Iterator[bytes]:
-    """Yields the bytes of each expert."""
+    """Yields the bytes of each expert's matrix in a stack."""
     held, size = bytearray(), stack.nbytes // stack.shape[0]
     for piece in stack.pieces():
         held += np.ascontiguousarray(piece).tobytes()
@@ -180,9 +183,10 @@ def types_by_file(
     shapes: Mapping[str, tuple[int, ...]],
     types: Callable[[dict[str, tuple[int, ...]]], dict[str, str]],
 ) -> dict[str, str]:
-    """Returns name -> type, with the same type for all parts of a fused tensor.
+    """Returns tensor name -> ggml type name, with one type for all parts of a fused tensor.
 
-    types: maps name -> shape of the tensors in files, fused ones included, to name -> type.
+    types: function that chooses types: name -> shape of a file's tensors, fused ones included, to
+    name -> type.
     """
     wholes, in_files = dict(_wholes(config, shapes)), dict(shapes)
     for whole, parts in wholes.items():

@@ -99,7 +99,7 @@ def from_gguf(
 
 
 def described_config(header: gguf.Header, file: str) -> Config:
-    """Returns the config that a header's metadata describes.
+    """Returns the Config that a header's metadata describes.
 
     Raises:
       GGUFError: the file holds no language model, or one that is not supported.
@@ -127,9 +127,9 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
 def describe(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str
 ) -> tuple[Config, Tokenizer | None]:
-    """Returns the configuration, and the tokenizer or None.
+    """Returns the Config and the tokenizer, None if there is none, after checking metadata.
 
-    Checks that metadata and tensors are consistent.
+    Also checks that metadata and tensors are consistent.
 
     tensors: name -> anything with `.shape`. Raises GGUFError that names the invalid key or tensor.
     """
@@ -207,7 +207,9 @@ def _vectors_in_float32(tensor: Any) -> Any:
 
 
 def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None) -> gguf.Metadata:
-    """Adds the keys of a checkpoint folder's tokenizer; GGUF files already have them.
+    """Returns metadata with the keys of a checkpoint folder's tokenizer added.
+
+    Metadata of GGUF files already has these keys.
 
     Raises CheckpointError for a tokenizer that GGUF cannot express.
     """
@@ -221,7 +223,7 @@ def with_tokenizer(metadata: Mapping[str, Any], text_tokenizer: Tokenizer | None
 
 
 def completed(metadata: Mapping[str, Any], file_type: int) -> gguf.Metadata:
-    """Adds the metadata keys that every file needs."""
+    """Returns metadata with missing keys added that every file needs."""
     full = gguf.Metadata(metadata)
     full["general.file_type"] = file_type
     full.setdefault("general.quantization_version", gguf.QUANTIZATION_VERSION)

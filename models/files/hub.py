@@ -86,7 +86,7 @@ def named(path: str | os.PathLike[str]) -> Name | None:
 
 
 def fetched(name: Name) -> Path:
-    """Downloads a model; returns the path of its file, of the first of several, or of its folder.
+    """Downloads a model; returns the path of its GGUF file (the first of several), or its folder.
 
     Chooses the repository's GGUF file of the named type, or of type DEFAULT, or its only GGUF file;
     without GGUF files, the checkpoint.
@@ -135,7 +135,9 @@ def _cached(hub: Any, name: Name, error: Exception) -> Path:
 
 
 def _chosen(name: Name, files: list[str], *, all_of_them: bool = True) -> list[str] | None:
-    """Returns the GGUF file of a repository, or all parts of it; None: its checkpoint.
+    """Chooses the GGUF file to download from a repository; returns its name, or all parts' names.
+
+    None means to download the repository's checkpoint.
 
     all_of_them: whether `files` lists the whole repository.
     """
@@ -175,7 +177,7 @@ def _parts_of(file: str) -> list[str]:
 
 
 def _asked(name: Name, call: Callable[[], Any]) -> Any:
-    """Returns the hub's result, or the exception if the hub cannot be reached.
+    """Calls the hub; returns its result, or the exception if the hub cannot be reached.
 
     Raises OSError if the hub refuses the request.
     """

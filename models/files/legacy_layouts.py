@@ -29,7 +29,10 @@ Part: TypeAlias = Callable[[Any], Any]
 
 
 def parts_of(config: Config, name: str) -> dict[str, Part]:
-    """Returns current name -> function that extracts it from a legacy tensor; {}: not legacy."""
+    """Returns the current tensors that a legacy tensor holds, by name, with their extractors.
+
+    {} if the tensor is not legacy.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return {}
@@ -72,7 +75,7 @@ def described(
 
 
 def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns tensors with current names.
+    """Converts legacy tensors to current ones; returns all tensors by their current names.
 
     A packed `attn_k_b` becomes float32, because its blocks run along the other axis.
     """
@@ -84,7 +87,7 @@ def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metadata:
-    """Returns metadata with the current keys of attention heads."""
+    """Returns metadata with legacy keys of attention heads replaced by the current ones."""
     found, prefix = gguf.Metadata(metadata), metadata["general.architecture"]
     if config.latent is not None and f"{prefix}.{attention_fields.LATENT_KEY}" not in found:
         for key, value in attention_fields.write(config).items():

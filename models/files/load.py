@@ -47,7 +47,7 @@ def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def _gguf_file_of(folder: str) -> str:
-    """Returns the only model among a folder's GGUF files."""
+    """Returns the path of a folder's only GGUF model."""
     files = sorted(glob.glob("*.gguf", root_dir=folder))
     models = [name for name in files if not hub.NO_MODELS.search(name)]
     models = [name for name in models if not _LATER_PART.search(name)]
@@ -85,15 +85,15 @@ def load(
         reads only the shards of its own devices.
       rules: GGUF tensor name without `blk.N.` and `.weight` -> partition of its axes,
         {"attn_q": P("tp"), "attn_output": P(None, "tp")}; tensors without a rule are replicated.
-        None: Megatron's rules, which split the first projections of attention and MLP by rows and
-        the last by columns, or by rows if columns cannot be split between blocks. A warning names
-        tensors that are replicated.
+        None means Megatron's rules, which split the first projections of attention and MLP by rows
+        and the last by columns, or by rows if columns cannot be split between quantization blocks.
+        A warning names tensors that are replicated.
       lora: LoRA adapters: a path, (path, scale), or a list of these; see `with_lora`.
 
     Raises:
       jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed or not supported. OSError: it
         cannot be read. ValueError: a rule names an unknown tensor or mesh axis, or splits within a
-        row or block. TypeError: not a Mesh, or not a PartitionSpec.
+        row or quantization block. TypeError: not a Mesh, or not a PartitionSpec.
     """
     path = located(path)
     read = from_pretrained if is_checkpoint(path) else from_gguf

@@ -1,4 +1,4 @@
-"""Loads the multi-token-prediction (MTP) layer of a GGUF file, for drafts."""
+"""Loads the multi-token-prediction (MTP) layer of a GGUF file, for speculative decoding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
     Reads nothing else of the file.
 
     Args:
-      tokens: tokens per draft; None: a default for the device.
+      tokens: tokens per draft; None means a default for the device.
 
     Raises:
       jax_q4k.GGUFError: the file is malformed, has no such layer or several, or the layer's tensors
@@ -76,7 +76,7 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
 
 
 def _drafter(config: Config, weights: Mapping[str, Any], trunk: Decoder) -> Drafter:
-    """Builds the layer from `weights`, which may be tracers, and modules of the main model."""
+    """Builds a Drafter from `weights`, which may be tracers, and modules of the main model."""
     from ..network.build import build  # imports Flax, which only programs need
     from ..network.layers import AdaptedLinear, Linear, RMSNorm
 

@@ -36,7 +36,7 @@ def in_metadata(
 
 
 def of_metadata(config: Config, metadata: Mapping[str, Any], file: str) -> dict[str, np.ndarray]:
-    """Returns GGUF name -> divisors from metadata, float32 (rope_dim / 2,); empty without the key.
+    """Reads rope divisors from metadata: GGUF name -> float32 (rope_dim / 2,); {} if absent.
 
     Raises GGUFError that names the key if they are invalid.
     """

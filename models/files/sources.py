@@ -20,7 +20,7 @@ from .gguf import described_config, used_tensors
 
 
 class TensorSource(Protocol):
-    """Protocol of model files that are read one tensor at a time."""
+    """Protocol of model files whose tensors are read one at a time."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class TensorSource(Protocol):
 
     @property
     def packed(self) -> Mapping[str, str]:
-        """Name -> type of tensors that are already quantized."""
+        """GGUF name -> ggml type name of the tensors that are already quantized."""
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         """Reads one tensor into host memory, packed or float32, float16 or bfloat16.
@@ -74,10 +74,10 @@ class GGUFSource(gguf.TensorFile):
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a checkpoint, a folder or a .safetensors file, instead of a GGUF file."""
+    """Returns whether a path is a checkpoint (a folder or a .safetensors file), not a GGUF file."""
     return os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors")
 
 
 def open_source(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[TensorSource]:
-    """Opens a GGUF file, or a checkpoint by its folder or a .safetensors file."""
+    """Opens a GGUF file, or a checkpoint by its folder or a .safetensors file, as TensorSource."""
     return CheckpointSource(path) if is_checkpoint(path) else GGUFSource(path)

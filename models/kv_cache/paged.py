@@ -1,4 +1,4 @@
-"""Paged KV cache and recurrent state of a batch; a block table per sequence lists its pages."""
+"""Defines PagedCache: the paged KV cache and recurrent state of a batch of sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedCache:
-    """Keys and values of attention layers, state of recurrent layers, and the block tables.
+    """Paged KV cache of attention layers, state of recurrent layers, and the block tables.
 
     Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size. With
     the batch sharded over devices, block_tables is (groups, batch / groups, ...), and page ids
@@ -36,7 +36,7 @@ class PagedCache:
     page ids repeat in their block tables.
 
     Attributes:
-      pages: separate arrays for each layer, so that each can be updated in place.
+      pages: KV pages per layer, in separate arrays, so that each can be updated in place.
       block_tables: int32 (batch, pages_per_sequence), shared by the layers without a window.
       context_lens: int32 (batch,), tokens stored so far.
       window_tables: block tables like `block_tables`, one for each of `Config.windows`.
@@ -63,7 +63,7 @@ class PagedCache:
     ) -> PagedCache:
         """Creates an empty cache for `batch` sequences of up to `capacity` tokens.
 
-        ahead: tokens of a sequence that `Decoder.extend` may append at a time in windowed layers.
+        ahead: maximum tokens per sequence of one `Decoder.extend` call, for windowed layers.
 
         Each sequence has its own pages. On several devices, each device holds the pages of its
         batch rows and its KV heads. With more devices than KV heads, several devices hold copies of
@@ -94,7 +94,7 @@ class PagedCache:
     def shapes(
         cls, config: Config, batch: int, capacity: int, *, dtype: Any, ahead: int
     ) -> PagedCache:
-        """Returns the result of `create` on one device as `jax.ShapeDtypeStruct`s."""
+        """Returns what `create` returns on one device, with `jax.ShapeDtypeStruct`s as arrays."""
         per_sequence = -(-capacity // PAGE_SIZE)
 
         def array(shape: tuple[int, ...], dtype: Any, _: Any) -> Any:
@@ -119,14 +119,15 @@ class PagedCache:
         put: Callable[[np.ndarray], Any],
         zeros: Callable[[tuple[int, ...], Any, NamedSharding | None], Any],
     ) -> PagedCache:
-        """Creates an empty cache; `put` and `zeros` make its arrays.
+        """Creates an empty cache; implements `create` and `shapes`.
 
-        per_sequence: number of pages per sequence.
+        per_sequence: number of pages per sequence. put: maps a NumPy array to the cache's array.
+        zeros: maps (shape, dtype, sharding) to an array of zeros.
         """
         groups = 1 if placement is None else placement.groups
 
         def pages(layer: int) -> Pages:
-            """Creates the pages of a layer."""
+            """Creates the KV pages of a layer."""
             own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
             heads, over = heads_of(config, layer, placement)
             arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
@@ -168,7 +169,7 @@ class PagedCache:
         return self.block_tables.shape[-1] * self.page_size
 
     def tables(self, config: Config) -> dict[int | None, jax.Array]:
-        """Returns window -> block tables of the layers with that window."""
+        """Maps each sliding window (None means full attention) to its layers' block tables."""
         return {
             None: self.block_tables,
             **dict(zip(config.windows, self.window_tables, strict=True)),
@@ -187,7 +188,7 @@ class PagedCache:
         return valid & (positions // self.page_size > last // self.page_size - pages)
 
     def reset(self, rows: jax.Array) -> PagedCache:
-        """Returns the cache with the sequences of the mask `rows`, bool (batch,), emptied."""
+        """Returns the cache with some sequences emptied: those in mask `rows`, bool (batch,)."""
         return dataclasses.replace(self, context_lens=jnp.where(rows, 0, self.context_lens))
 
     def slots(
@@ -196,10 +197,12 @@ class PagedCache:
         valid: jax.Array,
         tables: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the slots of token positions (batch, time), for `append_kv`.
+        """Converts token positions (batch, time) to slots of the pages, for `append_kv`.
 
-        The result is int32 (batch * time,), or (groups, batch / groups * time). Invalid tokens and
-        positions beyond the capacity get slot -1. tables: by default `block_tables`.
+        Returns int32 (batch * time,), or (groups, batch / groups * time). Tokens that are not
+        `valid` (batch, time) and positions beyond the capacity get slot -1.
+
+        tables: block tables to use; None means `block_tables`.
         """
         size = jnp.int32(self.page_size)
         tables = self.block_tables if tables is None else tables
@@ -212,7 +215,7 @@ class PagedCache:
 
 
 def grown(cache: PagedCache, config: Config, capacity: int, ahead: int) -> PagedCache:
-    """Grows the cache of one sequence to `capacity` tokens; never shrinks it."""
+    """Returns the cache of one sequence, grown to at least `capacity` tokens; never shrinks it."""
     if capacity <= cache.capacity:
         return cache
     options = {"page_size": cache.page_size, "dtype": cache.dtype, "ahead": ahead}
@@ -232,7 +235,10 @@ def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> ja
 
 @functools.cache
 def _compiled_zeros(over: NamedSharding | None) -> Any:
-    """Returns a jitted `zeros`; layers share it, and each call makes a separate buffer."""
+    """Returns a jitted function (shape, dtype) -> zeros with sharding `over`.
+
+    Layers share the compiled function; each call makes a separate buffer.
+    """
     if over is None:
         return jax.jit(jnp.zeros, static_argnums=(0, 1))
     return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=over)

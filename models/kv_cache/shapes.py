@@ -1,4 +1,4 @@
-"""Shapes of a layer's pages and recurrent state, and how many pages a window needs."""
+"""Computes shapes of a layer's KV pages and recurrent state, and the pages of a window."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ State = tuple[jax.Array, ...]
 
 
 def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
-    """Returns how many pages the windows of `ahead` consecutive tokens can overlap.
+    """Returns how many pages a sequence needs in a layer with a sliding window.
 
-    The last token may lie anywhere in its page.
+    This is how many pages the windows of `ahead` consecutive tokens can overlap, wherever the last
+    token lies in its page.
     """
     if window is None:
         return np.iinfo(np.int32).max
@@ -66,7 +67,7 @@ def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...
 def heads_of(
     config: Config, layer: int, placement: Placement | None
 ) -> tuple[int, NamedSharding | None]:
-    """Returns how many heads a layer's pages hold, and their sharding.
+    """Returns how many KV heads a layer's pages hold, and the sharding of the pages.
 
     Latent vectors are not split over heads.
     """

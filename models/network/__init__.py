@@ -1,1 +1,1 @@
-"""The decoder: Flax NNX modules, their construction, KV cache and recurrent state."""
+"""The decoder as Flax NNX modules, and its construction from a model's tensors."""

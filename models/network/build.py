@@ -1,4 +1,4 @@
-"""Builds a decoder from a model's tensors, and lists the tensors of a decoder."""
+"""Builds the Decoder from a model's tensors by GGUF name, and returns a Decoder's tensors."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def build(
 ) -> Decoder:
     """Builds the decoder from tensors that `check_tensors` has accepted.
 
-    rope_frequencies: `Decoder.rope_frequencies`; None computes them from config and tensors.
+    rope_frequencies: as in `Decoder`; None means that config and tensors determine them.
     """
 
     def held(tensor: Tensor, prefix: str = "") -> Any:
-        """Returns a tensor's module or variable; None if the model lacks the tensor."""
+        """Builds the module or variable of one tensor; None if the model lacks the tensor."""
         weight = tensors.get(prefix + tensor.name)
         bias = tensors.get(f"{prefix}{tensor.gguf}.bias")
         if weight is None:
@@ -65,7 +65,7 @@ def build(
         return Linear(weight, *given) if dimensions == 2 else ExpertLinear(weight, *given)
 
     def owners(tensors: Iterable[tuple[Tensor, str]]) -> dict[str, dict[str, Any]]:
-        """Returns path of the owning module -> attribute -> module or variable."""
+        """Builds tensors' modules: path of the owning module -> attribute -> module or variable."""
         parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
         for tensor, prefix in tensors:
             owner, _, place = tensor.module.rpartition(".")
@@ -90,7 +90,10 @@ def build(
 
 
 def _layer(config: Config, i: int, parts: dict[str, dict[str, Any]]) -> DecoderLayer:
-    """Builds a layer from `parts`: path of the owning module -> attribute -> module or variable."""
+    """Builds a decoder layer from its tensors' modules.
+
+    parts: path of the owning module -> attribute -> module or variable.
+    """
     activation, mixer = config.kind.activation, config.mixer_of(i)
     per_layer = parts.get("per_layer")
     mixed: dict[str, Any] = {mixer: _mixer(config, i, parts[mixer])}
@@ -178,7 +181,7 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
 
 
 def _with_strangers(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
-    """Yields `table`, then tensors of other architectures at module paths that a layer lacks."""
+    """Yields `table(config)`, then other architectures' tensors at module paths that it lacks."""
     yield from table(config)
     for i in range(config.num_layers):
         own = {tensor.module for tensor in layer_tensors(config, i)}

@@ -1,8 +1,8 @@
-"""The decoder: a tree of Flax NNX modules whose weights stay packed.
+"""Defines the Decoder: a tree of Flax NNX modules whose weights stay packed.
 
-Its passes differ only in the `memory` that each layer gets. Attention layers get keys and values,
-`Fresh` ones of a whole prompt or `Paged` ones of a cache. Recurrent layers get their state and a
-`Chunk` of tokens or one `Step`.
+Prefill, extend and decode differ only in the `memory` that each layer gets. An attention layer gets
+keys and values: `Fresh` (of a whole prompt) or `Paged` (in a KV cache). A recurrent layer gets its
+state: `Chunk` (of several tokens) or `Step` (of one token).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .rows import last_tokens
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RopeDivisors(nnx.Module):
-    """Divisors of rope frequencies, (rope_dim / 2,) each or None.
+    """Divisors of rope frequencies, (rope_dim / 2,) each; None if absent.
 
     Either `all` applies to every context length, or `long` and `short` depend on it.
     """
@@ -57,9 +57,9 @@ class Decoder(nnx.Module):
       embedding: (vocab_size, hidden_size), packed or float.
       output: projection to logits; None if it is tied to the embedding.
       rope_frequencies: (rope_dim / 2,) for each of the config's ropes. If the first rope has other
-        frequencies in long contexts, they come last.
+        frequencies in long contexts, these come last.
       rope_divisors: divisors that `rope_frequencies` include; kept for saving.
-      per_layer: per-layer embeddings; None without.
+      per_layer: per-layer embeddings; None if absent.
     """
 
     config: Config
@@ -74,7 +74,7 @@ class Decoder(nnx.Module):
     def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
         """Full causal pass: tokens (batch, time) int32 -> logits (batch, time, vocab_size) float32.
 
-        lengths: int32 (batch,), tokens of each row before right padding; None: no padding.
+        lengths: int32 (batch,), tokens of each row before right padding; None means no padding.
         """
         return self.logits(self.vectors(tokens, lengths))
 
@@ -92,13 +92,13 @@ class Decoder(nnx.Module):
         return self._hidden(tokens, positions, memory, tokens.shape[1])[0]
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
-        """Runs a full causal pass that stores keys and values from position 0 on.
+        """Runs a causal pass over whole prompts, and stores their keys and values in the cache.
 
         Args:
           tokens: (batch, time) int32, padded on the right with any id.
           lengths: (batch,) int32, at most time and the cache's capacity. A sequence of length 0
             keeps its cache, and its logits are unspecified.
-          cache: for `batch` sequences; earlier content of sequences with tokens is overwritten.
+          cache: cache of `batch` sequences; new tokens start at position 0 and overwrite it.
 
         Returns:
           Logits of each row's last token, float32 (batch, vocab_size), and the cache.
@@ -111,7 +111,8 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, PagedCache]:
         """Like `prefill`, but returns the hidden states (batch, time, hidden_size) of all tokens.
 
-        given: input of the first layer, (batch, time, hidden_size); None: the tokens' embeddings.
+        given: input of the first layer, (batch, time, hidden_size); None means the embeddings of
+        `tokens`.
         """
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         slots = {
@@ -132,7 +133,9 @@ class Decoder(nnx.Module):
     def extend(
         self, tokens: Array, lengths: Array, cache: PagedCache, *, every: bool = True
     ) -> tuple[Array, PagedCache]:
-        """Appends tokens to the sequences of a cache, such as the next chunk of a prompt.
+        """Runs new tokens of the sequences of a cache, such as the next chunk of a prompt.
+
+        Stores their keys and values after those in the cache.
 
         On a GPU `jq.paged_attention` reads the pages once for many tokens of a chunk. Elsewhere
         each token reads all pages of its sequence, so chunks of up to a few hundred tokens are
@@ -164,11 +167,11 @@ class Decoder(nnx.Module):
     def try_tokens(
         self, tokens: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, Callable[[Array], PagedCache]]:
-        """Like `extend_vectors`, for draft tokens of which only the first few may be accepted.
+        """Like `extend_vectors`, for draft tokens, of which the caller accepts the first few later.
 
         Returns:
           Hidden states, and a function that maps the number of accepted tokens of each sequence,
-          int32 (batch,), to the cache with those tokens.
+          int32 (batch,), to the cache with only these tokens.
         """
         x, after = self._continued(tokens, lengths, cache, trial=True)
 
@@ -190,7 +193,11 @@ class Decoder(nnx.Module):
         *,
         trial: bool = False,
     ) -> tuple[Array, list[KV | Memory]]:
-        """Returns the last layer's hidden states (batch, time, hidden_size) and all memories."""
+        """Runs all layers on tokens that continue a cache.
+
+        Returns the last layer's hidden states (batch, time, hidden_size), and each layer's memory
+        after the pass. trial: the tokens are drafts.
+        """
         batch, time = tokens.shape
         self._check_ahead(time, cache)
         steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
@@ -214,13 +221,13 @@ class Decoder(nnx.Module):
     def decode(
         self, token: Array, cache: PagedCache, active: Array | None = None
     ) -> tuple[Array, PagedCache]:
-        """Runs one step: stores one token per sequence and predicts the next.
+        """Runs one decode step: stores one token per sequence and predicts the next.
 
         Args:
-          token: (batch,) int32.
+          token: (batch,) int32, the last token of each sequence, not stored yet.
           cache: must have room for one more token in every active sequence.
-          active: bool (batch,); None: all. Inactive sequences keep their cache, and their logits
-            are unspecified.
+          active: bool (batch,), which sequences to run; None means all. Inactive sequences keep
+            their cache, and their logits are unspecified.
 
         Returns:
           Logits float32 (batch, vocab_size), and the cache.
@@ -237,7 +244,7 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, PagedCache]:
         """Like `decode`, but returns hidden states (batch, hidden_size).
 
-        given: input of the first layer, (batch, hidden_size); None: the tokens' embeddings.
+        given: input of the first layer, (batch, hidden_size); None means the embeddings of `token`.
         """
         positions = cache.context_lens
         active = jnp.ones(token.shape, bool) if active is None else active
@@ -263,7 +270,10 @@ class Decoder(nnx.Module):
     def _stored(
         self, cache: PagedCache, after: Sequence[KV | Memory], context_lens: Array
     ) -> PagedCache:
-        """Returns the cache with the pages and states that `after` holds for each layer."""
+        """Returns the cache with the updated pages and states.
+
+        after: each layer's memory after the pass.
+        """
         return dataclasses.replace(
             cache,
             pages=[
@@ -275,7 +285,10 @@ class Decoder(nnx.Module):
         )
 
     def _check_ahead(self, time: int, cache: PagedCache) -> None:
-        """Raises ValueError if later tokens would overwrite pages that earlier ones still read."""
+        """Raises ValueError if `time` new tokens exceed what windowed layers have pages for.
+
+        Later tokens would overwrite pages that earlier ones still read.
+        """
         size, sequences = cache.page_size, cache.context_lens.shape[0]
         for layer, pages in enumerate(cache.pages):
             window = self.config.window_of(layer)
@@ -297,8 +310,9 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, list[KV | Memory]]:
         """Runs all layers; returns the last hidden states, and each layer's memory after the pass.
 
-        memory: called as memory(layer, rotation=, temperature=). capacity: maximum tokens of a
-        sequence. given: input of the first layer; None: embeddings.
+        memory: function memory(layer, rotation=, temperature=) -> the layer's memory before the
+        pass. capacity: maximum tokens of a sequence. given: input of the first layer; None means
+        the embeddings of `tokens`.
         """
         after: list[KV | Memory] = []
         config = self.config
@@ -321,7 +335,7 @@ class Decoder(nnx.Module):
         return x, after
 
     def _rotations(self, positions: Array, capacity: int) -> list[rope.Rotation]:
-        """Returns the rotations at `positions`, one for each of the config's ropes."""
+        """Returns rotary cosines and sines at `positions`, one Rotation per rope of the config."""
         config, tables = self.config, [f.get_value() for f in self.rope_frequencies]
         if len(tables) > len(config.ropes):
             *tables, long = tables
@@ -334,7 +348,10 @@ class Decoder(nnx.Module):
         return rotations
 
     def _temperature(self, positions: Array) -> Array | None:
-        """Returns query factors: 1 + scale * log(1 + floor(position / original context))."""
+        """Returns factors of the queries: 1 + scale * log(1 + floor(position / original context)).
+
+        None if the config has no temperature scale.
+        """
         scale, config = self.config.temperature_scale, self.config
         if not scale:
             return None
@@ -348,7 +365,7 @@ class Decoder(nnx.Module):
 
     @property
     def _output(self) -> Linear:
-        """Projection to logits."""
+        """Projection of hidden states to logits."""
         return self.output or Linear(self.embedding.get_value())
 
     def logits(self, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""QuantizedArray in Flax: its Variable type, serialization and display."""
+"""Integrates QuantizedArray with Flax: its Variable type, serialization and display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax_q4k as jq
 
 
 class Packed(nnx.Variable[jq.QuantizedArray]):
-    """Packed weights: bytes without gradients, which no optimizer updates.
+    """Flax Variable of packed weights: bytes without gradients, which no optimizer updates.
 
     A separate Variable type, so that `nnx.Param` selects exactly the trainable weights.
     """
@@ -23,7 +23,7 @@ def variable(weight: Any) -> nnx.Variable[Any]:
 
 
 def _state_dict(w: jq.QuantizedArray) -> dict[str, Any]:
-    """Returns the planes by name, the names that key paths use."""
+    """Returns the planes by name, as Flax state dicts hold them."""
     names = [plane.name for plane in jq.formats.get(w.format).planes]
     return {name: serialization.to_state_dict(p) for name, p in zip(names, w.planes, strict=True)}
 

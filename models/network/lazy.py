@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def unbuilt(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
-    """Returns `build(config, tensors)` as Parts for a Model; merging them builds the modules."""
+    """Returns the decoder of `tensors` as Parts; modules are built only when Parts are merged."""
     held = {
         name: tensor if len(tensor.shape) > 1 else float_array(tensor)
         for name, tensor in tensors.items()

@@ -1,4 +1,4 @@
-"""A decoder split into weights, a pytree, and a function that merges them back."""
+"""Splits a decoder into a pytree of weights and a function that merges them back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Parts(NamedTuple):
     Attributes:
       state: a pytree of the weights.
       merge: maps a state, whose arrays may be tracers, to the decoder's modules.
-      static: an object whose repr identifies everything else that `merge` depends on, besides
-        config and structure of the state; None if there is nothing else.
+      static: an object whose repr identifies everything that `merge` depends on besides config and
+        tree structure of the state; None if nothing.
     """
 
     config: Config

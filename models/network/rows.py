@@ -1,4 +1,4 @@
-"""Reshapes and indexes activations (batch, time, ...)."""
+"""Reshapes and indexes hidden states (batch, time, ...)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def flat_rows(x: jax.Array) -> jax.Array:
 
 
 def last_tokens(x: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Returns each row's last valid entry, (batch, n), of hidden states (batch, time, n)."""
+    """Returns the hidden state of each row's last token, (batch, n), from x (batch, time, n)."""
     at = jnp.maximum(lengths - 1, 0)
     return jnp.take_along_axis(x, at[:, None, None], axis=1)[:, 0]

@@ -1,1 +1,1 @@
-"""Compiled programs of a model, and the state that they pass on; knows no requests or queues."""
+"""Jitted programs of a model and the state that they share; knows no requests or queues."""

@@ -1,4 +1,4 @@
-"""Compiles a model's decode step ahead of time into a file, and runs it from there."""
+"""Compiles a model's decode step ahead of time into a file, and loads and runs such a file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _NAME = "decode step, version 1"
 
 
 class CompiledStep:
-    """A decode step loaded from a file: machine code for one batch and capacity, with weights.
+    """A decode step loaded from a file, with a model's weights.
 
     Attributes:
-      batch, capacity, cache_dtype: what it was compiled for.
+      batch, capacity, cache_dtype: batch size, KV cache capacity in tokens, and cache dtype that
+        the step was compiled for.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class CompiledStep:
         self._weights = jax.device_put(model.weights, program.device)
 
     def create_cache(self) -> PagedCache:
-        """Creates an empty KV cache of the step's batch and capacity, on its device."""
+        """Creates an empty KV cache with the step's batch, capacity and dtype, on its device."""
         cache = PagedCache.create(self._config, self.batch, self.capacity, dtype=self.cache_dtype)
         return jax.device_put(cache, self._program.device)
 
     def __call__(self, token: Any, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
-        """Runs one step like `Decoder.decode`; returns float32 logits (batch, vocab_size), cache.
+        """Runs one step like `Decoder.decode`.
+
+        Returns float32 logits (batch, vocab_size) and the updated cache.
 
         Args:
           token: (batch,) int32, next token of each sequence; invalid ids result in NaN.
@@ -74,7 +77,7 @@ def compile_step(
       target: `cpu` of this machine; or `h200`, an NVIDIA H200, which needs JAX's CUDA plugin but no
         GPU.
       batch: sequences per step.
-      context: maximum tokens of a sequence; None: the model's context length.
+      context: maximum tokens of a sequence; None means the model's context length.
       cache_dtype: as in `generate`.
 
     Raises:
@@ -106,10 +109,10 @@ def compile_step(
 
 
 def load_compiled(path: str | os.PathLike[str], model: Model) -> CompiledStep:
-    """Loads a file of `compile_step` with a model's weights, onto JAX's first device.
+    """Loads a file that `compile_step` wrote, with a model's weights, onto JAX's first device.
 
-    The file is checked before anything of it is used. It then runs as machine code, so load only
-    files from sources whose programs you would run.
+    The file is checked before use. It then runs as machine code, so load only files from sources
+    whose programs you would run.
 
     Raises:
       jax_q4k.CompiledFileError: the file is damaged, truncated or not a compiled program, or it is
@@ -129,13 +132,13 @@ def load_compiled(path: str | os.PathLike[str], model: Model) -> CompiledStep:
 
 
 def _arguments(model: Model, batch: int, context: int, dtype: Any) -> tuple[Any, ...]:
-    """Returns the arguments of the step, or their shapes and dtypes."""
+    """Returns the step's arguments (weights, token, cache), or their shapes and dtypes."""
     cache = jax.eval_shape(lambda: PagedCache.create(model.config, batch, context, dtype=dtype))
     return model.weights, jax.ShapeDtypeStruct((batch,), jnp.int32), cache
 
 
 def _shapes(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Returns the description of the step's arguments for the file's header."""
+    """Returns `shapes` of the file's header: the shapes of the step's arguments."""
     _, token, cache = arguments
     return {
         "batch": token.shape[0],

@@ -36,7 +36,7 @@ MOST_PROGRAMS = 64
 
 
 class Model:
-    """A decoder and its tokenizer.
+    """A decoder with its weights, its tokenizer, and its compiled programs.
 
     The module tree is split once, and programs take the weights as a flat list of arguments.
     Weights that a program closes over would become its constants, and splitting the tree at every
@@ -49,11 +49,11 @@ class Model:
         which `tokenizer.gguf_metadata` returns.
       weights: arrays of the decoder; packed ones as their planes.
       layout: names of the weights in the decoder, and formats of packed ones, as a string.
-      placement: sharding over several devices; None: one device.
-      network: the decoder without its weights, which programs depend on.
+      placement: sharding over several devices; None means one device.
+      network: the decoder without its weights, on which programs depend.
       ready: LRU cache of compiled programs, keyed by everything that they depend on.
       stage_sets: sampling stages that programs have been compiled for.
-      program_cache: on-disk cache of compiled generation programs; None: memory only.
+      program_cache: on-disk cache of compiled generation programs; None means memory only.
     """
 
     def __init__(
@@ -156,7 +156,9 @@ class Model:
             return _first(full_pass(self.weights, *given), time)
 
     def vectors(self, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
-        """Returns the final norm's output (batch, time, hidden_size).
+        """Returns the decoder's last hidden states, after the final norm.
+
+        The result is (batch, time, hidden_size).
 
         tokens: int32 (batch, time). lengths: int32 (batch,), tokens of each row before padding.
         """
@@ -184,9 +186,10 @@ class Model:
         return bucket(time) if self._on_gpu() else fine_bucket(time)
 
     def padded_batch(self, rows: int) -> int:
-        """Returns the number of rows that a batch is padded to.
+        """Returns the number of rows that a batch of `rows` is padded to.
 
-        The result divides evenly over devices, and larger batches than 8 share few programs.
+        The result divides evenly over devices. Batches above 8 are rounded up, to limit
+        compilations.
         """
         groups = 1 if self.placement is None else self.placement.groups
         if rows > 8:
@@ -195,7 +198,7 @@ class Model:
         return -(-rows // groups) * groups
 
     def check_ids(self, name: str, ids: np.ndarray) -> None:
-        """Raises TypeError unless `ids` holds integers, ValueError for one outside 0..vocab-1."""
+        """Raises TypeError unless `ids` are integers, ValueError for an id outside 0..vocab-1."""
         if not np.issubdtype(ids.dtype, np.integer):
             raise TypeError(f"{name} has dtype {ids.dtype}; it must hold integers")
         wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)]
@@ -207,9 +210,11 @@ class Model:
     def programs(
         self, stages: SamplingStages | None = None, draft: Draft | None = None
     ) -> Programs:
-        """Returns the jitted programs of generation and scoring.
+        """Returns the jitted programs for generation and scoring.
 
-        There is one set per sampling stages (None: greedy) and kind of drafts.
+        There is one set of programs per sampling stages and kind of drafts.
+
+        stages: None means greedy sampling. draft: None means no speculative decoding.
         """
         key = SamplingStages() if stages is None else stages, draft
         return self._programs.get(key, lambda: Programs(self.network, *key))

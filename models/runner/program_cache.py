@@ -1,4 +1,4 @@
-"""Finds compiled generation programs in memory or on disk, and compiles those that are new."""
+"""Finds compiled generation programs in memory or on disk, and compiles missing ones."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class CachedPrograms:
     """
 
     def __init__(self, model: Model, weights: Any, selection: Any) -> None:
-        """Runs programs with `weights` as first argument.
+        """Prepares running programs with `weights` as first argument.
 
-        selection: the implementation that runs, as `jax_q4k.current_selection` returns it.
+        selection: the implementation that runs, a value of `jax_q4k.current_selection`.
         """
         self.compile_seconds = 0.0
         self._model, self._weights, self._selection = model, weights, selection
@@ -78,7 +78,10 @@ def _settings_of(model: Model) -> str:
 def cached_program(
     model: Model, program: Start | Begin | Loop, arguments: tuple[Any, ...]
 ) -> Callable[..., State]:
-    """Returns `program` compiled for arguments of these shapes, from `model.program_cache`."""
+    """Returns a function that runs `program`, compiled for arguments of these shapes.
+
+    Takes the compiled program from the on-disk cache, or compiles and stores it.
+    """
     assert model.program_cache is not None
     (device,) = model.weights[0].devices()
     results = program.results(arguments)
@@ -103,6 +106,9 @@ def cached_program(
 
 
 def is_cacheable(model: Model, program: Start | Begin | Loop) -> bool:
-    """Whether a program can be cached on disk: no user functions or drafts, and on one device."""
+    """Returns whether a program can be cached on disk.
+
+    It can without user functions and drafts, on one device, if the model has an on-disk cache.
+    """
     alone = model.placement is None and program.draft is None and not program.stages.processors
     return model.program_cache is not None and alone

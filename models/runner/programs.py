@@ -43,7 +43,7 @@ Weights = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """Everything in a model that programs depend on, except the weights, which are arguments.
+    """A model without its weights: everything that its programs depend on besides arguments.
 
     Compared by identity; each model has its own.
 
@@ -62,7 +62,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function of arrays that a model runs.
+    """Base of a model's programs: a function of arrays to be jitted, such as prefill or decode.
 
     A program depends only on its class, its fields, the types of its arguments and JAX's settings,
     so equal programs compile to the same code. Caches in memory use the program itself as key, and
@@ -70,7 +70,7 @@ class Program:
 
     Attributes:
       stages: sampling stages.
-      draft: kind of drafts; None: no speculative decoding.
+      draft: kind of drafts; None means no speculative decoding.
     """
 
     network: Network
@@ -105,7 +105,7 @@ class Program:
         )
 
     def about(self) -> dict[str, Any]:
-        """Returns all fields as JSON, for the key of a cached file.
+        """Returns the program's fields as JSON, for the key of the on-disk cache.
 
         Raises TypeError for a field that text cannot identify, such as a user's function.
         """
@@ -117,7 +117,7 @@ class Program:
 
     @property
     def reads_history(self) -> bool:
-        """Whether the state holds the token history."""
+        """Whether the program needs the token history in its State."""
         return self.draft is not None or self.stages.reads_history
 
     def _decoder(self, weights: Weights) -> Decoder:
@@ -134,12 +134,12 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Sampling(Program):
-    """A program that returns a State."""
+    """Base of the programs that sample tokens and return a State."""
 
     def _speculation(
         self, weights: Weights, decoder: Decoder, parameters: SamplingArrays
     ) -> verify.Speculation:
-        """Returns the speculative decoder; rows may get a few more tokens than requested."""
+        """Returns the Speculation, with which rows may get a few more tokens than requested."""
         draft = self.draft
         assert draft is not None
         drafter: Decoder | Drafter | None = None
@@ -161,7 +161,10 @@ class _Sampling(Program):
     def _take(
         self, state: State, parameters: SamplingArrays, logits: jax.Array, cache: PagedCache
     ) -> State:
-        """Samples a token for every row that is not finished."""
+        """Samples a token for every unfinished row; returns the new State.
+
+        logits: (batch, vocab_size) after the last token. cache: the cache after it.
+        """
         active = ~state.finished
         if not self.stages.is_argmax:  # an argmax works on sharded logits
             logits = _whole(logits)
@@ -219,7 +222,8 @@ class Start(_Sampling):
     ) -> State:
         """Runs the program.
 
-        history: complete prompts, if the cache holds their first tokens; None: the cache is empty.
+        history: complete prompts, if the cache holds their first tokens; None means that the cache
+        is empty.
         """
         decoder, speculation, batch = self._decoder(weights), None, tokens.shape[0]
         if self.draft is not None:
@@ -253,7 +257,7 @@ class Start(_Sampling):
     def _draft_cache(
         self, weights: Weights, tokens: jax.Array, lengths: jax.Array, cache: PagedCache
     ) -> PagedCache | None:
-        """Returns the draft model's cache with the prompts; None without a draft model."""
+        """Prefills the draft model's cache with the prompts; None if there is no draft model."""
         options = {"dtype": cache.dtype, "ahead": self.draft_tokens + 1}
         if isinstance(self.draft, NextTokens):  # needs hidden states, which are computed later
             return PagedCache.create(self.draft.config, len(tokens), cache.capacity, **options)
@@ -264,20 +268,23 @@ class Start(_Sampling):
         return drafter.prefill(tokens, lengths, empty)[1]
 
     def results(self, arguments: tuple[Any, ...]) -> State:
-        """Returns shapes and dtypes of the result for arguments or their shapes; without drafts."""
+        """Returns shapes and dtypes of the result, without drafts.
+
+        arguments: the program's arguments, or their shapes and dtypes.
+        """
         return _state(self, len(arguments[1]), _shapes(arguments[3]), jax.ShapeDtypeStruct)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Begin(Start):
-    """Prefill on one device that also creates the cache.
+    """Prefill on one device that also creates the KV cache.
 
     (weights, tokens, lengths, parameters) -> State.
 
     Attributes:
       capacity: capacity of the cache per sequence, in tokens.
-      cache_dtype: dtype of its pages.
-      ahead: tokens that `Decoder.extend` may append to it at a time.
+      cache_dtype: dtype of the cache's pages.
+      ahead: tokens that `Decoder.extend` may append to the cache at a time.
     """
 
     capacity: int
@@ -306,7 +313,7 @@ class Begin(Start):
 
 @dataclasses.dataclass(frozen=True)
 class Loop(_Sampling):
-    """Samples tokens in one `lax.while_loop`.
+    """Generation loop: decodes and samples tokens in one `lax.while_loop`.
 
     (weights, state, parameters, until) -> State. Stops when every row has `until` tokens
     or is finished. The state is donated.
@@ -332,7 +339,10 @@ class Loop(_Sampling):
         return jax.lax.while_loop(unfinished, step, state)
 
     def results(self, arguments: tuple[Any, ...]) -> State:
-        """Returns shapes and dtypes of the result for arguments, or for their shapes."""
+        """Returns shapes and dtypes of the result.
+
+        arguments: the program's arguments, or their shapes and dtypes.
+        """
         shapes: State = _shapes(arguments[1])
         return shapes
 
@@ -351,7 +361,7 @@ class Decode(Program):
 
 @dataclasses.dataclass(frozen=True)
 class Score(Program):
-    """Negative log-likelihoods of texts, independent of sampling.
+    """Scoring: negative log-likelihoods of given tokens, independent of sampling.
 
     (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows, time - 1): -log p of each
     row's tokens from the second on, and 0 for padding.
@@ -366,9 +376,9 @@ class Score(Program):
 
 
 class Programs:
-    """Jitted programs of one model, set of sampling stages and kind of drafts.
+    """Jitted programs for one model, one set of sampling stages and one kind of drafts.
 
-    Each compiles once per shape.
+    Each program compiles once per shape of its arguments.
     """
 
     def __init__(
@@ -384,7 +394,7 @@ def _shapes(tree: Any) -> Any:
 
 
 def _state(program: Program, batch: int, cache: PagedCache, array: Callable[..., Any]) -> State:
-    """Returns a program's State before the first token, without drafts.
+    """Returns a program's initial State, before the first new token, without drafts.
 
     array: maps (shape, dtype) to an array (`jnp.zeros`) or its `jax.ShapeDtypeStruct`.
     """
@@ -416,7 +426,7 @@ def _fields_as_json(value: Any) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Returns a field of a program as JSON, different for different programs."""
+    """Returns the value of a program's field as JSON; unequal values have unequal JSON."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.dtype):
@@ -441,12 +451,12 @@ def _padded(tokens: jax.Array, capacity: int) -> jax.Array:
 
 
 def _stored(rows: jax.Array, column: jax.Array, step: jax.Array) -> jax.Array:
-    """Writes a step's values (batch, ...) into `rows` (batch, capacity, ...)."""
+    """Returns `rows` (batch, capacity, ...) with `column` (batch, ...) written at index `step`."""
     return jax.lax.dynamic_update_slice_in_dim(rows, column[:, None], step, axis=1)
 
 
 def _whole(logits: jax.Array) -> jax.Array:
-    """Replicates logits, because JAX does not sort or index split axes of an explicit mesh."""
+    """Replicates logits over devices; JAX cannot sort or index split axes of an explicit mesh."""
     sharding = jax.typeof(logits).sharding
     if all(axes is None for axes in sharding.spec):
         return logits
@@ -464,9 +474,9 @@ def abstract_programs(
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Returns name -> (jitted function, abstract arguments), to lower programs without data.
 
-    `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine
-    without one; then pass CUDA_COMPILER_OPTIONS to `compile`. Keys: `prefill`, `decode`, `generate`
-    (the whole loop).
+    `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers a program for a GPU on a
+    machine without one; then pass CUDA_COMPILER_OPTIONS to `compile`. Names: `prefill`, `decode`,
+    `generate` (the whole loop).
     """
     samplings = [sampling or Sampling()] * batch
     network = dataclasses.replace(model.network, on_gpu=False)  # the caller sets compiler options

@@ -1,4 +1,4 @@
-"""State of a running generation, donated from program to program."""
+"""Defines State: the arrays of a running generation, donated from program to program."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from ..support.exportable import exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SpeculationState:
-    """Speculative decoding: the next drafts, and acceptance statistics.
+    """State of speculative decoding: the next drafts, acceptance statistics, the drafter's cache.
 
     Attributes:
-      drafts: int32 (batch, tokens), from prompt lookup.
+      drafts: int32 (batch, tokens), the next drafts from prompt lookup.
       found: bool (batch,), whether a row has a draft.
-      credit: float32 (), how many drafts in a row may fail before speculation pauses.
+      credit: float32 scalar, how many drafts in sequence may fail before speculation pauses.
       drafted, accepted: int32 (batch,), totals of draft tokens and of accepted ones.
-      cache: the draft model's, of all tokens but the last; None without a draft model.
-      vector: (batch, hidden_size), hidden state of a `Drafter` at the last token; None without one.
+      cache: the draft model's cache, of all tokens but the last; None if there is no draft model.
+      vector: (batch, hidden_size), hidden state of a `Drafter` at the last token; None if there is
+        no `Drafter`.
     """
 
     drafts: jax.Array
@@ -39,7 +40,7 @@ class SpeculationState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """State of a running generation; donated from call to call.
+    """Device arrays of a running generation; donated from call to call.
 
     Attributes:
       cache: keys, values and recurrent state of all tokens but the last.
@@ -47,12 +48,12 @@ class State:
       tokens: int32 (batch, the cache's capacity), new tokens; invalid from counts[b] on.
       counts: int32 (batch,), number of new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
-      step: int32, number of passes; without drafts, also the new tokens of an unfinished row.
-      seen: int32 (batch, vocab_size), occurrences of each token, for penalties; None without any.
+      step: int32 scalar, number of passes; without drafts, also the new tokens of unfinished rows.
+      seen: int32 (batch, vocab_size), occurrences of each token; None unless penalties need it.
       history: int32 (batch, capacity), prompt and new tokens, one more than the cache holds. None
         unless drafts, DRY or a processor reads it.
-      logprobs: log-probabilities of `tokens`; None unless asked for.
-      speculation: None without drafts.
+      logprobs: log-probabilities of `tokens`; None unless requested.
+      speculation: state of speculative decoding; None if there are no drafts.
     """
 
     cache: PagedCache

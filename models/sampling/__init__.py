@@ -1,4 +1,4 @@
-"""Sampling parameters, and the choice of a token from logits."""
+"""Sampling parameters, and functions that sample tokens from logits."""
 
 from .params import Processor, Sampling
 

@@ -1,4 +1,4 @@
-"""Default sampling parameters of a model file, and the command line's for files without any."""
+"""Reads a model file's default sampling parameters; `USUAL` replaces them on the command line."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NOT_APPLIED: dict[str, Any] = {
 #: Number of tokens that a repetition penalty considers; here always all.
 _LAST_TOKENS = "general.sampling.penalty_last_n"
 
-#: The command line's defaults for files without any.
+#: The command line's default sampling parameters, for files without any.
 USUAL = {"temperature": 0.7, "min_p": 0.05}
 
 
 def default_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of Sampling that a file's metadata sets.
+    """Returns the fields of `Sampling` that a model file's metadata sets, by name.
 
     Warns about keys that are not applied.
 

@@ -1,4 +1,4 @@
-"""Sampling parameters for users: `Sampling`, one per call or per prompt."""
+"""Defines `Sampling`: the user's sampling parameters, one object per call or per prompt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Processor: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 def _field(default: Any, help: str, **metadata: Any) -> Any:
-    """Returns a dataclass field with its help text for the command line."""
+    """Returns a dataclass field whose metadata has its help text for the command line."""
     return dataclasses.field(default=default, metadata=metadata | {"help": help})
 
 
@@ -67,10 +67,11 @@ class Sampling:
         tokens are the prompt and the tokens so far. A function is traced once per program if the
         same object is passed again. Stored as a tuple.
       logprobs: 0 to 1024; an Output then has the log-probability of each token and of this many
-        most likely tokens, from the model's unmodified logits. None: it has none.
+        most likely tokens, from the model's unmodified logits. None means no log-probabilities.
       seed: 0 to 2^32 - 1. Row i of a batch samples like a single prompt with `seed + i`.
       stop: one or several strings that end the text; they need a tokenizer. A string also matches
-        control tokens that it spells, such as "<|im_end|>". Stored as a tuple. None: no strings.
+        control tokens that it spells, such as "<|im_end|>". Stored as a tuple. None means no
+        strings.
       ignore_end: continue after the tokenizer's end tokens.
     """
 

@@ -33,7 +33,7 @@ def changed(
     counts: jax.Array | None,
     history: TokenHistory | None,
 ) -> jax.Array:
-    """Applies biases, penalties and DRY in llama.cpp's order, then user functions.
+    """Applies biases, penalties and DRY to logits in llama.cpp's order, then user functions.
 
     Returns logits float32 (batch, vocab).
 
@@ -84,12 +84,12 @@ def count_token(counts: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size: int) -> jax.Array:
-    """DRY penalty per token, float32 (batch, vocab).
+    """Returns the DRY penalty of each token, float32 (batch, vocab).
 
-    If the last n tokens occurred before, the token that followed them then is penalized by
+    If the last n tokens occurred before, the token that followed that occurrence is penalized by
     multiplier * base ** (n - allowed_length), for n >= allowed_length
-    (https://github.com/oobabooga/text-generation-webui/pull/5677). The longest match of a token
-    counts.
+    (https://github.com/oobabooga/text-generation-webui/pull/5677). For each token, the longest
+    match counts.
     """
     tokens, lengths = history
     batch, capacity = tokens.shape

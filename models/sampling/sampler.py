@@ -23,10 +23,10 @@ from .stages import ALL, SamplingArrays, SamplingStages
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Logprobs:
-    """Natural logarithms of token probabilities.
+    """Natural log-probabilities of the sampled tokens and of the most likely tokens.
 
     Attributes:
-      chosen: float32 (batch, ...), of the sampled tokens.
+      chosen: float32 (batch, ...), log-probabilities of the sampled tokens.
       tokens: int32 (batch, ..., n), the most likely tokens, in descending order. The last field has
         their log-probabilities, float32 (batch, ..., n).
     """
@@ -68,7 +68,10 @@ def sample(
         return chosen
 
     def of_all(_: jax.Array) -> jax.Array:
-        """Sorts all tokens of every row, since sorting takes as long for some rows as for all."""
+        """Samples after sorting all tokens of every row.
+
+        Sorting takes as long for some rows as for all.
+        """
         kept, tokens, _ = filtered(logits, stages._replace(candidates=ALL), parameters)
         return jnp.where(enough, chosen, _drawn(kept, tokens, parameters, steps))
 
@@ -78,7 +81,7 @@ def sample(
 def _drawn(
     logits: jax.Array, tokens: jax.Array, parameters: SamplingArrays, steps: jax.Array
 ) -> jax.Array:
-    """Draws a token of each row, int32 (batch,), from the result of `filtered`."""
+    """Draws one token per row, int32 (batch,), from logits and tokens of `filtered`."""
     # Shifted so that a tiny temperature results in -inf, never in inf - inf.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     temperature = parameters.temperature[:, None]
@@ -90,9 +93,9 @@ def _drawn(
 def filtered(
     logits: jax.Array, stages: SamplingStages, parameters: SamplingArrays
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Applies top-k, top-p and min-p to logits float32 (batch, vocab); drops with -inf.
+    """Applies top-k, top-p and min-p to logits float32 (batch, vocab); drops tokens with -inf.
 
-    Returns logits float32 (batch, n), their tokens int32 (batch, n), and whether these include all
+    Returns logits float32 (batch, n), their tokens int32 (batch, n), and whether they include all
     tokens that pass the filters, bool (batch,). If rows use top-k or top-p, tokens are sorted by
     descending likelihood, and equal logits by token id; otherwise all tokens keep their order.
     """
@@ -125,7 +128,7 @@ def filtered(
 
 
 def logprobs_of(logits: jax.Array, chosen: jax.Array, count: int) -> Logprobs:
-    """Returns log-probabilities of tokens int32 (batch,) and of the `count` most likely tokens.
+    """Returns Logprobs of the tokens `chosen`, int32 (batch,), and the `count` most likely tokens.
 
     logits: float (batch, vocab), before biases, penalties, temperature and filters.
     """

@@ -27,11 +27,12 @@ class SamplingStages(NamedTuple):
     """Stages that a sampling program contains; each row may leave some of them unused.
 
     Attributes:
-      draws: some row samples instead of taking the most likely token.
-      candidates: number of tokens sorted for filters; ALL sorts every token, 0 none.
-      checks: sort all tokens after all if a row's top-p reaches beyond the candidates.
-      penalizes: count earlier tokens, for penalties.
-      dry: search for repeated runs of tokens, for DRY.
+      draws: whether some row samples instead of taking the most likely token.
+      candidates: number of most likely tokens that are sorted for filters; ALL sorts every token, 0
+        none.
+      checks: whether to sort all tokens if a row's top-p reaches beyond the candidates.
+      penalizes: whether to count earlier tokens, for penalties.
+      dry: whether to search for repeated runs of tokens, for DRY.
       biases, ends: slots per row for biased tokens and for end tokens.
       logprobs: number of most likely tokens reported per step; None reports no probabilities.
       processors: distinct chains of user functions on logits.
@@ -49,7 +50,10 @@ class SamplingStages(NamedTuple):
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], end_ids: Sequence[int] = ()) -> SamplingStages:
-        """Returns the stages that these rows need; `end_ids` end those that do not ignore ends."""
+        """Returns the stages that requests with these sampling parameters need.
+
+        end_ids: end tokens, for requests that do not ignore them.
+        """
         drawn = [sampling for sampling in samplings if not sampling.greedy]
         most = max((len(sampling.biases) for sampling in samplings), default=0)
         candidates, checks = _candidates(drawn)
@@ -67,7 +71,7 @@ class SamplingStages(NamedTuple):
         )
 
     def joined(self, other: SamplingStages) -> SamplingStages:
-        """Returns the union with `other`, which must have the same `order`."""
+        """Returns the union of the stages with `other`, which must have the same `order`."""
         logprobs = [stages.logprobs for stages in (self, other) if stages.logprobs is not None]
         return SamplingStages(
             draws=self.draws,
@@ -82,7 +86,7 @@ class SamplingStages(NamedTuple):
 
     @property
     def order(self) -> tuple[bool, bool, bool, bool]:
-        """Key of the expensive stages (drawing, sorting); equal keys may share a program."""
+        """Flags of the expensive stages (drawing, sorting); if equal, a program may be shared."""
         return self.draws, self.checks, self.candidates == ALL, self.candidates > 0
 
     @property
@@ -126,7 +130,7 @@ class SharedStages:
 
 
 def _candidates(drawn: Sequence[Sampling]) -> tuple[int, bool]:
-    """Returns `SamplingStages.candidates` and `SamplingStages.checks`."""
+    """Returns `SamplingStages.candidates` and `SamplingStages.checks` for these parameters."""
     ordered = [sampling for sampling in drawn if sampling.top_k or sampling.top_p < 1]
     most = max((sampling.top_k for sampling in drawn), default=0)
     if not ordered:
@@ -150,11 +154,12 @@ class SamplingArrays:
 
     Attributes:
       dry_breaks: bool (batch, vocab_size), tokens that end a DRY match; (batch, 0) without DRY.
-      bias_ids, biases: int32 and float32 (batch, slots); unused slots hold an invalid token id.
-      chain: int32, index into `SamplingStages.processors`; -1 for none.
+      bias_ids, biases: int32 and float32 (batch, slots), token ids and numbers added to their
+        logits; unused slots have an id beyond the vocabulary.
+      chain: int32, index into `SamplingStages.processors`; -1 means no processors.
       end_ids: int32 (batch, slots), tokens that end a row; -1 for unused slots.
       max_new_tokens: int32, limit on new tokens.
-      first_step: int32, tokens sampled before by other programs.
+      first_step: int32, number of tokens that earlier calls sampled.
     """
 
     seed: jax.Array
@@ -186,10 +191,11 @@ class SamplingArrays:
         breaks: Callable[[tuple[str, ...]], np.ndarray] | None = None,
         first_steps: Sequence[int] | None = None,
     ) -> SamplingArrays:
-        """Returns NumPy arrays for a program with `stages`; None: the stages that the rows need.
+        """Returns the requests' sampling parameters as NumPy arrays for a program with `stages`.
 
+        stages: None means the stages that the requests need.
         breaks: maps strings to a mask bool (vocab_size,) of tokens that contain one; DRY needs it.
-        first_steps: tokens that each row sampled before; None: none.
+        first_steps: number of tokens that each row sampled before; None means 0.
         """
         stages = SamplingStages.of(samplings, end_ids) if stages is None else stages
         batch = len(samplings)
@@ -225,11 +231,11 @@ class SamplingArrays:
         )
 
     def repeated(self, count: int) -> SamplingArrays:
-        """Repeats each row `count` times."""
+        """Returns the arrays with each row repeated `count` times."""
         return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), self)
 
     def are_ends(self, tokens: jax.Array) -> jax.Array:
-        """Returns a mask of the tokens int32 (batch, ...) that end their rows."""
+        """Returns which of the tokens int32 (batch, ...) are end tokens of their row: bool."""
         ends = self.end_ids.reshape(len(self.end_ids), *[1] * (tokens.ndim - 1), -1)
         return (tokens[..., None] == ends).any(axis=-1)
 

@@ -39,7 +39,10 @@ class StopStrings:
         self._held = ""
 
     def read_controls(self, cut: Callable[[str], Sequence[str | int]]) -> StopStrings:
-        """Also matches control tokens in stop strings; `cut` splits a text into texts and ids."""
+        """Makes stop strings also match control tokens that they spell; returns self.
+
+        cut: splits a text into ordinary text and ids of control tokens.
+        """
         for stop in self.stops:
             parts = cut(stop)
             ids = [part for part in parts if isinstance(part, int)]
@@ -56,7 +59,10 @@ class StopStrings:
         return self
 
     def push(self, text: str) -> str:
-        """Adds text; returns the text that is certainly output. Check `matched` afterwards."""
+        """Adds text; returns the text that can no longer become part of a stop string.
+
+        Check `matched` afterwards.
+        """
         if self.matched is not None:
             return ""
         self._held += text
@@ -72,7 +78,7 @@ class StopStrings:
         return self._release(len(self._held) - self._partial())
 
     def finish(self) -> str:
-        """Returns the text still held back, when no more will come."""
+        """Returns the text still held back, at the end of the input."""
         return self._release(len(self._held))
 
     def _partial(self) -> int:

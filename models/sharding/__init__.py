@@ -1,1 +1,1 @@
-"""Sharding of a model's weights and cache over a mesh of devices."""
+"""Sharding of a model's weights and KV cache over a mesh of devices."""

@@ -1,4 +1,4 @@
-"""Sharding of one model's arrays over a mesh of devices."""
+"""Defines Placement: how one model's arrays are sharded over a mesh of devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Placement(NamedTuple):
     """Sharding of a model's tensors and KV cache.
 
     Attributes:
-      axis: mesh axis over which heads are split; None: heads are replicated.
-      data: mesh axis over which batch rows and their pages are split; None: they are replicated.
+      axis: mesh axis over which heads are split; None means that heads are replicated.
+      data: mesh axis over which batch rows and their KV pages are split; None means replicated.
       tensors: GGUF tensor name -> sharding.
     """
 
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Number of shards of the batch, each with its own pages."""
+        """Number of shards of the batch, each with its own KV pages."""
         return int(self.mesh.shape[self.data]) if self.data else 1
 
     @property
@@ -67,7 +67,7 @@ class Placement(NamedTuple):
         return moved(x, NamedSharding(self.mesh, spec))
 
     def put(self, arrays: Any) -> Any:
-        """Replicates a tree of arrays, which must be equal in every process."""
+        """Replicates a tree of NumPy arrays over the mesh; they must be equal in every process."""
         if not self.spans_processes:
             return jax.device_put(arrays, self.whole)
         return jax.tree.map(self._put_own, arrays)
@@ -78,7 +78,7 @@ class Placement(NamedTuple):
         return jax.make_array_from_callback(given.shape, self.whole, lambda index: given[index])
 
     def spread(self, arrays: list[Any]) -> list[Any]:
-        """Replicates the arrays that are not yet on the mesh's devices."""
+        """Returns the arrays, replicating those that are not yet on the mesh's devices."""
         devices = set(self.mesh.devices.flat)
 
         def moved(array: Any) -> Any:

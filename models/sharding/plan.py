@@ -1,4 +1,4 @@
-"""Sharding plan: which axis of each tensor is split over which mesh axis."""
+"""Plans a model's sharding: which axis of each tensor is split over which mesh axis."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def tensor_axis(mesh: Mesh) -> str | None:
 def place(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None
 ) -> Placement:
-    """Chooses the sharding of each of `tensors`.
+    """Chooses the sharding of each of `tensors`, by rules for tensor parallelism.
 
     Args:
       tensors: GGUF names -> anything with `.shape` and a ggml `.type`.
-      rules: tensors without a rule are replicated. None: Megatron's rules
+      rules: tensors without a rule are replicated. None means Megatron's rules
         (https://arxiv.org/abs/1909.08053). They split the first projections of attention and MLP by
         rows and the last by columns, so that a layer needs two all-reduces. If columns cannot be
-        split between blocks, rows are split. If rows do not divide either, the tensor is
-        replicated.
+        split between quantization blocks, rows are split. If rows do not divide either, the tensor
+        is replicated.
 
     Raises:
       TypeError: `mesh` is not a Mesh. ValueError: a rule names an unknown tensor or mesh axis, or
-        splits within a row or block.
+        splits within a row or quantization block.
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh is a {type(mesh).__name__}; it must be a jax.sharding.Mesh")
@@ -81,7 +81,7 @@ def short_name(name: str) -> str:
 
 
 def _units(info: Any) -> tuple[int, ...]:
-    """Returns the number of indivisible units per axis: rows, and blocks of the last axis."""
+    """Returns the number of indivisible units per axis: rows, and quantization blocks along k."""
     *leading, k = info.shape
     return (*leading, k // _block(info))
 

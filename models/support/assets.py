@@ -1,4 +1,4 @@
-"""Data files of the package: the demo model."""
+"""Locates the package's data files: the demo model."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def exportable(kind: type[T]) -> type[T]:
-    """Registers a dataclass for serialization by `jax.export`; all its fields hold arrays.
+    """Class decorator that registers a dataclass for serialization by `jax.export`.
 
-    Goes above `jax.tree_util.register_dataclass`.
+    All fields hold arrays. Write it above `jax.tree_util.register_dataclass`.
     """
     return jax.export.register_pytree_node_serialization(
         kind,

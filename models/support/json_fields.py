@@ -13,7 +13,7 @@ D = TypeVar("D")
 
 
 def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
-    """Reads strict JSON in UTF-8; an object may not repeat a key.
+    """Reads a file of strict JSON in UTF-8; an object may not repeat a key.
 
     Raises:
       CheckpointError: as in `read_bytes`, or the file is not JSON.
@@ -29,7 +29,7 @@ def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """Reads a file.
+    """Returns the bytes of a regular file of limited size.
 
     Raises:
       CheckpointError: not a regular file (a pipe could block forever), or larger than `max_bytes`.
@@ -72,7 +72,7 @@ class JSONFields(Fields):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], max_bytes: int) -> JSONFields:
-        """Reads a file that holds an object; raises like the function `read`."""
+        """Reads a JSON file that holds an object; raises like the function `read`."""
         return cls(read(path, max_bytes), os.fsdecode(path))
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class JSONFields(Fields):
         return self._typed(key, list, default)
 
     def object(self, key: str) -> JSONFields | None:
-        """Returns the object at a key, or None if it is missing."""
+        """Returns the object at a key; None if it is missing."""
         value = self.values.get(key)
         return None if value is None else JSONFields(value, self.file, f"{self.prefix}{key}.")
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class LRUCache:
-    """LRU cache of up to `most` values, each computed by one thread."""
+    """Thread-safe LRU cache of up to `most` values; each value is computed by one thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most

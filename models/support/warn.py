@@ -1,4 +1,4 @@
-"""Warnings that point at the caller's line, outside this library."""
+"""Issues warnings that point at the caller's line, outside this library."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tasks with a model: embeddings, perplexity, benchmarks."""
+"""Tasks that use a model: embeddings, perplexity, benchmarks."""

@@ -27,10 +27,10 @@ from ..support.buckets import bucket
 
 @dataclasses.dataclass(frozen=True)
 class Test:
-    """A benchmark.
+    """One benchmark: prompt processing or decoding of a number of tokens.
 
     Attributes:
-      kind: "pp": processes a prompt of `tokens`; "tg": decodes `tokens`, one at a time.
+      kind: "pp" processes a prompt of `tokens` tokens; "tg" decodes `tokens` tokens one at a time.
       depth: tokens in the cache before the test, which are not timed.
       batch: number of sequences.
     """
@@ -53,7 +53,7 @@ class Test:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """Seconds of each repetition of a test."""
+    """Result of a test: the seconds of each repetition, and speeds computed from them."""
 
     test: Test
     seconds: tuple[float, ...]
@@ -121,7 +121,10 @@ class _Bench:
         self.prefill, self.extend, self.decode = jit(prefill), jit(extend), jit(decode)
 
     def prompts(self, times: int) -> list[float]:
-        """Times a prompt: in one pass, or in chunks if the cache already holds tokens."""
+        """Times prompt processing: in one pass, or in chunks if the cache already holds tokens.
+
+        Returns the seconds of each of `times` runs.
+        """
         test, before = self.test, None
         pieces = [self.chunk(test.tokens)]
         if test.depth:
@@ -138,7 +141,7 @@ class _Bench:
         return _seconds(times, run, lambda: self.cache() if before is None else _copied(before))
 
     def decoding(self, times: int) -> list[float]:
-        """Times `Test.tokens` decode steps."""
+        """Times `Test.tokens` decode steps; returns the seconds of each of `times` runs."""
         before = self.begun(max(self.test.depth, 1))
 
         def run(before: Any) -> Any:
@@ -152,7 +155,7 @@ class _Bench:
         return self.prefill(self.model.weights, *self.chunk(depth), cache=self.cache(ahead))
 
     def cache(self, ahead: int = 1) -> PagedCache:
-        """Creates an empty cache of the size that generation would use."""
+        """Creates an empty KV cache of the size that `generate` would use."""
         room, batch = bucket(self.test.length + 1), self.test.batch
         config = self.model.config
         return PagedCache.create(config, batch, room, dtype=self.dtype, ahead=ahead)
@@ -173,7 +176,7 @@ def _copied(tree: Any) -> Any:
 
 
 def _seconds(times: int, run: Callable[[Any], Any], prepare: Callable[[], Any]) -> list[float]:
-    """Times run(prepare()) without the preparation."""
+    """Returns the seconds of each of `times` calls run(prepare()), without prepare()."""
     seconds = []
     for _ in range(times):
         prepared = jax.block_until_ready(prepare())

@@ -1,4 +1,4 @@
-"""Computes text embeddings from the output of a decoder's final norm."""
+"""Computes text embeddings: pooled hidden states after a decoder's final norm."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def embed(
     Args:
       texts: a text, a sequence of token ids, or a list of either kind with any lengths.
       pooling: "mean" over all tokens; "last", the only token that attends to the whole text; "cls",
-        the first token; or "none", one vector per token. None: as the model says (`pooling_type`,
-        or a folder's 1_Pooling), by default "mean".
-      normalize: divides vectors by their length, except those of length 0. None: as the model's
-        folder says (modules.json).
+        the first token; or "none", one vector per token. None means the model's own pooling
+        (`pooling_type`, or a folder's 1_Pooling), by default "mean".
+      normalize: divides vectors by their length, except those of length 0. None means what the
+        model's folder says (modules.json).
       progress: called with (texts done, number of texts).
 
     Returns:
@@ -72,7 +72,7 @@ def embed(
 
 
 def _rows(model: Model, texts: Any) -> tuple[list[np.ndarray], bool]:
-    """Returns the ids of every text, and whether `texts` is a single text instead of a list."""
+    """Tokenizes texts: returns int32 ids per text, and whether `texts` was a single one."""
     if not isinstance(texts, Sequence | np.ndarray | jax.Array) or isinstance(texts, bytes):
         rule = "it must be a text, ids, or a list of either"
         raise TypeError(f"texts is of type {type(texts).__name__}; {rule}")
@@ -101,7 +101,7 @@ def _ids(model: Model, text: Any, name: str) -> np.ndarray:
 
 
 def _batches(model: Model, rows: list[np.ndarray]) -> Iterator[list[int]]:
-    """Yields indices of rows to run in one batch, by descending length."""
+    """Yields batches of texts as lists of indices, by descending number of tokens."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     while order:
         count = min(max(TOKENS // model.padded_length(len(rows[order[0]])), 1), MAX_ROWS)

@@ -22,7 +22,7 @@ class TooShortError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Negative log-likelihood of a text.
+    """Negative log-likelihood of a text, and perplexity and bits per byte computed from it.
 
     Attributes:
       nats: sum of -log p over all predicted tokens.
@@ -40,7 +40,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the mean nats per token, infinite beyond float64.
+        """Exponential of the mean negative log-likelihood per token; infinite beyond float64.
 
         Comparable only between models with the same tokenizer.
         """
@@ -77,7 +77,7 @@ def score(
     not predicted.
 
     Args:
-      context: tokens per window, BOS included; None: the model's context length, at most 512.
+      context: tokens per window, BOS included; None means the model's context length, at most 512.
       windows: "whole": BOS precedes the tokens of a window, and the last window may be shorter.
         "llama.cpp": as in its `perplexity` program, BOS replaces the first token of a window, and a
         shorter last window is dropped; `second_halves.perplexity` is the number that it prints.
@@ -126,7 +126,10 @@ def score(
 
 
 def _score(tokenizer: Tokenizer, nats: list[np.ndarray], targets: list[list[int]]) -> Score:
-    """Returns the score of predicted tokens, listed by window."""
+    """Returns the Score of predicted tokens.
+
+    nats: negative log-likelihoods per window. targets: predicted token ids per window.
+    """
     values = np.concatenate(nats)
     size = sum(len(tokenizer.token_bytes(token)) for window in targets for token in window)
     return Score(float(values.sum()), len(values), size, float((values**2).sum()))
@@ -143,7 +146,10 @@ def _windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
 
 
 def _llama_windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
-    """Splits ids into windows of exactly `length` tokens; `start` replaces the first of each."""
+    """Splits ids into windows of exactly `length` tokens, as llama.cpp's `perplexity` does.
+
+    `start` (BOS) replaces the first tokens of each window.
+    """
     if len(ids) < 2 * length:
         needed = f"llama.cpp's windows of {length} tokens need {2 * length}"
         raise TooShortError(f"text has {len(ids)} tokens; {needed}")

@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata, and from the tokenizer.json of checkpoint folders.
+"""Builds tokenizers from GGUF metadata, or from the tokenizer.json of checkpoint folders.
 
 `tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE) or
 "gemma4" (BPE of raw UTF-8); ids equal llama.cpp's for the same text and flags. A tokenizer.json is
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether the metadata has a vocabulary; test models often have none."""
+    """Returns whether the metadata has a vocabulary; test models often have none."""
     model = metadata.get("tokenizer.ggml.model", "none")
     # `from_metadata` rejects a model that is not a str.
     return not isinstance(model, str) or model not in NO_VOCABULARY

@@ -32,7 +32,7 @@ class GGUFEncoder:
     """Encodes texts like llama.cpp, which splits off special tokens first."""
 
     def __init__(self, vocabulary: GGUFVocabulary) -> None:
-        """Raises GGUFError for an invalid vocabulary."""
+        """Checks the vocabulary; raises GGUFError if it is invalid."""
         check(vocabulary)
         self._vocabulary = vocabulary
         # SentencePiece adds a space before a text, and before each part after a special token.
@@ -158,7 +158,7 @@ def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
 
 
 def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
-    """Builds an encoder for SentencePiece's BPE, with merges for the library.
+    """Builds an encoder for SentencePiece's BPE, by converting its scores to merges.
 
     SentencePiece first joins the neighbors that form the token with the highest score. The library
     joins pairs by rank, so every split of a token into two becomes a merge with the rank of the
@@ -190,7 +190,7 @@ def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
 
 
 def _has_ties(vocabulary: GGUFVocabulary, merges: list[tuple[str, str]]) -> bool:
-    """Whether merges form tokens of equal score other than runs of one character."""
+    """Returns whether merges form tokens of equal score other than runs of one character."""
     assert vocabulary.scores is not None
     formed = list(dict.fromkeys(left + right for left, right in merges))
     scores = vocabulary.scores[[vocabulary.ids[token] for token in formed]]
@@ -270,7 +270,7 @@ def _byte_ids(vocabulary: Vocabulary) -> list[int]:
 def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
     """Returns token -> id, with new ids for characters that occur only in longer tokens.
 
-    Merges need them.
+    Merges need a token for every character.
     """
     ids = dict(vocabulary.ids)
     for character in sorted(set().union(*vocabulary.tokens) - ids.keys()):

@@ -1,4 +1,4 @@
-r"""Pre-tokenizers of byte-level BPE (`tokenizer.ggml.pre`), which split a text before merging.
+r"""Defines pre-tokenizers of byte-level BPE (`tokenizer.ggml.pre`), which split text before merges.
 
 Each name stands for the split patterns of a published tokenizer.json, applied in sequence. Merges
 do not cross the borders of matches. Patterns are those of llama.cpp (`llm_tokenizer_bpe`), which
@@ -16,7 +16,7 @@ from tokenizers import Regex, pre_tokenizers
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Split patterns (Oniguruma syntax), and the defaults that a name implies.
+    """A pre-tokenizer's split patterns (Oniguruma syntax), and defaults that its name implies.
 
     ignore_merges: a match that is a token is never split, whether or not merges form it.
     add_bos: whether BOS is prepended if the file has no `add_bos_token`.
@@ -214,7 +214,7 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
 
 
 def splitter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """Builds the step that splits a text and writes the parts in GPT-2's byte alphabet."""
+    """Builds a pre-tokenizer that splits a text and writes bytes in GPT-2's byte alphabet."""
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     byte_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, byte_alphabet])
@@ -224,7 +224,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES
 
 
 def by_patterns(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
-    """Returns the name of split patterns from a tokenizer.json file, or None.
+    """Returns the pre-tokenizer's name for split patterns of a tokenizer.json; None if unknown.
 
     Published files write case-insensitive contractions as `(?i:...)`, which also folds U+017F to s,
     and some contain literal newlines instead of escapes.

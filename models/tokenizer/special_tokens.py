@@ -35,7 +35,7 @@ PRINTED_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 @dataclass(frozen=True)
 class FillInMiddle:
-    """A fill-in-the-middle token."""
+    """Metadata key and known texts of a fill-in-the-middle token."""
 
     key: str  # without "tokenizer.ggml."
     texts: tuple[str, ...]  # candidates if the key is missing
@@ -70,7 +70,9 @@ FILL_IN_MIDDLE = (
 def classify(
     ids: dict[str, int], named: Callable[[str], int | None], ends_of_file: Iterable[int]
 ) -> tuple[tuple[int, ...], dict[int, TokenType]]:
-    """Returns the ids that end generation, ascending, and id -> type that overrides the file's.
+    """Classifies special tokens by their text.
+
+    Returns the ids that end generation, ascending, and id -> type, which overrides the file's type.
 
     ids: token text -> id. named: maps a metadata key to an id or None. ends_of_file: end tokens
     that the file names.

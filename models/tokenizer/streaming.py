@@ -13,9 +13,10 @@ class StreamDecoder:
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], *, strip_space: bool = False) -> None:
-        """Starts a text.
+        """Starts decoding a text.
 
-        bytes_of: returns the UTF-8 of a token. strip_space: drop a space at the start of the text.
+        bytes_of: function from a token id to its UTF-8 bytes. strip_space: drop a space at the
+        start of the text.
         """
         self._bytes_of = bytes_of
         self._strip_space = strip_space
@@ -30,5 +31,5 @@ class StreamDecoder:
         return self._utf8.decode(raw)
 
     def finish(self) -> str:
-        """Returns the rest, with U+FFFD for bytes of an incomplete character."""
+        """Returns the text still held back, with U+FFFD for bytes of an incomplete character."""
         return self._utf8.decode(b"", final=True)

@@ -19,7 +19,10 @@ _MOST_HOLDING = 8
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns GPT-2's character -> byte; printable Latin-1 is unchanged, others are U+0100 on."""
+    """Returns GPT-2's byte alphabet: character -> byte.
+
+    Printable Latin-1 characters stand for themselves, characters from U+0100 on for other bytes.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in plain]
     alphabet = {chr(byte): byte for byte in plain} | {
@@ -61,9 +64,9 @@ class Tokenizer:
         encoder: Encoder,
         metadata: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """Combines a vocabulary and its encoder.
+        """Combines a vocabulary and its encoder to a tokenizer.
 
-        metadata: implements `gguf_metadata`; None: the tokenizer came from GGUF metadata.
+        metadata: implements `gguf_metadata`; None means that the tokenizer came from GGUF metadata.
         """
         self.vocabulary = vocabulary
         self._encoder = encoder
@@ -206,7 +209,10 @@ class Tokenizer:
         return cut(text, [entry for entry in self.vocabulary.special if entry[2]])
 
     def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """Returns the ids of tokens that contain one of some texts; control tokens as spelled."""
+        """Returns the ids of tokens that contain one of `texts`.
+
+        The text of a control token is its name.
+        """
         if texts not in self._holding:
             wanted = [text.encode() for text in texts]
             every = map(self.token_bytes, range(self.vocab_size))

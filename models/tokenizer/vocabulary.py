@@ -1,4 +1,4 @@
-"""Vocabularies of tokenizers; reads and checks those of GGUF files."""
+"""Defines tokenizer vocabularies; reads and checks those of GGUF files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A checked vocabulary, independent of the encoder.
+    """A tokenizer's checked vocabulary, independent of the encoder.
 
     Attributes:
       tokens: texts of the tokens, by id.
@@ -124,7 +124,7 @@ def chat_templates(fields: Fields) -> dict[str, str]:
 
 
 class _Reader:
-    """Reads the keys `tokenizer.*`."""
+    """Reads and checks the `tokenizer.*` keys of GGUF metadata."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields.under(KEY)

@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _numbers(least: int, most: int = 1 << 31) -> Any:
-    """Returns the argparse type of comma-separated integers."""
+    """Returns an argparse type for comma-separated integers from `least` to `most`."""
 
     def numbers(text: str) -> list[int]:
         parts = text.split(",")
@@ -127,7 +127,7 @@ def _bench(options: argparse.Namespace, notes: Console) -> int:
 
 
 def _tests(options: argparse.Namespace) -> list[Test]:
-    """Returns prompt tests, then decode tests, for every depth and batch; omits 0 tokens."""
+    """Returns prompt tests, then decode tests, for every depth and batch; skips 0 tokens."""
     kinds = [("pp", tokens) for tokens in options.prompt] + [("tg", n) for n in options.new]
     each = itertools.product(options.batch, options.depth, filter(lambda kind: kind[1], kinds))
     return [Test(kind, tokens, depth, batch) for batch, depth, (kind, tokens) in each]
@@ -136,7 +136,10 @@ def _tests(options: argparse.Namespace) -> list[Test]:
 def _in_a_process(
     options: argparse.Namespace, threads: int, notes: Console
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Runs the tests in a process with `threads` threads; returns its exit code and rows."""
+    """Runs the tests in a process with `threads` threads.
+
+    Returns its exit code and its rows of results.
+    """
     command = [sys.executable, "-m", "jax_q4k", "bench", options.model, "--json"]
     for name in ("prompt", "new", "depth", "batch", "repetitions"):
         option = {"prompt": "n-prompt", "new": "n-gen", "depth": "n-depth"}.get(name, name)
@@ -157,7 +160,7 @@ def _in_a_process(
 def _measured(
     options: argparse.Namespace, tests: list[Test], notes: Console
 ) -> list[dict[str, Any]]:
-    """Runs the tests in this process; returns the rows."""
+    """Runs the tests in this process; returns one row of results per test."""
     model = load_model(options.model, notes)
     (repetitions,) = options.repetitions
     speeds = []

@@ -74,7 +74,7 @@ class Session:
         running: dict[str, Any],
         notes: Console,
     ) -> None:
-        """Prepares a session; `running` has further arguments of `stream`."""
+        """Prepares a session; `running` has further keyword arguments of `stream`."""
         self.conversation = conversation
         self.sampling = sampling
         self.running = running
@@ -172,7 +172,7 @@ class Session:
         self.say("stopped" if timings is None else timings_line(timings))
 
     def write(self, pieces: Iterator[Piece]) -> Timings | None:
-        """Writes an answer; returns its timings, or None if it was stopped."""
+        """Writes an answer as it streams; returns its timings, None if it was stopped."""
         text = ""
         timings: Timings | None = None
         status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

@@ -187,7 +187,7 @@ def _defaults() -> Iterator[tuple[str, str]]:
 
 
 def _broken() -> str | None:
-    """Returns the first problem with a part that is installed but does not work, or None."""
+    """Returns the first problem of an installed part that does not work; None if all work."""
     try:
         devices()
     except RuntimeError as error:

@@ -83,7 +83,7 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
 
 
 def _score(model: Model, text: str, context: int | None, report: Any, notes: Console) -> Score:
-    """Scores with llama.cpp's windows, or with our own if the text is shorter than two of them."""
+    """Scores a text with llama.cpp's windows; with our own if it is shorter than two of those."""
     try:
         return score(model, text, context=context, windows="llama.cpp", progress=report)
     except TooShortError as error:

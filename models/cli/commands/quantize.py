@@ -92,7 +92,7 @@ def _check_targets(source: Path, options: argparse.Namespace) -> None:
 
 
 def _bytes(text: str) -> int:
-    """Parses a number of bytes, megabytes or gigabytes, like llama-gguf-split."""
+    """Parses a size such as "500M" or "2G" to bytes, like llama-gguf-split."""
     match = re.fullmatch(r"([1-9][0-9]{0,11})([MG]?)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or one and M or G")

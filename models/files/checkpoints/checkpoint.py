@@ -49,7 +49,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class CheckpointSource:
-    """A Hugging Face checkpoint whose tensors are read one at a time.
+    """Reader of a Hugging Face checkpoint, whose tensors are read one at a time.
 
     The constructor checks everything except the values of weights. As a context manager it closes
     the last file on exit.
@@ -111,7 +111,7 @@ class CheckpointSource:
         self.close()
 
     def close(self) -> None:
-        """Closes the last file; `read` opens it again."""
+        """Closes the file that was read last; `read` opens it again."""
         self._weights.close()
 
     @functools.cached_property
@@ -146,7 +146,10 @@ class CheckpointSource:
         return values
 
     def _nbytes(self) -> dict[str, int]:
-        """Returns GGUF name -> bytes; divides the bytes of tensors that hold several."""
+        """Returns GGUF name -> bytes in the checkpoint.
+
+        Divides the bytes of a checkpoint tensor that holds several GGUF tensors.
+        """
         parts = collections.Counter(place.names for place in self._places.values())
         sizes = {}
         for name, place in self._places.items():
@@ -155,7 +158,10 @@ class CheckpointSource:
         return sizes
 
     def _of_the_decoder(self) -> dict[str, str]:
-        """Returns name in a text-only decoder -> name in the checkpoint; warns of other tensors."""
+        """Returns the decoder's tensors: name in a text-only class -> name in the checkpoint.
+
+        Warns of tensors that are not part of the decoder.
+        """
         names = dict.fromkeys(self._weights.stored)
         if self.description.multimodal:
             for what, beside in _BESIDE_THE_DECODER.items():
@@ -188,10 +194,10 @@ class CheckpointSource:
         return found
 
     def _tie(self) -> bool:
-        """Returns whether a model that config.json calls tied uses the embedding as output layer.
+        """Returns whether the embedding is the output layer of a model that config.json calls tied.
 
-        As in transformers 5, a head with other values is used, and a head without an embedding
-        serves as both.
+        As in transformers 5, an lm_head with other values than the embedding is used, and an
+        lm_head without an embedding serves as both.
         """
         if _HEAD not in self._decoder:
             return True
@@ -207,7 +213,7 @@ class CheckpointSource:
         return False
 
     def _shares(self, layer: int) -> bool:
-        """Whether a layer shares keys and values of an earlier layer."""
+        """Returns whether a layer shares the keys and values of an earlier layer."""
         return layer < self.config.num_layers and self.config.kv_layer_of(layer) != layer
 
     @staticmethod
@@ -219,9 +225,10 @@ class CheckpointSource:
             del names[name]
 
     def _match(self, places: dict[str, Place]) -> dict[str, Place]:
-        """Resolves places to names in the checkpoint.
+        """Returns the places with names as in this checkpoint.
 
-        Rejects tensors that are missing, not part of the model, or of a wrong shape or type.
+        Raises CheckpointError for tensors that are missing, not part of the model, or of a wrong
+        shape or type.
         """
         matched, known = {}, set()
         for name, unresolved in places.items():
@@ -245,7 +252,7 @@ class CheckpointSource:
         return matched
 
     def _found(self, in_a_decoder: str, shape: tuple[int, ...]) -> str:
-        """Returns the checkpoint's name of a tensor; checks that the tensor has this shape."""
+        """Returns a tensor's name in the checkpoint; raises CheckpointError for another shape."""
         if in_a_decoder not in self._decoder:
             problem = f"is missing, expected with shape {shape}"
             if in_a_decoder == _HEAD:
@@ -258,7 +265,7 @@ class CheckpointSource:
         return name
 
     def _check_types(self, names: list[str], packed: bool) -> None:
-        """Rejects tensors of unsupported types, and experts of different types."""
+        """Raises CheckpointError for unsupported types, and for experts of different types."""
         supported = (PACKED,) if packed else tuple(TYPES)
         first = self._weights.stored[names[0]].dtype
         for name in names:
@@ -276,7 +283,7 @@ class CheckpointSource:
         raise CheckpointError(file, f"tensor {stored_name!r}", problem)
 
     def _is_part(self, name: str) -> bool:
-        """Whether the checkpoint holds this tensor according to config.json."""
+        """Returns whether config.json implies that the checkpoint holds this tensor."""
         entry = self._expected[name].entry
         if name == "output.weight":
             return not self._tied
@@ -328,7 +335,7 @@ def from_pretrained(
 
 
 def name_in_decoder(name: str) -> str:
-    """Returns the name of a tensor or module in the text-only class."""
+    """Converts a tensor's or module's name in a multimodal class to that in a text-only class."""
     return _DECODER.sub("model.", name).removeprefix("language_model.")
 
 

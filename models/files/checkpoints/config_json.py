@@ -77,7 +77,7 @@ _MIXERS = {"delta": "linear_attention", "convolution": "conv"}
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Decoder of a checkpoint: GGUF `metadata`, and properties that GGUF leaves to the tensors."""
+    """A checkpoint's decoder as config.json describes it: GGUF metadata, and further properties."""
 
     config: Config
     checkpoint: CheckpointClass
@@ -163,7 +163,7 @@ def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
 
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
-    """Returns the settings of the decoder in config.json, with the class's defaults."""
+    """Returns the part of config.json that describes the decoder, with the class's defaults."""
     given, prefix = fields.values, ""
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
         given, prefix = fields.mapping("text_config"), "text_config."
@@ -188,7 +188,7 @@ def _keys(
 def _values(
     fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
 ) -> dict[str, Any]:
-    """Returns GGUF metadata without rope parameters."""
+    """Converts config.json to GGUF metadata, except the rope parameters."""
     values: dict[str, Any] = {}
     for key, (json_key, read, default) in _keys(architecture, checkpoint).items():
         if (value := read(fields, json_key, default)) is not None:
@@ -219,14 +219,17 @@ def _values(
 
 
 def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Returns the names that the boolean keys in config.json enable."""
+    """Returns the names that boolean keys of config.json enable.
+
+    asked: boolean key -> names that it enables.
+    """
     return tuple(
         name for key, names in asked.items() if fields.boolean(key, False) for name in names
     )
 
 
 def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
-    """Whether experts are MXFP4; rejects other packed weights."""
+    """Returns whether experts are MXFP4; raises CheckpointError for other packed weights."""
     given = fields.object("quantization_config")
     if given is None:
         return False
@@ -259,7 +262,7 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
 
 
 def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
-    """Rejects a key whose value is not one of these."""
+    """Raises CheckpointError if a key's value is not one of `values`."""
     value = fields.values.get(key)
     if value is not None and value not in values:
         found = value.get("quant_method", "an object") if isinstance(value, dict) else value
@@ -296,7 +299,7 @@ def _layer_types(
 
 
 def _recurrent(architecture: Architecture) -> str:
-    """Returns the mixer that replaces attention in some layers; an empty string if none does."""
+    """Returns the name of the mixer that replaces attention in some layers; "" if none does."""
     return "delta" if architecture.delta else "convolution" if architecture.convolution else ""
 
 

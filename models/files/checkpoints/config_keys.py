@@ -179,7 +179,7 @@ CLASSES_OF_TYPES: dict[str | None, tuple[str, ...]] = {
 
 
 def _named(checkpoint: CheckpointClass) -> Iterator[str]:
-    """Yields the keys of config.json that a class's description names."""
+    """Yields the keys of config.json that the description of a checkpoint class names."""
     yield from checkpoint.required
     for mapping in (
         checkpoint.defaults,
@@ -201,14 +201,14 @@ _KNOWN = _READ.union(_HARMLESS, _NEUTRAL, *map(_named, _CLASSES))
 
 
 def is_known(key: str) -> bool:
-    """Whether a key is read, has no effect, or accepts neutral values."""
+    """Returns whether a key is read, has no effect, or accepts neutral values."""
     return key in _KNOWN or _HARMLESS_PATTERN.fullmatch(key) is not None
 
 
 def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
-    """Rejects unknown keys, and features that a decoder here would ignore.
+    """Raises CheckpointError for unknown keys, and for features that this package would ignore.
 
-    Ignores keys that are null. Raises CheckpointError that names the key.
+    The error names the key. Ignores keys that are null.
     """
     of_class = frozenset(_named(checkpoint))  # the class may be newer than `_KNOWN`
     for key, value in fields.values.items():
@@ -223,7 +223,10 @@ def check(fields: JSONFields, checkpoint: CheckpointClass) -> None:
 
 
 def check_code(fields: JSONFields, name: str) -> None:
-    """Rejects auto_map if it generates text with custom code of a class other than `name`."""
+    """Raises CheckpointError if auto_map has custom code to generate text.
+
+    Accepts the code of class `name`.
+    """
     own = fields.object("auto_map")
     for key in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq"):
         code = None if own is None else own.string(key, None)
@@ -232,7 +235,7 @@ def check_code(fields: JSONFields, name: str) -> None:
 
 
 def check_rope(fields: JSONFields) -> None:
-    """Rejects unknown keys of rope parameters."""
+    """Raises CheckpointError for unknown keys of rope parameters."""
     for key, value in fields.values.items():
         if value is not None and key not in _ROPE:
             _refuse_unknown(fields, key)

@@ -46,7 +46,7 @@ _NOT_APPLIED_TO_DRAWS: dict[str, tuple[Any, ...]] = {
 
 
 def sampling(fields: JSONFields) -> dict[str, Any]:
-    """Returns GGUF keys with the recommended sampling parameters; empty if the file has none.
+    """Returns GGUF metadata with the recommended sampling parameters; {} if the file has none.
 
     Warns of settings that are not applied. As in transformers, `do_sample: false` and a repetition
     penalty without `do_sample` select greedy decoding.

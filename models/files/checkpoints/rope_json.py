@@ -23,9 +23,10 @@ _THETA = 10000.0
 
 
 def _given(fields: JSONFields) -> JSONFields | None:
-    """Returns `rope_parameters` or `rope_scaling`; the latter if both exist, as in transformers 5.
+    """Returns the object `rope_scaling` or `rope_parameters` of config.json; None if absent.
 
-    Rejects files in which the two differ.
+    If both exist, returns `rope_scaling`, as in transformers 5. Raises CheckpointError if they
+    differ.
     """
     keys = "rope_parameters", "rope_scaling"
     found = [inner for key in keys if (inner := fields.object(key)) is not None and inner.values]
@@ -46,7 +47,7 @@ def _given(fields: JSONFields) -> JSONFields | None:
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops null values, and renames `type` to `rope_type`."""
+    """Returns rope parameters without null values, and with `type` renamed to `rope_type`."""
     said = {key: value for key, value in values.items() if value is not None}
     early = said.pop("type", None)
     return said if early is None else {"rope_type": early, **said}
@@ -113,7 +114,7 @@ class Rope:
         }
 
     def _read_local(self, local: JSONFields | None) -> None:
-        """Reads the rope base of windowed layers."""
+        """Reads the rope base (theta) of windowed layers into `values`."""
         if local is None:
             return
         if (kind := local.string("rope_type", "default")) != "default":
@@ -171,8 +172,8 @@ class Rope:
     def _yarn(self) -> dict[str, Any]:
         """Returns YaRN metadata.
 
-        `attn_factor` holds what the other keys cannot express of the magnitude, and
-        `_yarn_divisors` what they cannot express of the frequencies.
+        `attn_factor` makes up for what the other keys cannot express of the magnitude, and
+        `_yarn_divisors` for what they cannot express of the frequencies.
         """
         get, named = self._fields, self._kind_of_decoder.yarn_keys
         latent = self._kind_of_decoder.latent
@@ -204,7 +205,7 @@ class Rope:
         return values | self._magnitude(magnitude / implied)
 
     def _beta(self, key: str, default: float) -> float:
-        """Reads rotations within the original context; 0 is the default, as in transformers."""
+        """Reads YaRN's beta_fast or beta_slow; 0 selects the default, as in transformers."""
         if (value := self._fields.number(key, 0.0)) == 0:
             return default
         if not MIN_DIVISOR <= value <= 1e6:
@@ -282,14 +283,14 @@ class Rope:
         return np.array(divisors, np.float32)
 
     def _proportional(self, config: Config) -> np.ndarray:
-        """Returns divisors with which only the first pairs of a head rotate."""
+        """Returns frequency divisors with which only the first dimension pairs of a head rotate."""
         key, pairs = "partial_rotary_factor", config.rope_dim // 2
         part = self._checked_part(self._fields, key, self._fields.number(key, 1.0))
         rotated = int(part * config.rope_dim // 2)
         return np.where(np.arange(pairs) < rotated, 1.0, _STANDS_STILL).astype(np.float32)
 
     def _llama3(self, config: Config) -> np.ndarray:
-        """Returns divisors of Llama 3.1's frequencies.
+        """Returns the frequency divisors of Llama 3.1's rope scaling.
 
         With L = original_max_position_embeddings, wavelengths up to L / high_freq_factor tokens
         are kept, and wavelengths from L / low_freq_factor on are stretched by `factor`. In between,

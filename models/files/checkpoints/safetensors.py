@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """File, dtype and shape of a tensor."""
+    """Description of a stored tensor: its file, dtype and shape."""
 
     file: Path
     dtype: str  # safetensors' name
@@ -51,7 +51,10 @@ class Stored(NamedTuple):
 
 
 class Weights:
-    """Tensors of one file, or of all files of an index; `stored` maps names to Stored."""
+    """Reader of the tensors of one file, or of all files of an index.
+
+    `stored` maps tensor names to Stored.
+    """
 
     def __init__(self, path: Path) -> None:
         """Lists the tensors of a .safetensors file, or of a folder with one file or an index."""
@@ -74,7 +77,7 @@ class Weights:
         self._stack.close()
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Reads a tensor of one of TYPES or PACKED, or a slice of its rows with step 1.
+        """Reads a tensor whose dtype is in TYPES or PACKED, or a slice of its rows with step 1.
 
         Raises CheckpointError if a value is NaN or infinite.
         """
@@ -105,9 +108,9 @@ class Weights:
         return values
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors have equal type, shape and values; False for unsupported types.
+        """Returns whether two tensors have equal types, shapes and values.
 
-        Compares in parts to save memory. Raises like `read`.
+        False for unsupported types. Compares in parts to save memory. Raises like `read`.
         """
         one, other = self.stored[first], self.stored[second]
         if one[1:] != other[1:] or one.dtype not in TYPES or not one.shape:
@@ -167,7 +170,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
-    """Calls a function of safetensors, and turns its errors into CheckpointError."""
+    """Returns the result of `call`, with errors of safetensors turned into CheckpointError."""
     try:
         return call()
     except SafetensorError as error:

@@ -28,7 +28,7 @@ _USUAL_FOLDER = "1_Pooling"
 
 
 class _UnsupportedError(Exception):
-    """The reason why embeddings cannot be computed."""
+    """The folder's embeddings cannot be computed; the message gives the reason."""
 
 
 def metadata(folder: Path, architecture: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _metadata(folder: Path, architecture: str) -> dict[str, Any]:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """Returns kind and folder of each module; folders must be inside the checkpoint."""
+    """Returns the kind and folder of each module; a folder must be inside the checkpoint."""
     file = folder / "modules.json"
     if not file.exists():
         usual = Path(_USUAL_FOLDER)
@@ -91,7 +91,7 @@ def _pooling(file: Path) -> str:
 
 
 def _check_texts(folder: Path) -> None:
-    """Rejects settings that change texts before they are encoded."""
+    """Raises `_UnsupportedError` for settings that change texts before they are tokenized."""
     settings = folder / "config_sentence_transformers.json"
     if settings.exists():
         name = JSONFields.read(settings, MAX_CONFIG).string("default_prompt_name", None)

@@ -1,8 +1,8 @@
 """Finds and reads the checkpoint tensors that hold each GGUF tensor.
 
 A checkpoint tensor may hold the rows of several GGUF tensors, each expert may have its own tensor,
-and matrices may be transposed. Besides the result, only its rows or one expert are in memory. If
-heads or their parts are in another order, the whole tensor is.
+and matrices may be transposed. Besides the result, only the rows that are read or one expert are in
+memory. If heads or their parts are in another order, the whole checkpoint tensor is in memory.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _MXFP4 = 32  # weights of a block: 16 bytes, and a scale byte
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Rows of a checkpoint tensor, or of one tensor per expert.
+    """Location of a GGUF tensor in a checkpoint: rows of a tensor, or of one tensor per expert.
 
     Attributes:
-      names: names in the checkpoint; several are experts that are stacked.
-      shape: required shape of the checkpoint tensor, or of each of them.
+      names: names in the checkpoint; several names are experts that are stacked.
+      shape: required shape of the checkpoint tensor, or of each expert's tensor.
       rows: rows of this tensor, within each expert if `of_experts`.
       of_experts: the tensor is (experts, n, k), or a bias (experts, n).
       transposed, as_row, channels, logarithms, plain: as in `Stored`.
       tiled: (axis, key heads, value heads, elements per value head) if GGUF files order the heads
-        differently; None: they do not.
+        differently; None means the same order.
       groups: number of groups that the rows are split into; 0: none.
       parts: rows of this tensor in each group.
       packed: `names` are MXFP4 blocks; `scales` has the names of their scales.
@@ -56,11 +56,11 @@ class Place:
 
     @property
     def scales(self) -> tuple[str, ...]:
-        """Names of the MXFP4 scales; (): not packed."""
+        """Names of the MXFP4 scales; () if not packed."""
         return (self.names[0].removesuffix("_blocks") + "_scales",) if self.packed else ()
 
     def resolved(self, stored: tuple[int, ...]) -> Place:
-        """Returns the place with `transposed` decided by the shape that is `stored`."""
+        """Returns the place with `transposed` decided by `stored`, the shape in the checkpoint."""
         if self.transposed is not None:
             return self
         *experts, k, n = self.shape
@@ -75,10 +75,10 @@ def places(
     packed: bool = False,
     held: Container[str] | None = None,
 ) -> dict[str, Place]:
-    """Returns GGUF name -> place of every tensor that checkpoints of this class may hold.
+    """Returns GGUF name -> Place of every tensor that checkpoints of this class may hold.
 
     packed: experts are MXFP4 blocks and scales. held: names in the checkpoint, which decide between
-    alternative places; None: all names.
+    alternative places; None means all names.
     """
     expected, found = expected_tensors(config), {}
     stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
@@ -103,7 +103,11 @@ def places(
 def _usual(
     tensor: Tensor, where: Stored | None, prefix: str, held: Container[str] | None
 ) -> Stored | None:
-    """Returns the place of a tensor that no `Stored` of its suffix names; None: nowhere."""
+    """Returns how a checkpoint stores a tensor; None if it does not store the tensor.
+
+    where: the class's `Stored` for the tensor, which is ignored if it is optional and not held;
+    None means the default name.
+    """
     if where is not None and where.optional and held is not None:
         where = where if prefix + where.name in held else None
     if where is None and tensor.checkpoint is not None:
@@ -120,7 +124,7 @@ def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
 
 
 def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
-    """Returns the place of the tensor `held[at]` in one that holds the rows of all of `held`."""
+    """Returns the Place of GGUF tensor `held[at]` in a checkpoint tensor with the rows of all."""
     entry, shape = held[at].entry, held[at].shape
     of_experts = entry.bias == "experts" and held[at].beside not in SCALES
     experts, leading = (shape[0], shape[:1]) if of_experts else (1, ())
@@ -152,7 +156,7 @@ def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
 def _ordered(
     config: Config, where: Stored, place: Place, tensor: Tensor, lengths: Mapping[str, int]
 ) -> Place:
-    """Returns the place with the order of its heads and groups."""
+    """Returns the place with `tiled`, `groups` and `parts` set if `where` has heads or groups."""
     if where.value_heads is not None and config.kind.tiled_heads and config.delta is not None:
         axis, size = where.value_heads
         heads = config.delta.key_heads, config.delta.value_heads
@@ -174,7 +178,10 @@ def _is_packed(place: Place) -> bool:
 
 
 def _of_blocks(place: Place) -> Place:
-    """Returns the place of MXFP4 blocks (experts, n, k / 32, 16); they are never transposed."""
+    """Returns the Place of an experts' tensor that is stored as MXFP4 blocks, never transposed.
+
+    The blocks are (experts, n, k / 32, 16).
+    """
     experts, n, k = place.shape
     if place.transposed:
         n, k = k, n
@@ -183,7 +190,7 @@ def _of_blocks(place: Place) -> Place:
 
 
 def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray | QuantizedArray:
-    """Reads a tensor of this shape from its place."""
+    """Reads a GGUF tensor of this shape from its place in the checkpoint."""
     if place.packed:
         return _mxfp4(weights, place, shape)
     if place.of_experts:
@@ -208,7 +215,10 @@ def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray |
 
 
 def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarray:
-    """Extracts the parts from groups of rows: concatenated, or as a stack with one per group."""
+    """Extracts a tensor's rows from every group of rows of a checkpoint tensor.
+
+    Returns a matrix of the concatenated rows, or a stack with one matrix per group.
+    """
     groups = whole.reshape(place.groups, -1, whole.shape[-1])
     if len(shape) == 2:
         parts = [groups[:, part].reshape(-1, whole.shape[-1]) for part in place.parts]
@@ -221,9 +231,9 @@ def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarra
 def _tiled(
     values: np.ndarray, axis: int, key_heads: int, value_heads: int, size: int
 ) -> np.ndarray:
-    """Reorders value heads by their index within a key head instead of by key head.
+    """Reorders value heads along an axis: first by index within their key head, then by key head.
 
-    They are the last `value_heads * size` elements along the axis.
+    The value heads are the last `value_heads * size` elements along the axis.
     """
     start = values.shape[axis] - value_heads * size
     at = np.arange(values.shape[axis])
@@ -247,7 +257,7 @@ def _of_expert(weights: Weights, names: tuple[str, ...], expert: int) -> np.ndar
 
 
 def _mxfp4(weights: Weights, place: Place, shape: tuple[int, ...]) -> QuantizedArray:
-    """Converts MXFP4 to the layout of GGUF.
+    """Reads MXFP4 blocks and scales, and converts them to GGUF's layout.
 
     GGUF stores the scale before a block, and weights j and j + 16 in byte j. A checkpoint stores
     weights 2j and 2j + 1 in byte j. Both have the first weight in the low half. Scale bytes are

@@ -64,7 +64,7 @@ def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
 
 
 def sampling(folder: Path, config: JSONFields) -> dict[str, Any]:
-    """Returns GGUF keys with the recommended sampling parameters; empty if the files have none."""
+    """Returns GGUF metadata with the recommended sampling parameters; {} if the files have none."""
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
     return generation_json.sampling(config if generation is None else generation)
 
@@ -96,7 +96,7 @@ def _named_ids(sources: list[JSONFields], key: str, vocab_size: int) -> tuple[st
 
 
 def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:
-    """Returns the ids under a key: one, several or none."""
+    """Returns the list of token ids under a key, which may hold one id, several or none."""
     value = source.values.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:

@@ -56,9 +56,9 @@ Fail: TypeAlias = Callable[[str, str], NoReturn]
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """The matrices of one adapter, a (rank, k) and b (n, rank), and their factor.
+    """A LoRA adapter of one matrix: a (rank, k), b (n, rank), and the factor of b @ a.
 
-    names: tensors in the file that hold them.
+    names: names of a's and b's tensors in the file.
     """
 
     a: np.ndarray
@@ -123,7 +123,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
 
 
 def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
-    """Rejects adapters of optional matrices that the model lacks."""
+    """Raises GGUFError for an adapter of a matrix that is optional and that `model` lacks."""
     expected = expected_tensors(model.config)
     if optional := [name for name in pairs if not expected[name].required]:
         from ...network.build import named_tensors
@@ -147,7 +147,10 @@ def named_linears(config: Config) -> dict[str, tuple[int | None, str]]:
 def read(
     path: str | os.PathLike[str], config: Config, targets: frozenset[str] | None = None
 ) -> dict[str, Pair]:
-    """Returns GGUF name of a matrix -> its adapter, checked against a model's configuration."""
+    """Reads a file of adapters, checked against a model's configuration.
+
+    Returns GGUF name of a matrix -> its Pair. targets: matrices that may have an adapter.
+    """
     file = Path(os.fsdecode(path))
     targets = frozenset(named_linears(config)) if targets is None else targets
     if not file.is_dir() and file.suffix != ".safetensors":
@@ -173,7 +176,7 @@ def read(
 def _from_modules(
     weights: Weights, file: Path, description: Path, config: Config, targets: frozenset[str]
 ) -> dict[str, Pair]:
-    """Reads adapters of PEFT or mlx-lm, which use names of a checkpoint's modules."""
+    """Reads adapters of PEFT or mlx-lm, whose names are those of a checkpoint's modules."""
     if not description.exists():
         raise CheckpointError(str(file), _CONFIG, "is missing beside it")
     settings = lora_settings.read(JSONFields.read(description, MAX_CONFIG))
@@ -213,9 +216,10 @@ def _from_modules(
 def _places(
     config: Config, modules: Mapping[str, str], fail: Fail
 ) -> tuple[CheckpointClass, dict[str, list[tuple[str, slice]]]]:
-    """Returns the checkpoint class that has all these modules, and the tensors in each.
+    """Returns the checkpoint class that has all these modules, and which GGUF tensors they hold.
 
-    The latter maps a name in checkpoints to (GGUF name, its rows) of each tensor.
+    The second result maps a tensor's name in checkpoints to (GGUF name, its rows) of each GGUF
+    tensor that it holds.
     """
     classes = config.kind.checkpoints
     if not classes:
@@ -277,7 +281,11 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
 def _from_example(
     weights: Weights, file: str, config: Config, targets: frozenset[str]
 ) -> dict[str, Pair]:
-    """Reads adapters by module path, (k, rank) and (rank, n), with rows in the decoder's order."""
+    """Reads adapters of this package's examples/lora.py.
+
+    Their matrices are (k, rank) and (rank, n), named by module path, with rows in the decoder's
+    order.
+    """
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
     at_place = {place: name for name, place in named_linears(config).items()}
@@ -310,7 +318,7 @@ def _from_example(
 def _paired(
     names: Mapping[str, Any], pattern: re.Pattern[str], fail: Fail
 ) -> dict[str, tuple[str, str]]:
-    """Returns adapted module -> names of its a and b."""
+    """Returns adapted module -> names of its a and b tensors."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
         match = pattern.fullmatch(name)
@@ -328,7 +336,7 @@ def _paired(
 
 
 def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
-    """Adds a pair; rejects a second adapter of a matrix, and one that overflows float32."""
+    """Adds a pair to `pairs`; fails for a matrix's second adapter, or if float32 overflows."""
     if matrix in pairs:
         problem = f"is of {matrix}, and so is {pairs[matrix].names[0]!r}"
         fail(f"tensor {pair.names[0]!r}", problem)
@@ -351,7 +359,7 @@ def _not_adapted(name: str) -> str:
 def _check_shapes(
     a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], names: tuple[str, str], fail: Fail
 ) -> None:
-    """Rejects matrices whose product is not (n, k)."""
+    """Fails for matrices a and b whose product b @ a does not have `shape`, (n, k)."""
     n, k = shape
     if a.ndim != 2 or a.shape[0] < 1 or a.shape[1] != k:
         fail(f"tensor {names[0]!r}", f"has shape {a.shape}, expected (rank, {k})")

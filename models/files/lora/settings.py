@@ -56,12 +56,12 @@ _PLAIN = re.compile(r"\w+(\.\w+)*")  # other regular expressions could run forev
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Settings of an adapter.
+    """An adapter's settings from adapter_config.json.
 
     Attributes:
       of_mlx: tensors have mlx-lm's layout, (k, rank) and (rank, n).
       scale: maps (module name in the file, rank) to the factor of B A.
-      ranks: allowed ranks; None: any.
+      ranks: allowed ranks; None means any.
     """
 
     of_mlx: bool
@@ -118,12 +118,12 @@ def _of_peft(fields: JSONFields) -> Settings:
 
 
 def _is_default(key: str, value: Any) -> bool:
-    """Whether a value is neutral; for unknown fields false and empty values are."""
+    """Returns whether a field has its default value; for unknown fields, false or empty."""
     return value in _ONLY.get(key, (False, "", [], {}))
 
 
 def _check_initial(fields: JSONFields) -> None:
-    """Rejects initializations that subtract the product of A and B from the base weights."""
+    """Raises CheckpointError for initializations that subtract B A from the base weights."""
     initial = fields.value("init_lora_weights", True)
     if isinstance(initial, bool):
         return
@@ -136,7 +136,7 @@ def _check_initial(fields: JSONFields) -> None:
 
 
 def _alphas(fields: JSONFields) -> dict[str, float]:
-    """Returns pattern of modules -> alpha; the first match applies."""
+    """Returns pattern of module names -> alpha; the first pattern that matches applies."""
     of_modules = fields.object("alpha_pattern")
     if of_modules is None:
         return {}

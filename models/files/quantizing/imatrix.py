@@ -1,4 +1,4 @@
-"""Reads llama.cpp's importance matrices: weights for the squared errors of columns."""
+"""Reads llama.cpp's importance matrices, which weight the squared errors of columns."""
 
 from __future__ import annotations
 

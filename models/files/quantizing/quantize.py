@@ -250,7 +250,7 @@ def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArr
 def _checked(
     importance: Importance | None, config: Config, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Returns tensor name -> checked weights, (k,) or (matrices, k) for a stack."""
+    """Checks importance matrices; returns tensor name -> weights (k,), or (matrices, k)."""
     checked: dict[str, np.ndarray] = {}
     given = importance or {}
     for name, weights in given.items():
@@ -265,7 +265,7 @@ def _checked(
 
 
 def _of_matrices(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns weights (k,) or (matrices, k) for a tensor of this shape; accepts them flat."""
+    """Reshapes a tensor's importance weights to (k,), or (matrices, k) for a stack."""
     k = shape[-1]
     of_each = (shape[0], k) if len(shape) == 3 else (k,)
     if weights.shape == (math.prod(of_each),):

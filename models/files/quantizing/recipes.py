@@ -1,4 +1,4 @@
-"""Quantization recipes: the type of each tensor, as in llama.cpp's `llama_tensor_get_type`.
+"""Chooses each tensor's quantization type by recipe, as llama.cpp's `llama_tensor_get_type` does.
 
 Types depend on tensor names, shapes and a few dimensions of the model, not on the architecture.
 """
@@ -31,7 +31,7 @@ class Dimensions(Protocol):
 
 
 class Place(NamedTuple):
-    """Index of a tensor among those of its part, and properties of the model."""
+    """Input of a rule: a tensor's index among tensors of its kind, and properties of the model."""
 
     number: int
     total: int  # number of layers, or of attn_v matrices
@@ -47,7 +47,10 @@ def _always(_: Place) -> bool:
 
 
 def _outer_and_every_third(place: Place) -> bool:
-    """Whether a layer is sensitive: in the first or last eighth, or every third in between."""
+    """Returns whether a layer counts as sensitive to quantization.
+
+    Sensitive are the first and the last eighth of the layers, and every third in between.
+    """
     layer, layers = place.number, place.total
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
@@ -58,23 +61,27 @@ def _first(layers: int) -> Callable[[Place], bool]:
 
 
 def _first_of(parts: int) -> Callable[[Place], bool]:
-    """Returns a condition that holds for the first of `parts` equal parts of the layers."""
+    """Returns a condition that is true for the layers in the first 1 / `parts` of all layers."""
     return lambda place: place.number < place.total // parts
 
 
 def _grouped(place: Place) -> bool:
-    """Whether four or more query heads share a value head, whose matrix is small and sensitive."""
+    """Returns whether at least four query heads share a value head.
+
+    The matrix of values is then small, and sensitive to quantization.
+    """
     return place.heads_per_kv_head >= 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A type for most matrices, and rules for others.
+    """Quantization recipe: a ggml type for most matrices, and rules for the others.
 
     Attributes:
-      rules: part of a layer -> types with conditions; the first whose condition holds applies.
-      experts: type of stacks of experts' matrices; None: same as other matrices.
-      output_of_8: type of attn_output in models with eight experts; None: `type`.
+      rules: kind of matrix, such as attn_v -> (type, condition) pairs; the first pair whose
+        condition is true applies.
+      experts: type of stacks of experts' matrices; None means the same as other matrices.
+      output_of_8: type of attn_output in models with eight experts; None means `type`.
     """
 
     file_type: LlamaFileType
@@ -146,7 +153,7 @@ def get(name: str) -> Recipe:
 
 
 def kept(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether no recipe quantizes a tensor: norms, biases, routers, short convolutions."""
+    """Returns whether no recipe quantizes a tensor: norms, biases, routers, short convolutions."""
     return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _KEPT)
 
 
@@ -157,7 +164,7 @@ def tensor_types(
     *,
     importance: bool = False,
 ) -> dict[str, str]:
-    """Returns `wanted_types`, with fallbacks for rows that are not a multiple of the block size."""
+    """Like `wanted_types`, but with fallback types if k is not a multiple of the block size."""
     wanted = wanted_types(recipe, model, shapes, importance=importance)
     return {name: _fitting(kind, shapes[name]) for name, kind in wanted.items()}
 
@@ -169,7 +176,9 @@ def wanted_types(
     *,
     importance: bool = False,
 ) -> dict[str, str]:
-    """Returns tensor name -> ggml type name; tensors that are `kept` are F32, one kind is BF16.
+    """Returns tensor name -> ggml type name by the recipe, whether or not k fits the block size.
+
+    Tensors that are `kept` get F32, one kind of them BF16.
 
     Args:
       shapes: row-major shapes of all tensors of a model.
@@ -226,7 +235,7 @@ def _matrix_type(recipe: Recipe, model: Dimensions, part: str, place: Place, exp
 
 
 def _is_70b(model: Dimensions) -> bool:
-    """Whether llama.cpp counts a model as 70B, by its number of layers."""
+    """Returns whether llama.cpp counts a model as 70B, by its number of layers."""
     grouped = model.num_heads != model.num_kv_heads
     return model.num_layers == 80 and (
         model.architecture == "qwen2" or (model.architecture == "llama" and grouped)

@@ -1,8 +1,9 @@
-"""Modules of a decoder layer; only this package knows which steps are fused into one kernel.
+"""Flax modules of a decoder layer: attention, MLP, experts, recurrent mixers.
 
-A sublayer maps x to x + post_norm(f(norm(x))) and owns its norms. Fused operations take the weights
-of Linears and RMSNorms. If another module replaces a Linear, or a Linear has a scale, the same
-steps run separately. The base products of AdaptedLinears still run as one kernel.
+A sublayer maps x to x + post_norm(f(norm(x))) and owns its norms. Only this package knows which
+steps are fused into one kernel: fused operations take the weights of Linears and RMSNorms. If
+another module replaces a Linear, or a Linear has a scale, the same steps run separately. The base
+matmuls of AdaptedLinears still run as one kernel.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ class DecoderLayer(nnx.Module):
 
     Attributes:
       attention, delta, convolution: the token mixer; exactly one is set.
-      norm: shared norm of a parallel block; None: mixer and MLP have their own and run in sequence.
-      per_layer: adds the per-layer embedding; None without.
-      output_scale: (1,), factor of the block's output; None: 1.
+      norm: norm that mixer and MLP share if they run in parallel; None means that each has its own
+        norm and they run in sequence.
+      per_layer: adds the per-layer embedding; None if absent.
+      output_scale: (1,), factor of the block's output; None means 1.
     """
 
     mlp: MLP | Experts | DenseBesideExperts
@@ -73,8 +75,8 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Array, Any]:
         """Maps x (..., hidden_size) to the block's output; also returns the updated memory.
 
-        memory: KV for attention, Memory for other mixers. given: (..., per_layer_size), for
-        `per_layer`. prefetch: projections that run after the layer.
+        memory: KV for attention, Memory for other mixers. given: (..., per_layer_size), the
+        per-layer embedding; None if absent. prefetch: projections that run after the layer.
         """
         x, memory = self._mixed(x, memory, prefetch)
         if self.per_layer is not None and given is not None:
@@ -92,7 +94,7 @@ class DecoderLayer(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projections that the layer starts with."""
+        """The layer's first projections, whose weights the layer before it prefetches."""
         return self.mixer.first
 
     def _mixed(self, x: Array, memory: Any, prefetch: Ahead) -> tuple[Array, Any]:

@@ -1,4 +1,4 @@
-"""Attention over the keys and values of a whole prompt, or over pages of the KV cache."""
+"""Grouped-query attention as a Flax module, over a whole prompt or over a paged KV cache."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ class Attention(nnx.Module):
     """Grouped-query attention with rotary positions.
 
     Attributes:
-      key: key projection; None: the layer shares keys and values of an earlier layer.
-      value: value projection; None: values are the key projection before its norm.
-      norm, post_norm: norms of the input and of the output, which is added to x; None without.
-      q_norm, k_norm: norms of queries and keys, per head or over all heads; None without.
-      value_eps: eps of a norm of the values that has no weight; None: values are not normalized.
+      key: key projection; None means that the layer shares keys and values of an earlier layer.
+      value: value projection; None means that values are the key projection before its norm.
+      norm, post_norm: norms of the input, and of the output before it is added to x; None if
+        absent.
+      q_norm, k_norm: norms of queries and keys, per head or over all heads; None if absent.
+      value_eps: eps of a norm of the values that has no weight; None means no such norm.
       output_gate: `query` also produces a gate, stored after each head's queries; the sigmoid of
         the gate multiplies the head's attention output.
-      sinks: (num_heads,), of `jax_q4k.paged_attention`; None without.
-      window: sliding window in tokens, the query's own included; None: full attention.
-      scale, soft_cap: of attention scores; None: head_dim ** -0.5, no cap.
-      residual_scale: factor of the output before it is added to x; None: 1.
+      sinks: (num_heads,), sink logits, as in `jax_q4k.paged_attention`; None if absent.
+      window: sliding window in tokens, the query's own included; None means full attention.
+      scale: factor of attention scores; None means head_dim ** -0.5.
+      soft_cap: cap of attention scores; None means no cap.
+      residual_scale: factor of the output before it is added to x; None means 1.
     """
 
     query: Linear
@@ -60,7 +62,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, KV]:
-        """Returns residual + attention(x), (..., hidden_size), and kv with x's keys and values.
+        """Returns residual + attention(x), (..., hidden_size), and `kv` updated with x's tokens.
 
         residual: x if None. prefetch: projections that run next.
         """
@@ -91,18 +93,22 @@ class Attention(nnx.Module):
 
     @property
     def first(self) -> list[Linear]:
-        """The projections to queries, keys and values, without missing ones."""
+        """The projections to queries, keys and values that this layer has."""
         return [p for p in (self.query, self.key, self.value) if p is not None]
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the projected heads only need a norm per head and rotation before storing."""
+        """Whether heads need only a norm per head and rotation between projection and cache."""
         of_heads = self.q_norm is None or self._per_head(self.q_norm)
         apart = self.output_gate or self.value_eps is not None
         return len(self.first) == 3 and of_heads and not apart
 
     def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
-        """Returns queries, their gate, and kv with x's keys and values; runs unfused."""
+        """Projects x step by step, without fusing, for layers that are not plain.
+
+        Returns the queries, their output gate (None if absent), and `kv` updated with x's keys and
+        values.
+        """
         q, *kv_rows = linear(x, *self.first, norm=self.norm, prefetch=[self.output])
         q, gate = self._gated(q)
         if self.q_norm is not None and not self._per_head(self.q_norm):
@@ -124,7 +130,10 @@ class Attention(nnx.Module):
         return self.post_norm is not None or self.residual_scale is not None
 
     def _gated(self, q: Array) -> tuple[Array, Array | None]:
-        """Splits a projection into queries and their gate, both (..., heads * head_dim)."""
+        """Splits the query projection into queries and output gate, (..., heads * head_dim) each.
+
+        The gate is None if the layer has none.
+        """
         if not self.output_gate:
             return q, None
         both = q.reshape(*q.shape[:-1], -1, 2, self.head_dim)
@@ -132,7 +141,7 @@ class Attention(nnx.Module):
         return queries, gate
 
     def _per_head(self, norm: Norm) -> bool:
-        """Whether a norm applies to each head separately, so that it can be fused with rotation."""
+        """Returns whether a norm applies per head, so that it can be fused with rotation."""
         return isinstance(norm, RMSNorm) and norm.weight.shape == (self.head_dim,)
 
 
@@ -143,16 +152,16 @@ def heads(x: Array, head_dim: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Fresh:
-    """Keys and values of whole sequences, with causal attention.
+    """Keys and values of a layer in a pass over whole prompts, with causal attention.
 
     Differentiable if `pages` is empty.
 
     Attributes:
-      rotation: of tokens (batch, time).
-      temperature: (batch, time), factor of queries, or None.
+      rotation: rotary cosines and sines of tokens (batch, time).
+      temperature: (batch, time), factor of queries; None means 1.
       lengths: (batch,), tokens of each row before padding.
-      pages, slots: pages of the KV cache and slots in them, which keys and values are also written
-        to; (): they are not stored.
+      pages, slots: the layer's KV pages, and the slots that keys and values are also written to;
+        () means that they are not stored.
       k, v: (batch, time, num_kv_heads, head_dim), set by `append`.
     """
 
@@ -173,7 +182,10 @@ class Fresh:
         head_dim: int,
         prefetch: Ahead = (),
     ) -> tuple[Array, Fresh]:
-        """Projects x (batch, time, hidden_size) to queries, keys and values; calls `append`."""
+        """Projects x (batch, time, hidden_size) to queries, keys and values; calls `append`.
+
+        Returns the queries, and self with the keys and values.
+        """
         ys = linear(x, *projections, norm=norm, prefetch=prefetch)
         q, k, v = (heads(y, head_dim) for y in ys)
         return self.append(q, k, v, norms)
@@ -195,14 +207,17 @@ class Fresh:
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def store(self, rows: Array) -> Fresh:
-        """Writes latent vectors and their keys (batch, time, 1, n) to the pages, if any."""
+        """Writes `rows` (batch, time, 1, n), latent vectors with shared keys, to the pages, if any.
+
+        Returns self with the updated pages.
+        """
         if not self.pages:
             return self
         pages = append_latent(self.pages, flat_rows(rows), self.slots)
         return dataclasses.replace(self, pages=pages)
 
     def query(self, q: Array, norm: Norm | None) -> Array:
-        """Normalizes, rotates and scales q, for layers that share another layer's KV."""
+        """Normalizes, rotates and scales q, for layers that share an earlier layer's KV."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
 
     def attention(self, q: Array, **seen: Any) -> Array:
@@ -215,21 +230,22 @@ class Fresh:
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
     ) -> Array:
-        """Returns residual + output(attention of q), (batch, time, hidden_size)."""
+        """Returns residual + output(attention(q)), (batch, time, hidden_size)."""
         out = self.attention(q, **seen).reshape(*q.shape[:2], -1)
         return linear(out, output, residual=residual, prefetch=prefetch)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Paged:
-    """A layer's pages, to which one token or a chunk per sequence is appended; see `PagedCache`.
+    """A layer's KV pages, to which one token or a chunk per sequence is appended.
 
-    Arrays of tokens have a leading axis (batch,), or (batch * time,) for chunks.
+    See `PagedCache`. Arrays of tokens have a leading axis (batch,), or (batch * time,) for chunks.
 
     Attributes:
-      rotation, temperature, slots: of the new tokens.
-      lens: (batch,), stored tokens, the new ones included.
-      lengths: (batch,), new tokens of each sequence, up to time; None: one each.
+      rotation, temperature, slots: rotary cosines and sines, query factors and slots of the new
+        tokens.
+      lens: (batch,), stored tokens of each sequence, the new ones included.
+      lengths: (batch,), new tokens of each sequence, up to time; None means one each.
     """
 
     rotation: Rotation
@@ -277,7 +293,10 @@ class Paged:
         return dataclasses.replace(self, pages=pages)
 
     def latent_attention(self, q: Array, rank: int, *, scale: float) -> Array:
-        """Returns attention of q (batch, num_heads, n) over latents, (batch, num_heads, rank)."""
+        """Returns attention of q (batch, num_heads, n) over the latent cache.
+
+        The result is (batch, num_heads, rank).
+        """
         options = {"value_dim": rank, "scale": scale} | self._options
         given = self._of_sequences(q), self.pages[0], None, self.block_tables, self.lens
         return jq.paged_attention(*given, **options).reshape(*q.shape[:-1], rank)
@@ -306,12 +325,12 @@ class Paged:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """Arguments of paged attention: scales of int8 pages, and lengths of chunks."""
+        """Keyword arguments of paged attention: scales of int8 pages, and lengths of chunks."""
         of_pieces = {} if self.lengths is None else {"lengths": self.lengths}
         return scales(self.pages) | of_pieces
 
     def _of_sequences(self, x: Array) -> Array:
-        """Reshapes (batch * time, ...) of chunks to (batch, time, ...)."""
+        """Reshapes chunks' tokens (batch * time, ...) to (batch, time, ...)."""
         return x if self.lengths is None else x.reshape(len(self.lengths), -1, *x.shape[1:])
 
     def _given(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -335,8 +354,8 @@ def _appended(
 ) -> tuple[Array, ...]:
     """Normalizes and rotates queries and keys, and stores keys and values in the pages.
 
-    vectors: queries, keys and values (tokens, heads, head_dim). return_keys: see
-    `jq.rope_append`. Returns queries, then the pages, then the keys if asked for.
+    vectors: queries, keys and values (tokens, heads, head_dim). return_keys: see `jq.rope_append`.
+    Returns queries, then the updated pages, then with `return_keys` the keys.
     """
     q, k, v = vectors
     options = _of_heads(pages, rotation, norms) | {"return_keys": return_keys}
@@ -344,12 +363,12 @@ def _appended(
 
 
 def _of_heads(pages: Pages, rotation: Rotation, norms: Norms) -> dict[str, Any]:
-    """Returns the arguments of operations that normalize, rotate and store heads."""
+    """Returns keyword arguments of operations that normalize, rotate and store heads."""
     weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
     norm_options = {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
     return rotation._asdict() | scales(pages) | norm_options
 
 
 def _scaled(q: Array, temperature: Array | None) -> Array:
-    """Multiplies queries (..., heads, head_dim) by a factor (...) of each token."""
+    """Multiplies queries (..., heads, head_dim) by each token's factor (...); None means 1."""
     return q if temperature is None else q * temperature[..., None, None]

@@ -14,11 +14,11 @@ from .recurrent import Chunk, Memory
 
 @dataclasses.dataclass(eq=False, repr=False)
 class ShortConvolution(nnx.Module):
-    """Computes output(c * convolution(b * v)), where b, c, v = input(norm(x)).
+    """Token mixer that computes output(c * convolution(b * v)), where b, c, v = input(norm(x)).
 
     Attributes:
-      taps: (hidden_size, width), weights of each channel's last inputs; the last is the current
-        token's.
+      taps: (hidden_size, width), convolution weights of each channel; the last column is for the
+        current token.
     """
 
     input: Linear
@@ -50,6 +50,6 @@ class ShortConvolution(nnx.Module):
         return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
-        """Returns the memory after the first `lengths` (batch,) draft tokens of a trial."""
+        """Returns the memory after the accepted draft tokens of a trial: the first `lengths`."""
         memory, (given,) = trial.shortened(lengths), trial.inputs
         return memory.kept((memory.ring(given, self.taps.get_value().shape[1]),))

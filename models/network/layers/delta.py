@@ -1,4 +1,4 @@
-"""Gated delta net (https://arxiv.org/abs/2412.06464), a recurrent token mixer."""
+"""Gated delta net as a Flax module: a recurrent token mixer (https://arxiv.org/abs/2412.06464)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .recurrent import Chunk, Memory, unit_length
 
 @dataclasses.dataclass(eq=False, repr=False)
 class GatedDeltaNet(nnx.Module):
-    """Recurrence with a state matrix per head, a decay gate and the delta rule.
+    """Token mixer that updates a state matrix per head by a decay and the delta rule.
 
     Attributes:
       qkv, gate: projections to queries, keys and values, and to the output gate.
-      alpha, beta: projections to the decay and the learning rate of each value head. None: both
-        come from `beta_alpha`, which gives for each key head the betas of its value heads and then
-        the alphas.
-      taps: (channels, width), convolution over queries, keys and values.
+      alpha, beta: projections to the decay and the learning rate of each value head. None means
+        that both come from `beta_alpha`, which gives for each key head the betas of its value heads
+        and then the alphas.
+      taps: (channels, width), weights of the convolution over queries, keys and values.
       step_bias, decay: (value heads,); the state decays by the factor
         exp(softplus(alpha + step_bias) * decay).
       output_norm: norm of each head's output.
@@ -99,7 +99,10 @@ class GatedDeltaNet(nnx.Module):
     def _chunk(
         self, memory: Chunk, qkv: Array, gate: Array, alpha: Array, beta: Array
     ) -> tuple[Array, Chunk]:
-        """Returns the input (batch, time, values) of the output projection, and the memory."""
+        """Runs a chunk of projected tokens.
+
+        Returns the input (batch, time, values) of the output projection, and the updated memory.
+        """
         shape, (batch, time, _) = self.shape, qkv.shape
         convolved, ring = memory.convolved(qkv, self.taps.get_value())
         parts = jnp.split(jax.nn.silu(convolved), (shape.keys, 2 * shape.keys), axis=-1)
@@ -119,7 +122,10 @@ class GatedDeltaNet(nnx.Module):
     def _rule(
         self, memory: Chunk, q: Array, k: Array, v: Array, g: Array, beta: Array
     ) -> tuple[Array, Array]:
-        """Applies the delta rule; returns its output and state, which padding does not change."""
+        """Applies the gated delta rule; returns its output and the new state.
+
+        Padding does not change the state.
+        """
         shape, batch = self.shape, len(q)
         before = batch, shape.value_heads, shape.head_dim, shape.head_dim
         matrices = memory.state[1] if memory.state else jnp.zeros(before, jnp.float32)
@@ -129,7 +135,7 @@ class GatedDeltaNet(nnx.Module):
         return o, after
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
-        """Returns the memory after the first `lengths` (batch,) draft tokens of a trial."""
+        """Returns the memory after the accepted draft tokens of a trial: the first `lengths`."""
         memory, (qkv, *given) = trial.shortened(lengths), trial.inputs
         _, after = self._rule(memory, *given)
         return memory.kept((memory.ring(qkv, self.shape.width), after))

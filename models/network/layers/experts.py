@@ -1,4 +1,4 @@
-"""Mixture of experts (MoE): feed-forward networks of which each token uses a few."""
+"""Mixture of experts (MoE) as Flax modules: router, expert MLPs and shared experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .mlp import MLP, activate
 
 
 class ExpertLinear(Matrix):
-    """Maps tokens x (..., k) and their expert ids (..., top) to (..., top, n).
+    """Linear layer per expert: maps tokens x (..., k) and expert ids (..., top) to (..., top, n).
 
     The weight is (experts, n, k), the bias (experts, n), the scale (experts,).
     """
@@ -31,17 +31,17 @@ class ExpertLinear(Matrix):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class Experts(nnx.Module):
-    """Sum of a token's experts, gated networks that the router selects and weights.
+    """MoE layer: sums the outputs of the gated MLPs that the router selects for a token.
 
     Attributes:
       router: projection to the experts' logits, in float32.
       gate, up, down: projections of all experts.
       shape: number of experts, and how a token's experts are selected.
       router_scale: (hidden_size,); the router gets x / rms(x) * router_scale / sqrt(hidden_size).
-        None: it gets the experts' input.
+        None means that the router gets the experts' input.
       selection_bias: (experts,), added to scores for the selection, but not to the weights.
-      shared: expert that every token uses, with the norm of this module.
-      shared_gate: (hidden_size,); sigmoid(shared_gate @ x) is the factor of `shared`. None: 1.
+      shared: expert that every token uses, after the norm of this module; None if absent.
+      shared_gate: (hidden_size,); sigmoid(shared_gate @ x) is the factor of `shared`. None means 1.
       norm, post_norm, activation, residual_scale: as in MLP.
     """
 
@@ -79,13 +79,13 @@ class Experts(nnx.Module):
         return logits
 
     def _selection(self) -> tuple[Array | None, dict[str, Any]]:
-        """Returns the selection bias and the options of `jax_q4k.route`."""
+        """Returns the selection bias (None if absent) and other options of `jax_q4k.route`."""
         names = ("gating", "groups", "groups_used", "normalize", "scale")
         bias = None if self.selection_bias is None else self.selection_bias.get_value()
         return bias, {name: getattr(self.shape, name) for name in names}
 
     def mixture(self, x: Array, residual: Array | None) -> Array:
-        """Returns the weighted sum of the experts of x, plus a residual if there is one."""
+        """Returns [residual +] the weighted sum of the selected experts' outputs for x."""
         modules = self.gate, self.up, self.down
         plain = all(type(m) is ExpertLinear for m in modules)
         plain = plain and all(m.scale is None for m in modules[:2])
@@ -112,7 +112,7 @@ class Experts(nnx.Module):
         return y if residual is None else residual + y
 
     def _shared(self, h: Array, residual: Array | None, norm: Norm | None) -> Array:
-        """Returns residual + shared(norm(h)), with its gate."""
+        """Returns residual + sigmoid(shared_gate @ norm(h)) * shared(norm(h))."""
         assert self.shared is not None
         if self.shared_gate is None:
             return self.shared.network(h, residual, norm)
@@ -124,7 +124,7 @@ class Experts(nnx.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class DenseBesideExperts(nnx.Module):
-    """A dense MLP and a mixture of experts in parallel; sums their normalized outputs.
+    """Runs a dense MLP and a mixture of experts in parallel; sums their normalized outputs.
 
     post_norm, residual_scale: as in MLP, applied to the sum.
     """

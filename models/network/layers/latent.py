@@ -1,4 +1,4 @@
-"""Multi-head latent attention (https://arxiv.org/abs/2405.04434)."""
+"""Multi-head latent attention (MLA) as a Flax module (https://arxiv.org/abs/2405.04434)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .linear import Ahead, Linear, Norm, RMSNorm, linear
 class LatentAttention(nnx.Module):
     """Attention whose keys and values are projections of one latent vector per token.
 
-    A head's key is `key_b` of the latent vector, concatenated with a rotated key that all heads
-    share. Prompts are attended to with these keys and values. The KV cache stores the latent vector
-    and the shared key instead. Attention over pages projects the queries with `key_b`, so that the
-    latent vector is both key and value ("absorbed").
+    A head's key is the latent vector projected by `key_b`, concatenated with a rotated key that all
+    heads share. Whole prompts attend to these keys and values. The KV cache stores the latent
+    vector and the shared key instead. Attention over pages projects the queries with `key_b`, so
+    that the latent vector is both key and value ("absorbed").
 
     Attributes:
       kv_a, kv_a_norm: projection to the latent vector and the shared key; norm of the latent
         vector.
-      key_b, value_b: per head, (heads, rank, head_dim - rope_dim), with the latent vector's axis
-        first, and (heads, value_dim, rank).
-      query: projection to queries. None: queries are query_b(query_a_norm(query_a(x))).
-      head_dim: of queries; the last `rope_dim` elements are rotated.
+      key_b, value_b: matrices per head, (heads, rank, head_dim - rope_dim) and (heads, value_dim,
+        rank); rank is the size of the latent vector.
+      query: projection to queries. None means that queries are query_b(query_a_norm(query_a(x))).
+      head_dim: size of a query head; its last `rope_dim` elements are rotated.
     """
 
     kv_a: Linear
@@ -62,7 +62,7 @@ class LatentAttention(nnx.Module):
     def __call__(
         self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, KV]:
-        """Returns residual + attention(x), (..., hidden_size), and kv with x's latents and keys.
+        """Returns residual + attention(x), (..., hidden_size), and `kv` updated with x's tokens.
 
         residual: x if None. prefetch: projections that run next.
         """
@@ -87,7 +87,10 @@ class LatentAttention(nnx.Module):
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     def _stored(self, latent: Array, rotated: Array) -> Array:
-        """Concatenates (..., rank) and (..., rope_dim), padded to the layout of pages."""
+        """Returns rows for the KV cache: latent vectors and shared keys, padded to a page's row.
+
+        latent: (..., rank). rotated: (..., rope_dim), the rotated shared keys.
+        """
         shape, dim = self.shape, self.shape.stored_dim(self.rope_dim)
         between = shape.stored_rank - shape.rank
         behind = dim - shape.stored_rank - self.rope_dim
@@ -106,7 +109,7 @@ class LatentAttention(nnx.Module):
         return q.reshape(*q.shape[:-1], -1, self.head_dim), self._normalized(latent), shared
 
     def _normalized(self, latent: Array) -> Array:
-        """Applies `kv_a_norm` in XLA, because a PTX kernel would need a copy of this slice."""
+        """Applies `kv_a_norm` to latent vectors in XLA; a PTX kernel would need a copy of them."""
         x, norm = latent.astype(jnp.float32), self.kv_a_norm
         mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
         weight = jnp.expand_dims(norm.weight.get_value(), range(x.ndim - 1))
@@ -114,7 +117,10 @@ class LatentAttention(nnx.Module):
         return y.astype(latent.dtype)
 
     def _unabsorbed(self, kv: Fresh, q: Array, latent: Array, shared: Array) -> Array:
-        """Returns causal attention over a prompt, (batch, time, heads, value_dim)."""
+        """Returns causal attention over a whole prompt, with keys and values of every head.
+
+        The result is (batch, time, heads, value_dim).
+        """
         key_b, value_b = (_floats(matrix) for matrix in (self.key_b, self.value_b))
         options: dict[str, Any] = {"precision": "highest"}
         k = jnp.einsum("...r,hrn->...hn", latent, key_b, **options)
@@ -138,7 +144,7 @@ def _of_heads(matrices: ExpertLinear, x: Array) -> Array:
 
 
 def _floats(matrices: ExpertLinear) -> Array:
-    """Returns float32 (heads, n, k), multiplied by the scale if there is one."""
+    """Decodes the heads' matrices to float32 (heads, n, k), scaled if they have a scale."""
     weight = matrices.weight.get_value()
     packed = isinstance(weight, jq.QuantizedArray)
     floats = weight.dequantize() if packed else weight.astype(jnp.float32)

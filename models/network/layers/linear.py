@@ -1,4 +1,4 @@
-"""Linear layers and norms; multiplies one input by several matrices in one kernel."""
+"""Linear layers, LoRA layers and norms as Flax modules, and their fusion into one kernel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .. import flax_types
 
 
 class Matrix(nnx.Module):
-    """A weight matrix, or one per expert, with its bias and scales.
+    """Base of Linear and ExpertLinear: a weight matrix, or one per expert, with bias and scales.
 
-    weight: packed or float. bias: float32, or None. scale: float32 factor of products; None: 1.
-    input_scale: kept only for saving; products ignore it, as in llama.cpp.
+    weight: packed or float. bias: float32, None if absent. scale: float32 factor of the matmul's
+    result; None means 1. input_scale: kept only for saving; matmuls ignore it, as in llama.cpp.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Linear(Matrix):
         return self.of_product(jq.matmul(x, self.weight))
 
     def of_product(self, y: Array) -> Array:
-        """Returns scale * y + b for y = x @ W.T."""
+        """Returns the layer's output, scale * y + b, given y = x @ W.T."""
         scale = None if self.scale is None else self.scale.get_value().reshape(())
         return scaled(y, scale, None if self.bias is None else self.bias.get_value())
 
@@ -53,9 +53,9 @@ class AdaptedLinear(nnx.Module):
     """LoRA: computes base(x) + scale * (x @ a.T) @ b.T in float32.
 
     Attributes:
-      base: maps k to n.
-      a, b: (rank, k) and (n, rank), float.
-      scale: float32 ().
+      base: the adapted Linear (n, k).
+      a, b: LoRA matrices (rank, k) and (n, rank), float.
+      scale: float32 scalar.
     """
 
     def __init__(self, base: Linear | AdaptedLinear, a: Array, b: Array, scale: Array) -> None:
@@ -66,7 +66,7 @@ class AdaptedLinear(nnx.Module):
         return self.added(x, self.base(x))
 
     def added(self, x: Array, y: Array) -> Array:
-        """Adds the LoRA update to y, the base layer's output for x."""
+        """Returns y, the base layer's output for x, plus the LoRA update."""
         inner = _product(x.astype(jnp.float32), self.a.get_value())
         z = y.astype(jnp.float32) + self.scale.get_value() * _product(inner, self.b.get_value())
         return z.astype(y.dtype)
@@ -91,7 +91,8 @@ class RMSNorm(nnx.Module):
 class LayerNorm(nnx.Module):
     """Computes (x - mean) / sqrt(variance + eps) * w + b along w's last axis, in float32.
 
-    weight: (n,), or (heads, n) for a norm per head of x (..., heads * n). bias: (n,) or None.
+    weight: (n,), or (heads, n) for a norm per head of x (..., heads * n). bias: (n,); None if
+    absent.
     """
 
     def __init__(self, weight: Array, eps: float, bias: Array | None = None) -> None:
@@ -149,7 +150,7 @@ def linear(
 
 
 def weights_of(projections: Ahead) -> list[Any]:
-    """Returns the weights that the projections read; skips modules of unknown types."""
+    """Returns the weights of the projections, to prefetch; skips modules of unknown types."""
     found: list[Any] = []
     for projection in projections:
         while isinstance(projection, AdaptedLinear):
@@ -160,7 +161,7 @@ def weights_of(projections: Ahead) -> list[Any]:
 
 
 def fusible(*projections: Any) -> bool:
-    """Whether fused operations can take the weights of these modules."""
+    """Returns whether fused operations can take the weights of these modules."""
     return all(type(p) is Linear and p.scale is None for p in projections)
 
 
@@ -172,9 +173,10 @@ def scaled(y: Array, scale: Array | None, bias: Array | None) -> Array:
 
 
 def normalized(x: Array, norm: Norm | None) -> tuple[Array, dict[str, Any]]:
-    """Returns x and the arguments of operations that fuse its RMSNorm.
+    """Prepares norm(x) for operations that fuse an RMSNorm.
 
-    Other norms are applied here, and add no arguments.
+    For an RMSNorm, returns x and the norm's keyword arguments. Applies another norm here, and
+    returns its result without arguments.
     """
     if isinstance(norm, RMSNorm):
         return x, {"norm_weight": norm.weight, "eps": norm.eps}

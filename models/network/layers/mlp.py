@@ -1,4 +1,4 @@
-"""Feed-forward networks."""
+"""Gated and plain feed-forward network (MLP) as a Flax module."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class MLP(nnx.Module):
     """Computes down(activation(gate(x)) * up(x)).
 
     Attributes:
-      gate: gate projection; None: the network is down(activation(up(x))).
-      norm, post_norm: norms of the input and of the output, which is added to x; None without.
+      gate: gate projection; None means that the network is down(activation(up(x))).
+      norm, post_norm: norms of the input, and of the output before it is added to x; None if
+        absent.
       activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`, such as "silu" (SwiGLU) or "gelu", the
         tanh approximation (GeGLU).
-      residual_scale: factor of the output before it is added to x; None: 1.
+      residual_scale: factor of the output before it is added to x; None means 1.
     """
 
     gate: Linear | None
@@ -43,7 +44,7 @@ class MLP(nnx.Module):
         return [self.up] if self.gate is None else [self.gate, self.up]
 
     def __call__(self, x: Array, residual: Array | None = None, prefetch: Ahead = ()) -> Array:
-        """Returns residual + network(x), (..., hidden_size).
+        """Returns residual + post_norm(network(norm(x))), (..., hidden_size).
 
         residual: x if None. prefetch: projections that run next.
         """
@@ -60,7 +61,10 @@ class MLP(nnx.Module):
         norm: Norm | None = None,
         prefetch: Ahead = (),
     ) -> Array:
-        """Returns the network of x, plus a residual; `norm`, if set, replaces the network's own."""
+        """Returns the network's output for x, plus a residual; applies no `post_norm`.
+
+        residual: None means no residual. norm: replaces the network's own norm, unless None.
+        """
         norm = self.norm if norm is None else norm
         first = self.first
         modules = *first, self.down

@@ -1,4 +1,4 @@
-"""Helpers to read and write a layer's KV cache pages."""
+"""Helpers to read and write a layer's KV pages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ def scales(pages: Pages) -> dict[str, Any]:
 
 
 def append_latent(pages: Pages, rows: jax.Array, slots: jax.Array) -> Pages:
-    """Stores latent vectors and their keys (tokens, 1, n) at slots (tokens,)."""
+    """Writes `rows` (tokens, 1, n), latent vectors with shared keys, to slots (tokens,).
+
+    Returns the updated pages.
+    """
     return jq.append_kv(pages[0], None, rows, None, slots, **scales(pages))
 
 
 def repeat_kv_heads(pages: Pages, *new: jax.Array) -> tuple[jax.Array, ...]:
-    """Repeats the heads of keys and values (..., heads, head_dim) as often as pages hold them."""
+    """Repeats KV heads of `new` (..., heads, head_dim) if devices' pages hold copies of heads."""
     copies = pages[0].shape[1] // new[0].shape[-2] if pages else 1
     return new if copies == 1 else tuple(jnp.repeat(x, copies, axis=-2) for x in new)

@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 4)."""
+"""Per-layer embeddings (Gemma 4) as Flax modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PerLayerEmbedding(nnx.Module):
     Attributes:
       embedding: (vocab_size, layers * per_layer_size), packed or float.
       projection: maps hidden_size to layers * per_layer_size.
-      norm: norm of each layer's part of the projection.
+      norm: norm of the projection, applied to each layer's part of it.
     """
 
     embedding: nnx.Variable[Any]

@@ -1,4 +1,4 @@
-"""Recurrent state of a layer, for a chunk of tokens or a single step.
+"""Recurrent state of a layer with its causal convolution, for a chunk of tokens or one token.
 
 A causal convolution combines a token with the last ones before it. Its weights are `taps`
 (channels, width); the last is the current token's. The state keeps the last `width` inputs in a
@@ -21,16 +21,17 @@ Memory: TypeAlias = "Chunk | Step"
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A chunk of tokens per row, continuing from a state; differentiable without a state.
+    """A layer's recurrent state and the chunk of tokens per row that updates it.
 
-    Hidden states are (batch, time, n) or (batch * time, n).
+    Differentiable without a state. Hidden states are (batch, time, n) or (batch * time, n).
 
     Attributes:
-      lengths: int32 (batch,), tokens that are not padding.
-      first: int32 (batch,), position of each row's first token; None: 0.
-      state: recurrent state; (): none is kept.
-      trial: the tokens are drafts; the state stays as before them until some are accepted.
-      inputs: of a trial, layer inputs from which the state after accepted tokens is computed.
+      lengths: int32 (batch,), tokens of each row that are not padding.
+      first: int32 (batch,), position of each row's first token; None means 0.
+      state: recurrent state; () means that no state is kept.
+      trial: whether the tokens are drafts; `state` does not change until some are accepted.
+      inputs: only of a trial, the layer's inputs, from which to compute the state after accepted
+        tokens.
     """
 
     lengths: Array
@@ -69,7 +70,7 @@ class Chunk:
         return _counted(time) < self.lengths[:, None]
 
     def kept(self, after: State, *inputs: Array) -> Chunk:
-        """Returns the chunk with the state `after` it, or with `inputs` if it is a trial.
+        """Returns the chunk with its new state `after`; a trial stores `inputs` instead.
 
         Rows without tokens keep their old state.
         """
@@ -83,7 +84,7 @@ class Chunk:
         return dataclasses.replace(self, state=tuple(map(chosen, after, self.state)))
 
     def shortened(self, lengths: Array) -> Chunk:
-        """Keeps the first `lengths` (batch,) draft tokens of a trial and discards the rest."""
+        """Returns the trial as a normal chunk of its first `lengths` (batch,) tokens."""
         return dataclasses.replace(self, lengths=lengths, trial=False, inputs=())
 
     def _first(self) -> Array:
@@ -101,11 +102,11 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One token per sequence.
+    """A layer's recurrent state and the single token per sequence that updates it.
 
     Attributes:
-      positions: int32 (batch,), position of the token; -1: the sequence has no token and keeps its
-        state.
+      positions: int32 (batch,), position of each token; -1 means that the sequence has no token and
+        keeps its state.
     """
 
     positions: Array
@@ -122,7 +123,7 @@ class Step:
         return jnp.sum(seen * taps.T[None], axis=1), ring
 
     def kept(self, after: State, *_: Array) -> Step:
-        """Returns the step with the state `after` it."""
+        """Returns the step with its new state `after`."""
         return dataclasses.replace(self, state=after)
 
 

@@ -1,1 +1,1 @@
-"""Speculative decoding: draft tokens, and the pass that verifies them."""
+"""Speculative decoding: proposes draft tokens and verifies them in one forward pass."""

@@ -1,4 +1,4 @@
-"""Draft tokens for speculative decoding, verified in one forward pass.
+"""Proposes draft tokens for speculative decoding, by prompt lookup or a draft model.
 
 A draft token is accepted if sampling chooses the same token at its position, so the output is the
 same as without drafts. If reading the weights dominates, a pass over several tokens takes little
@@ -28,11 +28,12 @@ MAX_TOKENS = 63
 class PromptLookup:
     """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens.
 
-    It costs almost nothing, and helps with repetitive text such as code, summaries and extracts.
+    Drafting costs almost nothing, and helps with repetitive text such as code, summaries and
+    extracts.
 
     Attributes:
-      tokens: tokens per draft; None: a default for the device.
-      longest, shortest: length of the run of last tokens to look for; longer matches win.
+      tokens: tokens per draft; None means a default for the device.
+      longest, shortest: maximum and minimum number of last tokens to match; longer matches win.
     """
 
     tokens: int | None = None
@@ -48,7 +49,7 @@ class PromptLookup:
     def found(
         self, history: jax.Array, lengths: jax.Array, count: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns drafts int32 (batch, count), and whether a row has one, bool (batch,).
+        """Looks up drafts: returns int32 (batch, count), and whether a row has one, bool (batch,).
 
         history: int32 (batch, capacity); its first `lengths` (batch,) tokens are valid. A match
         that reaches the end of the history repeats from its own beginning.
@@ -72,11 +73,11 @@ class PromptLookup:
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
-    """Drafts from a smaller model with the same vocabulary.
+    """Draft model: a smaller model with the same vocabulary, which predicts the draft tokens.
 
     Attributes:
-      model: a Model.
-      tokens: tokens per draft; None: a default for the device.
+      model: the smaller Model.
+      tokens: tokens per draft; None means a default for the device.
     """
 
     model: HasDecoder
@@ -90,7 +91,7 @@ Draft: TypeAlias = PromptLookup | DraftModel | NextTokens
 
 
 def tokens_of(draft: Draft, on_gpu: bool) -> int:
-    """Returns the tokens per draft, by default 7 on a GPU and 3 elsewhere.
+    """Returns the number of tokens per draft, by default 7 on a GPU and 3 elsewhere.
 
     A GPU reads the weights once for eight tokens and computes little. On a CPU, computing takes
     about as long as reading at four tokens.
@@ -115,10 +116,10 @@ def _check_tokens(tokens: int | None) -> None:
 def model_drafts(
     decoder: Decoder, token: jax.Array, cache: PagedCache, count: int, active: jax.Array
 ) -> tuple[jax.Array, PagedCache]:
-    """Decodes `count` tokens greedily after `token` (batch,); returns int32 (batch, count).
+    """Decodes `count` draft tokens greedily after `token` (batch,), with the draft model.
 
-    The returned cache has the same lengths as before. Its pages are updated in place; entries
-    beyond the lengths are unspecified.
+    Returns the drafts, int32 (batch, count), and the cache with the same lengths as before. Its
+    pages are updated in place; entries beyond the lengths are unspecified.
     """
     drafts, before = [], cache
     for _ in range(count):

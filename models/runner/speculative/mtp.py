@@ -1,7 +1,7 @@
-"""Drafts from a model's own multi-token-prediction (MTP) layer.
+"""Proposes draft tokens with a model's own multi-token-prediction (MTP) layer.
 
-The layer gets the main model's normalized hidden state of a token and the embedding of the next
-token. It returns the hidden state that predicts the token after both
+The layer's input is the main model's normalized hidden state of a token and the embedding of the
+next token. Its output is the hidden state that predicts the token after both
 (https://arxiv.org/abs/2412.19437, section 2.2).
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NextTokens:
-    """The MTP layer after a model's last layer, as a draft model.
+    """A model's MTP layer, without modules, as the source of drafts.
 
     Attributes:
       config: configuration of a decoder with only this layer.
-      weights: GGUF name -> tensor; the layer's tensors are named as those of `blk.0`.
-      merge: maps weights and the main model's modules to a Drafter.
-      tokens: tokens per draft, predicted in sequence; None: a default for the device.
+      weights: GGUF name -> tensor; the layer's tensors are named like those of `blk.0`.
+      merge: function from the weights and the main model's Decoder to a Drafter.
+      tokens: tokens per draft, predicted in sequence; None means a default for the device.
     """
 
     config: Config
@@ -48,13 +48,14 @@ class NextTokens:
 
 @dataclasses.dataclass(frozen=True)
 class Drafter:
-    """An MTP layer with its weights.
+    """An MTP layer as modules, which predicts draft tokens.
 
-    Its cache holds, at a token's position, the pair of the token's hidden state and the next token.
+    Its KV cache has one entry per pair of a token's hidden state and the next token, at the token's
+    position.
 
     Attributes:
       decoder: decoder with only this layer, and the head.
-      projection: projects the concatenated embedding and hidden state to hidden_size.
+      projection: projection of the concatenated embedding and hidden state to hidden_size.
     """
 
     decoder: Decoder
@@ -65,10 +66,11 @@ class Drafter:
     def begin(
         self, tokens: Array, vectors: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, PagedCache]:
-        """Processes a prompt's pairs: next tokens int32 (batch, time), and hidden states.
+        """Prefills the layer's cache with a prompt's pairs of hidden state and next token.
 
-        vectors: (batch, time, hidden_size). Returns each row's last normalized output
-        (batch, hidden_size), and the cache.
+        tokens: int32 (batch, time), the token after each hidden state. vectors: hidden states
+        (batch, time, hidden_size). lengths: (batch,), pairs per row. Returns the normalized output
+        of each row's last pair, (batch, hidden_size), and the cache.
         """
         given = self._given(tokens, vectors)
         x, cache = self.decoder.prefill_vectors(tokens, lengths, cache, given)
@@ -77,7 +79,7 @@ class Drafter:
     def follow(
         self, tokens: Array, vectors: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, PagedCache]:
-        """Like `begin`, for pairs that continue the cache; rows without pairs are unspecified."""
+        """Like `begin`, for pairs that continue the cache; output is unspecified without pairs."""
         given = self._given(tokens, vectors)
         x, cache = self.decoder.extend_vectors(tokens, lengths, cache, given)
         return self.decoder.norm(last_tokens(x, lengths)), cache
@@ -85,9 +87,10 @@ class Drafter:
     def drafts(
         self, vector: Array, cache: PagedCache, count: int, active: Array
     ) -> tuple[Array, PagedCache]:
-        """Predicts `count` tokens greedily from the last output (batch, hidden_size).
+        """Predicts `count` draft tokens greedily, in sequence.
 
-        Returns tokens (batch, count), and the cache with the same lengths and updated pages.
+        vector: the layer's last output (batch, hidden_size). Returns the tokens (batch, count), and
+        the cache with the same lengths and updated pages.
         """
         tokens, lens = [], cache.context_lens
         for i in range(count):

@@ -1,4 +1,4 @@
-"""Speculative decoding: verifies several draft tokens in one pass; the output is unchanged."""
+"""Runs speculative decoding: verifies several draft tokens in one pass; output is unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_CREDIT = 4.0
 
 
 def begin(batch: int, count: int, cache: PagedCache | None) -> SpeculationState:
-    """Returns the state before the first draft of `count` tokens."""
+    """Returns the initial SpeculationState, for drafts of `count` tokens."""
     zeros = jnp.zeros(batch, jnp.int32)
     drafts, found = jnp.zeros((batch, count), jnp.int32), jnp.ones(batch, bool)
     return SpeculationState(drafts, found, jnp.float32(1), zeros, zeros, cache)
@@ -36,15 +36,16 @@ def begin(batch: int, count: int, cache: PagedCache | None) -> SpeculationState:
 
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding for one model, set of sampling stages and kind of draft.
+    """Runs speculative decoding for one model, one set of sampling stages and one kind of draft.
 
     Attributes:
       tokens: draft tokens per pass.
-      cost: time to verify a draft, in steps without one.
+      cost: extra time to verify a draft, in units of a pass over one token.
       parameters: sampling parameters, one entry per row.
-      decoder: the model's.
-      drafter: the draft model's decoder, or the multi-token-prediction layer.
-      placement: the model's sharding over several devices; None: one device.
+      decoder: the main model's decoder.
+      drafter: the draft model's decoder, or the multi-token-prediction layer; None for prompt
+        lookup.
+      placement: the model's sharding over several devices; None means one device.
     """
 
     draft: Draft
@@ -59,7 +60,10 @@ class Speculation:
     def start(
         self, state: State, tokens: jax.Array, lengths: jax.Array, vectors: jax.Array
     ) -> State:
-        """Prepares the draft layer with the prompts' tokens (batch, time) and hidden states."""
+        """Prefills the multi-token-prediction layer, if that is the drafter; returns the State.
+
+        tokens: the prompts, (batch, time). vectors: their hidden states.
+        """
         speculation = _of(state)
         if not isinstance(self.drafter, Drafter) or speculation.cache is None:
             return state
@@ -71,9 +75,9 @@ class Speculation:
         return dataclasses.replace(state, speculation=speculation)
 
     def run(self, state: State, until: jax.Array) -> State:
-        """Runs passes until every row is finished or has `until` new tokens, or a few more.
+        """Runs forward passes until every row is finished or has at least `until` new tokens.
 
-        Passes with drafts and passes without are two loops inside a third: branches of a condition
+        Passes with drafts and passes without are two loops inside a third: branches of `lax.cond`
         would copy the cache.
         """
 
@@ -132,7 +136,7 @@ class Speculation:
     def _verify(
         self, state: State, drafts: jax.Array, active: jax.Array, tried: jax.Array
     ) -> State:
-        """Verifies drafts (batch, count); keeps the accepted tokens and samples one more."""
+        """Runs the model on drafts (batch, count); keeps accepted tokens and samples one more."""
         count = drafts.shape[1]
         drafted = jnp.where(tried, count, 0)
         lengths = active.astype(jnp.int32) + drafted
@@ -197,7 +201,7 @@ class Speculation:
         return tokens.reshape(batch, time), seen
 
     def _logprobs(self, logits: jax.Array, sampled: jax.Array) -> Logprobs | None:
-        """Returns the log-probabilities of tokens (batch, time)."""
+        """Returns log-probabilities of the sampled tokens (batch, time); None unless requested."""
         if self.stages.logprobs is None:
             return None
         flat = logits.reshape(-1, logits.shape[-1]), sampled.reshape(-1)
@@ -212,9 +216,9 @@ class Speculation:
         vectors: jax.Array,
         counts: jax.Array,
     ) -> SpeculationState:
-        """Advances the draft model's cache by the accepted tokens, `counts` (batch,).
+        """Advances the drafter's cache by the first `counts` (batch,) tokens, the accepted ones.
 
-        vectors: the model's hidden states, (batch, time, hidden_size).
+        vectors: the main model's hidden states, (batch, time, hidden_size).
         """
         if self.drafter is None or speculation.cache is None:
             return speculation
@@ -236,7 +240,7 @@ class Speculation:
         *,
         checks: bool,
     ) -> SpeculationState:
-        """Updates the credit from the number of accepted draft tokens of each row."""
+        """Updates credit and totals from the number of accepted draft tokens of each row."""
         rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
         saved = LOSS + accepted_counts.sum(dtype=jnp.float32) / rows  # in steps, averaged over rows
         credit = speculation.credit + saved / self.cost - float(checks)

@@ -1,4 +1,4 @@
-"""Tokenizers of checkpoint folders: tokenizer.json, read by `tokenizers`, and related files."""
+"""Builds tokenizers from tokenizer.json and related files of checkpoint folders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def from_json(
         pad_token, sep_token, mask_token, cls_token, chat_template. Without it BOS is the first
         token that the post-processor adds.
       vocab_size: rows of the embedding; ids without a token become unused tokens such as [PAD0].
-        None: the number of tokens, whose ids must then have no gaps.
+        None means the number of tokens, whose ids must then have no gaps.
       bos_token_id: from the model's other files; used if these files name none.
       eos_token_ids: from the model's other files; the first is EOS if these files name none, and
         all end generation.

@@ -20,7 +20,10 @@ def byte_level(
     splitting: list[JSONFields],
     unsaid: list[str],
 ) -> dict[str, Any]:
-    """Returns model, pre-tokenizer and merges; appends to `unsaid` what GGUF cannot express."""
+    """Returns GGUF metadata: model, pre-tokenizer and merges.
+
+    unsaid: list to which this appends descriptions of settings that GGUF cannot express.
+    """
     for step in normalizing:
         if step.string("type") != "NFC":
             kind = step.string("type")[:100]
@@ -51,7 +54,7 @@ def byte_level(
 
 
 def _pattern(step: JSONFields) -> str:
-    """Returns the regular expression of a Split; rejects one that may drop text."""
+    """Returns the regular expression of a Split step; rejects a step that may drop text."""
     pattern = step.object("pattern")
     if pattern is None:
         step.fail("pattern", "is missing")

@@ -8,9 +8,9 @@ from .tokens import steps
 
 
 def decoding(root: JSONFields) -> tuple[bool, bool]:
-    """Returns whether tokens are UTF-8 with SPACE instead of bytes, and whether decoding strips.
+    """Returns two flags: tokens are UTF-8 with SPACE (not bytes); decoding strips the first space.
 
-    Stripping removes the first space of a text. Raises CheckpointError for other decoders.
+    Raises CheckpointError for other decoders.
     """
     given = steps(root.object("decoder"), "decoders")
     if not given:
@@ -35,13 +35,13 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
 
 
 def prepends(metaspace: JSONFields) -> bool:
-    """Whether a `Metaspace` adds a space before a text."""
+    """Returns whether a `Metaspace` adds a space before a text."""
     early = "always" if metaspace.boolean("add_prefix_space", True) else "never"
     return metaspace.string("prepend_scheme", early) != "never"
 
 
 def _guessed(root: JSONFields) -> tuple[bool, bool]:
-    """Guesses `decoding` of a file without a decoder from its normalizer and pre-tokenizer."""
+    """Guesses the flags of `decoding`, for a file without a decoder, from its other steps."""
     parts = steps(root.object("normalizer"), "normalizers")
     parts += steps(root.object("pre_tokenizer"), "pretokenizers")
     kinds = [step.string("type") for step in parts]

@@ -48,15 +48,15 @@ def around(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
 
 
 class LibraryEncoder:
-    """Encodes like the library, but parses control tokens in a text only with `parse_special`."""
+    """Encoder that calls the library, but parses control tokens only with `parse_special`."""
 
     def __init__(
         self, tokenizer: Tokenizer, added: Mapping[str, int], control: set[str], file: str
     ) -> None:
         """Raises CheckpointError if the library gives a token another id than the file.
 
-        added: added token -> id in the file. control: those that only `parse_special` parses.
-        file: name in error messages.
+        added: added token -> id in the file. control: added tokens parsed only with
+        `parse_special`. file: name in error messages.
         """
         self._tokenizer, self._control, self._file = tokenizer, control, file
         self._added = added
@@ -102,7 +102,7 @@ def _copy(
 ) -> Tokenizer:
     """Copies a tokenizer without its post-processor, and with other special tokens.
 
-    added: added tokens of the copy. control: those of them that are special. marks: as in `encode`.
+    added: added tokens of the copy. control: added tokens that are special. marks: as in `encode`.
     """
     copy = Tokenizer(tokenizer.model)
     if tokenizer.normalizer is not None:
@@ -147,7 +147,7 @@ class _Unmarking:
 
 @contextlib.contextmanager
 def _errors(file: str, field: str) -> Iterator[None]:
-    """Turns the library's errors, panics included, into CheckpointError."""
+    """Turns errors of the library inside the block, panics included, into CheckpointError."""
     try:
         yield
     except CheckpointError:

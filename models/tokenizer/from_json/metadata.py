@@ -25,7 +25,7 @@ __all__ = ["GEMMA_MARKUP", "Described", "metadata"]
 
 @dataclass(frozen=True)
 class Described:
-    """A tokenizer as read from its files, and the names of the files."""
+    """A tokenizer's tokens and vocabulary as read from its files, and the names of the files."""
 
     tokens: Tokens
     named: Named
@@ -35,7 +35,7 @@ class Described:
 
 
 def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dict[str, Any]:
-    """Returns GGUF metadata.
+    """Converts a tokenizer to GGUF metadata.
 
     Warns of settings that GGUF has no key for. Raises CheckpointError if GGUF cannot express the
     tokenizer.
@@ -69,7 +69,7 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
 
 
 def _flags(flagged: dict[str, list[str]], flags: tuple[str, ...]) -> list[str]:
-    """Describes the added tokens that have flags, for warnings."""
+    """Returns phrases for a warning that list the added tokens with each of `flags`."""
     found = []
     for flag in flags:
         if texts := flagged.get(flag):
@@ -82,7 +82,7 @@ def _flags(flagged: dict[str, list[str]], flags: tuple[str, ...]) -> list[str]:
 def _special_tokens(
     root: JSONFields, described: Described, model: str, unsaid: list[str]
 ) -> dict[str, Any]:
-    """Returns ids of special tokens, and whether BOS and EOS are added to texts."""
+    """Returns GGUF metadata: ids of special tokens, and whether BOS and EOS are added to texts."""
     named, tokens, vocabulary = described.named, described.tokens, described.vocabulary
     found: dict[str, Any] = {}
     for name, token, ids in (

@@ -37,7 +37,7 @@ def sentencepiece(
 ) -> dict[str, Any]:
     """Returns GGUF metadata of a SentencePiece-like model; "types" overrides `tokens.types`.
 
-    unsaid: gets descriptions of settings that GGUF cannot express.
+    unsaid: list to which this appends descriptions of settings that GGUF cannot express.
     """
     prefix, replaced = _normalizer(normalizing)
     gemma = replaced and not prefix and len(splitting) == 1 and _splits_at_spaces(splitting[0])
@@ -66,7 +66,7 @@ def sentencepiece(
 
 
 def _splits_at_spaces(step: JSONFields) -> bool:
-    """Whether a step is Gemma's pre-tokenizer.
+    """Returns whether a step is Gemma's pre-tokenizer.
 
     It never splits, because the normalizer has replaced all spaces.
     """
@@ -94,7 +94,10 @@ def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
 
 
 def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
-    """Whether a pre-tokenizer step adds a space before a text; rejects all but `Metaspace`."""
+    """Returns whether a `Metaspace` pre-tokenizer adds a space before a text.
+
+    Rejects other steps.
+    """
     kind = step.string("type")
     if kind != "Metaspace" or step.string("replacement") != SPACE:
         expected = f"expected 'ByteLevel' or 'Metaspace' of {SPACE!r}"
@@ -110,7 +113,7 @@ def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
 
 
 def _check_bytes(model: JSONFields, tokens: Tokens) -> None:
-    """Rejects a vocabulary without tokens for all 256 bytes."""
+    """Raises CheckpointError for a vocabulary without tokens for all 256 bytes."""
     if not model.boolean("byte_fallback", False):
         model.fail("byte_fallback", "must be true for BPE that is not byte-level")
     for byte in range(256):
@@ -144,7 +147,7 @@ def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
 
 
 def _check_complete(model: JSONFields, tokens: Tokens, merges: Merges) -> None:
-    """Rejects merges that lack a split of a token into two others."""
+    """Raises CheckpointError if the merges lack a split of a token into two tokens."""
     listed = set(merges)
     lacking = {
         text: (text[:cut], text[cut:])

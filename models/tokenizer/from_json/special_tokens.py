@@ -16,7 +16,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 @dataclass(frozen=True)
 class Named:
-    """Ids of special tokens.
+    """Ids of a tokenizer's special tokens.
 
     Attributes:
       bos, eos, unknown: None if no file names one.
@@ -39,9 +39,9 @@ def named_tokens(
     bos_token_id: int | None,
     eos_token_ids: Sequence[int],
 ) -> Named:
-    """Returns the special tokens.
+    """Finds a tokenizer's special tokens.
 
-    If config names none, uses the tokens added around a text, then the ids of other files.
+    If `config` names none, uses the tokens added around a text, then the ids of other files.
 
     around: tokens added before and after a text. bos_token_id, eos_token_ids: from the model's
     other files.
@@ -100,7 +100,10 @@ def _token_id(config: JSONFields, key: str, tokens: Tokens) -> int | None:
 
 
 def _token_text(config: JSONFields, key: str) -> str | None:
-    """Reads a token of tokenizer_config.json, which is its text or an object with the text."""
+    """Returns the text of a token that tokenizer_config.json names; None if it names none.
+
+    The file has the text, or an object with the text.
+    """
     if isinstance(config.values.get(key), dict):
         entry = config.object(key)
         return None if entry is None else entry.string("content") or None
@@ -108,7 +111,7 @@ def _token_text(config: JSONFields, key: str) -> str | None:
 
 
 def chat_templates(config: JSONFields) -> dict[str, str]:
-    """Returns name -> template; an unnamed template is "default"."""
+    """Returns the chat templates by name; an unnamed template is "default"."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
         entries = config.objects("chat_template")

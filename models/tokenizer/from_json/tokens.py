@@ -34,7 +34,7 @@ class Tokens:
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None, raw: bool) -> None:
         """Reads the vocabulary.
 
-        size: vocabulary size of the model; None: the number of tokens, whose ids have no gaps.
+        size: vocabulary size of the model; None means the number of tokens, whose ids have no gaps.
         """
         self.raw = raw
         self.added: dict[str, bool] = {}
@@ -151,7 +151,7 @@ def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
 
 
 def merge_texts(model: JSONFields, ids: Mapping[str, int]) -> list[str]:
-    """Returns merges in GGUF's format; rejects tokens with spaces, which are separators there."""
+    """Returns merges in GGUF's format, "a b"; raises CheckpointError for tokens with spaces."""
     merges = merges_of(model, ids)
     for rank, pair in enumerate(merges):
         if any(" " in part for part in pair):
