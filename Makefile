@@ -64,7 +64,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'site/index.html'
 
-# dist/*.whl, with the CPU kernels, for Linux with glibc 2.27 or newer; `twine upload dist/*` publishes it.
+# dist/*.whl, with the CPU kernels, for Linux with glibc 2.34 or newer; `twine upload dist/*` publishes it.
 wheel: $(VENV)/.installed-wheel
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .

@@ -30,7 +30,7 @@ _FLAGS = [
     "-Wextra",
 ]
 
-_STATIC = ["-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
+_STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL"]
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
@@ -158,7 +158,7 @@ def compile_library(
 def _link(objects: Sequence[str], target: Path, flags: Sequence[str]) -> None:
     """Links the objects, with the C++ runtime inside if the system has it as an archive.
 
-    The library then runs with any glibc from 2.27 on, as the wheels of jaxlib do.
+    The library then needs no newer libstdc++ than the system that runs it has.
     """
     command = [*compiler(), "-shared", *flags, *objects, "-o", str(target)]
     try:

@@ -136,7 +136,7 @@ def parse(listing: str) -> tuple[SassInstruction, ...]:
     )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=32)
 def disassemble_all(cubin: bytes) -> dict[str, tuple[SassInstruction, ...]]:
     """Returns the instructions of each function of a cubin, by function name.
 

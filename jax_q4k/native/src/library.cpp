@@ -79,9 +79,6 @@ CodeBooks code_books;
 
 }  // namespace jax_q4k
 
-// libstdc++ reads this of glibc 2.32 to skip atomics in a process of one thread. Without that the library needs glibc 2.27.
-extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
-
 #pragma GCC visibility push(default)
 extern "C" {
 // Name of the kernel set in use.

@@ -297,7 +297,7 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
     return replace(step, run=guarded, reads=(*step.reads, slot), kills=False)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def compile_text(text: str) -> Compiled:
     """Parses and compiles a module with one entry.
 

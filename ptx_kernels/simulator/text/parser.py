@@ -177,7 +177,7 @@ class _Parser:
         return Instruction(opcode, operands, guard, self.source.line(position), shown + ";")
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def parse(text: str) -> Program:
     """Parses a module with one entry, and inlines the functions it calls.
 

@@ -40,7 +40,7 @@ def test_a_format_is_three_additions(tmp_path):
     shutil.copy(PARTS / "quantizer.py", tmp_path / "jax_q4k" / "quantizers" / "q4_x.py")
     header = tmp_path / "jax_q4k" / "native" / "src" / "formats.h"
     text = header.read_text()
-    listed, reader = "#define JAX_Q4K_FORMATS(X) ", "// Where a plane of a row's span lies."
+    listed, reader = "#define JAX_Q4K_FORMATS(X) ", "// Address of a plane of a row's span."
     assert text.count(listed) == text.count(reader) == 1
     line = text[text.index(listed) :].split("\n")[0]
     text = text.replace(line, f"{line}\n  X(Q4_X, 32, 128, 32) \\")
