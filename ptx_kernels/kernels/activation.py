@@ -1,4 +1,4 @@
-"""Emits sigmoid, softplus, tanh and the gates of feed-forward networks (silu, gelu, swiglu), f32."""
+"""Emits sigmoid, softplus, tanh and the gates of feed-forward networks (silu, gelu, swiglu)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..vectors import two_floats
 
 
 def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> list[Value]:
-    """Emits the split of two f32 into parts; returns a u32 per part, the first float in its low half.
+    """Emits the split of two f32 into parts; returns a u32 per part, the first float's part low.
 
     `type`: bf16, or f16, whose parts hold 11 bits each within its range.
     """

@@ -23,7 +23,7 @@ def clustered(
     step: int,
     nbytes: int,
 ) -> PagedAttentionConfig:
-    """Returns the Config with its splits as a cluster if the device has clusters and this is not slower.
+    """Returns the Config, its splits as a cluster if the device has clusters and this is no slower.
 
     A cluster has at most eight thread blocks. If the Config has more splits, the cluster has fewer
     thread blocks than the device can hold. If each thread block then has its own multiprocessor, it

@@ -39,6 +39,6 @@ class PagedAttentionConfig:
     cluster: bool = False
 
     def whole_heads(self, group: int) -> int:
-        """Returns the query heads that every thread block of a group has; 1 if the last has fewer."""
+        """Returns the query heads of every thread block of a group; 1 if the last has fewer."""
         heads = min(self.queries, group) * self.teams
         return 1 if group % heads else heads

@@ -336,7 +336,7 @@ def _before(arguments: Arguments) -> int:
 
 
 def _prompt_trips(arguments: Arguments) -> float:
-    """Returns the loop trips of all warps over full prompts, or over chunks at the end of sequences.
+    """Returns the loop trips of all warps over full prompts, or chunks at the end of sequences.
 
     A tile's trips cover the tokens from the start of its window to its last row.
     """

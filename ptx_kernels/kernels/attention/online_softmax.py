@@ -181,7 +181,7 @@ class Team:
         return self.k.warp_id if self.count == 1 else self.k.warp_id % self.warps
 
     def member(self, i: int, each: int) -> Value | int:
-        """Returns the index in the thread block of the team's item i; each team has `each` items."""
+        """Returns the thread block's index of the team's item i; each team has `each` items."""
         return i if self.count == 1 else self.k.warp_id // self.warps * each + i
 
 
