@@ -18,7 +18,10 @@ class ClusterState:
     """
 
     def __init__(self, k: Builder, state: BlockState, splits: int, run: int) -> None:
-        """Declares shared memory for m and l of the queries; `run`: dimensions per lane in a piece."""
+        """Declares shared memory for the queries' m and l.
+
+        `run`: dimensions per lane in a piece.
+        """
         self._k, self._state, self._splits, self._run = k, state, splits, run
         self._marks = k.shared("split_marks", f32, (state.queries, 2))
 
