@@ -109,7 +109,7 @@ class Rule(Generic[C]):
 
     @property
     def keys(self) -> Mapping[str, Key]:
-        """The rule's arguments by name, as its table rows have them; empty if no table overrules it."""
+        """The rule's arguments by name, the keys of a table row; empty if no table overrules it."""
         return self.rows.keys if self.rows else {}
 
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:

@@ -123,7 +123,7 @@ class QueryTile:
         return Keys(k, oldest & (1 << 32) - TILE_ROWS, stop, step, oldest)
 
     def scales(self, q: Pointer, length: Value, factor: float) -> Pointer:
-        """Emits `f16_scale` of factor * q for each row; returns it in shared memory, f32 (count, 2).
+        """Emits `f16_scale` of factor * q for each row; returns shared memory, f32 (count, 2).
 
         `q`, `length`: see `stage`. Two lanes of the warp that multiplies by a row each have half of
         it.

@@ -169,7 +169,7 @@ def _causal_attention(
     dtype: str | None = None,
     capacity: int = 0,
 ) -> CausalAttentionConfig:
-    """Returns the prompt attention Config for `groups` KV heads in all prompts, `rows` queries each.
+    """Returns the prompt attention Config: `groups` KV heads in all prompts, `rows` queries each.
 
     `dtype`: of the pages that prompt chunks attend to, up to `capacity` tokens; None means full
     prompts without pages.
