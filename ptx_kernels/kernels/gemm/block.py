@@ -64,7 +64,7 @@ def multiply(
     block_n: Span,
     block_m: Span | ExpertTile,
 ) -> None:
-    """Emits the thread block's matmul with one matrix, or with gate and up matrices of one shape."""
+    """Emits the thread block's matmul with one matrix, or with gate and up matrices."""
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
     part = column_warp if config.column_warps > 1 else 0  # of a step
     with k.free_shared():

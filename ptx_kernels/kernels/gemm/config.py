@@ -61,7 +61,7 @@ class GemmConfig:
         return -(-columns // (self.columns * self.splits))
 
     def check(self, format: str, columns: int) -> None:
-        """Raises KernelError if the tiling does not support rows of `columns` weights of the format.
+        """Raises KernelError if the tiling does not support rows of `columns` weights of a format.
 
         ValueError for an unknown format.
         """

@@ -98,7 +98,7 @@ class TileEpilogue:
             )
 
     def clear(self, block_n: Span, rows: ExpertTile) -> None:
-        """Emits stores of zeros to the f32 results of the tile's rows, for the thread block's weights."""
+        """Emits stores of zeros to the tile's f32 results, for the thread block's weight rows."""
         k, threads = self._k, self._config.threads
         with k.loop(rows.first, rows.end) as row:
             for base in range(0, self._config.rows, threads):

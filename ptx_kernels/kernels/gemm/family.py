@@ -135,9 +135,9 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int]:
-    """Returns ("columns", size) for one step of the pipeline.
+    """Returns ("columns", size): one step of the pipeline, at least 1024 columns.
 
-    It is at least four super-blocks, with work for all column warps.
+    There is work for all column warps and splits.
     """
     config = arguments["config"]
     return "columns", max(1024, config.columns * config.splits)
