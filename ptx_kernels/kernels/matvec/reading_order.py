@@ -74,7 +74,7 @@ class ReadingOrder:
         return self.value(i), self.pair(i)
 
     def chunks(self, i: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yields (byte position, length) of `count` activations from i on, split at chunks of 16."""
+        """Yields (byte position, length) of activations from i on, split at chunks of 16."""
         while count:
             length = min(count, _CHUNK - i % _CHUNK)
             yield self.value(i), length
