@@ -116,7 +116,7 @@ class Frame:
         return value, None
 
     def fetch(self, register: int, instruction: Instruction) -> np.ndarray:
-        """Returns a register's value for all lanes of the frame; raises if a lane has not set it."""
+        """Returns a register's value for all lanes of the frame; raises if a lane has none."""
         value, written = self.peek(register)
         if value is not None and written is None:
             return value

@@ -23,7 +23,7 @@ class Timeline:
         return self.now
 
     def blocks_of(self, times: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Returns the grid numbers of the thread blocks of these lanes at these times, shape (n,)."""
+        """Returns the thread block numbers of these lanes at these times, shape (n,)."""
         numbers = np.zeros(times.size, np.int64)
         ran = np.searchsorted([start for start, _, _ in self._batches], times, "right") - 1
         for batch in np.unique(ran):
