@@ -68,7 +68,7 @@ class TilePlane:
 
 @dataclass(frozen=True)
 class Int8Group:
-    """int8 quants of 32 columns of a tile: weight = quant * scale, plus an offset in some formats.
+    """8-bit quants of 32 columns of a tile: weight = quant * scale, plus an offset in some formats.
 
     Attributes:
       index: which of the tile's eight groups of 32 columns, u32.
@@ -149,7 +149,7 @@ class ReadMinimums(Protocol):
 
 
 class Int8Groups(Protocol):
-    """Emits the unpacking of one unit of a tile to int8; returns its two groups of 32 columns.
+    """Emits the unpacking of one unit of a tile to 8 bits; returns its two groups of 32 columns.
 
     `planes` are the format's planes; `unit` (u32) is the unit's index, below UNITS.
     """

@@ -114,7 +114,7 @@ def _weights(arguments: Arguments) -> PackedWeights:
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns the fraction of a buffer that is read; with experts all of it.
+    """Returns the fraction of a buffer that is read: 1 with experts, else as in `one_layer`.
 
     A prompt's rows use all experts.
     """
