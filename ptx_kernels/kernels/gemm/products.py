@@ -54,7 +54,7 @@ def pair_pitch(rows: int) -> int:
 
 
 class IntegerProducts:
-    """Multiplies 8-bit quants by q8_1 activations: values s8 and pairs f32 (8 groups, `pair_pitch`).
+    """Multiplies 8-bit quants by q8_1 activations: values s8, pairs f32 (8 groups, `pair_pitch`).
 
     The accumulator starts at a magic number, so that the integer result s of mma is obtained as the
     float magic + s. Multiplied by scale, minus magic * scale, it is s * scale rounded once, because
