@@ -37,7 +37,10 @@ def _parse_count(text: str) -> int:
 
 
 def _parser_of(annotation: Any) -> Callable[[str], Any]:
-    """Returns the parser of an option's text for the annotated type (`T | None` takes a T)."""
+    """Returns a function that parses an option's text to an annotated type.
+
+    `T | None` takes a T.
+    """
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -49,10 +52,10 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
 
 
 def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | None]]:
-    """Returns the options of a builder: name -> (annotation, default, argument it is a field of).
+    """Returns a kernel's options: {name: (annotation, default, argument it is a field of)}.
 
-    `Parameter.empty` means no default. A dataclass argument (a Config) is replaced by its fields,
-    with the defaults of the argument's own default.
+    The argument is None if the option is no field. `Parameter.empty` means no default. A dataclass
+    argument (a Config) is replaced by its fields, with the defaults of the argument's own default.
     """
     function = inspect.unwrap(builder)
     hints = typing.get_type_hints(function)

@@ -1,4 +1,4 @@
-"""GPU models and their facts, from datasheets unless noted, and the target of a choice."""
+"""GPU models with their specifications, from datasheets unless noted, and the tuning target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU model.
+    """One GPU model and its specifications.
 
     Attributes:
       name: name that the driver reports, without `NVIDIA` and the form factor; the key of tuning
@@ -23,10 +23,11 @@ class Device:
         arithmetic instructions).
       mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through
         `mma.sync`.
-      mma_float_ops: the same for f16 and bf16, accumulated in f32.
-      tensor_clock_hz: clock of the multiprocessors under tensor core load; None: the boost clock.
-      dot_float_ops: f16 operations/s of XLA's product of large matrices, by cuBLAS; None: unknown.
-      block_shared_bytes: shared memory available to a block (CUDA programming guide).
+      mma_float_ops: like `mma_int8_ops`, for f16 and bf16, accumulated in f32.
+      tensor_clock_hz: clock of the multiprocessors under tensor core load; None means the boost
+        clock.
+      dot_float_ops: f16 operations/s of XLA's matmul of large matrices, by cuBLAS; None if unknown.
+      block_shared_bytes: shared memory available to a thread block (CUDA programming guide).
     """
 
     name: str
@@ -55,7 +56,7 @@ class Device:
 
     @property
     def clusters(self) -> bool:
-        """Whether blocks can share memory in clusters (sm_90 and later)."""
+        """Whether thread blocks can share memory in clusters (sm_90 and later)."""
         return self._generation >= 90
 
     @property
@@ -65,7 +66,7 @@ class Device:
 
     @property
     def _generation(self) -> int:
-        """Number in `arch`."""
+        """Number in `arch`, such as 90."""
         return int(self.arch.removeprefix("sm_"))
 
     @property
@@ -175,7 +176,7 @@ def find_device(reported: str) -> Device | None:
 
 @dataclass(frozen=True)
 class Target:
-    """Device that choices are made for: its name and its number of multiprocessors.
+    """Device for which Configs are chosen: its name and its number of multiprocessors.
 
     Attributes:
       name: name that the driver reports.
@@ -189,21 +190,21 @@ class Target:
 
     @property
     def facts(self) -> Device | None:
-        """Facts of the device's model; None if unknown."""
+        """Specifications of the device's model; None if unknown."""
         return find_device(self.name)
 
     def __str__(self) -> str:
-        """Formats as `108 multiprocessors`; names the reference if the number is assumed."""
+        """Returns text like `108 multiprocessors`; names the reference if its number is assumed."""
         whose = f" of an {REFERENCE.name}, {self.name} being unknown" if self.assumed else ""
         return f"{self.multiprocessors} multiprocessors{whose}"
 
 
 def target(name: str = REFERENCE.name, multiprocessors: int | None = None) -> Target:
-    """Returns the device that the driver calls `name`; the reference by default.
+    """Returns the `Target` for the device that the driver calls `name`; the reference by default.
 
     Args:
-      multiprocessors: number that the device reports; None: as listed in `devices` for the name,
-        else the reference's (`assumed`).
+      multiprocessors: number that the device reports; None means the number listed in `devices` for
+        the name, else the reference's (`assumed`).
 
     Raises:
       TypeError: a name that is not a string, a number that is not an integer. ValueError:

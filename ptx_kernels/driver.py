@@ -41,7 +41,7 @@ class DriverError(RuntimeError):
 
 
 def count_devices() -> int:
-    """Counts CUDA devices through the driver library, without cuda-python.
+    """Returns the number of CUDA devices, from the driver library, without cuda-python.
 
     Raises DriverError if there is no driver.
     """
@@ -68,7 +68,7 @@ def _bindings() -> ModuleType:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """Facts of a device as the driver reports them."""
+    """Properties of a device as the driver reports them."""
 
     name: str
     arch: str
@@ -101,7 +101,7 @@ class Device:
     """One CUDA device, its primary context (shared with JAX) and its own stream.
 
     Args:
-      cuda: module with the driver's functions; None: cuda-python's `cuda.bindings.driver`.
+      cuda: module with the driver's functions; None means cuda-python's `cuda.bindings.driver`.
 
     Raises:
       DriverError: no bindings, no driver, no device of that number, or a failed CUDA call.
@@ -134,7 +134,7 @@ class Device:
         self.close()
 
     def close(self) -> None:
-        """Frees all memory and unloads all modules of this object."""
+        """Frees all memory and unloads all modules of this device object."""
         self._free(0)
         for module in self._modules:
             self._call("cuModuleUnload", module)
@@ -143,9 +143,9 @@ class Device:
         self._call("cuDevicePrimaryCtxRelease", self._device)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Calls the driver.
+        """Calls a driver function by name; raises DriverError if it fails.
 
-        Returns its results without the error code: None, one value or a tuple.
+        Returns the function's results without the error code: None, one value or a tuple.
         """
         error, *values = getattr(self._cuda, name)(*arguments)
         if error != self._cuda.CUresult.CUDA_SUCCESS:
@@ -183,7 +183,7 @@ class Device:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Frees at its end the memory that was allocated inside."""
+        """Context that frees, at its end, the memory that was allocated inside."""
         start = len(self._allocated)
         try:
             yield
@@ -196,7 +196,7 @@ class Device:
             self._call("cuMemFree", self._cuda.CUdeviceptr(self._allocated.pop()))
 
     def empty(self, nbytes: int) -> int:
-        """Allocates memory filled with poison, so that unwritten results show.
+        """Allocates device memory filled with poison, so that unwritten results show.
 
         Returns its address.
         """
@@ -216,7 +216,7 @@ class Device:
         return address
 
     def upload(self, array: np.ndarray) -> int:
-        """Copies `array` to the device; returns the address."""
+        """Copies `array` to new device memory; returns the address."""
         array = np.ascontiguousarray(array)
         address = self._allocate(array.nbytes)
         if array.nbytes:
@@ -231,14 +231,14 @@ class Device:
         return address
 
     def clone(self, address: int, nbytes: int) -> int:
-        """Copies device memory; returns the address of the copy."""
+        """Copies device memory to new device memory; returns the address of the copy."""
         copy = self._allocate(nbytes)
         pointer = self._cuda.CUdeviceptr
         self._call("cuMemcpyDtoDAsync", pointer(copy), pointer(address), nbytes, self._stream)
         return copy
 
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Returns the array at `address`, after all work on the stream."""
+        """Returns the array at a device address, after all work on the stream."""
         array = np.empty(shape, dtype)
         if array.nbytes:
             self._call(
@@ -281,7 +281,7 @@ class Device:
         return self._call("cuModuleLoadData", image.ctypes.data)
 
     def time_load(self, text: str) -> float:
-        """Times how long the driver takes to load a PTX module, then unloads it; in seconds.
+        """Returns the seconds that the driver takes to load a PTX module, which is then unloaded.
 
         XLA loads each kernel this way: the driver compiles the text, or finds it in its cache.
         """
@@ -312,7 +312,7 @@ class Device:
         )
 
     def place(self, kernel: Kernel, operands: Sequence[np.ndarray]) -> list[int]:
-        """Uploads operands and allocates results; returns addresses for `launch`.
+        """Uploads operands and allocates results; returns the addresses for `launch`.
 
         `inout` buffers share one address.
 
@@ -334,7 +334,7 @@ class Device:
         return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
 
     def run(self, kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Runs `kernel` like `simulator.run`: operands in, results out (bf16 as uint16 bits)."""
+        """Runs `kernel` on operands like `simulator.run`; returns results (bf16 as uint16 bits)."""
         with self.scope():
             addresses = self.place(kernel, operands)
             self.launch(kernel, addresses)
@@ -358,7 +358,7 @@ class Device:
         return self._time(enqueue, len(launches), replays)
 
     def copy_bandwidth(self, nbytes: int = 1 << 30, *, replays: int = 20) -> float:
-        """Measures a device-to-device copy, in bytes read plus written per second.
+        """Measures a device-to-device copy; returns bytes read plus written per second.
 
         This is the practical upper limit of a kernel's bandwidth.
         """
@@ -401,7 +401,7 @@ class Device:
 
 
 def rotations(bytes_per_set: int, l2_bytes: int) -> int:
-    """Returns how many input sets to rotate over, so that none is still in the L2 cache."""
+    """Returns how many input sets to rotate over, so that no set is still in the L2 cache."""
     return max(1, min(64, math.ceil(4 * l2_bytes / max(bytes_per_set, 1))))
 
 

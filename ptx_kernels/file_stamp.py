@@ -1,4 +1,4 @@
-"""Detects changes of a file, for keys of caches that are made from it."""
+"""Detects changes of a file, for keys of caches of data read from the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the shapes that kernels take, readable without importing the kernels."""
+"""Limits on the shapes that kernels support, readable without importing the kernels."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ MAX_ROUTED_EXPERTS, MAX_ROUTED = 512, 32
 
 
 def router_takes(rows: int, columns: int, m: object) -> bool:
-    """Returns whether the router kernel takes float32 weights of this shape and m rows."""
+    """Returns whether the router kernel supports float32 weights of this shape and m rows."""
     few = isinstance(m, int) and m <= MAX_ROWS  # a symbolic size may be large
     return few and rows <= MAX_ROUTED_EXPERTS and columns % 4 == 0
 
 
 def gemm_takes(format: str, columns: int) -> bool:
-    """Returns whether a tensor-core product takes rows of this many weights of the format."""
+    """Returns whether tensor-core matmuls support rows of `columns` weights of the format."""
     layout = formats.get(format)
     aligned = columns > 0 and columns % max(GEMM_COLUMNS, layout.block_size) == 0
     return aligned and layout.int8_tile is not None
 
 
 def gated_delta_takes(key_dim: int, value_dim: int) -> bool:
-    """Returns whether the gated delta net kernels take heads of these sizes."""
+    """Returns whether the gated delta net kernels support heads of these sizes."""
     keys = key_dim <= 256 and key_dim % (8 if key_dim <= 128 else 16) == 0
     return keys and value_dim <= 256 and value_dim % 16 == 0
 
 
 def causal_attention_takes(head_dim: int, value_dim: int, parts: int) -> bool:
-    """Returns whether tensor-core attention of prompts takes heads and values of these sizes."""
+    """Returns whether tensor-core prompt attention supports heads and values of these sizes."""
     most = MAX_PROMPT_DIMS[parts]
     return all(0 < dim <= most and dim % 16 == 0 for dim in (head_dim, value_dim))

@@ -1,6 +1,6 @@
 """`python -m ptx_kernels simulate`: runs a kernel on random operands, every access checked.
 
-Perturbed runs draw random choices wherever hardware leaves one open.
+Perturbed runs make random choices where the hardware's behavior is not specified.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .simulator.traffic import Count, total, worst
 
 @dataclass(frozen=True)
 class Result:
-    """One result of the kernel.
+    """Check of one result array of a simulated kernel.
 
     Attributes:
       finite: fraction of finite values; 1 for integers.
@@ -85,9 +85,9 @@ def _values(buffer: Buffer, array: np.ndarray) -> np.ndarray:
 
 
 def deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
-    """Returns the NMSE of `other` against `plain`, two values of one result; 0 for equal bits.
+    """Returns the NMSE of result `other` against result `plain`; 0 for equal bits.
 
-    The result is NaN if one is finite at a place where the other is not.
+    It is NaN if only one of the two is finite at some place.
     """
     if plain.tobytes() == other.tobytes():
         return 0.0
@@ -99,7 +99,7 @@ def deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
 
 
 def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulation:
-    """Runs the kernel on random operands, then under `seeds` perturbations.
+    """Simulates the kernel on random operands, plain and then under `seeds` perturbations.
 
     Raises the simulator's SimulationError.
     """

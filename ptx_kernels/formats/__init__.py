@@ -1,7 +1,8 @@
-"""ggml's block formats, one module each: byte layout, planes, decoders, kernel readers.
+"""ggml's quantized block formats, one module each: byte layout, planes, decoders, kernel readers.
 
 A format is a module of this package with a `FORMAT`; there is no other list. `get("Q4_K")` looks
-one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are not listed here.
+one up by ggml's name. F32, F16 and BF16 tensors have no quantization blocks and are not listed
+here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ else:
 
 @functools.cache
 def _found() -> dict[str, BlockFormat]:
-    """Finds the formats of this package by name, shorter blocks first."""
+    """Returns the formats of this package by name, those with shorter blocks first."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]

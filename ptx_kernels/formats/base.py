@@ -1,4 +1,4 @@
-"""A block format: packed struct, byte planes that store it, decoders, kernel readers."""
+"""Describes a quantized block format: packed struct, byte planes, decoders, kernel readers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDEST_LOAD = 16  # bytes, ld.global.v4.b32
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
-    """Bytes of every block that are stored as one array, so that a kernel's loads are aligned."""
+    """Bytes of every quantization block that are stored as one array, so that loads are aligned."""
 
     name: str
     bytes_per_block: int
@@ -25,36 +25,37 @@ class Plane:
 
     @property
     def alignment(self) -> int:
-        """Alignment of every block's start in this plane: a power of two of bytes, at most 16."""
+        """Alignment of quantization blocks in this plane: a power of two of bytes, up to 16."""
         return min(self.bytes_per_block & -self.bytes_per_block, WIDEST_LOAD)
 
 
 @dataclasses.dataclass(frozen=True)
 class FormatTuning:
-    """Properties of a format that selection rules and budgets use.
+    """Properties of a format that selection rules and instruction budgets use.
 
     Attributes:
       gemv_lanes: lanes that share 256 weights, for one row of activations.
-      gemv_fewest_lanes: minimum of that number, for any rows of activations.
-      gemv_rows: rows per warp for one row of activations, if there are enough rows to fill a
+      gemv_fewest_lanes: minimum of `gemv_lanes`, for any rows of activations.
+      gemv_rows: weight rows per warp for one row of activations, if there are enough rows to fill a
         device; they share the activations' loads and sums.
       gemv_two_parts: maximum rows of activations for which a GEMV multiplies two parts of the
         quants, each by one dp4a per four weights.
-      gemv_sum_dots: additional dp4a per four weights for sums of activations, shared by the rows of
-        a warp.
+      gemv_sum_dots: additional dp4a per four weights for sums of activations, shared by the weight
+        rows of a warp.
       gemv_resident_blocks: thread blocks per multiprocessor for one or two rows of activations (six
         for one row with eight lanes); more would spill.
-      gemv_ahead: whether a GEMV that quantizes one row of activations itself can load weights in
-        advance (`MatvecConfig.ahead`) without spilling.
+      gemv_ahead: whether a GEMV kernel that also quantizes one row of activations can load weights
+        in advance (`MatvecConfig.ahead`) without spilling.
       gemm_rows: minimum rows of activations for which tensor cores replace mat-vecs.
-      gemm_tiles: tiles of 16 rows per warp, int8 products; more spill or need too much memory.
+      gemm_tiles: tiles of 16 weight rows per warp, int8 products; more spill or need too much
+        memory.
       gemm_few_rows: maximum rows of activations per thread block, int8 products of up to 64; more
         spill.
       gemm_unrolled: maximum activations times tiles of a warp for which a step of 256 columns is
         unrolled; more would spill.
       gemm_f16_rows: maximum rows of activations per thread block, f16 products; more spill.
       int8_issue_slots: issue slots of an int8 product of 16 x 8 x 32, including its share of
-        everything in a step (`benchmarks.tensor_cores`); None: not measured.
+        everything in a step (`benchmarks.tensor_cores`); None if not measured.
       instruction_budgets: {rows of activations: maximum instructions of a GEMV's hot loop per byte
         of quants and lane}.
     """
@@ -77,16 +78,16 @@ class FormatTuning:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFormat:
-    """One ggml block format.
+    """One ggml block format: its byte layout, decoder, and kernel readers.
 
     `struct` lists (field, bytes) in file order; `layout` lists (plane, its fields). `weights` turns
     {field: uint8 (..., blocks, bytes)} into float32 (..., blocks, block_size), with the operations
     of the given array module (NumPy or jax.numpy).
 
-    Kernels read blocks by lane (`row`, GEMV), one block per call (`dequantize`), or, for GEMM, by
-    tiles of 16 rows. `int8_tile` reads a tile as integers. `f16_tile` reads it as f16 with a factor
-    per 256 columns. Each is None if there is no such kernel. `int8_minimums` reads all minimums of
-    a tile at once, if they are integers with a factor per 256 columns.
+    Kernels read quantization blocks by lane (`row`, GEMV), one block per call (`dequantize`), or,
+    for GEMM, by tiles of 16 rows. `int8_tile` reads a tile as integers. `f16_tile` reads a tile as
+    f16 with a factor per 256 columns. Each is None if there is no such kernel. `int8_minimums`
+    reads all minimums of a tile at once, if they are integers with a factor per 256 columns.
     """
 
     name: str
@@ -127,11 +128,11 @@ class BlockFormat:
 
     @property
     def super_block_bytes(self) -> int:
-        """Bytes of 256 weights."""
+        """Bytes of 256 packed weights."""
         return 256 // self.block_size * self.block_bytes
 
     def size(self, field: str) -> int:
-        """Returns the bytes of a field of the struct."""
+        """Returns the bytes of a field of the packed struct."""
         return dict(self.struct)[field]
 
     def offset(self, field: str) -> int:
@@ -183,7 +184,7 @@ class BlockFormat:
         return values.reshape(*values.shape[:-2], values.shape[-2] * self.block_size)
 
     def finite(self, planes: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns bool (..., blocks): whether all scales and minimums of a block are finite."""
+        """Returns bool (..., blocks): whether all scales and minimums of each block are finite."""
         fields = self.fields(planes)
         good = [
             (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.f16_fields
@@ -198,11 +199,11 @@ class BlockFormat:
 
     @property
     def scale_fields(self) -> tuple[str, ...]:
-        """Fields that hold a float: scales and minimums."""
+        """Names of the fields that hold a float: scales and minimums."""
         return self.f16_fields + self.e8m0_fields + self.spread_fields
 
     def store_scale(self, raw: np.ndarray, field: str, values: Any) -> None:
-        """Writes floats (...) to a field of blocks as stored in a file, uint8 (..., block_bytes).
+        """Writes floats (...) into a field of packed blocks, uint8 (..., block_bytes), in place.
 
         Each value is rounded to the field's type: to the nearest f16, or to the power of two below
         its magnitude.
@@ -221,7 +222,7 @@ class BlockFormat:
 
 
 def f16_array(data: Any) -> Any:
-    """Converts uint8 (..., 2) little-endian to float32 (..., 1)."""
+    """Converts little-endian f16 bytes, uint8 (..., 2), to float32 (..., 1)."""
     return data.view(np.float16).astype(np.float32)
 
 

@@ -22,13 +22,13 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(codebook_16.PackedRow):
-    """A lane's share of IQ4_NL rows (see `packed_row.PackedRow`)."""
+    """Reads a lane's share of IQ4_NL rows (see `packed_row.PackedRow`)."""
 
     table = TABLE
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of a quantization block of 32 (see `packed_block.Dequantize`)."""
     qs, d = planes
     return codebook_16.dequantize(k, TABLE, qs, d.cast(f16).load().to(f32))
 
@@ -36,7 +36,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
     quants = codebook_16.fragments(k, TABLE, qs, unit)
     return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))

@@ -32,13 +32,13 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _scale(k: Builder, head: Words, block: Value) -> Value:
-    """Returns scale - 32 of a sub-block, s32, from the header's two words."""
+    """Emits scale - 32 of a sub-block, s32, from the header's two words."""
     low, high = (head[1] >> (block * 4)) & 15, (head[0] >> (block * 2 + 12)) & 0x30
     return (low | high).bits(s32) - 32
 
 
 class PackedRow:
-    """A lane's share of IQ4_XS rows: 128 / lanes bytes of codes.
+    """Reads a lane's share of IQ4_XS rows: 128 / lanes bytes of codes.
 
     With 4 lanes, each has two sub-blocks of 32. With more, lanes / 8 lanes share one. See
     `packed_row.PackedRow`.
@@ -81,7 +81,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes one of the eight sub-blocks of 32 weights (see `packed_block.Dequantize`)."""
+    """Emits the decoding of one sub-block of 32 weights (see `packed_block.Dequantize`)."""
     qs, head = planes
     words = head.cast(u32).load(vector=2)
     scale = f16_of(words[0]) * _scale(k, words, part).to(f32)
@@ -91,7 +91,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Unpacks sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, head = planes
     quants = codebook_16.fragments(k, TABLE, qs, unit)
     heads = [row.cast(u32).load(vector=2) for row in head.rows()]

@@ -22,10 +22,11 @@ TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    """Multiplies entries by scales, exact also for subnormal weights, which XLA on a CPU flushes.
+    """Multiplies codebook values by scales, exactly even for subnormal weights.
 
-    The product uses two powers of two, neither of which is subnormal. Subnormal weights, which have
-    `e` 0 or 1, are built as bits: multiples of 2^-149.
+    XLA on a CPU flushes subnormal products. The product therefore uses two powers of two, neither
+    of which is subnormal. Subnormal weights, which have `e` 0 or 1, are built as bits: multiples of
+    2^-149.
     """
     e = field["e"].astype(np.int32)
     entries, low = codebook_16.entries(TABLE, field["qs"], xp), e >> 1
@@ -42,12 +43,12 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _scale(k: Builder, e: Value) -> Value:
-    """Returns 2^(e - 128), f32, for a u32 below 256."""
+    """Emits 2^(e - 128), f32, for a u32 e below 256."""
     return k.select(e < 2, k.const(u32, 0x200000) << e, (e - 1) << 23).bits(f32)
 
 
 class PackedRow(codebook_16.PackedRow):
-    """A lane's share of MXFP4 rows (see `packed_row.PackedRow`)."""
+    """Reads a lane's share of MXFP4 rows (see `packed_row.PackedRow`)."""
 
     table = TABLE
     scale_type = u8
@@ -57,7 +58,7 @@ class PackedRow(codebook_16.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of a quantization block of 32 (see `packed_block.Dequantize`)."""
     qs, e = planes
     return codebook_16.dequantize(k, TABLE, qs, _scale(k, e.load().to(u32)))
 
@@ -65,7 +66,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, e = planes
     quants = codebook_16.fragments(k, TABLE, qs, unit)
     scales = [(_scale(k, g), _scale(k, other)) for g, other in e.byte_pairs(unit * 2)]

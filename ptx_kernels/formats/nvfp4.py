@@ -20,7 +20,7 @@ from .unpack.packed_words import Words, looked_up
 
 
 def _scales() -> np.ndarray:
-    """Returns half the value of each scale byte, float32 (256,); the top bit is ignored."""
+    """Returns half the value of each possible scale byte, float32 (256,); ignores the top bit."""
     code = np.arange(256) & 127
     exponent, mantissa = code >> 3, code & 7
     normal = (8 + mantissa) * 2.0 ** (exponent - 11.0)

@@ -31,7 +31,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q2_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
+    """Reads a lane's share of Q2_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
 
     Group g's quants are not shifted: a byte is 4^g times the quant.
     """
@@ -76,7 +76,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes 16 weights of each group in a block's half h = part / 2.
+    """Emits the decoding of 16 weights of each group in a block's half h = part / 2.
 
     See `packed_block.Dequantize`.
     """
@@ -100,7 +100,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads groups 2 * (unit % 2) and the next, of the 128 columns h = unit / 2.
+    """Unpacks groups 2 * (unit % 2) and the next, of the 128 columns h = unit / 2.
 
     See `packed_tile.Int8Groups`.
     """

@@ -35,9 +35,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _four_scales(low: Value, high: Value, unit: Value) -> Value:
-    """Returns scales 4 * unit to + 3, one byte each, as scale - 32 in six signed bits.
+    """Emits scales 4 * unit to + 3, one byte each, as scale - 32 in six signed bits.
 
-    low: the word with their nibbles; high: the last of the three words.
+    low: the word with the scales' low nibbles; high: the last of the three words.
     """
     nibbles = (low >> (unit >> 1 << 2)) & 0x0F0F0F0F
     return (nibbles | (((high >> (unit << 1)) & 0x03030303) << 4)) ^ 0x20202020
@@ -53,7 +53,7 @@ _TWO_PARTS = 2
 
 
 class PackedRow:
-    """A lane's share of Q3_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
+    """Reads a lane's share of Q3_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
 
     For few activations group g's low bits are not shifted: a byte is 4^g times their value, and
     each flipped third bit counts as -4. For more activations, which share the unpacking, a quant is
@@ -108,7 +108,7 @@ class PackedRow:
         return Tile(runs, d.to(f32) * (1 / 128), signed=True)
 
     def _scale_bytes(self, packed: Words) -> Value:
-        """Returns 4 * (scale - 32) of the lane's groups, int8, the first lowest."""
+        """Emits 4 * (scale - 32) of the lane's groups, int8, the first in the lowest byte."""
         k, low = self._k, self._low
         if low.groups == 4:
             # bytes `half` and half + 2 of two words
@@ -131,7 +131,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes 16 weights of each group in a block's half h = part / 2.
+    """Emits the decoding of 16 weights of each group in a block's half h = part / 2.
 
     See `packed_block.Dequantize`.
     """
@@ -157,7 +157,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads groups 2 * (unit % 2) and the next, of 128 columns, as 32 * (q - 4) in int8.
+    """Unpacks groups 2 * (unit % 2) and the next, of 128 columns, as 32 * (q - 4) in int8.
 
     The 128 columns are half h = unit / 2. See `packed_tile.Int8Groups`.
     """

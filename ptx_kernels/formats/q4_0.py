@@ -26,11 +26,12 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles.
+    """Reads a lane's share of Q4_0 rows: 16 / lanes bytes of nibbles.
 
-    They hold that many of the first 16 weights and as many of the last 16. With its top bit
-    flipped, a nibble in the high half of a byte is 16 * (q - 8) as int8, so the offset costs
-    nothing. Formats with the same nibble order derive from this class (see `packed_row.PackedRow`).
+    The lane has 16 / lanes of a quantization block's first 16 weights and as many of the last 16.
+    With its top bit flipped, a nibble in the high half of a byte is 16 * (q - 8) as int8, so the
+    offset costs nothing. Formats with the same nibble order derive from this class (see
+    `packed_row.PackedRow`).
     """
 
     # element of the last plane: the block's scale, with or without its minimum
@@ -66,7 +67,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of a quantization block of 32 (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     quants = lower_nibbles(qs.cast(u32).load(vector=4))
@@ -77,7 +78,10 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 
 
 def fragment_nibbles(qs: TilePlane, unit: Value) -> list[Words]:
-    """Returns the nibbles of a unit's two blocks as operand A, in the upper halves of bytes."""
+    """Returns the nibbles of a unit's two quantization blocks as operand A, one operand per block.
+
+    Each nibble is in the upper half of its byte.
+    """
     words = qs.matrix(unit * 32)  # two words per block, for rows g and g + 8
     halves = (upper_nibbles(words[2 * i : 2 * i + 2]) for i in range(2))
     return [[*low, *high] for low, high in halves]
@@ -86,7 +90,7 @@ def fragment_nibbles(qs: TilePlane, unit: Value) -> list[Words]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8.
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8.
 
     See `packed_tile.Int8Groups`.
     """

@@ -33,9 +33,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q4_0.PackedRow):
-    """A lane's share of Q4_1 rows: like Q4_0, with unsigned quants and a minimum.
+    """Reads a lane's share of Q4_1 rows: like Q4_0, with unsigned quants and a minimum.
 
-    One lane of a block adds the minimum.
+    One of the lanes that share a quantization block adds the minimum.
     """
 
     scale_type = u32  # d and m
@@ -55,7 +55,7 @@ class PackedRow(q4_0.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of a quantization block of 32 (see `packed_block.Dequantize`)."""
     qs, dm = planes
     pair = dm.cast(u32).load()
     scale, offset = f16_of(pair), f16_of(pair, 1)
@@ -69,7 +69,10 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 as 16 * q (see `packed_tile.Int8Groups`)."""
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 as 16 * q.
+
+    See `packed_tile.Int8Groups`.
+    """
     qs, dm = planes
     quants = q4_0.fragment_nibbles(qs, unit)
     scales, offsets = zip(*(dm.f16_pairs(unit * 8 + 4 * i) for i in range(2)), strict=True)

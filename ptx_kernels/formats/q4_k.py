@@ -23,7 +23,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def low_bits(qs: Any, xp: Any) -> Any:
-    """Splits the nibbles into eight sub-blocks, uint8 (..., 128) -> (..., 8, 32).
+    """Splits nibbles into eight sub-blocks, uint8 (..., 128) -> (..., 8, 32).
 
     Q5_K's low bits have the same layout.
     """
@@ -32,11 +32,11 @@ def low_bits(qs: Any, xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group.
+    """Reads a lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group.
 
-    With 4 lanes, each has a full group and so both of its sub-blocks. With more, lanes / 4 lanes
-    share a group; with q8_1 activations, two of these add the min term of one sub-block each. See
-    `packed_row.PackedRow`.
+    With 4 lanes, each lane has a full group and so both of the group's sub-blocks. With more, lanes
+    / 4 lanes share a group; with q8_1 activations, two of these add the min term of one sub-block
+    each. See `packed_row.PackedRow`.
     """
 
     block_words = 36  # u32 per block
@@ -90,11 +90,14 @@ class PackedRow:
         return Tile(runs, d, [dmin * m.to(f32) for m in minimums], self._minimum_group)
 
     def quant_bytes(self, quants: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:
-        """Returns bytes of the low and the high sub-block, and their multiples of the quants."""
+        """Returns (bytes of the low sub-block, of the high one), and their factors over the quants.
+
+        The factors are (1, 16): high nibbles are not shifted.
+        """
         return ([q & 0x0F0F0F0F for q in quants], [q & 0xF0F0F0F0 for q in quants]), (1, 16)
 
     def seven_bits(self, quants: Words) -> tuple[tuple[Words, Words], int]:
-        """Like `quant_bytes`, with bytes below 128 but as large as possible.
+        """Like `quant_bytes`, but with bytes below 128 that are as large as possible.
 
         Large bytes lose the least precision when the anchor is subtracted in f32.
         """
@@ -112,7 +115,7 @@ def dequantize(
     high_bits: Sequence[Value] | None = None,
     quants_at: int = 16,
 ) -> list[DequantizedRun]:
-    """Decodes 16 weights of sub-block 2 * (part // 2) and 16 of the next.
+    """Emits the decoding of 16 weights of sub-block 2 * (part // 2) and 16 of the next.
 
     See `packed_block.Dequantize`. Q5_K also calls it: it passes `quants_at`, the start of its
     nibbles, and `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in
@@ -140,7 +143,7 @@ def dequantize(
 
 
 def scales(k: Builder, plane: TilePlane, unit: Value) -> list[packed_tile.Pair]:
-    """Returns d * scale of a unit's two sub-blocks for the lane's rows; also for Q5_K."""
+    """Emits d * scale of a unit's two sub-blocks for the lane's rows; also for Q5_K."""
     reader = k_scales.PairReader(k, unit)
     found = []
     for row in plane.rows():
@@ -153,7 +156,7 @@ def scales(k: Builder, plane: TilePlane, unit: Value) -> list[packed_tile.Pair]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones.
+    """Unpacks sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones.
 
     See `packed_tile.Int8Groups`.
     """
@@ -167,7 +170,10 @@ def int8_groups(
 
 
 def int8_minimums(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.Minimums:
-    """Reads -dmin and mins of the lane's rows (see `packed_tile.Minimums`); also for Q5_K."""
+    """Emits reads of -dmin and mins of the lane's rows; also for Q5_K.
+
+    See `packed_tile.Minimums`.
+    """
     headers = [row.cast(u32).load_run(0, 4) for row in planes[0].rows()]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
     return packed_tile.Minimums(
@@ -180,7 +186,7 @@ Steps = tuple[packed_tile.Pair, packed_tile.Pair]  # for rows g and g + 8
 
 
 def steps(k: Builder, plane: TilePlane, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
-    """Returns f16 factors and addends of both sub-blocks of a unit for the lane's rows.
+    """Returns f16x2 (factor, addend) of both sub-blocks of a unit for the lane's rows.
 
     `multiples`: the bytes are this many times the quants.
     """
@@ -196,7 +202,7 @@ def steps(k: Builder, plane: TilePlane, unit: Value, multiples: tuple[int, int])
 
 
 def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockScales:
-    """Reads d, -32 * dmin and mins of the lane's rows (see `packed_tile.BlockScales`)."""
+    """Emits reads of d, -32 * dmin and mins of the lane's rows (see `packed_tile.BlockScales`)."""
     headers = [row.cast(u32).load_run(0, 4) for row in planes[0].rows()]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
     return packed_tile.BlockScales(

@@ -23,7 +23,7 @@ from .unpack.packed_words import Words, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
-    """Returns the quants of fields qs and qh, float32 (..., 32) from 0 to 31; also for Q5_1."""
+    """Returns the quants from fields qs and qh, float32 (..., 32) from 0 to 31; also for Q5_1."""
     fifth = bits(field["qh"][..., None], 8, 1, xp)  # (..., 4, 8, 1)
     return (nibbles(field["qs"], xp) | (fifth.reshape(*field["qh"].shape[:-1], 32) << 4)).astype(
         np.float32
@@ -35,7 +35,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q4_0.PackedRow):
-    """A lane's share of Q5_0 rows: like Q4_0, with fifth bits.
+    """Reads a lane's share of Q5_0 rows: like Q4_0, with fifth bits.
 
     A quant at the top of a byte with its fifth bit flipped is 8 * (q - 16) as int8.
     """
@@ -57,7 +57,7 @@ class PackedRow(q4_0.PackedRow):
         )
 
     def quant_bytes(self, words: Words, fifth: Value, shift: int) -> list[list[Value]]:
-        """Returns the quants of the lane's runs, shifted left by `shift` in their bytes."""
+        """Returns the quants of the lane's two runs, each shifted left by `shift` in its byte."""
         mine = fifth >> self.value_base
         return [
             [
@@ -74,7 +74,7 @@ class PackedRow(q4_0.PackedRow):
 
 
 def _spread(bits: Value, to: int) -> Value:
-    """Spreads the lowest four bits, each to bit `to` of a byte.
+    """Emits the spread of the lowest four bits, one to bit `to` of each byte.
 
     Copies 7 bits apart don't overlap.
     """
@@ -82,7 +82,10 @@ def _spread(bits: Value, to: int) -> Value:
 
 
 def unpack_block(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
-    """Unpacks weights 0 to 15 and 16 to 31 of a block as f32 from 0 to 31; also for Q5_1."""
+    """Emits unpacking of a block to f32 quants from 0 to 31: weights 0 to 15, then 16 to 31.
+
+    Q5_1 uses it too.
+    """
     words = qs.cast(u32).load(vector=4)
     fifth = qh.cast(u32).load()
     runs = []
@@ -97,7 +100,7 @@ def unpack_block(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of a quantization block of 32 (see `packed_block.Dequantize`)."""
     qs, qh, d = planes
     scale = d.cast(f16).load().to(f32)
     return [
@@ -109,7 +112,10 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def fragment_bytes(
     k: Builder, qs: TilePlane, qh: TilePlane, unit: Value, shift: int, flipped: bool
 ) -> list[Words]:
-    """Returns the quants of a unit's two blocks, shifted left; `flipped` flips their top bit."""
+    """Returns the quants of a unit's two quantization blocks as operand A, each shifted left.
+
+    `flipped` flips the quants' top bit.
+    """
     words = qs.matrix(unit * 32)  # two words per block, for rows g and g + 8
     columns = k.lane_id % 4 * 4
     rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in qh.rows()]
@@ -130,7 +136,7 @@ def fragment_bytes(
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8.
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8.
 
     See `packed_tile.Int8Groups`.
     """

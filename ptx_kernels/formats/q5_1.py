@@ -23,9 +23,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q5_0.PackedRow):
-    """A lane's share of Q5_1 rows: like Q5_0, with unsigned quants and a minimum.
+    """Reads a lane's share of Q5_1 rows: like Q5_0, with unsigned quants and a minimum.
 
-    One lane of a block adds the minimum.
+    One of the lanes that share a quantization block adds the minimum.
     """
 
     scale_type = u32  # d and m
@@ -46,7 +46,7 @@ class PackedRow(q5_0.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes all 32 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of a quantization block of 32 (see `packed_block.Dequantize`)."""
     qs, qh, dm = planes
     pair = dm.cast(u32).load()
     scale, offset = f16_of(pair), f16_of(pair, 1)
@@ -59,7 +59,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, qh, dm = planes
     quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
     scales, offsets = zip(*(dm.f16_pairs(unit * 8 + 4 * i) for i in range(2)), strict=True)

@@ -26,7 +26,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q4_k.PackedRow):
-    """A lane's share of Q5_K rows: like Q4_K, with the fifth bits of its nibbles."""
+    """Reads a lane's share of Q5_K rows: like Q4_K, with the fifth bits of its nibbles."""
 
     block_words = 44
     quants_at = 12
@@ -67,7 +67,10 @@ class PackedRow(q4_k.PackedRow):
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes 32 weights of a block, the same ones as Q4_K (see `packed_block.Dequantize`)."""
+    """Emits the decoding of 32 weights of a block, the same weights as `q4_k.dequantize`.
+
+    See `packed_block.Dequantize`.
+    """
     fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
     return q4_k.dequantize(k, planes, part, high_bits=fifth_bits, quants_at=48)
 
@@ -86,7 +89,7 @@ def _quants(k: Builder, plane: TilePlane, unit: Value) -> tuple[Words, Words]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Unpacks sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     low, high = _quants(k, planes[0], unit)
     low_scales, high_scales = q4_k.scales(k, planes[0], unit)
     return (

@@ -32,7 +32,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128.
+    """Reads a lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128.
 
     With 4 lanes, lane `part` has values 16 * (part % 2) to + 15 of the groups of half h = part //
     2. With 32 lanes, it has four values of group g = part // 8 % 2 and of group g + 2. A quant is
@@ -101,9 +101,9 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes 32 weights of a block's half h = part / 4: 16 of group g, 16 of group g + 2.
+    """Emits the decoding of 16 weights of group g and 16 of group g + 2, in half h of a block.
 
-    g = part / 2 % 2. See `packed_block.Dequantize`.
+    h = part / 4, g = part / 2 % 2. See `packed_block.Dequantize`.
     """
     ql, qh, scales, d = planes
     upper, group, run = part >> 2, (part >> 1) & 1, part & 1
@@ -125,7 +125,7 @@ def _quants(
 ) -> tuple[Words, Words]:
     """Returns 4 * q of groups g = unit % 2 and g + 2 of half h = unit / 2, as operand A.
 
-    `flipped`: bits to flip in every byte's pairs.
+    `flipped`: mask of bits to flip in every byte.
     """
     low = planes[0].matrix(unit * 32)
     pairs = [word ^ flipped if flipped else word for word in planes[1].matrix((unit >> 1) * 32)]
@@ -143,7 +143,7 @@ def _quants(
 
 
 def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
-    """Returns scales of the lane's rows: per group a word with two scales in its low bytes."""
+    """Returns the scales of the lane's rows: per group a u32 with two scales in its low bytes."""
     at = (unit >> 1) * 8
     rows = [row.at(at).cast(u32).load(vector=2) for row in plane.rows()]
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
@@ -152,7 +152,7 @@ def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads groups g = unit % 2 and g + 2 of half h = unit / 2, as 4 * (q - 32) in int8.
+    """Unpacks groups g = unit % 2 and g + 2 of half h = unit / 2, as 4 * (q - 32) in int8.
 
     See `packed_tile.Int8Groups`.
     """
@@ -170,7 +170,7 @@ def int8_groups(
 
 
 def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockScales:
-    """Reads d of the lane's rows (see `packed_tile.BlockScales`)."""
+    """Emits the read of d of the lane's rows (see `packed_tile.BlockScales`)."""
     first, second = planes[3].f16()
     return packed_tile.BlockScales((first, second))
 

@@ -21,7 +21,10 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q8_0 rows: 32 / lanes weights of a block (see `packed_row.PackedRow`)."""
+    """Reads a lane's share of Q8_0 rows: 32 / lanes weights of each quantization block.
+
+    See `packed_row.PackedRow`.
+    """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats = k, share.floats
@@ -48,7 +51,7 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """Decodes 16 weights of a block (see `packed_block.Dequantize`)."""
+    """Emits the decoding of 16 weights of a quantization block (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).at(part * 4).load(vector=4)
@@ -58,7 +61,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Reads blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    """Unpacks quantization blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
     quants = (qs.matrix(unit * 64 + 32 * i) for i in range(2))
     return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))

@@ -32,7 +32,7 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _load(k: Builder, get: Get, i: Value) -> tuple[list[Value], list[Value]]:
-    """Loads two words of four bytes; returns them and the digit that each one uses."""
+    """Loads two words of four bytes; returns them, and which base-3 digit to use of each word."""
     first, second = i < 20, i < 30
     after = i - 20
     digit = k.select(first, i >> 2, k.select(second, after >> 1, (i - 30) * 2))

@@ -1,4 +1,4 @@
-"""Kernel families, in the order in which reports list them."""
+"""All kernel families, in the order in which reports list them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""f32 functions of several instructions, and the gates of feed-forward networks."""
+"""Emits sigmoid, softplus, tanh and the gates of feed-forward networks (silu, gelu, swiglu)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG_1P = (0.666664183, 0.400215268, 0.280018061, 0.280119896)
 
 
 def tanh(k: Builder, x: Value) -> Value:
-    """tanh(x), with an error of a few ulp (`tanh.approx`: 2^-11); NaN stays NaN.
+    """Emits tanh(x), with an error of a few ulp (`tanh.approx`: 2^-11); NaN stays NaN.
 
     Uses a polynomial near 0, and 2^x elsewhere.
     """
@@ -33,18 +33,21 @@ def tanh(k: Builder, x: Value) -> Value:
 
 
 def _polynomial(k: Builder, coefficients: Sequence[float], x: Value) -> Value:
-    """Evaluates a polynomial at x by Horner's rule; coefficients with the lowest power first."""
+    """Emits a polynomial of x by Horner's rule; coefficients with the lowest power first."""
     *rest, last = coefficients
     return functools.reduce(lambda total, c: k.fma(total, x, c), reversed(rest), k.const(f32, last))
 
 
 def sigmoid(k: Builder, x: Value) -> Value:
-    """1 / (1 + exp(-x)), within a few ulp."""
+    """Emits 1 / (1 + exp(-x)), within a few ulp."""
     return k.reciprocal(k.exp2(x * -LOG2_E) + 1.0)
 
 
 def softplus(k: Builder, x: Value) -> Value:
-    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), accurate for large and small x."""
+    """Emits log(1 + exp(x)), accurate for large and small x.
+
+    It is computed as max(x, 0) + log(1 + exp(-|x|)).
+    """
     power = k.exp2(k.abs(x) * -LOG2_E)
     s = power * k.reciprocal(power + 2.0)
     square = s * s
@@ -52,18 +55,18 @@ def softplus(k: Builder, x: Value) -> Value:
 
 
 def silu(k: Builder, x: Value) -> Value:
-    """x / (1 + exp(-x)), within a few ulp.
+    """Emits x / (1 + exp(-x)), within a few ulp.
 
-    The result is -0 for large negative x, whose exponential overflows.
+    The result is -0 for large negative x, where exp(-x) overflows.
     """
     return x * sigmoid(k, x)
 
 
 def gelu(k: Builder, x: Value) -> Value:
-    """GELU: x / 2 * (1 + tanh(z)), z = sqrt(2 / pi) * (x + 0.044715 x^3), as x / (1 + exp(-2 z)).
+    """Emits GELU: x / 2 * (1 + tanh(z)), z = sqrt(2 / pi) * (x + 0.044715 x^3).
 
-    This is the tanh approximation of Hendrycks and Gimpel 2016. Large |x| give x and -0, even if
-    x^3 overflows.
+    This is the tanh approximation of Hendrycks and Gimpel 2016, computed as x / (1 + exp(-2 z)).
+    Large |x| give x and -0, even if x^3 overflows.
     """
     scale = 2 * math.sqrt(2 / math.pi)
     z2 = x * k.fma(x * x, 0.044715 * scale, scale)
@@ -71,7 +74,7 @@ def gelu(k: Builder, x: Value) -> Value:
 
 
 def swiglu_oai(k: Builder, gate: Value, up: Value) -> Value:
-    """g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7), u = clip(up, -7, 7).
+    """Emits g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7), u = clip(up, -7, 7).
 
     NaN stays NaN. This is the gate of gpt-oss (https://github.com/openai/gpt-oss, `swiglu`).
     """

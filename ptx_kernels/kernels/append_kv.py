@@ -1,4 +1,4 @@
-"""Appends new keys and values to the pages of a KV cache."""
+"""Kernel that appends new keys and values to the pages of a KV cache."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def append_kv(
     latent: bool = False,
     config: AppendConfig = AppendConfig(),
 ) -> None:
-    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; if latent, for k.
+    """Kernel: writes each token's k and v into its slot of the KV cache; if latent, only k.
 
-    A slot outside the pages is skipped. Lanes share a head's vector, 16 bytes of f32 each; see
-    `Pages.store` for the storage format.
+    pages[slot / page_size, :, slot % page_size] = new[token]. A slot outside the pages is skipped.
+    The lanes of a warp share a head's vector, 16 bytes of f32 per lane; see `Pages.store` for the
+    storage format.
     """
     shape = num_pages, num_kv_heads, page_size, head_dim
     pages = declare_pages(k.inout, dtype, shape, latent=latent)

@@ -1,4 +1,4 @@
-"""Argmax: the largest value of each row and its index, for greedy sampling over a vocabulary."""
+"""Argmax kernel: the largest value of each row and its index, for greedy sampling."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .reduce import across_warps
 
 @dataclass(frozen=True)
 class ArgmaxConfig:
-    """Warps of a block, and values per thread loaded before the first is used."""
+    """Warps of a thread block, and values per thread loaded before the first is used."""
 
     warps: int = 8
     unroll: int = 4
 
 
 def order_key(k: Builder, x: Value) -> Value:
-    """Returns a u32 key in the f32's order.
+    """Emits a u32 key for an f32; keys are ordered like the floats.
 
     -inf is lowest (but above 0), -0 equals 0, and any NaN is highest.
     """
@@ -33,14 +33,14 @@ def order_key(k: Builder, x: Value) -> Value:
 
 
 class Search:
-    """Search for a row's `count` best values, in one launch or two.
+    """Operands, results and block partition of a search for the `count` best values of each row.
 
-    It declares operands and results and selects a block's part. Each of a row's `splits` blocks
-    writes its best as f32 values and s32 indices (rows, splits * count). A second launch searches
-    these (`from_candidates`).
+    A search takes one launch or two. Each of a row's `splits` thread blocks searches its own
+    columns and writes its best as f32 values and s32 indices (rows, splits * count). A second
+    launch searches these candidates (`from_candidates`).
 
     Attributes:
-      first, stop: the columns of this block (u32).
+      first, stop: the columns of this thread block (u32).
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Search:
         return self._x.at(self._row, column).load(where=inside)
 
     def store(self, i: Value | int, column: Value, found: Value | None = None) -> None:
-        """Stores the block's i-th best, which is in column `column` of x.
+        """Emits the stores of the thread block's i-th best value, found in column `column` of x.
 
-        It is -inf at index `columns` if not `found`; `found` None means found.
+        If `found` is false, it stores -inf and index `columns`; `found` None means true.
         """
         k, index, value = self._k, column, self.load(column, found)
         if self._indices is not None:
@@ -94,7 +94,7 @@ def argmax(
     from_candidates: bool = False,
     config: ArgmaxConfig = ArgmaxConfig(),
 ) -> None:
-    """(max(x[r]), argmax(x[r])) for each of `splits` parts of a row; NaN is the largest.
+    """Kernel: (max, argmax) of each of `splits` equal parts of every row x[r]; NaN is the largest.
 
     Ties go to the lowest index. The results are f32 values and s32 indices (rows, splits). A
     vocabulary takes two launches: one over parts on the full device, then one `from_candidates`
@@ -121,15 +121,15 @@ def argmax(
 
 
 def _splits_rule(device: Target, columns: int) -> int:
-    """Returns the number of blocks that search a row: one wave, at least 1024 values each.
+    """Returns the number of thread blocks that search a row: one wave, at least 1024 values each.
 
-    With 1 block there is no second launch.
+    With 1 thread block there is no second launch.
     """
     return equal_parts(columns, max(1024, -(-columns // device.multiprocessors)))
 
 
 def equal_parts(columns: int, part: int) -> int:
-    """Returns the number of equal, nonempty parts of about this size."""
+    """Returns the number of equal, nonempty parts of `columns` with about `part` columns each."""
     even = -(-columns // -(-columns // part))
     return -(-columns // even)
 
@@ -138,7 +138,7 @@ argmax_splits_rule: Rule[int] = Rule("argmax_splits", _splits_rule)
 
 
 def search_examples(family: str, columns: int, splits: int, **arguments: int) -> tuple[Case, Case]:
-    """Returns both launches of a search over a vocabulary."""
+    """Returns example cases of both launches of a search over a vocabulary."""
     found = splits * arguments.get("count", 1)
     whole = dict(rows=1, columns=columns, splits=splits, **arguments)
     merge = dict(rows=1, columns=found, from_candidates=True, **arguments)
@@ -151,7 +151,7 @@ def search_examples(family: str, columns: int, splits: int, **arguments: int) ->
 def _random_indices(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns random candidates of a vocabulary."""
+    """Returns random token ids (s32) for the second launch's `indices`."""
     return rng.permutation(math.prod(buffer.shape)).reshape(buffer.shape)
 
 

@@ -1,4 +1,4 @@
-"""Decodes packed weights to floats: full matrices, or rows of an embedding by id."""
+"""Kernel that dequantizes packed weights: full matrices, or embedding rows by token id."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ def decode(
     below: int = 0,
     config: DecodeConfig = DecodeConfig(),
 ) -> None:
-    """y[r] = dequantize(w[r]); with `lookups`, y[t] = dequantize(w[ids[t]]) for as many ids.
+    """Kernel: y[r] = dequantize(w[r]), or y[t] = dequantize(w[ids[t]]) for `lookups` ids.
 
-    Each thread decodes one part of a block: it loads 16 bytes of quants and stores runs of 16
-    floats. An id outside the n rows gives NaN, like the fill mode of `jax.numpy.take`.
+    Each thread decodes a part of a quantization block: it loads 16 bytes of quants and stores runs
+    of 16 floats. An id outside the n rows gives NaN, like the fill mode of `jax.numpy.take`.
 
     With `below`, y[r] = dequantize(w[r]) / scale[r]. The scale is the power of two that `f16_scale`
     derives from `below` and the row's largest magnitude. A thread block then decodes a full row, of
     at most MAX_F16_ROW values.
 
-    Operands: the planes, or with `layers` those of a stack and an index (see `input_planes`); ids
-    s32 (lookups,). Results: y of `dtype` (n or lookups, columns); with `below`, scale bf16 (n,).
+    Operands: the planes, or with `layers` the planes of a stack and an index (see `input_planes`);
+    ids s32 (lookups,). Results: y of `dtype` (n or lookups, columns); with `below`, scale bf16
+    (n,).
     """
     layout = formats.get(format)
     parts = layout.dequantize_threads
@@ -83,7 +84,7 @@ def decode(
 def _scaled_rows(
     k: Builder, layout: BlockFormat, planes: Sequence[Pointer], y: Pointer, below: int
 ) -> None:
-    """Decodes one row per block, finding its largest magnitude before storing it."""
+    """Emits the decoding of one row per thread block, which finds its largest magnitude first."""
     n, columns = y.shape
     parts = columns // layout.block_size * layout.dequantize_threads
     warps = min(-(-parts // WARP), 32)
@@ -117,7 +118,7 @@ def _case(format: str, dtype: str, lookups: int, below: int = 0) -> Case:
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns the fraction of the weights that is read: looked-up rows, one matrix of a stack."""
+    """Returns the fraction of a buffer that is read: rows looked up, one matrix of a stack."""
     looked_up = buffer.type is u8 and arguments["lookups"]
     rows = arguments["lookups"] / arguments["n"] if looked_up else 1
     return min(1, rows) * one_layer(buffer, arguments)

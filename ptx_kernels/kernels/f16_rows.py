@@ -1,7 +1,7 @@
-"""Quantizes activations to f16 with a power-of-two scale per row, for XLA's f16 matrix product.
+"""Kernel that scales rows of activations by powers of two and casts them to f16, for XLA's matmul.
 
 `quantize_f16` has a scale per 256 columns, which kernels of this package apply as they accumulate.
-A product without scale support needs one scale for the full sum.
+A matmul without scale support needs one scale for the full sum.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def f16_rows(
     below: int = MOST,
     config: F16RowsConfig = F16RowsConfig(),
 ) -> None:
-    """values = x / scale rounded to f16, with a power-of-two scale per row, one row per block.
+    """Kernel: values = f16(x / scale), with a power-of-two scale per row; one row per thread block.
 
     The scale is `f16_scale` of the row's largest magnitude and `below`. With `eps`, x is first
-    normalized like in `rms_norm`. With `activation`, x is that gate applied to two products, which
-    are f16 with scales per row and per column.
+    normalized like in `rms_norm`. With `activation`, x is that gate applied to two matmul results,
+    which are f16 with scales per row and per column.
 
     Operands: x of `dtype` (rows, columns) and, with `eps`, which requires f32, weight f32
     (columns,); or gate and up f16 (rows, columns), row_scale f32 (rows,), gate_scale and up_scale
@@ -83,7 +83,7 @@ def f16_rows(
 def _gated(
     k: Builder, row: Value, shape: tuple[int, int], activation: str, warps: int
 ) -> Sequence[Run]:
-    """Returns this thread's share of a row of the gate's output."""
+    """Emits the gate applied to one row; returns this thread's share of the result."""
     gate, up = (k.input(name, f16, shape) for name in ("gate", "up"))
     row_scale = k.input("row_scale", f32, shape[:1]).at(row).load()
     of_columns = [k.input(name, bf16, shape[1:]) for name in ("gate_scale", "up_scale")]

@@ -1,4 +1,4 @@
-"""Kernel family records: what tuning, reports and checks need to know about each family."""
+"""Kernel family records: shapes, rules and loop facts that tuning, reports and checks need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Case:
 
 
 class Match(enum.Enum):
-    """Required relation of a table row's value to that of the requested shape.
+    """Required relation of a tuning table row's value to that of the requested shape.
 
     NEAR: within an octave, summed over all such values. COVERS: at least as large, by at most an
     octave, and the smallest such row, because a kernel for more rows also takes fewer.
@@ -45,7 +45,10 @@ class Match(enum.Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One argument of a rule; `kind` is str, int, bool, or a tuple of str or int (JSON: a list)."""
+    """An argument of a selection rule.
+
+    `kind` is str, int, bool, or a tuple of str or int (in JSON a list).
+    """
 
     kind: Any
     match: Match
@@ -53,10 +56,10 @@ class Key:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of tuning tables that overrule a rule.
+    """Schema of the tuning table rows that overrule a selection rule.
 
     Attributes:
-      config: type of the Config that they hold.
+      config: type of the Config that a row holds.
       keys: the rule's arguments, in order, which identify a row.
       check: `(config, *shape)`; raises KernelError or ValueError for a Config that is invalid for a
         shape.
@@ -85,7 +88,7 @@ class Rule(Generic[C]):
     Attributes:
       name: name used in tuning tables and reasons.
       function: `(*shape)`, or `(device, *shape)` if the choice depends on the device.
-      rows: table rows that overrule it; None: no table does.
+      rows: schema of the table rows that overrule it; None means that no table does.
     """
 
     name: str
@@ -106,15 +109,15 @@ class Rule(Generic[C]):
 
     @property
     def keys(self) -> Mapping[str, Key]:
-        """Keys of its table rows: its arguments by name; empty if no table overrules it."""
+        """The rule's arguments by name, the keys of a table row; empty if no table overrules it."""
         return self.rows.keys if self.rows else {}
 
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
-        """Returns whether tables may overrule the rule, and a Config is valid for the shape."""
+        """Returns whether tables may overrule the rule and the Config is valid for the shape."""
         return self.rows is not None and self.rows.accepts(config, shape)
 
     def shape(self, *shape: Any, **named: Any) -> tuple[Any, ...]:
-        """Returns the full shape in the order of the rule's parameters, with defaults.
+        """Returns the arguments in the order of the rule's parameters, with defaults filled in.
 
         Raises TypeError like a call.
         """
@@ -125,27 +128,27 @@ class Rule(Generic[C]):
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """Packed matrices that a launch multiplies by: their formats, and their weights in total."""
+    """Packed matrices that a launch multiplies by: their formats and total number of weights."""
 
     formats: tuple[str, ...]
     count: int
 
 
 def one_matrix(arguments: Arguments) -> PackedWeights:
-    """Returns one matrix (n, columns) of a `format`, or one per token and selected expert."""
+    """Returns the weights of one matrix (n, columns), or of one per token and selected expert."""
     count = arguments["n"] * arguments["columns"] * choices(arguments)
     return PackedWeights((arguments["format"],), count)
 
 
 def pair(arguments: Arguments) -> PackedWeights:
-    """Returns two matrices (n, columns) of `formats`, or a pair per token and selected expert."""
+    """Returns the weights of two matrices (n, columns), or of two per token and selected expert."""
     formats = arguments["formats"]
     count = len(formats) * arguments["n"] * arguments["columns"]
     return PackedWeights(formats, count * choices(arguments))
 
 
 def joined(arguments: Arguments) -> PackedWeights:
-    """Returns matrices of `formats` with `rows` rows each."""
+    """Returns the weights of several matrices, with `rows[i]` rows in format `formats[i]`."""
     return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
 
 
@@ -154,13 +157,13 @@ def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def one_layer(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns 1, or for a stack of packed matrices the fraction of one layer."""
+    """Returns the fraction of a buffer that is read: one layer of a stack, or 1."""
     stacked = arguments["layers"] and buffer.type is u8
     return 1 / arguments["layers"] if stacked else 1
 
 
 def chosen_experts(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns 1, or for packed experts the fraction that tokens may select.
+    """Returns the fraction of a buffer that tokens may select: of packed experts, else 1.
 
     For a stack of layers it is the fraction of one layer.
     """
@@ -170,17 +173,17 @@ def chosen_experts(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def choices(arguments: Arguments) -> int:
-    """Returns the products of activation rows with experts' matrices; 1 without experts."""
+    """Returns the number of (activation row, selected expert) pairs; 1 without experts."""
     return arguments["m"] * arguments["top"] if arguments.get("experts") else 1
 
 
 def rows_together(arguments: Arguments) -> int:
-    """Returns the rows of activations that a warp of a mat-vec multiplies by the same weights."""
+    """Returns the activation rows that a mat-vec's warp multiplies by the same weights."""
     return 1 if arguments.get("experts") else arguments["m"]
 
 
 def ids_of_rows(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """Returns indices along the first axis of packed weights; the first two are out of range."""
+    """Returns random row indices into packed weights; the first two are out of range."""
     rows = next(b.shape[0] for b in buffers.values() if b.type is u8)
     ids = rng.integers(0, rows, buffer.shape)
     if ids.size > 2:
@@ -200,19 +203,20 @@ class Family:
       build: the kernel function.
       examples: shapes that represent it in reports, golden texts and assembly tests.
       rules: rules that choose its Configs.
-      weights: arguments -> the packed weights that a launch multiplies by; None: it is not a
-        product.
+      weights: arguments -> the packed weights that a launch multiplies by; None means that it
+        multiplies by none.
       touched: (buffer, arguments) -> the fraction of a buffer that a launch touches; more than 1
         counts as 1.
       rewritten: buffers that a launch reads in full and then writes; they count twice.
       passes: arguments -> number of times that the hot loop reads the weights, or the bytes of all
-        inputs; None: the trips cannot be derived from these.
-      trips: arguments -> trips of all warps through the hot loop, or None; None if its loads or
-        stores determine them.
+        inputs; None means that loop trips cannot be derived from bytes.
+      trips: arguments -> trips of all warps through the hot loop, or None; None if the loop's loads
+        or stores determine the trips.
       stores: arguments -> global stores of all warps in the hot loop, which determine the trips if
         its loads do not.
       shorter: arguments -> an argument that the hot loop's trips grow with, and a value for which
-        the loop is in its steady state; None: the code before and after the loop counts as much.
+        the loop is in its steady state; None means that the code before and after the loop counts
+        as much.
       operands: an integer or special buffer's name -> its random values, a function of (buffer, all
         buffers by name, generator).
     """

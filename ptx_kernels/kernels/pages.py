@@ -1,4 +1,4 @@
-"""Pages of a KV cache: storage types, a head's vector over lanes, loads and quantizing stores."""
+"""KV cache pages: storage types, loads of a head's vector into warp lanes, quantizing stores."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Spread:
     """Layout of a vector over a power of two of `lanes`, as runs of adjacent values.
 
     Attributes:
-      parts: for each of a lane's runs: its first element, its length, and whether it is inside the
-        vector (None: yes).
+      parts: for each of a lane's runs, (first element, length, whether the run is inside the
+        vector; None means yes).
     """
 
     lanes: int
@@ -53,7 +53,7 @@ class Spread:
 
     @classmethod
     def in_runs(cls, k: Builder, head_dim: int, run: int) -> Spread:
-        """Spreads the vector in runs of one length; the last lanes may have fewer or none."""
+        """Returns a layout in runs of one length; the last lanes may have fewer runs or none."""
         runs = head_dim // run
         lanes = min(WARP, 1 << (runs - 1).bit_length())
         starts = range(0, runs, lanes)
@@ -65,9 +65,10 @@ class Spread:
 
     @classmethod
     def evenly(cls, k: Builder, dims: Sequence[int], run: int) -> Spread:
-        """Spreads a vector evenly over a full warp, in runs of at most `run`.
+        """Returns a layout of equal shares over a full warp, in runs of at most `run`.
 
-        The vector consists of `dims`, multiples of 32, each spread separately.
+        The vector is the concatenation of parts of sizes `dims`, multiples of 32, each spread
+        separately.
         """
         parts: list[tuple[Value, int, Value | None]] = []
         first = 0
@@ -80,16 +81,19 @@ class Spread:
 
     @property
     def width(self) -> int:
-        """Values of a vector that a lane holds."""
+        """Number of values of a vector that a lane holds."""
         return sum(length for _, length, _ in self.parts)
 
     def front(self, width: int) -> Spread:
-        """Returns the layout of only a lane's first values, which must be complete runs."""
+        """Returns the layout of only a lane's first `width` values, which must be complete runs."""
         ends = list(itertools.accumulate(length for _, length, _ in self.parts))
         return Spread(self.lanes, self.parts[: ends.index(width) + 1])
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
-        """Loads this lane's f32 of the float vector at `row`; zeros if the condition fails."""
+        """Loads this lane's values of the float vector at `row` as f32.
+
+        Zeros if `condition` is false.
+        """
         parts = [
             load_floats(row.at(first), length, where=all_of(inside, condition))
             for first, length, inside in self.parts
@@ -97,7 +101,7 @@ class Spread:
         return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
-        """Splits this lane's values of a vector into runs for a store."""
+        """Splits this lane's values of a vector into runs, for `store_runs`."""
         left = iter(values)
         return [
             Run(first, list(itertools.islice(left, length)), inside)
@@ -107,19 +111,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class Pages:
-    """Keys or values of a cache: `rows` (num_pages, num_kv_heads, page_size, head_dim).
+    """Keys or values of a KV cache: `rows` (num_pages, num_kv_heads, page_size, head_dim).
 
-    `scales`: for int8 pages, f32 (num_pages, num_kv_heads, page_size); a value is its int8 times
-    the scale of its page, head and slot.
+    `scales`: for int8 pages, f32 (num_pages, num_kv_heads, page_size): a value is its int8 times
+    the scale of its page, head and slot. Otherwise None.
     """
 
     rows: Pointer
     scales: Pointer | None
 
     def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """Loads a lane's share of a stored vector: registers of four bytes, then int8's scale.
+        """Loads a lane's share of a stored vector: registers of four bytes, then the scale if int8.
 
-        A run of fewer than four bytes has its own register.
+        `place`: (page, head, slot). A run of fewer than four bytes has its own register. Zeros if
+        `where` is false.
         """
         row = self.rows.at(*place)
         loaded: list[Value] = []
@@ -134,7 +139,7 @@ class Pages:
     def values(
         self, k: Builder, spread: Spread, loaded: Sequence[Value]
     ) -> tuple[Sequence[Value], Value | float | None]:
-        """Converts the result of `load` to f32 values; returns them and their factor (None: 1)."""
+        """Converts registers from `load` to f32; returns (values, their factor, None means 1)."""
         if self.rows.type is f32:
             return loaded, None
         words, factor = (loaded, None) if self.scales is None else (loaded[:-1], loaded[-1])
@@ -161,10 +166,11 @@ class Pages:
         lanes: int,
         where: Value | None = None,
     ) -> None:
-        """Stores a vector that `lanes` adjacent lanes hold; all of the warp's lanes take part.
+        """Emits the quantizing store of a vector that `lanes` adjacent lanes hold.
 
-        Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude /
-        127. A NaN or an infinity makes it NaN or infinite, and so the full vector NaN.
+        All of a warp's lanes must reach it. Rounds to nearest even; fp8 saturates at +-448. int8:
+        the scale is the largest magnitude / 127. A NaN or an infinity makes the scale NaN or
+        infinite, and so the full vector NaN.
         """
         if self.scales is not None:
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
@@ -186,9 +192,10 @@ def declare_pages(
     *,
     latent: bool = False,
 ) -> list[Pages]:
-    """Declares `k_pages`, `v_pages` and, for int8, `k_scales`, `v_scales`.
+    """Declares the buffers `k_pages`, `v_pages` and, for int8, `k_scales`, `v_scales`.
 
-    `buffer` is `k.input` or `k.inout`. Latent pages have keys only.
+    Returns the `Pages` of keys, then of values; latent pages have keys only. `buffer` is `k.input`
+    or `k.inout`.
 
     Raises KernelError if the dtype is not in PAGE_TYPES, or head_dim (the last axis) is not in
     HEAD_DIMS, or LATENT_DIMS for latent pages.
@@ -207,7 +214,7 @@ def declare_pages(
 
 
 def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
-    """Stores runs of f32 (int8 row: s32), rounded to the row's type.
+    """Emits stores of runs of f32 (for an int8 row: s32), rounded to the row's type.
 
     A run has one, two or a multiple of four values.
     """
@@ -227,7 +234,7 @@ def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | Non
 
 
 def touched_slots(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns the fraction of a buffer that an append touches: for pages, its tokens' slots."""
+    """Returns the fraction of a buffer that an append writes: of pages, its tokens' slots."""
     if buffer.name not in PAGE_BUFFERS:
         return 1
     return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
@@ -242,9 +249,9 @@ def _random_scales(
 def _random_slots(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns slots of the pages; the first two are out of range.
+    """Returns random slots of the pages; the first two are out of range.
 
-    If there are more tokens than slots, as for a prompt longer than a window, only the last ones
+    If there are more tokens than slots, as for a prompt longer than a window, only the last tokens
     have slots.
     """
     num_pages, _, page_size, _ = buffers["k_pages"].shape

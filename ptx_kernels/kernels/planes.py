@@ -1,4 +1,4 @@
-"""Packed weights as operands of a kernel."""
+"""Declares packed weights as operands of a kernel, one operand per plane."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..ptx import Builder, KernelError, Pointer, Value, layer_index, u8
 
 @dataclass(frozen=True)
 class Planes:
-    """Operands: the planes of a packed matrix (n, columns), or of a stack (layers, n, columns).
+    """Operands for the planes of a packed matrix (n, columns), or of a stack (layers, n, columns).
 
     Attributes:
-      layer: which matrix of a stack the kernel reads (u32); None: there is no stack.
+      layer: index (u32) of the matrix of a stack that the kernel reads; None if there is no stack.
     """
 
     operands: Sequence[Pointer]
     layer: Value | None
 
     def of_matrix(self, layer: Value | None = None) -> list[Pointer]:
-        """Returns the planes (n, blocks, bytes) of a stack's matrix; `layer` None: `self.layer`."""
+        """Returns the planes (n, blocks, bytes) of a stack's matrix; None means `self.layer`."""
         layer = self.layer if layer is None else layer
         if layer is None:
             return list(self.operands)
@@ -40,11 +40,12 @@ def input_planes(
     expert: Value | None = None,
     streamed: bool = False,
 ) -> Planes:
-    """Declares the planes of packed weights (n, columns) as operands; `prefix`: of their names.
+    """Declares the planes of packed weights (n, columns) as operands, named with a `prefix`.
 
     Args:
-      layers: number of matrices in a stack. An operand `index`, s32 (), then selects the one that
-        the kernel reads. A negative index counts from the end; an index out of range is clamped.
+      layers: number of matrices in a stack. An operand `index`, s32 (), then selects the matrix
+        that the kernel reads. A negative index counts from the end; an index out of range is
+        clamped.
       experts: number of experts; the kernel reads `expert` (u32, below `experts`).
       streamed: see `Builder.input`.
     """

@@ -1,4 +1,4 @@
-"""Selection rule for the bytes that a launch prefetches for the next one."""
+"""Selection rule: how many bytes of the next launch's weights a launch prefetches into L2."""
 
 from __future__ import annotations
 

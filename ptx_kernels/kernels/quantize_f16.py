@@ -1,4 +1,4 @@
-"""Quantizes activations to f16, with a power-of-two scale per super-block of 256 columns."""
+"""Kernel that scales activations by powers of two, one per 256 columns, and casts them to f16."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WARPS = 4  # per block
 
 
 def f16_scale(k: Builder, largest: Value, below: int = MOST) -> tuple[Value, Value]:
-    """(1 / scale, scale) for values up to `largest`, f32: a power of two.
+    """Emits (1 / scale, scale), a power of two that brings f32 up to `largest` into f16's range.
 
     Divided by the scale, the largest magnitude is in [below / 2, below). A magnitude less than
     2^-126 * below is multiplied by 2^126. If `below` is 1, a magnitude of 2^126 or more stays above
@@ -41,7 +41,7 @@ def f16_scale(k: Builder, largest: Value, below: int = MOST) -> tuple[Value, Val
 def block_f16_scale(
     k: Builder, parts: Pointer, values: Sequence[Value], below: int, *, warps: int
 ) -> tuple[Value, Value]:
-    """Returns `f16_scale` of all values of a block's threads; all threads must reach it.
+    """Emits `f16_scale` of all values of a thread block's threads; all threads must reach it.
 
     `parts`: shared memory, f32 (warps,), as in `across_warps`.
     """
@@ -52,7 +52,7 @@ def block_f16_scale(
 
 @dataclass(frozen=True)
 class F16Rows:
-    """Results that are f16 activations of `rows` rows, in super-blocks that share a scale.
+    """Output arrays for f16 activations (rows, columns), in super-blocks of 256 that share a scale.
 
     Attributes:
       values: f16 (rows, columns), in the order that `gemm.fragments.f16_weights` expects.
@@ -67,7 +67,7 @@ class F16Rows:
 
     @classmethod
     def outputs(cls, k: Builder, rows: int, columns: int, names: Sequence[str] = NAMES) -> F16Rows:
-        """Declares the results.
+        """Declares the output arrays.
 
         Raises KernelError if columns is not a multiple of a super-block.
         """
@@ -90,10 +90,10 @@ class F16Rows:
         *,
         where: Value | None = None,
     ) -> None:
-        """Rounds and stores a lane's 8 f32 from `column` (u32) of `row` on; other lanes follow.
+        """Emits the scaling, cast and store of a lane's 8 f32, of `row`, from `column` (u32) on.
 
-        `factors`: `f16_scale` of the super-block. Full warps must reach it, with four lanes per
-        group.
+        The next lanes hold the next columns. `factors`: `f16_scale` of the super-block. Full warps
+        must reach it, with four lanes per group.
         """
         k, (inverse, scale) = self.k, factors
         rounded = [(value * inverse).to(f16).to(f32) for value in share]
@@ -113,7 +113,7 @@ class F16Rows:
 
 @kernel
 def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> None:
-    """values = x / scale rounded to f16, with a power-of-two scale per 256 columns, one per warp.
+    """Kernel: values = f16(x / scale), with a power-of-two scale per 256 columns, one per warp.
 
     The scale brings the largest magnitude into [2^14, 2^15); a magnitude below 2^-112 is multiplied
     by 2^126. Values are in the order that `gemm.fragments.f16_weights` expects. The mean of every

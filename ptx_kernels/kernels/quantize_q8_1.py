@@ -1,4 +1,4 @@
-"""Quantizes activations to int8 in groups of 32, the right-hand side of the dp4a mat-vecs."""
+"""Kernel that quantizes activations to int8 in groups of 32 (q8_1), the input of dp4a mat-vecs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class QuantizeConfig:
 
 
 def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
-    """Returns the largest magnitude of f32 in `lanes` adjacent lanes, in all of them.
+    """Emits the largest magnitude of f32 over `lanes` adjacent lanes; every lane gets it.
 
     The result is NaN if any f32 is.
     """
@@ -30,7 +30,10 @@ def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
 
 
 def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
-    """(quants, amax) of f32 in `lanes` adjacent lanes; quants are s32 round(x * (127 / amax))."""
+    """Emits the quantization of f32 in `lanes` adjacent lanes; returns (quants, amax).
+
+    quants are s32 round(x * (127 / amax)) of this lane's f32.
+    """
     amax = largest_magnitude(k, share, lanes)
     inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
     # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
@@ -46,7 +49,7 @@ def store_group(
     *,
     where: Value | None = None,
 ) -> None:
-    """Quantizes and stores a group of 32, of which adjacent lanes hold 1 or 4 f32 each.
+    """Emits quantization and store of a group of 32; adjacent lanes hold 1 or 4 of its f32 each.
 
     values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum
     is exact before it is scaled, and stored in f32. In f16, as in ggml's q8_1, it overflows for
@@ -81,10 +84,10 @@ def quantize_q8_1(
     dtype: str = "f32",
     config: QuantizeConfig = QuantizeConfig(),
 ) -> None:
-    """(values, scale_sum) = x in groups of 32 per row (see `store_group`); eight lanes per group.
+    """Kernel: quantizes x in groups of 32 per row to (values, scale_sum), eight lanes per group.
 
-    A NaN or an infinity in a group makes every product with that row NaN; other rows are not
-    affected.
+    See `store_group`. A NaN or an infinity in a group makes every product with that row NaN; other
+    rows are not affected.
     """
     groups = rows * columns // GROUP
     x = k.input("x", float_type(dtype), (rows, columns))

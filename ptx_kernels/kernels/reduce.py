@@ -1,4 +1,4 @@
-"""Reductions over the warps of a block."""
+"""Reductions over the warps of a thread block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def across_warps(
     *,
     warps: int,
 ) -> Value:
-    """Combines one value per thread over the block; every thread gets the result.
+    """Emits the reduction of one value per thread over a thread block; all threads get the result.
 
     `parts`: shared memory of `warps` elements, which nothing else may access before the next
     barrier. It uses one barrier, so all threads must reach it. Warps are combined in order.

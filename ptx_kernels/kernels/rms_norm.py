@@ -1,4 +1,4 @@
-"""RMSNorm of rows, one block per row, as a separate kernel and as a mat-vec's prologue."""
+"""RMSNorm of rows, one thread block per row: a kernel, and code for a mat-vec's prologue."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RmsNormConfig:
 def inverse_rms(
     k: Builder, mine: Sequence[Value], total: Callable[[Value], Value], *, count: int, eps: float
 ) -> Value:
-    """1 / sqrt(mean(x^2) + eps) of `count` values.
+    """Emits 1 / sqrt(mean(x^2) + eps) of `count` values.
 
-    `mine`: a thread's values; `total` sums over threads.
+    `mine`: this thread's values; `total` emits a sum over threads.
     """
     squares = functools.reduce(lambda part, x: k.fma(x, x, part), mine, k.const(f32, 0.0))
     mean = total(squares) * (1 / count)
@@ -47,10 +47,10 @@ def normalize(
     warps: int,
     run: int = RUN,
 ) -> list[Run]:
-    """Returns this thread's share of x / sqrt(mean(x^2) + eps) * weight, for a row of f32 at `x`.
+    """Emits x / sqrt(mean(x^2) + eps) * weight for a row of f32; returns this thread's share.
 
-    The row has `columns` values; the share is in runs of `run` values. The row is read once and
-    stays in registers. `parts` is as in `across_warps`, whose barrier this executes.
+    The row, at `x`, has `columns` values; the share is in runs of `run` values. The row is read
+    once and stays in registers. `parts` is as in `across_warps`, whose barrier this emits.
     """
     most = _MAX_RUNS * RUN * WARP * warps
     if columns % run or columns > most:
@@ -85,7 +85,7 @@ def rms_norm(
     output: Literal["f32", "q8_1", "f16"] = "f32",
     config: RmsNormConfig = RmsNormConfig(),
 ) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * weight for each row, one block per row.
+    """Kernel: y = x / sqrt(mean(x^2) + eps) * weight for each row, one thread block per row.
 
     The outputs "q8_1" and "f16" are those of `quantize_q8_1` and `quantize_f16` for y.
     """

@@ -1,4 +1,4 @@
-"""Applies RoPE to a step's queries and keys; appends keys and values to KV cache pages."""
+"""Kernel that applies RoPE to a step's queries and keys, and appends keys, values to KV pages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RopeAppendConfig:
 
 
 class _Head:
-    """Layout of a head's vector over a warp's lanes: each has pairs of values, WARP pairs apart.
+    """Layout of a head's vector over a warp's lanes: lane i has pairs i, i + 32, ... of values.
 
-    The rotation uses pairs: adjacent values if interleaved, else values half of the rotated
-    dimensions apart. Values that are not rotated form adjacent pairs.
+    RoPE rotates pairs: adjacent values if interleaved, else values half of the rotated dimensions
+    apart. Values that are not rotated form adjacent pairs.
     """
 
     def __init__(self, k: Builder, head_dim: int, rope_dim: int, interleaved: bool) -> None:
@@ -52,23 +52,29 @@ class _Head:
         )
 
     def load(self, vector: Pointer) -> list[Value]:
-        """Loads this lane's values of the head_dim f32 at `vector`, pair by pair; zeros if none."""
+        """Loads this lane's values of the head_dim f32 at `vector`, pair by pair.
+
+        Zeros for values that the head does not have.
+        """
         return [vector.at(dim).load(where=inside) for dim, inside in self._dims]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
-        """Returns this lane's values as runs for a store."""
+        """Returns this lane's values as runs, for `Pages.store`."""
         return [
             Run(dim, [value], inside)
             for (dim, inside), value in zip(self._dims, values, strict=True)
         ]
 
     def normalize(self, values: Sequence[Value], weight: Pointer, eps: float) -> list[Value]:
-        """x / sqrt(mean(x^2) + eps) * weight over the head."""
+        """Emits the RMSNorm x / sqrt(mean(x^2) + eps) * weight over the head."""
         inverse = inverse_rms(self._k, values, self._k.warp_sum, count=self._head_dim, eps=eps)
         return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
 
     def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:
-        """Rotates each pair by the angle of its number; `cos` and `sin` are of the angles."""
+        """Emits the rotation of each pair by its angle.
+
+        `cos` and `sin`: of pair i's angle at index i.
+        """
         out = list(values)
         for i, (number, rotated) in enumerate(self._pairs[: -(-self._half // WARP)]):
             a, b = values[2 * i : 2 * i + 2]
@@ -95,9 +101,10 @@ def rope_append(
     keys: bool = False,
     config: RopeAppendConfig = RopeAppendConfig(),
 ) -> None:
-    """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, per token.
+    """Kernel: q_out = rotate(q); writes rotate(k) and v of each token to its slot of the KV cache.
 
-    With `keys`, k_out = rotate(k) is a result too, for any slot.
+    pages[slot / page_size, :, slot % page_size] = rotate(k), v. With `keys`, k_out = rotate(k) is a
+    result too, for any slot.
 
     The first rope_dim dimensions of a head are rotated in pairs: (2i, 2i + 1) if interleaved, else
     (i, i + rope_dim / 2). With `qk_norm`, q and k are first normalized per head (RMSNorm). A slot

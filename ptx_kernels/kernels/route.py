@@ -1,4 +1,4 @@
-"""Router of a mixture of experts: selects each token's best experts and their weights."""
+"""Router of a mixture of experts (MoE): selects each token's top experts and their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .family import Case, Family, once
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Selection of `top` experts by their logits.
+    """Parameters of MoE routing: how the `top` experts are selected and weighted by their logits.
 
     Attributes:
       gating: scores are the softmax or sigmoid of the logits.
@@ -35,7 +35,7 @@ class Routing:
     scale: float = 1.0
 
     def check(self, experts: int) -> None:
-        """Raises KernelError unless a warp can choose among this many experts."""
+        """Raises KernelError unless a warp can select `top` of this many experts."""
         if not (1 <= self.top <= min(MAX_ROUTED, experts) and experts <= MAX_ROUTED_EXPERTS):
             raise KernelError(
                 f"top={self.top} of experts={experts}: it must be 1 to {MAX_ROUTED}, of at most"
@@ -47,11 +47,11 @@ class Routing:
 
 @dataclass(frozen=True)
 class Best:
-    """A token's best experts, found by a warp.
+    """A token's top experts, one rank per lane of a warp.
 
     Attributes:
-      ids, weights: u32 and f32 of the expert whose rank is the lane's number, if there is one.
-      last: id (u32) of the expert with the last filled rank.
+      ids, weights: u32 and f32 of the expert whose rank is the lane's index, if there is one.
+      last: id (u32) of the expert with the last filled rank, in all lanes.
     """
 
     ids: Value
@@ -62,11 +62,11 @@ class Best:
 def best_experts(
     k: Builder, routing: Routing, logits: Pointer, bias: Pointer | None, places: Value | int
 ) -> Best:
-    """Returns a token's best `places` (1 to top) experts; all 32 lanes must reach it.
+    """Emits the selection of a token's best `places` (1 to top) experts by one warp.
 
-    NaN counts as infinity; among equals the lower id is first. Each lane holds every 32nd expert,
-    and one instruction reduces over the lanes. Normalized weights are valid only if all ranks are
-    filled.
+    All 32 lanes must reach it. NaN counts as infinity; among equals the lower id is first. Each
+    lane holds every 32nd expert, and one instruction reduces over the lanes. Normalized weights are
+    valid only if all ranks are filled.
 
     Args:
       logits, bias: f32 (experts,).
@@ -113,7 +113,7 @@ def best_experts(
 
 
 class Router:
-    """Operands and results of routing: declares them, selects experts, stores the results.
+    """Declares the operands and results of MoE routing, selects experts, stores the results.
 
     Operands: logits f32 (rows, experts), with a bias selection_bias f32 (experts,). Results: ids
     s32 (rows, top), weights f32 (rows, top).
@@ -130,12 +130,12 @@ class Router:
         self._weights = k.output("weights", f32, (rows, routing.top))
 
     def best(self, row: Value, places: Value | int) -> Best:
-        """Returns the first `places` experts of a row."""
+        """Emits the selection of the best `places` experts of a row."""
         logits = self._logits.at(row).reshape(self._logits.shape[1])
         return best_experts(self._k, self._routing, logits, self._bias, places)
 
     def store(self, row: Value, best: Best, where: Value | None = None) -> None:
-        """Stores all of a row's experts, by one warp."""
+        """Emits one warp's stores of a row's expert ids and weights."""
         lane = self._k.lane_id
         stored = lane < self._routing.top
         stored = stored if where is None else stored & where
@@ -145,9 +145,9 @@ class Router:
 
 @kernel
 def route(k: Builder, *, rows: int, experts: int, routing: Routing) -> None:
-    """Selects the `top` experts of each row by score + bias, best first, with weights (`Routing`).
+    """Kernel: selects the `top` experts of each row, best first, with their weights.
 
-    There is one warp per row. Operands and results are those of `Router`.
+    See `Routing`. There is one warp per row. Operands and results are those of `Router`.
     """
     router = Router(k, routing, rows, experts)
     k.launch((rows,), WARP)
@@ -158,7 +158,7 @@ def route(k: Builder, *, rows: int, experts: int, routing: Routing) -> None:
 def _scores(
     k: Builder, gating: str, logits: Sequence[Value], inside: Sequence[Value | None]
 ) -> list[Value]:
-    """Returns a lane's scores; unspecified for lanes without an expert."""
+    """Emits the scores of this lane's experts; unspecified where a lane has no expert."""
     if gating == "sigmoid":
         one = k.const(f32, 1.0)
         return [one / (k.exp2(x * -LOG2_E) + 1.0) for x in logits]

@@ -1,4 +1,4 @@
-"""Router logits: few rows of float32 weights times few rows of activations."""
+"""Kernel that computes an MoE router's logits: few rows of f32 weights times few activations."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def router(
     bias: bool = False,
     config: RouterConfig = RouterConfig(),
 ) -> None:
-    """y[j, r] = w[r] . x[j] [+ bias[r]] in f32, one block per row of weights, read once.
+    """Kernel: y[j, r] = w[r] . x[j] [+ bias[r]] in f32, one thread block per weight row.
 
-    With `norm`, x is replaced by x / sqrt(mean(x^2) + eps) * norm_weight. A block sums the squares
-    along with the products and scales them at the end, so the norm needs no separate pass.
+    Weights are read once. With `norm`, x is replaced by x / sqrt(mean(x^2) + eps) * norm_weight. A
+    thread block sums the squares along with the products and scales them at the end, so the norm
+    needs no separate pass.
 
     Operands: w f32 (n, columns), x f32 (m, columns), with `norm` norm_weight f32 (columns,), with
     `bias` bias f32 (n,). Result: y f32 (m, n).
@@ -57,7 +58,7 @@ def router(
     squares = [k.var(f32, 0.0) for _ in range(m)] if norm else []
 
     def add(start: Value | int, count: int) -> None:
-        """Adds a thread's share of `count` columns from `start` on."""
+        """Emits this thread's products of `count` columns from `start` on, added to the totals."""
         places: list[tuple[Value, Value | None]] = []
         for base in range(0, count, RUN * WARP * warps):
             offset = k.thread_id * RUN + base
@@ -107,7 +108,10 @@ def _sum(values: list[Value]) -> Value:
 
 
 def _rule(columns: int) -> RouterConfig:
-    """Returns the Config for a row length: two 16-byte loads of each per thread, up to 16 warps."""
+    """Returns the Config for a row length: per thread two 16-byte loads of each operand.
+
+    A thread block has up to 16 warps.
+    """
     return RouterConfig(warps=min(1 << max(columns // 256 - 1, 0).bit_length(), 16))
 
 

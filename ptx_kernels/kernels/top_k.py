@@ -1,4 +1,4 @@
-"""Top-k: the largest values of each row in order, for sampling."""
+"""Top-k kernel: the largest values of each row in order, for sampling."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def top_k(
     from_candidates: bool = False,
     config: TopKConfig = TopKConfig(),
 ) -> None:
-    """The `count` largest of each of `splits` parts of x[r], descending; NaN is the largest.
+    """Kernel: the `count` largest of each of `splits` parts of x[r], descending; NaN is largest.
 
-    Ties are in order of index. A block sorts its part in shared memory by a bitonic network
+    Ties are in order of index. A thread block sorts its part in shared memory by a bitonic network
     (Batcher 1968) over u64 keys: the value's order above the complement of its position. Results
     (rows, splits * count): f32 values and s32 indices. The last part may have fewer values than
     `count`; it is then padded with -inf at index `columns`, which a second launch sorts last. A
@@ -58,7 +58,10 @@ def top_k(
 
 
 def _sort(k: Builder, keys: Pointer, threads: int) -> None:
-    """Sorts a power of two of u64 `keys`, descending; all threads of the block must reach it."""
+    """Emits a descending sort of `keys`, a power of two of u64 in shared memory.
+
+    All threads of the thread block must reach it.
+    """
     (size,) = keys.shape
     levels = (size - 1).bit_length()
     with k.loop(0, levels) as level, k.loop(0, level + 1) as step:
@@ -75,10 +78,10 @@ def _sort(k: Builder, keys: Pointer, threads: int) -> None:
 
 
 def _splits_rule(columns: int, count: int) -> int:
-    """Returns the number of blocks that sort a row's parts.
+    """Returns the number of thread blocks that sort parts of a row.
 
-    The parts are the smallest whose candidates one block can then sort. 1 means no second launch.
-    Raises ValueError for a `count` that two launches cannot serve.
+    The parts are the smallest whose candidates one thread block can then sort. 1 means no second
+    launch. Raises ValueError for a `count` that two launches cannot serve.
     """
     if columns <= MAX_PART:
         return 1

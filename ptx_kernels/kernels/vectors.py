@@ -14,7 +14,7 @@ class Run:
     """Adjacent values (f32) of a vector that a thread holds, from element `first` (u32) on.
 
     Attributes:
-      inside: whether they are inside the vector; None: yes. Values outside are zeros.
+      inside: whether the values are inside the vector; None means yes. Values outside are zeros.
       behind: elements from the thread's first run to this one, the same for all threads.
     """
 
@@ -37,7 +37,7 @@ def float_type(name: str) -> Type:
 
 
 def two_floats(word: Value, type: Type) -> tuple[Value, Value]:
-    """Unpacks the two 16-bit floats of a u32 to f32, the low one first."""
+    """Emits the unpacking of the two 16-bit floats of a u32 to f32, the low half first."""
     if type is bf16:  # a bf16 is the high 16 bits of an f32
         return (word << 16).bits(f32), (word & 0xFFFF0000).bits(f32)
     low, high = word.to(u16), (word >> 16).to(u16)
@@ -45,19 +45,19 @@ def two_floats(word: Value, type: Type) -> tuple[Value, Value]:
 
 
 def pack_floats(low: Value, high: Value, type: Type) -> Value:
-    """Packs two f32, rounded to the 16-bit `type`, into a u32, the low one first."""
+    """Emits the packing of two f32, rounded to the 16-bit `type`, into a u32."""
     a, b = (x.to(type).bits(u16).to(u32) for x in (low, high))
     return a | (b << 16)
 
 
 def pack_bytes(codes: Sequence[Value]) -> Value:
-    """Packs four u32 below 256 into one, the first lowest."""
+    """Emits the packing of four u32 below 256 into one u32, the first in the lowest byte."""
     a, b, c, d = codes
     return a | (b << 8) | (c << 16) | (d << 24)
 
 
 def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
-    """a[0] * b[0] + a[1] * b[1] + ..., from the left, by fma."""
+    """Emits a[0] * b[0] + a[1] * b[1] + ..., from the left, by fma."""
     total = a[0] * b[0]
     for x, y in zip(a[1:], b[1:], strict=True):
         total = k.fma(x, y, total)
@@ -67,7 +67,7 @@ def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
 def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
     """Loads `count` adjacent floats as f32; zeros if `where` is false.
 
-    The address is aligned to the loads.
+    The address must be aligned to the width of the loads.
     """
     if pointer.type is f32:
         return pointer.load_run(0, count, where=where)
@@ -78,9 +78,9 @@ def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> 
 def load_runs(
     k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0, run: int = RUN
 ) -> list[Run]:
-    """Loads a thread's share of `columns` f32 at `x`, from `start` on, in runs of `run`.
+    """Loads this thread's share of `columns` f32 at `x`, from `start` on, in runs of `run`.
 
-    All loads are issued first.
+    All loads are issued before the first use.
     """
     runs = []
     for base in range(0, columns, run * threads):
@@ -95,7 +95,7 @@ def load_runs(
 def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | None = None) -> None:
     """Stores f32 values as adjacent elements of the pointer's type.
 
-    The address is aligned to the stores.
+    The address must be aligned to the width of the stores.
     """
     if pointer.type is not f32 and len(values) == 1:
         pointer.store(0, values[0].to(pointer.type), where=where)

@@ -1,1 +1,1 @@
-"""Machine code of kernels: assembly, disassembly, work, predicted time, and reports."""
+"""Works on kernels' machine code: assembly, disassembly, work, predicted time, and reports."""

@@ -1,9 +1,9 @@
-"""Counts the accesses of a launch's blocks to shared memory, L1 and L2 in the simulator.
+"""Counts a launch's accesses to shared memory, L1 and L2 per thread block, in the simulator.
 
-A few blocks of the grid, or one cluster, run on operands of zeros: addresses depend on lengths,
-tables and ids, but not on values. A kernel with a long loop runs at two small lengths and the
-counts are extrapolated, because all trips do the same. Loads from a peer's shared memory count as
-wavefronts of the loading block.
+A few thread blocks of the grid, or one cluster, run on operands of zeros: addresses depend on
+lengths, tables and ids, but not on values. A kernel with a long loop runs at two small lengths and
+the counts are extrapolated, because all trips do the same. Loads from a peer's shared memory count
+as wavefronts of the loading thread block.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ _INTEGERS: dict[str, RandomValues] = {
 
 @dataclass(frozen=True)
 class Accesses:
-    """Counts per block, averaged over the blocks that ran.
+    """Memory accesses per thread block, averaged over the thread blocks that ran.
 
     Attributes:
       wavefronts: of shared memory and L1 together, which serve one per clock.
       shared, shared_least: wavefronts of shared memory alone, and their minimum without bank
         conflicts.
-      l2_bytes: bytes of the sectors that the block touches, each once; L1 serves repeated reads.
-      memory_bytes: the part of these in HBM: packed weights, pages, states.
-      memory_loads: bytes that the block's lanes load from there, counted per lane.
-      memory_distinct: the same without bytes that another lane of the warp loads at the same time.
+      l2_bytes: bytes of the sectors that the thread block touches, each once; L1 serves repeated
+        reads.
+      memory_bytes: the part of `l2_bytes` that comes from HBM: packed weights, pages, states.
+      memory_loads: bytes that the thread block's lanes load from HBM, counted per lane.
+      memory_distinct: like `memory_loads`, without bytes that another lane of the warp loads at the
+        same time.
     """
 
     wavefronts: float
@@ -57,19 +59,19 @@ class Accesses:
 
     @property
     def distinct(self) -> float:
-        """Fraction of the bytes in flight that are distinct."""
+        """Fraction of the bytes loaded from HBM that are distinct within a warp."""
         return self.memory_distinct / self.memory_loads if self.memory_loads else 1.0
 
     @property
     def shared_excess(self) -> float:
-        """Ratio to the minimum; 1 without bank conflicts."""
+        """Ratio of shared memory wavefronts to the minimum; 1 means no bank conflicts."""
         return self.shared / self.shared_least if self.shared_least else 1.0
 
 
 def in_memory(buffer: Buffer, kernel: Kernel) -> bool:
     """Returns whether a launch reads the buffer from HBM: weights, pages and states.
 
-    No cache holds them since their last use. Activations are in L2 from the launch before.
+    No cache holds these since their last use. Activations are in L2 from the launch before.
     """
     family = FAMILIES.get(kernel.family)
     if family and buffer.name in family.rewritten:
@@ -83,7 +85,7 @@ def in_memory(buffer: Buffer, kernel: Kernel) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def accesses(kernel: Kernel) -> Accesses:
-    """Counts the accesses of a block of `kernel`."""
+    """Returns the accesses per thread block of `kernel`, counted in the simulator."""
     family = FAMILIES.get(kernel.family)
     shorter = family.shorter(kernel.arguments) if family else None
     if family and shorter and kernel.arguments[shorter[0]] > 2 * shorter[1]:
@@ -99,7 +101,7 @@ def accesses(kernel: Kernel) -> Accesses:
 
 @dataclass
 class _Counted(Traffic):
-    """Counts for `Accesses` in addition to wavefronts and sectors.
+    """Traffic counts with the additional counts that `Accesses` needs.
 
     `memory`: buffers in HBM.
     """
@@ -170,9 +172,9 @@ def _distinct(sectors: Sequence[np.ndarray]) -> int:
 
 
 def _operand(buffer: Buffer, kernel: Kernel) -> DeviceBuffer:
-    """Returns zeros, which take no memory until they are written.
+    """Returns a buffer of zeros, which take no memory until they are written.
 
-    Integers get values by their buffer's name.
+    Integer buffers get values by their name.
     """
     array = np.zeros(buffer.shape, buffer.type.dtype)
     buffers = {b.name: b for b in kernel.buffers}

@@ -20,18 +20,18 @@ VARIABLE = "PTX_KERNELS_CACHE"
 
 @functools.cache
 def _tool_id(tool: Path) -> str:
-    """Returns the tool's version text, which differs between builds of a release."""
+    """Returns the tool's version text, which differs between builds of one release."""
     return subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def cached(
     tool: Path, arguments: str, source: bytes, run: Callable[[], tuple[str, bytes]]
 ) -> tuple[str, bytes]:
-    """Returns (printed text, file) of a tool's run, from the cache if it is there.
+    """Returns (printed text, output file) of a tool's run, from the cache if it is there.
 
     The key covers everything that determines the result: the tool's version, its arguments and the
     source. Files are written under a temporary name first. They contain a hash of their contents; a
-    file whose hash does not match is made again.
+    file whose hash does not match is replaced by a new run.
     """
     folder = os.environ.get(VARIABLE)
     if not folder:
@@ -72,7 +72,7 @@ def _write(path: Path, printed: str, made: bytes) -> None:
 
 
 def remove_oldest(folder: Path, most_bytes: int) -> None:
-    """Removes the least recently used files until at most `most_bytes` remain."""
+    """Removes the folder's least recently used files until at most `most_bytes` bytes remain."""
     files = [(file.stat(), file) for file in folder.rglob("*") if file.is_file()]
     size = sum(stat.st_size for stat, _ in files)
     for stat, file in sorted(files, key=lambda pair: pair[0].st_mtime):

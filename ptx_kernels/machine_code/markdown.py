@@ -73,11 +73,11 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of docs/kernel-tables.md.
+    """A generated table of docs/kernel-tables.md.
 
     Attributes:
       labels: the first cell of each row, known without assembling.
-      make: returns the full text.
+      make: function that returns the table's full text.
     """
 
     labels: tuple[str, ...]
@@ -92,7 +92,7 @@ def _of_cases(cases: Sequence[Case]) -> Table:
 
 
 def _of_targets() -> Table:
-    """Registers of each preset on each target, with spilled bytes after a plus sign."""
+    """Returns the table of registers per preset and target, spilled bytes after a plus sign."""
     n, columns = SHAPES[0]
     cases = [preset_cases(preset)[0] for preset in PRESETS]
 
@@ -114,7 +114,7 @@ def _of_targets() -> Table:
 
 
 def _of_formats() -> Table:
-    """Table of the Config that the mat-vec rule chooses for each format."""
+    """Returns the table of the Config that the mat-vec rule chooses for each format."""
     n, columns = SHAPES[0]
     cases = [
         Case(
@@ -136,7 +136,10 @@ def _of_formats() -> Table:
 
 
 def _of_budgets() -> Table:
-    """Static budgets and the worst values of `tuning`'s choices on Llama-3.1-8B's shapes."""
+    """Returns the table of instruction budgets and the worst values for Llama-3.1-8B's shapes.
+
+    The values are those of Configs that `tuning` chooses.
+    """
 
     def matvecs(format: str, m: int, preset: str | None = None) -> list[Figures]:
         def config(n: int, columns: int) -> object:
@@ -214,7 +217,7 @@ class MarkdownError(ValueError):
 
 
 def rewrite(path: Path, *, only: str | None = None) -> None:
-    """Fills in every table of the file, or only the one named `only`.
+    """Fills in every table of a Markdown file in place, or only the table named `only`.
 
     Raises:
       MarkdownError: the file names an unknown table, or has no table to fill in. OSError: no such
@@ -236,7 +239,7 @@ def rewrite(path: Path, *, only: str | None = None) -> None:
 
 
 def labels(text: str) -> dict[str, tuple[str, ...]]:
-    """Returns the first cells of the tables in a file's text, by table name."""
+    """Returns the first cells of each table in a file's text, by table name."""
     found = {}
     for match in _MARKED.finditer(text):
         rows = re.findall(r"^\| ([^|]*?) \|", match.group(0), re.MULTILINE)

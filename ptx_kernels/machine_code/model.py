@@ -13,18 +13,19 @@ The model, for one launch with known memory traffic, loop trips and grid:
     issue       clocks that the busiest unit of the busiest multiprocessor needs for all
                 instructions
     l1          clocks of its shared memory and L1, one per wavefront
-    l2          bytes that blocks read and write, each block's once, / bandwidth of the L2 cache, or
-                bytes of the busiest multiprocessor / bandwidth of its port
+    l2          bytes that thread blocks read and write, each byte once per thread block, /
+                bandwidth of the L2 cache, or bytes of the busiest multiprocessor / bandwidth of its
+                port
     latency     rounds * time of one warp alone through its loop and the code around it
-    rounds      number of times that a multiprocessor is filled with resident blocks
+    rounds      number of times that a multiprocessor is filled with resident thread blocks
 
 A warp alone (`timeline`) issues every other clock and waits at the first use of a loaded value. The
 code between load and use hides latency, also across loop iterations, and so do stages of
 asynchronous copies. It waits for CLUSTER_BARRIER at a barrier of a cluster. Other resident warps
-hide the rest. The latency of a loop's loads is between IDLE_LATENCY and MEMORY_LATENCY, depending
-on the fraction of the bandwidth that the launch uses. The simulator counts the wavefronts and bytes
-of a block (`accesses`). An idle multiprocessor leaves its share of the memory bandwidth to others;
-only the busiest one's port limits them.
+hide remaining latency. The latency of a loop's loads is between IDLE_LATENCY and MEMORY_LATENCY,
+depending on the fraction of the bandwidth that the launch uses. The simulator counts the wavefronts
+and bytes of a thread block (`accesses`). An idle multiprocessor leaves its share of the memory
+bandwidth to others; only the busiest one's port limits them.
 
 The model includes no L2 hits except for activations, and no lower clocks except under tensor load.
 It ranks choices and names what bounds them. A measured table (`ptx_kernels.tuning`) overrules it.
@@ -108,7 +109,10 @@ def _lanes(unit: str, device: Device) -> float:
 
 
 def mma_products(opcode: str) -> int:
-    """Returns the multiply-adds of a warp's `HMMA.16816.F32.BF16` or `IMMA.16832.S8.S8`."""
+    """Returns the multiply-adds of one warp-wide mma, such as `HMMA.16816.F32.BF16`.
+
+    It is 16 * 8 * 16 for this opcode, 16 * 8 * 32 for `IMMA.16832.S8.S8`.
+    """
     shape = re.search(r"\.(16|8)(8)(4|8|16|32|64)\b", opcode)
     if shape is None:
         raise ValueError(f"opcode={opcode!r} must name a shape such as 16816")
@@ -116,7 +120,7 @@ def mma_products(opcode: str) -> int:
 
 
 def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, float]:
-    """Returns the clocks of each unit of a multiprocessor that one warp running `code` takes."""
+    """Returns the clocks that one warp running `code` occupies each unit of a multiprocessor."""
     clocks = {"issue": 32 * sum(i.name != "NOP" for i in code) / ISSUE_LANES}
     for unit in _UNITS:
         busy = [i for i in code if unit.opcodes.fullmatch(i.name)]
@@ -139,24 +143,24 @@ def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Launch:
-    """Demands of one launch on a device.
+    """Resources that one launch needs on a device: grid, code sections, and bytes to move.
 
     Attributes:
-      blocks, warps: blocks of the grid, warps of a block.
-      resident_blocks: blocks that fit on a multiprocessor at once.
+      blocks, warps: thread blocks of the grid, warps of a thread block.
+      resident_blocks: thread blocks that fit on a multiprocessor at once.
       nbytes: minimum bytes of memory traffic.
       body: code that every warp runs: the hot loop and the code around and after it, or a full
         kernel without a loop.
       prologue: code that every warp runs before the body.
       cold: whether all loads come from memory, not only those of constants.
-      wavefronts: wavefronts of a block in shared memory and L1.
-      l2_bytes: bytes that a block reads and writes, each once; `memory_bytes`: the part that no
-        cache holds: weights, pages, states.
-      block_bytes_in_flight: maximum distinct bytes from memory that a block's loads have in flight.
-      early_bytes: bytes of a block from memory that the prologue requests and the body uses.
-      skipped: loads of the body that a warp passes without executing, each as often as that
-        happens.
-      resident_bytes, coming_bytes: the part of `nbytes` prefetched by earlier launches: in L2 at
+      wavefronts: wavefronts of a thread block in shared memory and L1.
+      l2_bytes: bytes that a thread block reads and writes, each once; `memory_bytes`: the part that
+        no cache holds: weights, pages, states.
+      block_bytes_in_flight: maximum distinct bytes from memory that a thread block's loads have in
+        flight.
+      early_bytes: bytes of a thread block from memory that the prologue requests and the body uses.
+      skipped: loads of the body that a warp passes without executing, with how often that happens.
+      resident_bytes, coming_bytes: the parts of `nbytes` that earlier launches prefetched: in L2 at
         the start, and in flight.
       queued_bytes: bytes that memory delivers before any that this launch requests: prefetches for
         later launches.
@@ -185,7 +189,7 @@ class Launch:
         return tuple(i for part, _ in self.body.straight() for i in part)
 
     def unit_clocks(self, device: Device) -> dict[str, float]:
-        """Returns the clocks that a block uses of each unit of its multiprocessor."""
+        """Returns the clocks that a thread block occupies each unit of its multiprocessor."""
         clocks: defaultdict[str, float] = defaultdict(float)
         for code, turns in (*self.prologue.straight(), *self.body.straight()):
             for unit, busy in unit_clocks(code, device).items():
@@ -197,10 +201,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of each bound separately; `seconds` is the launch's time, `bound` names the largest.
+    """Predicted time of a launch: `seconds` in total, and the seconds of each bound alone.
+
+    `bound` names the largest of the bounds.
 
     Attributes:
-      bounds: `bandwidth`, `issue`, `l1`, `l2`, `latency`.
+      bounds: seconds of `bandwidth`, `issue`, `l1`, `l2`, `latency`.
       prologue, first: seconds before any of the bounds begins.
       unit: the unit that limits `issue`: `issue` (slots), `integer`, `tensor`, ...
       bytes_in_flight: distinct bytes per multiprocessor that the hot loop's global loads or
@@ -231,9 +237,9 @@ def clock(launch: Launch, device: Device) -> float:
 def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
     """Returns the seconds from a load to its value, from memory or from the L2 cache.
 
-    The L2 cache holds what earlier launches left there: activations, and lengths, tables and ids,
-    which every layer reads by narrow loads. Loads without the name of a memory are from a cluster's
-    peers. A barrier of the cluster also has a latency.
+    The L2 cache holds data of earlier launches: activations, and lengths, tables and ids, which
+    every layer reads by narrow loads. Generic loads (LD) are from a cluster's peers. `load` can
+    also be a cluster barrier.
     """
     if load.name in _OF_CLUSTERS:
         return _OF_CLUSTERS[load.name]
@@ -243,11 +249,11 @@ def _latency(launch: Launch, load: SassInstruction, memory: float) -> float:
 
 
 def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[float, float, float]:
-    """Returns the seconds of one warp alone: until its loop, waiting then, and for the body.
+    """Returns the seconds of one warp alone: (prologue, wait at the body's start, body).
 
-    The wait is from the loop's start until everything has arrived that the prologue requested. A
-    loop in the prologue loads its constants from memory once; then they are in L1. `memory`:
-    latency after the prologue, while all blocks load at once.
+    The wait lasts until all bytes have arrived that the prologue requested. A loop in the prologue
+    loads its constants from memory once; then they are in L1. `memory`: latency after the prologue,
+    while all thread blocks load at once.
     """
 
     def first(load: SassInstruction) -> float:
@@ -268,9 +274,9 @@ def way(launch: Launch, hertz: float, memory: float = MEMORY_LATENCY) -> tuple[f
 
 
 def _rounds(launch: Launch, busiest: int, hertz: float, memory: float) -> float:
-    """Returns the seconds of all rounds of blocks, each of one warp alone.
+    """Returns the seconds of all rounds of thread blocks, each as long as one warp alone.
 
-    The first prologue is not included.
+    The first round's prologue is not included.
     """
     prologue, _, rest = way(launch, hertz, memory)
     rounds = math.ceil(busiest / launch.resident_blocks)
@@ -278,7 +284,10 @@ def _rounds(launch: Launch, busiest: int, hertz: float, memory: float) -> float:
 
 
 def _under_load(seconds: Callable[[float], float], bandwidth: float) -> float:
-    """Evaluates `seconds` at the memory latency under a load of `bandwidth` seconds."""
+    """Returns `seconds(latency)` at the memory latency that results from the load itself.
+
+    `bandwidth`: seconds that the launch's memory traffic takes at full bandwidth.
+    """
     low, high = IDLE_LATENCY, MEMORY_LATENCY
     for _ in range(6):  # to 5 ns
         memory = (low + high) / 2
@@ -289,10 +298,10 @@ def _under_load(seconds: Callable[[float], float], bandwidth: float) -> float:
 
 
 def predict(launch: Launch, device: Device) -> Prediction:
-    """Predicts one launch by the model above.
+    """Predicts the time of one launch by the model in this module's docstring.
 
     Raises:
-      ValueError: no block fits on a multiprocessor, or the grid is empty.
+      ValueError: no thread block fits on a multiprocessor, or the grid is empty.
     """
     if launch.resident_blocks < 1 or launch.blocks < 1 or launch.warps < 1:
         raise ValueError(

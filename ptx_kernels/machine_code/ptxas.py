@@ -46,7 +46,8 @@ def find_tool(name: str) -> Path:
     $CUDA_HOME/bin.
 
     Raises:
-      ToolNotFoundError: the tool is in none of them, or the variable's file is not executable.
+      ToolNotFoundError: the tool is in none of these places, or the variable's file is not
+        executable.
     """
     named = os.environ.get(VARIABLE)
     if named and name == "ptxas":
@@ -82,13 +83,13 @@ def tool_version(name: str) -> str:
 
 @dataclass(frozen=True)
 class Assembly:
-    """One entry point assembled for one architecture.
+    """Result of assembling one entry point for one architecture: resources and machine code.
 
     Attributes:
       registers: 32-bit registers per thread.
       spill_store_bytes, spill_load_bytes: local memory traffic per thread due to register spills.
       stack_bytes: local memory per thread; also used by arrays that are indexed at run time.
-      shared_bytes: statically declared shared memory per block.
+      shared_bytes: statically declared shared memory per thread block.
     """
 
     arch: str
@@ -118,7 +119,7 @@ _ENTRY = ".visible .entry "
 
 
 def _ptxas(text: str, arch: str) -> tuple[dict[str, str], bytes]:
-    """Returns ptxas's output for each entry, in the text's order, and the cubin.
+    """Returns ({entry: ptxas's messages}, cubin) for a PTX text, entries in the text's order.
 
     Raises:
       AssemblyError: ptxas rejected the text. ToolNotFoundError: ptxas is not installed.
@@ -174,10 +175,10 @@ def assemble(text: str, arch: str) -> Assembly:
 
 
 def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assembly]]:
-    """Assembles the kernels of several texts into one cubin.
+    """Assembles the kernels of several texts into one cubin; returns (name, Assembly) of each.
 
-    This is faster, because starting nvdisasm takes longest. Returns each kernel's name in the cubin
-    and its Assembly.
+    The name is the kernel's in the cubin. This is faster than one at a time, because starting
+    nvdisasm takes longest.
 
     Raises: see `assemble`.
     """
@@ -209,7 +210,7 @@ def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assemb
 def assemble_all(
     texts: Iterable[str], archs: Iterable[str] = TARGETS
 ) -> dict[tuple[str, str], Assembly]:
-    """Assembles each text for each architecture in parallel; keyed by (text, arch)."""
+    """Assembles each text for each architecture in parallel; returns {(text, arch): Assembly}."""
     pairs = [(text, arch) for text in dict.fromkeys(texts) for arch in archs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(pairs, pool.map(lambda pair: assemble(*pair), pairs), strict=True))
@@ -217,7 +218,7 @@ def assemble_all(
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Limits of one multiprocessor.
+    """Resource limits of one multiprocessor of a compute capability.
 
     They are from the CUDA programming guide, specifications per compute capability.
     """
@@ -243,7 +244,7 @@ _SHARED_RESERVED = 1024  # bytes per block reserved by the system, since sm_80
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks and warps that fit on one multiprocessor at once, and the limiting resource."""
+    """Thread blocks and warps that fit on one multiprocessor at once, and the limiting resource."""
 
     blocks: int
     warps: int
@@ -252,7 +253,7 @@ class Occupancy:
 
 
 def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -> Occupancy:
-    """Returns the occupancy of blocks of `threads` threads.
+    """Returns the occupancy of thread blocks of `threads` threads.
 
     Raises:
       ValueError: the architecture is not among `MULTIPROCESSORS`, or `threads` is not in 1 to 1024.

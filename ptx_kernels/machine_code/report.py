@@ -37,19 +37,19 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one kernel on one architecture.
+    """Static figures of one kernel on one architecture.
 
     Attributes:
-      shared_bytes: static and dynamic shared memory per block.
+      shared_bytes: static and dynamic shared memory per thread block.
       loop_instructions: instructions of the hot loop; 0 if the kernel has none. The other figures
         then are for the full kernel, which runs each of its instructions at most once.
       mix: the hot loop's instructions by category.
       loads_in_flight: maximum 16-byte global loads in flight per lane in the hot loop.
-      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None if there are
-        none.
+      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None if the loop
+        has no global loads.
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales)
         and lane; None if the loop multiplies no packed weights.
-      classes: the same by class (`CLASSES`); empty if that is None.
+      classes: instructions_per_quant_byte by instruction class (`CLASSES`); empty if it is None.
       device: device for which `model` predicts `seconds` and `bound`; both are None if the model
         does not know the trips of the hot loop. `bounds`: the seconds of each bound separately.
       nbytes: bytes of memory traffic of the launch.
@@ -89,7 +89,7 @@ def device_of(arch: str) -> Device:
 
 @dataclass(frozen=True)
 class Code:
-    """Machine code of a kernel on one architecture."""
+    """Machine code of a kernel on one architecture, split into sections."""
 
     assembly: Assembly
     stretches: Stretches
@@ -111,31 +111,33 @@ def code(kernel: Kernel, arch: str) -> Code:
 
 
 def codes(kernels: Sequence[Kernel], arch: str) -> list[Code]:
-    """Returns `code` of each kernel, several times faster than one at a time."""
+    """Assembles the kernels together; returns `code` of each, several times faster than singly."""
     made = assemble_together([kernel.text for kernel in kernels], arch)
     listings = disassemble_all(made[0][1].cubin) if made else {}
     return [Code(assembly, stretches(listings[name])) for name, assembly in made]
 
 
 def launch(kernel: Kernel, machine: Code) -> Launch | None:
-    """Returns the demands of one launch; None if the trips through the hot loop are unknown.
+    """Returns the resources that one launch needs, as input of `model.predict`.
 
-    `machine` may be the code of a kernel that differs only in its number of rows.
+    None if the trips through the hot loop are unknown. `machine` may be the code of a kernel that
+    differs only in its number of rows.
     """
     return _launch(kernel, machine, _work(kernel, machine), _fit(kernel, machine))
 
 
 def _work(kernel: Kernel, machine: Code) -> Work:
-    """Returns the work of the hot loop, or of all code after the prologue without one."""
+    """Returns the `Work` of the hot loop; without one, of all code after the prologue."""
     parts = machine.stretches
     done = list(work_of_loops(kernel, machine))
     return done[parts.peers.index(parts.body) if machine.looped else 0]
 
 
 def work_of_loops(kernel: Kernel, machine: Code) -> Iterator[Work]:
-    """Yields the work of each of `Stretches.peers`, or of all code after the prologue.
+    """Yields the `Work` of each loop in `Stretches.peers`, or of all code after the prologue.
 
-    If there are as many loops as matrices, each loop has its matrix's format.
+    If there are as many loops as matrices, each loop is taken to multiply the matrix at its
+    position.
     """
     loops, packed = machine.stretches.peers, packed_weights(kernel)
     formats: Sequence[str | None] = packed.formats if packed else ()
@@ -187,7 +189,10 @@ def _early(parts: Stretches) -> int:
 
 
 def _skipped(parts: Stretches, turns: float) -> Section:
-    """Returns the loads for a next trip of the hot loop, which the last trip of a round skips."""
+    """Returns the loads in the hot loop that prefetch a next trip.
+
+    The last trip of a round skips them; the section has as many turns as rounds.
+    """
     loads = tuple(
         i
         for i in parts.body.instructions
@@ -197,7 +202,7 @@ def _skipped(parts: Stretches, turns: float) -> Section:
 
 
 def _staging(kernel: Kernel, loop: Loop) -> float:
-    """Returns the trips of a loop that stages activations in shared memory; 1 for other loops."""
+    """Returns the trips of a loop if it stages activations in shared memory; 1 for other loops."""
     brought = math.prod(kernel.block) * sum(
         load_bits(i.opcode) // 8
         for i in loop.instructions
@@ -207,7 +212,10 @@ def _staging(kernel: Kernel, loop: Loop) -> float:
 
 
 def _in_flight(parts: Stretches, turns: float, warps: int, found: Accesses) -> float:
-    """Returns the distinct bytes from memory that a block's loads or copy stages have in flight."""
+    """Returns the distinct bytes from memory that a thread block has in flight.
+
+    They are of its loads, or of the stages of its asynchronous copies.
+    """
     code = (*parts.outer, *parts.body.instructions, *parts.behind)
     if any(i.name == "LDGSTS" for i in code):
         waits = [i.operands for i in code if i.opcode == "DEPBAR.LE"]
@@ -227,10 +235,11 @@ def figures(
     device: Device | None = None,
     predict_time: bool = True,
 ) -> Figures:
-    """Returns the figures of `kernel` on `arch`; `device` None: the architecture's first one.
+    """Returns the figures of `kernel` on `arch`.
 
-    The time is not predicted if no block fits on a multiprocessor, or if `predict_time` is false:
-    the prediction simulates blocks of the launch.
+    `device` None means the architecture's first one. The time is not predicted if no thread block
+    fits on a multiprocessor, or if `predict_time` is false: the prediction simulates thread blocks
+    of the launch.
     """
     device = device or device_of(arch)
     machine = code(kernel, arch)
@@ -278,7 +287,8 @@ def figures(
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
     """Returns the figures of `cases` (`ptx_kernels.kernels.CASES`), in order.
 
-    `kernels` builds the families. Clusters are omitted if the architecture has none.
+    `kernels` maps a family's name to its kernel function. Clusters are omitted if the architecture
+    has none.
     """
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]
     if not device_of(arch).clusters:
@@ -300,7 +310,7 @@ _HEADER = (
 
 
 def load_range(f: Figures) -> str:
-    """Formats the bits of the narrowest and the widest global load: `32-128`."""
+    """Formats the widths in bits of the narrowest and the widest global load: `32-128`."""
     if f.widest_load is None:
         return "-"
     return (
@@ -332,7 +342,7 @@ def row(f: Figures) -> tuple[str, ...]:
 
 
 def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Formats columns of text: the first left-aligned, the others right-aligned, under a header."""
+    """Formats a text table: first column left-aligned, others right-aligned, under a header."""
     cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [

@@ -1,4 +1,4 @@
-"""Machine code (SASS): disassembly, loops, instruction mix and loads in flight.
+"""Parses machine code (SASS) and finds its loops, instruction mix and loads in flight.
 
 A kernel's speed limit is visible here without running it: how many instructions its hot loop spends
 per byte of weights, how wide its loads are, and how many of them are in flight.
@@ -169,7 +169,7 @@ def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
 
 @dataclass(frozen=True)
 class Loop:
-    """A natural loop: its instructions in address order. Its blocks need not be contiguous."""
+    """A natural loop: its instructions in address order, which need not be contiguous."""
 
     instructions: tuple[SassInstruction, ...]
 
@@ -190,7 +190,7 @@ class Loop:
     def outstanding(
         self, wanted: Callable[[SassInstruction], bool] = lambda instruction: True
     ) -> Outstanding:
-        """Returns the maximum of `wanted` global loads in flight per lane, in steady state.
+        """Returns the most `wanted` global loads in flight per lane, in steady state.
 
         Walks the body twice in address order. A load is in flight until an instruction names one of
         the registers it fills. Loads that a loop issues for its next iteration count too.
@@ -213,8 +213,8 @@ class Loop:
     ) -> float | None:
         """Returns the least fraction of an iteration from a `wanted` load to its first use.
 
-        The order is that of addresses, and wraps around if the use is in the next iteration. None
-        if there is no such load.
+        The order is that of addresses, and wraps around if the use is in the next iteration. The
+        result is None if there is no such load.
         """
         code = [i for i in self.instructions if i.name != "NOP"]
         least = instructions_to_use(code, wanted)
@@ -245,9 +245,9 @@ def instructions_to_use(
 
 
 class Outstanding(NamedTuple):
-    """Global loads in flight per lane, the maximum of each figure.
+    """Maximum global loads in flight per lane: 16-byte loads, all loads, and their bytes.
 
-    The figures are loads of 16 bytes, all loads, and their bytes.
+    Each figure is a maximum of its own.
     """
 
     wide: int
@@ -256,12 +256,12 @@ class Outstanding(NamedTuple):
 
 
 def registers(operands: str) -> set[int]:
-    """Returns the numbers of the registers that operands name; of a wide register, the first."""
+    """Returns the numbers of the registers in an operand list; of a wide register, the first."""
     return {int(n) for n in re.findall(r"(?<![\w])R(\d+)", operands)}
 
 
 def filled(load: SassInstruction) -> range:
-    """Returns the registers that a load fills; none if it discards the value."""
+    """Returns the numbers of the registers that a load fills; none if it discards the value."""
     target = re.match(r"R(\d+),", load.operands)
     first = int(target.group(1)) if target else 0
     return range(first, first + -(-load_bits(load.opcode) // 32)) if target else range(0)
@@ -279,7 +279,7 @@ def _falls_through(instruction: SassInstruction) -> bool:
 
 
 def _flow(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], list[set[int]]]:
-    """Splits code into basic blocks (first, one past last), and returns each block's successors.
+    """Splits code into basic blocks; returns their (first, one past last) and their successors.
 
     Branches to code that was removed (`ways_through`) have no successor.
     """
@@ -324,11 +324,11 @@ def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
 
 
 def _bodies(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], dict[int, set[int]]]:
-    """Returns the basic blocks of `_flow`, and each natural loop's head and blocks.
+    """Returns the basic blocks of `_flow`, and {head: blocks} of each natural loop.
 
     A backward jump alone is not a loop: ptxas moves unlikely blocks past the end of the code, and
     they jump back. A loop is an edge to a block that dominates its source, with every block that
-    reaches the source without passing that block.
+    reaches the source without passing the dominating block.
     """
     blocks, successors = _flow(code)
     dominators = _dominators(successors)
@@ -362,7 +362,7 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
 
 
 def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
-    """Returns the smallest natural loop that contains `loop` and more, or None."""
+    """Returns the smallest natural loop that contains `loop` and more code; None if absent."""
     blocks, bodies = _bodies(code)
     first = {i.address for i in loop.instructions}
     wider = [
@@ -376,9 +376,9 @@ def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
 
 
 def ways_through(code: Sequence[SassInstruction], loop: Loop) -> list[SassInstruction]:
-    """Removes code that runs only on paths around `loop`, such as blocks with other work.
+    """Returns the code without parts that run only on paths around `loop`.
 
-    Called functions stay.
+    An example is the code of thread blocks with other work. Called functions stay.
     """
     blocks, successors = _flow(code)
     inside = {i.address for i in loop.instructions}

@@ -1,4 +1,4 @@
-"""Splits a kernel's machine code into sections: before, in and around its hot loop.
+"""Splits a kernel's machine code into sections: prologue, hot loop, code around it, the rest.
 
 The loops and their trips determine how long a warp runs.
 """
@@ -15,16 +15,16 @@ _DOTS = ("dp4a", "mma")
 
 @dataclass(frozen=True)
 class Stretches:
-    """Machine code, with each instruction in one section.
+    """A kernel's machine code in sections; each instruction is in one of them.
 
     Attributes:
       body: the hot loop, or the code after the prologue if there is none (`looped` False). If
         several loops have as many dot products, each for a matrix, it is the first.
-      peers: these loops, including `body`, and loops of matrices whose formats need fewer dot
-        products, but more than half as many.
+      peers: loops that multiply a matrix: `body`, and loops with more than half as many dot
+        products (formats may need fewer).
       before, before_loops: the prologue's straight code, and its loops.
-      outer, behind: code of the loop around the hot one, before and after it; empty if there is no
-        such loop.
+      outer, behind: code of the loop around the hot one, before and after the hot loop; empty if
+        there is no such loop.
       once: all other code.
     """
 
@@ -39,7 +39,7 @@ class Stretches:
 
 
 def stretches(code: Sequence[SassInstruction]) -> Stretches:
-    """Splits a kernel's code.
+    """Splits a kernel's machine code into sections.
 
     A kernel with dot products outside of loops has no hot loop: ptxas has unrolled it. Its prologue
     ends at the last barrier before the first dot product.
@@ -92,7 +92,7 @@ def _last_barrier(code: Sequence[SassInstruction]) -> int:
 def _split(
     code: Sequence[SassInstruction], loops: Sequence[Loop]
 ) -> tuple[tuple[SassInstruction, ...], tuple[Loop, ...]]:
-    """Returns the code outside of the loops in it, and these loops."""
+    """Returns (code outside of loops, the loops of `loops` that are in `code`)."""
     addresses = {i.address for i in code}
     inner = tuple(loop for loop in loops if addresses >= {i.address for i in loop.instructions})
     looped = {i.address for loop in inner for i in loop.instructions}

@@ -1,4 +1,4 @@
-"""Timeline of one warp alone: executes in order and waits where a loaded value is used."""
+"""Simulates the timing of one warp alone: it issues in order and waits for loaded values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Straight = tuple[SassInstruction, ...]
 
 @dataclass(frozen=True)
 class Section:
-    """Code that a warp executes `turns` times; an average, which need not be an integer.
+    """Code that a warp executes `turns` times; its parts are straight code and nested sections.
 
-    Its parts are straight code and loops.
+    `turns` is an average over warps and need not be an integer.
     """
 
     parts: tuple[Straight | Section, ...]
     turns: float = 1
 
     def straight(self) -> Iterator[tuple[Straight, float]]:
-        """Yields all straight code in it, each with the number of times that a warp executes it."""
+        """Yields (straight code, times that a warp executes it) for all parts, nested ones too."""
         for part in self.parts:
             if isinstance(part, Section):
                 yield from ((code, self.turns * turns) for code, turns in part.straight())
@@ -40,7 +40,10 @@ class Section:
 
 
 class _Step(NamedTuple):
-    """An instruction, the registers it names and fills, and the copy groups it leaves pending."""
+    """An instruction, and the registers that it names and fills.
+
+    `pending`: maximum groups of asynchronous copies in flight after it; None means any.
+    """
 
     instruction: SassInstruction
     named: frozenset[int]
@@ -66,7 +69,7 @@ Latency = Callable[[SassInstruction], float]  # clocks until a load's value arri
 
 
 class Warp:
-    """A running warp; `now` counts clocks.
+    """Timing state of a running warp; `now` counts clocks.
 
     Loads overlap with all code up to the first use of their values, also in the loop's next
     iteration. Asynchronous copies overlap until their group is waited for.
@@ -79,14 +82,14 @@ class Warp:
         self._groups: list[float] = []
 
     def until_there(self) -> float:
-        """Returns the clocks until all requested and unused values arrive.
+        """Returns the clocks until all loaded values have arrived that no instruction used yet.
 
         A negative result means that they have arrived.
         """
         return max(self._ready.values(), default=self.now) - self.now
 
     def run(self, section: Section, latency: Latency) -> float:
-        """Returns the clocks that the section takes."""
+        """Executes a section; returns the clocks that it takes."""
         turns = max(1, math.ceil(section.turns))
         times = [self._turn(section, latency) for _ in range(min(turns, _SETTLED))]
         if turns <= _SETTLED:

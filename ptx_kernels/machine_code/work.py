@@ -1,4 +1,4 @@
-"""Work of a launch: bytes through memory, trips through the hot loop, weights per trip.
+"""Computes a launch's work: memory traffic, trips through the hot loop, weights per trip.
 
 Trips are counted from the work of the loop's machine code, not from the kernel's own loop, because
 ptxas unrolls loops.
@@ -27,11 +27,11 @@ _DOT = 4  # products per dp4a
 
 @dataclass(frozen=True)
 class Work:
-    """Work of one launch.
+    """Memory traffic and loop trips of one launch.
 
     Attributes:
       nbytes: bytes of memory traffic, each byte once.
-      trips: through the hot loop (or the full kernel if it has none), over all warps; None:
+      trips: trips of all warps through the hot loop (or the full kernel if it has none); None if
         unknown.
       quant_bytes: bytes of packed quants, without scales, per trip and lane; None if the loop
         multiplies no packed weights.
@@ -51,16 +51,17 @@ def _family(kernel: Kernel) -> Family:
 
 
 def packed_weights(kernel: Kernel) -> PackedWeights | None:
-    """Returns the packed matrices that a product multiplies by; None for other kernels."""
+    """Returns the packed matrices that the kernel multiplies by; None for other kernels."""
     weights = _family(kernel).weights
     return weights(kernel.arguments) if weights else None
 
 
 def traffic(kernel: Kernel) -> int:
-    """Returns the bytes of its buffers that a launch must move.
+    """Returns the bytes that a launch must move between its buffers and the multiprocessors.
 
-    For pages and looked-up rows, only the part that the launch touches counts. What it reads and
-    writes again counts twice, everything else once. What it prefetches counts for the next launch.
+    For pages and looked-up rows, only the part that the launch touches counts. Buffers that it
+    reads and writes again count twice, all others once. Bytes that it prefetches count for the next
+    launch.
     """
     family, own = _family(kernel), [b for b in kernel.buffers if not b.ahead]
     shares = (
@@ -71,9 +72,9 @@ def traffic(kernel: Kernel) -> int:
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
-    """Returns the weights of one lane per load of packed weights (headers are loads too).
+    """Returns the weights that a lane gets per load of packed weights; headers are loads too.
 
-    They are counted in the text of mat-vecs so small that each warp takes a single step.
+    Loads are counted in the text of mat-vecs so small that each warp takes a single step.
     """
     one_step = replace(config, activations="f32", stage="none", unroll=1)
     weights, loads = 0.0, 0
@@ -89,7 +90,7 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
 
 
 def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float:
-    """Returns the weights of one lane that a trip through a product's hot loop multiplies."""
+    """Returns the weights that a lane multiplies per trip through the hot loop."""
     config = kernel.arguments["config"]
     # next to integer products, those of floats are for minimums
     products_of = "IMMA" if any(i.name == "IMMA" for i in loop.instructions) else ""
@@ -109,10 +110,10 @@ def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float
 
 
 def work(kernel: Kernel, loop: Loop, *, whole: bool = False, format: str | None = None) -> Work:
-    """Returns the work of `kernel` with the hot loop `loop`.
+    """Returns the `Work` of a launch of `kernel`, whose hot loop is `loop`.
 
     `whole`: there is no hot loop, and `loop` is all of the code. `format`: format of the loop's
-    matrix; None: the loop stands for all matrices.
+    matrix; None means that the loop stands for all matrices.
     """
     nbytes, packed = traffic(kernel), packed_weights(kernel)
     if packed and format is not None:
@@ -147,10 +148,10 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False, format: str | None 
 
 
 def outer_turns(kernel: Kernel) -> float:
-    """Returns the trips of the loop around the hot one.
+    """Returns the trips of the loop around the hot loop.
 
-    For a mat-vec they are the row groups that a block processes, for a tensor-core product the
-    steps of its ring.
+    For a mat-vec these are the row groups that a thread block processes, for a tensor-core matmul
+    the steps of its pipeline.
     """
     packed, config = packed_weights(kernel), kernel.arguments.get("config")
     if packed is None or config is None:
@@ -164,9 +165,9 @@ def outer_turns(kernel: Kernel) -> float:
 
 
 def staged_bytes(kernel: Kernel) -> int:
-    """Returns the bytes of float activations that each block of a mat-vec first stages.
+    """Returns the bytes of float activations that each thread block stages in shared memory.
 
-    The copy is in shared memory.
+    Only mat-vecs stage activations; it is 0 for others.
     """
     arguments, config = kernel.arguments, kernel.arguments.get("config")
     if not isinstance(config, MatvecConfig):

@@ -1,4 +1,4 @@
-"""Kernel language: Python that writes PTX text."""
+"""Kernel language: Python functions that write PTX text with a `Builder`."""
 
 from .builder import Builder
 from .errors import KernelError

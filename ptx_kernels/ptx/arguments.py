@@ -1,4 +1,4 @@
-"""Type checks for the arguments of kernel functions."""
+"""Checks and converts the arguments of kernel functions by their annotated types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def checked(function: Callable[..., None], arguments: dict[str, Any]) -> dict[st
 
     NumPy numbers become Python numbers. An int must be at least 1, or at least 0 if its default is
     0. A float must be finite in f32. The same holds for the fields of a Config. Arguments that the
-    function does not have are left for Python to refuse.
+    function does not have are passed on, so that Python refuses them.
 
     Raises:
       KernelError: an argument, or a field of a Config, of a wrong type or out of range.

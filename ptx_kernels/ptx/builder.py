@@ -1,7 +1,7 @@
-"""Kernel builder: buffers, launch geometry, named instructions, control flow.
+"""Kernel builder, passed to kernel functions as `k`: buffers, launch, instructions, control flow.
 
-Kernel functions receive it as `k`. `with` runs on the GPU; Python's own `for` and `if` run while
-the kernel is built.
+`with k.when(...)` and `with k.loop(...)` become control flow on the GPU; Python's own `for` and
+`if` run while the kernel is built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DYNAMIC_SHARED = "dynamic_shared"
 
 
 class Branch:
-    """A branch of `k.when`; `otherwise()` is its else."""
+    """A branch emitted by `k.when`; `otherwise()` emits its else branch."""
 
     def __init__(self, builder: Builder, condition: Value) -> None:
         self._builder = builder
@@ -39,7 +39,7 @@ class Branch:
 
 
 class Builder(Text):
-    """One kernel under construction.
+    """A kernel under construction: its methods emit PTX and declare buffers.
 
     `name` is the entry's name, which profiles show. It is the function's name unless the function
     sets another.
@@ -74,10 +74,10 @@ class Builder(Text):
         streamed: bool = False,
         ahead: bool = False,
     ) -> Pointer:
-        """Declares a buffer that the kernel only reads.
+        """Declares a buffer that the kernel only reads; returns its pointer.
 
         Args:
-          constant: also no kernel launched shortly before writes it (weights), so loads are
+          constant: no kernel launched shortly before writes the buffer (weights), so loads are
             non-coherent.
           streamed: constant, and read only once; loads bypass L1 (sm_80).
           ahead: the kernel only prefetches bytes of it for the next launch.
@@ -86,11 +86,11 @@ class Builder(Text):
         return self._buffer(buffer, constant or streamed, streamed)
 
     def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
-        """Declares a result with its own buffer; the kernel must write all of it."""
+        """Declares a result buffer, all of which the kernel must write; returns its pointer."""
         return self._buffer(Buffer(name, type, shape, "out"))
 
     def inout(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
-        """Declares a buffer that is updated in place.
+        """Declares a buffer that is updated in place; returns its pointer.
 
         Bytes that the kernel does not write keep their value.
         """
@@ -143,7 +143,7 @@ class Builder(Text):
 
     @contextlib.contextmanager
     def free_shared(self) -> Iterator[None]:
-        """Frees the body's dynamic shared memory at its end; later allocations reuse it.
+        """Context that frees dynamic shared memory allocated inside; later allocations reuse it.
 
         A barrier must separate the uses.
         """
@@ -152,7 +152,10 @@ class Builder(Text):
         self._dynamic_bytes = taken
 
     def table(self, name: str, words: tuple[int, ...]) -> Pointer:
-        """Defines a table of u32 constants in global memory; a kernel has one table per name."""
+        """Defines a table of u32 constants in global memory; returns its pointer.
+
+        A kernel has one table per name.
+        """
         if name not in self._tables:
             values = ", ".join(map(str, words))
             self._table_lines.append(f".global .align 16 .b32 {name}[{len(words)}] = {{{values}}};")
@@ -169,14 +172,15 @@ class Builder(Text):
         resident_blocks: int | None = None,
         cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
-        """Sets the launch geometry: blocks along x, y, z and threads per block (a multiple of 32).
+        """Sets the launch geometry: thread blocks along x, y, z, and threads per thread block.
 
         Args:
-          cluster: blocks that run at the same time and can access each other's shared memory
-            (sm_90), at most 8. The grid must be a multiple of it.
-          resident_blocks: minimum blocks per multiprocessor that the registers must suffice for.
-            ptxas then gives each thread as many registers as that allows, and hoists more loads
-            above their uses. Without it, ptxas picks an occupancy itself.
+          threads: a multiple of 32.
+          cluster: extents of a cluster, thread blocks that run at the same time and can access each
+            other's shared memory (sm_90), at most 8. The grid must be a multiple of it.
+          resident_blocks: minimum thread blocks per multiprocessor that the registers must suffice
+            for. ptxas then gives each thread as many registers as that allows, and hoists more
+            loads above their uses. None lets ptxas choose an occupancy.
         """
         if threads % WARP or not 0 < threads <= 1024:
             raise KernelError(f"threads={threads} must be a multiple of 32, at most 1024")
@@ -222,7 +226,7 @@ class Builder(Text):
 
     @property
     def cluster_rank(self) -> Value:
-        """Rank of the block in its cluster, x fastest (sm_90)."""
+        """Rank of the thread block in its cluster, x fastest (sm_90)."""
         self.require(CLUSTERS)
         return self._read_special("%cluster_ctarank")
 
@@ -246,7 +250,7 @@ class Builder(Text):
     instruction = values.instruction
 
     def const(self, type: Type, value: int | float) -> Value:
-        """Moves a number into a register, for instructions that allow no immediate."""
+        """Emits a move of a number to a register, for instructions that allow no immediate."""
         result = self.register(type)
         self.write(f"{spell('mov', type)} {result.name}, {immediate(value, type)};")
         return result
@@ -254,59 +258,63 @@ class Builder(Text):
     # --- named instructions: each has the type of its first operand ---
 
     def fma(self, a: Value, b: Operand, c: Operand) -> Value:
-        """a * b + c with one rounding; f32, or a pair of f16 or bf16."""
+        """Emits a * b + c with one rounding; f32, or a pair of f16 or bf16."""
         return apply(self, "fma", a, b, c)
 
     def accumulate(self, total: Var, a: Value, b: Operand) -> None:
-        """total = a * b + total with one rounding, f32."""
+        """Emits total = a * b + total with one rounding, f32."""
         emit(self, "fma.rn.f32", a.name, operand(b, f32, "fma"), total.name, into=total)
 
     def dp4a(self, a: Value, b: Value, c: Operand, *, unsigned_a: bool = False) -> Value:
-        """c + the dot product of four bytes: a's signed (or unsigned), b's signed; s32."""
+        """Emits c + the dot product of four bytes, s32: a's signed or unsigned, b's signed."""
         return instruction(self, "dp4a.u32.s32" if unsigned_a else "dp4a.s32.s32", a, b, c)
 
     def select(self, condition: Value, a: Value, b: Operand) -> Value:
-        """a if the condition holds, else b."""
+        """Emits the selection of a where the condition is true, else b."""
         opcode = spell("selp", a.type)
         return emit(self, opcode, a.name, operand(b, a.type, opcode), condition.name, result=a.type)
 
     def minimum(self, a: Value, b: Operand) -> Value:
-        """Minimum; for f32, a NaN operand is dropped."""
+        """Emits the minimum; for f32, a NaN operand is dropped."""
         return apply(self, "min", a, b)
 
     def maximum(self, a: Value, b: Operand, *, keep_nan: bool = False) -> Value:
-        """Maximum; for f32, a NaN operand is dropped, or kept (`keep_nan`, sm_80)."""
+        """Emits the maximum; for f32, a NaN operand is dropped, or kept (`keep_nan`, sm_80)."""
         return apply(self, "max.NaN" if keep_nan else "max", a, b)
 
     def abs(self, x: Value) -> Value:
-        """Absolute value."""
+        """Emits the absolute value."""
         return apply(self, "abs", x)
 
     def sqrt(self, x: Value) -> Value:
-        """Square root, f32, rounded to nearest."""
+        """Emits the square root, f32, rounded to nearest."""
         return apply(self, "sqrt", x)
 
     def exp2(self, x: Value) -> Value:
-        """2 to the power of x, f32, within 2 ulps; 0 for minus infinity."""
+        """Emits 2 to the power of x, f32, within 2 ulps; 0 for minus infinity."""
         return apply(self, "ex2.approx", x)
 
     def reciprocal(self, x: Value) -> Value:
-        """1 / x, f32, within 1 ulp."""
+        """Emits 1 / x, f32, within 1 ulp."""
         return apply(self, "rcp.approx", x)
 
     def is_nan(self, x: Value) -> Value:
         return emit(self, spell("setp.neu", x.type), x.name, x.name)
 
     def bit_field(self, x: Value, position: Operand, length: Operand) -> Value:
-        """Extracts `length` bits of u32 or s32 from bit `position` on, zero- or sign-extended."""
+        """Emits the extraction of `length` bits from bit `position` on, zero- or sign-extended.
+
+        x is u32 or s32.
+        """
         opcode = spell("bfe", x.type)
         bits = (operand(number, u32, opcode) for number in (position, length))
         return emit(self, opcode, x.name, *bits)
 
     def permute(self, a: Value, b: Value, selector: Operand) -> Value:
-        """Picks four of the eight bytes of (b, a), u32.
+        """Emits the selection of four of the eight bytes of (b, a), as a u32.
 
-        Nibble i of the selector selects byte i; its bit 3 replicates that byte's sign instead.
+        Nibble i of the selector selects byte i of the result; its bit 3 replicates the selected
+        byte's sign instead.
         """
         return instruction(self, "prmt.b32", a, b, selector)
 
@@ -314,9 +322,9 @@ class Builder(Text):
 
     @contextlib.contextmanager
     def when(self, condition: Value) -> Iterator[Branch]:
-        """Runs the body on the threads for which the condition holds.
+        """Context whose body runs on the threads for which the condition is true.
 
-        After `with k.when(c) as branch: ...`, `with branch.otherwise(): ...` runs the other
+        After `with k.when(c) as branch: ...`, `with branch.otherwise(): ...` runs on the other
         threads.
         """
         guard(condition)
@@ -329,10 +337,10 @@ class Builder(Text):
     def loop(
         self, start: Operand, stop: Operand, step: int = 1, *, unroll: bool = True
     ) -> Iterator[Value]:
-        """Counts a u32 from `start` while it is below `stop`. The index is read-only in the body.
+        """Context whose body is a loop; yields a u32 index counting from `start` to below `stop`.
 
-        The first test is omitted for two Python ints if the loop runs at least once. `unroll`:
-        whether ptxas may unroll the body.
+        The index is read-only in the body. The first test is omitted for two Python ints if the
+        loop runs at least once. `unroll`: whether ptxas may unroll the body.
         """
         index = self.var(u32, start)
         limit = operand(stop, u32, "loop")
@@ -348,29 +356,29 @@ class Builder(Text):
         self.mark(end)
 
     def jump(self, label: str) -> None:
-        """Jumps to a label that `mark` places."""
+        """Emits a jump to a label that `mark` places."""
         self.write(f"bra {label};")
 
     # --- warps and blocks ---
 
     def barrier(self) -> None:
-        """Barrier of the block; all its threads must reach it."""
+        """Emits a barrier of the thread block; all its threads must reach it."""
         self.write("bar.sync 0;")
 
     def warp_barrier(self) -> None:
-        """Barrier of the warp; all its lanes must reach it."""
+        """Emits a barrier of the warp; all its lanes must reach it."""
         issue(self, "bar.warp.sync", 0xFFFFFFFF)
 
     def cluster_barrier(self) -> None:
-        """Barrier of the cluster; all its threads must reach it (sm_90)."""
+        """Emits a barrier of the cluster; all its threads must reach it (sm_90)."""
         self.require(CLUSTER_BARRIERS)
         self.write("barrier.cluster.arrive.release.aligned;")
         self.write("barrier.cluster.wait.acquire.aligned;")
 
     def peer(self, place: Pointer, rank: Operand) -> Pointer:
-        """Returns the same place in the shared memory of the cluster's block of this rank (sm_90).
+        """Returns the same address in the shared memory of the cluster's thread block `rank`.
 
-        A cluster barrier must precede the first access and follow the last.
+        It needs sm_90. A cluster barrier must precede the first access and follow the last.
         """
         if place.space != "shared":
             raise KernelError(f"a peer has shared memory, not {place.space} memory")
@@ -400,10 +408,10 @@ class Builder(Text):
     # --- the end ---
 
     def loads_end(self) -> None:
-        """Marks where a block has started its last loads from memory; by default the kernel's end.
+        """Marks the point where a thread block has started its last loads from memory.
 
-        The kernel's prefetches for the next launch are written there. All threads must reach it,
-        once.
+        The kernel's prefetches for the next launch are written there; by default, at the kernel's
+        end. All threads must reach it, once.
         """
         if self.behind_loads is not None:
             write, self.behind_loads = self.behind_loads, None

@@ -1,4 +1,4 @@
-"""Errors of the kernel language. Each names the line of the kernel's Python that caused it."""
+"""Errors of the kernel language, which name the Python line of the kernel that caused them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LINES: dict[tuple[int, int], tuple[CodeType, Line]] = {}
 
 
 def _line(frame: FrameType) -> Line:
-    """Returns a frame's line; cached, because Python counts lines from the code's start."""
+    """Returns a frame's (file, line); cached, because Python counts lines from the code's start."""
     code = frame.f_code
     place = id(code), frame.f_lasti
     found = _LINES.get(place)
@@ -42,14 +42,14 @@ def _line(frame: FrameType) -> Line:
 
 
 def caller() -> Line:
-    """Returns the innermost line outside the kernel language itself."""
+    """Returns the innermost (file, line) of the call stack outside the kernel language."""
     return call_path(None)[0]
 
 
 def call_path(kernel: CodeType | None) -> tuple[Line, ...]:
-    """Returns the lines of a call: the innermost outside the language, then the kernel's.
+    """Returns the (file, line) outside the kernel language that emits, then the kernel's own.
 
-    The second is omitted unless the first is in a helper.
+    The second is omitted unless the first is in a helper of the kernel.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_language(frame.f_code.co_filename):

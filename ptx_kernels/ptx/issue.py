@@ -1,4 +1,4 @@
-"""Writes instructions that need the machine, by their row of the table."""
+"""Emits instructions that need the machine, by their rows of the instruction table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .values import Operand, Value, guard, operand
 
 
 class Address(Protocol):
-    """An address in a state space."""
+    """Address in a state space, as an operand of instructions."""
 
     space: str
 
     def operand(self) -> str:
-        """Returns the address as instructions spell it."""
+        """Returns the PTX text of the address as an operand."""
 
 
 #: Placeholder for a destination whose result is not used.
@@ -27,7 +27,7 @@ Given = Operand | tuple[Value, ...] | list[Value] | Address
 
 
 def issue(text: Text, opcode: str, *operands: Given | str, where: Value | None = None) -> None:
-    """Writes an instruction with its operands, destinations first, for the lanes of `where`.
+    """Emits an instruction with its operands, destinations first; `where` predicates it.
 
     An operand may be text that is already spelled.
 
@@ -57,7 +57,7 @@ def issue(text: Text, opcode: str, *operands: Given | str, where: Value | None =
 
 
 def braced(names: Sequence[str]) -> str:
-    """Returns the text of a vector of registers, or the name of a single register."""
+    """Returns the text of registers as a vector in braces; of one register, only its name."""
     return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
 
 
@@ -76,7 +76,10 @@ def _spelling(kind: To | From | At | Number, given: Any, opcode: str) -> str:
 
 
 def _value(kind: To | From, given: Operand, opcode: str) -> str:
-    """Returns the text of a register or number; an untyped operand accepts any register."""
+    """Returns the text of a register or number; raises unless it fits the operand's type.
+
+    An untyped operand accepts any register of its size.
+    """
     if isinstance(given, Value) and is_untyped(kind.type):
         return given.name
     return operand(given, NAMED_TYPES[kind.type], opcode)

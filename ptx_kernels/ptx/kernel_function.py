@@ -1,4 +1,4 @@
-"""`@kernel`: turns a function that writes PTX into one that returns the built kernel."""
+"""`@kernel`: decorator for functions that write PTX with a `Builder`; calls return the `Kernel`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .prefetch import Prefetch, ask_ahead
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
-    """Turns a kernel function `f(k, *, ...)` into a builder: `f(...)` returns its `Kernel`, cached.
+    """Decorator: turns `f(k, *, ...)`, which emits a kernel, into `f(...)`, which returns it built.
 
-    Arguments must have the types that the function declares; see `arguments.checked`. Every kernel
-    also takes `prefetch`: matrices that it prefetches at its end, passed as operands after its own.
+    The result is a `Kernel`, cached. Arguments must have the types that the function declares; see
+    `arguments.checked`. Every kernel also takes `prefetch`: matrices that it prefetches at its end,
+    passed as operands after its own.
     """
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""Partitions numbers over lanes: reduce-scatter and all-gather in lane groups of a warp."""
+"""Partitions numbers over a warp's lanes: reduce-scatter and all-gather within lane groups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .values import Value
 
 
 class LanePartition:
-    """Partition of `count` numbers over groups of `lanes` lanes.
+    """Partition of `count` numbers over the lanes of each group of `lanes` lanes.
 
-    A lane owns `slots` of its group's.
+    A lane owns `slots` of its group's numbers.
 
     `lanes` is a power of two. If there are fewer numbers than lanes, adjacent lanes own the same
     number. If the count is not a power of two, the last number fills the missing ones. All 32 lanes
@@ -24,15 +24,15 @@ class LanePartition:
         self.slots, self._alike = max(1, self._padded // lanes), max(1, lanes // self._padded)
 
     def owner(self, item: int) -> int:
-        """Returns the first lane of a group that owns a number, in its slot `item % slots`."""
+        """Returns the first lane of a group that owns number `item`, in its slot `item % slots`."""
         return item // self.slots * self._alike
 
     def item(self, slot: int) -> Value:
-        """Returns the index of the number that this lane owns in a slot."""
+        """Returns the index of the number that this lane owns in slot `slot`."""
         return self._k.lane_id % self._lanes // self._alike * self.slots + slot
 
     def reduce_scatter(self, shares: Sequence[Value]) -> list[Value]:
-        """Sums each number's shares over a group; a lane gets the sums that it owns.
+        """Emits the sum of each number's shares over a group; a lane gets the sums that it owns.
 
         `shares` has one share per number. A butterfly halves the data in each step: each lane of a
         pair sends the sums that the other will own.
@@ -53,7 +53,7 @@ class LanePartition:
         return mine
 
     def all_gather(self, owned: Sequence[Value]) -> list[Value]:
-        """Returns every number, in every lane of the group."""
+        """Emits the exchange that gives every lane of a group all numbers; returns them."""
         if self._padded == 1:
             return list(owned)
         lanes = self._lanes

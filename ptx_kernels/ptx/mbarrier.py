@@ -1,4 +1,4 @@
-"""mbarriers in shared memory, the bulk copies that signal them, and bulk prefetches.
+"""Emits mbarriers in shared memory, the bulk copies that signal them, and bulk prefetches.
 
 Each function here is a method of the Builder.
 
@@ -19,15 +19,18 @@ MOST_PREFETCHED = (1 << 20) - CHUNK  # bytes; ptxas limits the size of one instr
 
 
 def mbarrier_init(k: Text, barrier: Pointer, count: Operand) -> None:
-    """Initializes an mbarrier of 8 bytes that expects `count` arrivals per phase.
+    """Emits the initialization of an mbarrier of 8 bytes that expects `count` arrivals per phase.
 
-    One thread executes it. A barrier of the block must follow.
+    One thread executes it. A barrier of the thread block must follow.
     """
     issue(k, "mbarrier.init.shared.b64", _object(barrier), count)
 
 
 def mbarrier_arrive(k: Text, barrier: Pointer, *, expect: Operand | None = None) -> None:
-    """Arrives at the current phase; `expect` first adds bytes of copies to it (sm_90)."""
+    """Emits an arrival at the current phase (sm_90).
+
+    `expect` first adds bytes of copies that the phase waits for; None adds none.
+    """
     if expect is None:
         issue(k, "mbarrier.arrive.shared.b64", SINK, _object(barrier))
     else:
@@ -35,7 +38,7 @@ def mbarrier_arrive(k: Text, barrier: Pointer, *, expect: Operand | None = None)
 
 
 def mbarrier_wait(k: Text, barrier: Pointer, parity: Operand) -> None:
-    """Waits until the phase of this parity is complete (sm_90).
+    """Emits a wait until the phase of this parity is complete (sm_90).
 
     The first phase has parity 0, the next 1, then 0 again.
     """
@@ -46,7 +49,7 @@ def mbarrier_wait(k: Text, barrier: Pointer, parity: Operand) -> None:
 
 
 def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrier: Pointer) -> None:
-    """Starts a copy from global to shared memory that signals `barrier`.
+    """Emits the start of a copy from global to shared memory that signals `barrier`.
 
     One thread executes it. The mbarrier must expect the bytes. Addresses and size are multiples of
     16. Threads that wait for the mbarrier's phase may read the bytes.
@@ -63,7 +66,7 @@ def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrie
 
 
 def prefetch_l2(k: Text, source: Pointer, nbytes: Operand) -> None:
-    """Prefetches bytes of global memory into the L2 cache (sm_90).
+    """Emits a prefetch of bytes of global memory into the L2 cache (sm_90).
 
     One thread executes it. Nothing waits for the bytes. Address and size are multiples of 16.
     """
@@ -78,7 +81,10 @@ def prefetch_l2(k: Text, source: Pointer, nbytes: Operand) -> None:
 
 
 def fence_async(k: Text) -> None:
-    """Orders this thread's shared memory accesses before its later bulk copies there (sm_90)."""
+    """Emits a fence that orders shared memory accesses before this thread's later bulk copies.
+
+    It needs sm_90.
+    """
     issue(k, "fence.proxy.async.shared::cta")
 
 

@@ -1,4 +1,4 @@
-"""Built kernels: PTX text, buffers and launch geometry."""
+"""Built kernels: PTX text with buffers and launch geometry."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ Role = Literal["in", "out", "inout"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """A device array that the kernel gets a pointer to, row-major and dense.
+    """A device array to which the kernel gets a pointer, row-major and dense.
 
     Attributes:
       role: `in` is only read, `out` only written, `inout` updated in place (its result reuses its
         operand).
-      ahead: the kernel does not read it, but prefetches bytes of it for the next launch.
+      ahead: whether the kernel does not read the buffer, but prefetches bytes of it for the next
+        launch.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Kernel:
-    """PTX text and its launch configuration.
+    """A built kernel: PTX text and its launch configuration.
 
     Hashable and deterministic: equal arguments, equal text.
 
@@ -51,11 +52,11 @@ class Kernel:
 
     Attributes:
       lines: line number in the text, from 1 -> (file, line) of the Python that wrote it, followed
-        by that of the kernel function if a helper wrote it. It is not part of the kernel's
+        by the kernel function's line if a helper wrote it. `lines` is not part of the kernel's
         identity. Pass `lines={}` if the text is changed.
-      cluster: extents in blocks. The text states them, so a launch need not.
-      family, arguments: the function that built it and its arguments, defaults included; not part
-        of the identity.
+      cluster: extents of a cluster in thread blocks. The text states them, so a launch need not.
+      family, arguments: name of the function that built the kernel, and its arguments, defaults
+        included; not part of the identity.
     """
 
     name: str
@@ -81,13 +82,13 @@ class Kernel:
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes that all blocks together prefetch for the next launch."""
+        """Bytes that all thread blocks together prefetch for the next launch."""
         blocks = math.prod(self.grid)
         wanted = (each.shares(blocks) for each in self.arguments.get("prefetch", ()))
         return blocks * sum(size for shares in wanted for _, size in shares)
 
     @property
     def aliases(self) -> dict[int, int]:
-        """Operand index -> index of the result that reuses its buffer."""
+        """{operand index: index of the result that reuses its buffer}, for `inout` buffers."""
         results = self.results
         return {i: results.index(b) for i, b in enumerate(self.operands) if b.role == "inout"}

@@ -1,6 +1,6 @@
-"""Pointers into global and shared memory: addresses, loads, stores and atomics.
+"""Pointers into global and shared memory: emits address arithmetic, loads, stores and atomics.
 
-Shared memory of other blocks (`shared::cluster`) supports only loads and stores.
+Shared memory of other thread blocks (`shared::cluster`) supports only loads and stores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pointer:
 
     Attributes:
       address: u64 (global) or u32 (shared, shared::cluster) register.
-      offset: bytes added to it as an immediate.
+      offset: bytes added to the address as an immediate.
       constant: no kernel of the same sequence of launches writes the buffer, so loads may be
         non-coherent.
       streamed: constant, and no lane loads any of it twice; loads do not allocate in L1 and
@@ -88,7 +88,7 @@ class Pointer:
         )
 
     def cast(self, type: Type) -> Pointer:
-        """Returns the same address, read as elements of `type`; the last axis counts those."""
+        """Returns the same address, read as elements of `type`; the last axis is resized."""
         if not self.shape:
             return self._with(type=type)
         *leading, last = self.shape
@@ -97,7 +97,7 @@ class Pointer:
         return self._with(type=type, shape=(*leading, last * self.type.size // type.size))
 
     def reshape(self, *shape: int) -> Pointer:
-        """Returns the same address as a buffer of another shape."""
+        """Returns the same address as a buffer of shape `shape`."""
         return self._with(shape=shape)
 
     def at(self, *indices: Value | int) -> Pointer:
@@ -136,7 +136,7 @@ class Pointer:
     def moving(self) -> Pointer:
         """Returns a pointer whose address is a variable, for `advance`.
 
-        Loads at fixed offsets from it need no address arithmetic.
+        Loads at fixed offsets from the variable need no address arithmetic.
         """
         return self._with(
             address=variable(self.text, self.address.type, self.address), shape=self.shape
@@ -163,17 +163,17 @@ class Pointer:
     def load(
         self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None
     ) -> Value | tuple[Value, ...]:
-        """Loads one element, or a `vector` of 2 or 4 adjacent ones; zeros if `where` is false.
+        """Emits a load of one element, or of a `vector` of 2 or 4; zeros if `where` is false.
 
-        The address is aligned to the size of the vector.
+        The address must be aligned to the size of the vector.
         """
         values = self._load(index, vector, where)
         return values[0] if vector == 1 else tuple(values)
 
     def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
-        """Loads `count` adjacent elements in the widest vectors that divide the count.
+        """Emits loads of `count` adjacent elements in the widest vectors that divide the count.
 
-        The address is aligned to the size of a vector. Elements are zero if `where` is false.
+        The address must be aligned to the size of a vector. Elements are zero if `where` is false.
         """
         width = self._run_width(count)
         return [
@@ -185,7 +185,7 @@ class Pointer:
     def load_into(
         self, index: int, variables: Sequence[Var], *, where: Value | None = None
     ) -> None:
-        """Loads adjacent elements into variables, in the widest vectors (see `load_run`).
+        """Emits loads of adjacent elements into variables, in the widest vectors (see `load_run`).
 
         If `where` is false the variables keep their values.
         """
@@ -198,14 +198,14 @@ class Pointer:
             issue(self.text, opcode, braced(names[i : i + width]), place, where=where)
 
     def _hints(self) -> str:
-        """Returns the cache hints of a load's opcode."""
+        """Returns the cache hints of a load, as part of its opcode."""
         if not self.streamed:
             return ".nc" if self.constant else ""
         self.text.require(STREAMED_LOADS)
         return ".nc.L1::no_allocate.L2::256B"
 
     def _run_width(self, count: int) -> int:
-        """Returns the widest vector that divides `count`: at most 4 elements and 16 bytes."""
+        """Returns the widest vector width that divides `count`: at most 4 elements and 16 bytes."""
         return math.gcd(count, min(4, 16 // self.type.size))
 
     def _load(self, index: Value | int, vector: int, where: Value | None) -> list[Value]:
@@ -222,7 +222,10 @@ class Pointer:
     def store(
         self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None
     ) -> None:
-        """Stores one element, or a tuple of 2 or 4 adjacent ones; narrow integers keep low bits."""
+        """Emits a store of one element, or of a tuple of 2 or 4 adjacent elements.
+
+        Integers are truncated to a narrower element type.
+        """
         place = self._advanced(index, self.type.size)
         type, suffix = _MEMORY[self.type]
         values = value if isinstance(value, tuple) else (value,)
@@ -231,7 +234,7 @@ class Pointer:
         issue(self.text, opcode, place, braced(names), where=where)
 
     def store_run(self, index: int, values: Sequence[Value], *, where: Value | None = None) -> None:
-        """Stores adjacent elements in the widest vectors that divide the count (see `load_run`)."""
+        """Emits stores of adjacent elements in the widest vectors (see `load_run`)."""
         width = self._run_width(len(values))
         for i in range(0, len(values), width):
             self.store(index + i, tuple(values[i : i + width]), where=where)
@@ -244,7 +247,7 @@ class Pointer:
         where: Value | None = None,
         ordered: bool = False,
     ) -> Value:
-        """Adds to one element (u32, s32, u64, f32) atomically; returns its previous value.
+        """Emits an atomic addition to one element (u32, s32, u64, f32); returns the previous value.
 
         The result is 0 if `where` is false. `ordered` (shared memory only): a thread that reads
         another thread's value also sees that thread's earlier writes (`.acq_rel.cta`).
@@ -291,7 +294,7 @@ class Pointer:
         return result
 
     def operand(self) -> str:
-        """Returns the address as instructions spell it."""
+        """Returns the PTX text of the address as an operand."""
         return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"
 
 

@@ -1,7 +1,7 @@
-"""Prefetches at a kernel's end, so that the next launch finds its first bytes in the L2 cache.
+"""Prefetches the next launch's first weights into the L2 cache at a kernel's end.
 
-Memory is idle between two launches: the last blocks of the first have all their bytes, and the
-first blocks of the second wait for a launch, a prologue and a first load.
+Memory is idle between two launches: the last thread blocks of the first have all their bytes, and
+the first thread blocks of the second wait for a launch, a prologue and a first load.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from .values import Value
 
 @dataclass(frozen=True)
 class Prefetch:
-    """Rows of a packed matrix that the next launch reads.
+    """Rows of a packed matrix that the next launch reads, to be prefetched.
 
     Attributes:
       planes: (blocks, bytes) of a row of each plane.
-      rows: rows of the matrix; those from `first` to `last` are prefetched.
-      layers: number of matrices in its stack, with an index operand after the planes; 0: no stack.
+      rows: rows of the matrix; those from `first` to below `last` are prefetched.
+      layers: number of matrices in the stack, with an index operand after the planes; 0 means that
+        there is no stack.
     """
 
     planes: tuple[tuple[int, int], ...]
@@ -40,7 +41,7 @@ class Prefetch:
             )
 
     def shares(self, blocks: int) -> list[tuple[int, int]]:
-        """Returns each plane's first byte to prefetch, and the bytes that each block prefetches.
+        """Returns (first byte to prefetch, bytes per thread block) of each plane.
 
         The size is at most MOST_PREFETCHED. It is 0 for a plane of a stack whose matrices do not
         all begin at a multiple of 16 bytes.
@@ -54,7 +55,11 @@ class Prefetch:
         return found
 
     def operands(self, k: Builder, number: int) -> list[Pointer]:
-        """Declares the planes of matrix `number` as operands and returns them as bytes."""
+        """Declares the planes of the matrix as operands; returns them as bytes.
+
+        `number`: index of the matrix among the kernel's prefetched matrices, part of the operands'
+        names.
+        """
         stack = (self.layers,) if self.layers else ()
         planes = [
             k.input(f"ahead{number}_{p}", u8, (*stack, self.rows, *row), ahead=True)
@@ -68,9 +73,7 @@ class Prefetch:
 
 
 def layer_index(k: Builder, name: str, layers: int, *, ahead: bool = False) -> Value:
-    """Declares an operand s32 () that selects one of `layers` matrices of a stack.
-
-    Returns it as u32.
+    """Declares an operand s32 () that selects one of a stack's `layers` matrices; returns a u32.
 
     A negative index counts from the end. An index out of range is clamped. `ahead`: the kernel only
     prefetches from the stack.
@@ -81,7 +84,7 @@ def layer_index(k: Builder, name: str, layers: int, *, ahead: bool = False) -> V
 
 
 def ask_ahead(k: Builder, wanted: tuple[Prefetch, ...]) -> None:
-    """Writes the prefetches: the first thread of each block prefetches the block's share."""
+    """Emits the prefetches: the first thread of each thread block prefetches the block's share."""
     (x, y, z), _ = k.geometry
     blocks = x * y * z
 

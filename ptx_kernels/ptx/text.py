@@ -1,4 +1,4 @@
-"""Text sink: lines of PTX, the registers that they use and the versions that they need."""
+"""Collects a kernel's PTX text: lines, the registers that they use, the versions that they need."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class Text:
         self._lines.append((f"  {line}", self.here()))
 
     def write_first(self, line: str) -> None:
-        """Writes a line before the body."""
+        """Writes a line that comes before the body."""
         self._first_lines.append((f"  {line}", self.here()))
 
     def here(self) -> tuple[Line, ...]:
-        """Returns the lines of Python that are writing now."""
+        """Returns the (file, line) of the Python that is emitting now; see `call_path`."""
         return call_path(self._code)
 
     def label(self) -> str:
-        """Returns a new label."""
+        """Returns a new label name."""
         self._labels += 1
         return f"$L{self._labels}"
 
     def mark(self, label: str) -> None:
-        """Places a label."""
+        """Places a label at the current position."""
         self._lines.append((f"{label}:", self.here()))
 
     def require(self, version: Version) -> None:
@@ -66,7 +66,7 @@ class Text:
         self.needs = (max(self.needs[0], version[0]), max(self.needs[1], version[1]))
 
     def register_name(self, register: str) -> str:
-        """Returns the name of a new register of a class (`b32`)."""
+        """Returns the name of a new register of class `register` (`b32`)."""
         number = self._registers[register]
         self._registers[register] += 1
         return f"{_PREFIXES[register]}{number}"

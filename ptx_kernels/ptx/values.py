@@ -1,7 +1,7 @@
-"""Values in GPU registers.
+"""Values in GPU registers, whose Python operators emit instructions.
 
-Python operators emit instructions. Types are never converted implicitly: both sides have one type,
-or one is a Python number, which becomes an immediate of the other's type.
+Types are never converted implicitly: both sides have one type, or one is a Python number, which
+becomes an immediate of the other's type.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def immediate(value: int | float, type: Type) -> str:
 
 
 def spell(operation: str, type: Type) -> str:
-    """Returns the opcode of an operation on a type: (`mul`, u32) is `mul.lo.u32`.
+    """Returns the opcode of an operation on a type: (`mul`, u32) gives `mul.lo.u32`.
 
     Floats round to nearest even.
     """
@@ -72,7 +72,7 @@ def spell(operation: str, type: Type) -> str:
 
 
 def register(text: Text, type: Type) -> Value:
-    """Allocates a new register."""
+    """Allocates a new register of a type; returns it as a `Value`."""
     return Value(text, type, text.register_name(type.register))
 
 
@@ -94,7 +94,7 @@ def _row(opcode: str) -> Instruction:
 def emit(
     text: Text, opcode: str, *operands: str, result: Type | None = None, into: Var | None = None
 ) -> Value:
-    """Writes an instruction of the table; the result is a new value, or the variable `into`."""
+    """Emits an instruction of the table; returns a new value, or the variable `into`."""
     row = _row(opcode)
     if len(operands) != len(row.operands):
         raise KernelError(f"{opcode} takes {len(row.operands)} operands, got {len(operands)}")
@@ -105,21 +105,21 @@ def emit(
 
 
 def instruction(text: Text, opcode: str, *operands: Operand) -> Value:
-    """Writes a row of the instruction table with typed operands, for opcodes without a method."""
+    """Emits an instruction of the table with typed operands, for opcodes without a method."""
     types = _row(opcode).operands
     names = (operand(value, type, opcode) for value, type in zip(operands, types, strict=True))
     return emit(text, opcode, *names)
 
 
 def apply(text: Text, operation: str, first: Value, *others: Operand) -> Value:
-    """Writes an operation whose operands and result all have the first operand's type."""
+    """Emits an operation whose operands and result all have the first operand's type."""
     opcode = spell(operation, first.type)
     names = (operand(other, first.type, opcode) for other in others)
     return emit(text, opcode, first.name, *names, result=first.type)
 
 
 def guard(condition: Value | None) -> str:
-    """Returns the prefix of an instruction that is predicated on a condition."""
+    """Returns the text that predicates an instruction on a condition; empty for None."""
     if condition is None:
         return ""
     if condition.type is not pred:
@@ -128,7 +128,7 @@ def guard(condition: Value | None) -> str:
 
 
 def clear(text: Text, value: Value) -> None:
-    """Sets a register to 0."""
+    """Emits a move of 0 to a register."""
     zero = immediate(0.0, f32) if value.type is f32 else "0"
     text.write(f"{spell('mov', value.type)} {value.name}, {zero};")
 
@@ -264,7 +264,7 @@ class Value:
             raise KernelError(f"{what} takes {' or '.join(map(str, types))}, not {self.type}")
 
     def to(self, type: Type) -> Value:
-        """Converts the value to `type`, rounding to nearest even; f32 -> s32 saturates."""
+        """Emits a conversion to `type`, rounding to nearest even; f32 -> s32 saturates."""
         if type == self.type:
             return self
         if self.type is bf16 and type is f32:
@@ -275,7 +275,7 @@ class Value:
         return emit(self.text, opcode, self.name, result=type)
 
     def bits(self, type: Type) -> Value:
-        """Reinterprets the bits as another type of the same size."""
+        """Returns the bits reinterpreted as another type of the same size."""
         if type.size != self.type.size:
             raise KernelError(
                 f"bits of {self.type} cannot be read as {type}:"
@@ -287,7 +287,7 @@ class Value:
 
 
 def all_of(*conditions: Value | None) -> Value | None:
-    """Returns the conjunction of conditions; None means that a condition, or all, always hold."""
+    """Returns the conjunction of conditions; a condition (or the result) of None is always true."""
     given = [condition for condition in conditions if condition is not None]
     return functools.reduce(operator.and_, given) if given else None
 
@@ -326,7 +326,7 @@ class Var(Value):
 
 
 def variable(text: Text, type: Type, initial: Operand | None = None) -> Var:
-    """Returns a mutable register set to `initial`; with None it must be set before it is read."""
+    """Returns a new variable set to `initial`; with None it must be set before it is read."""
     created = Var(text, type, text.register_name(type.register))
     if initial is not None:
         created.set(initial)

@@ -1,4 +1,4 @@
-"""Warp instructions: shuffles and reductions, tensor cores, asynchronous copies.
+"""Emits warp instructions: shuffles and reductions, tensor cores, asynchronous copies.
 
 The public functions are methods of the Builder.
 
@@ -22,20 +22,23 @@ _FULL_MASK = "-1"
 
 
 def shuffle_xor(k: Text, value: Value, mask: int) -> Value:
-    """Returns the value of lane (lane ^ mask); all 32 lanes must take part."""
+    """Emits a shuffle: every lane gets the value of lane (lane ^ mask).
+
+    All 32 lanes must take part.
+    """
     return _shuffle(k, "bfly", value, mask)
 
 
 def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
-    """Returns the value of lane `lane` of each group of `lanes`, a power of two.
+    """Emits a shuffle: every lane gets the value of lane `lane` of its group of `lanes` lanes.
 
-    All 32 lanes must take part.
+    `lanes` is a power of two. All 32 lanes must take part.
     """
     return _shuffle(k, "idx", value, lane, WARP - lanes)
 
 
 def _shuffle(k: Text, mode: str, value: Value, lane: int, fixed: int = 0) -> Value:
-    """Shuffles 32 bits. `fixed`: bits of the lane number taken from the reading lane."""
+    """Emits a shuffle of 32 bits. `fixed`: bits of the lane number taken from the reading lane."""
     if value.type.register not in ("b32", "f32"):
         raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
     result = register(k, value.type)
@@ -51,7 +54,7 @@ def warp_reduce(
     lanes: int = WARP,
     stride: int = 1,
 ) -> Value:
-    """Reduces `lanes` lanes that are `stride` apart by a butterfly; each gets the result."""
+    """Emits a butterfly reduction over `lanes` lanes, `stride` apart; each lane gets the result."""
     mask = lanes * stride // 2
     while mask >= stride:
         value = combine(value, shuffle_xor(k, value, mask))
@@ -68,14 +71,17 @@ def warp_max(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Va
 
 
 def warp_any(k: Text, condition: Value) -> Value:
-    """Returns whether the condition holds in any of the warp's 32 lanes, which all take part."""
+    """Emits a vote: whether the condition is true in any of the warp's 32 lanes.
+
+    All of them must take part.
+    """
     result = register(k, pred)
     issue(k, "vote.sync.any.pred", result, condition, _FULL_MASK)
     return result
 
 
 def redux(k: Text, value: Value, operation: str) -> Value:
-    """Reduces u32 or s32 over the warp by `add`, `min` or `max`; each lane gets the result.
+    """Emits a reduction of u32 or s32 over the warp by `add`, `min` or `max`, for every lane.
 
     It is one instruction (sm_80); `warp_reduce` takes ten.
     """
@@ -92,7 +98,7 @@ def mma(
     a_type: Type,
     b_type: Type | None = None,
 ) -> tuple[Value, ...]:
-    """c + A B of one warp: A is 16 x depth, B is depth x 8, c and the result are 16 x 8.
+    """Emits c + A B of one warp: A is 16 x depth, B is depth x 8, c and the result are 16 x 8.
 
     Let g = lane / 4 and t = lane % 4. Each register of A holds the 4 bytes at depth 4t bytes of row
     g. a = (rows 0 to 7, rows 8 to 15) of the first 16 bytes of depth, then the same for the next
@@ -102,7 +108,7 @@ def mma(
     Args:
       a, b: 4 and 2 registers u32, or 2 and 1 for half the depth (which is 32 int8 or 16 floats).
       c: 4 values, s32 for integers, f32 for floats.
-      a_type, b_type: each s8 or u8, or both f16 or both bf16. b_type None: a_type.
+      a_type, b_type: each s8 or u8, or both f16 or both bf16. b_type None means a_type.
     """
     b_type = b_type or a_type
     integer = a_type in (s8, u8) and b_type in (s8, u8)
@@ -125,11 +131,11 @@ def mma(
 def ldmatrix(
     k: Text, rows: Pointer, count: int = 4, *, transpose: bool = False
 ) -> tuple[Value, ...]:
-    """Loads `count` (1, 2 or 4) matrices of 8 rows of 16 bytes from shared memory.
+    """Emits a load of `count` (1, 2 or 4) matrices of 8 rows of 16 bytes from shared memory.
 
     Each lane gets one u32 per matrix. `rows`: lane 8i + r points to row r of matrix i (lanes past 8
-    * count may point anywhere). Lane 4g + t gets bytes 4t to 4t + 3 of row g; with `transpose`, of
-    each matrix transposed as 16-bit elements.
+    * count may point anywhere). Lane 4g + t gets bytes 4t to 4t + 3 of row g; with `transpose`, the
+    bytes are of each matrix transposed as 16-bit elements.
     """
     if rows.space != "shared" or count not in (1, 2, 4):
         raise KernelError(
@@ -150,12 +156,12 @@ def cp_async(
     size: Value | None = None,
     where: Value | None = None,
 ) -> None:
-    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, where `where` holds.
+    """Emits an asynchronous copy of 4, 8 or 16 bytes from global to shared memory.
 
-    Both addresses are aligned to the copied size. The issuing thread can read the bytes after
-    `cp_async_wait`, other threads after a barrier that follows it. `size` (u32): bytes to read; the
-    rest becomes zeros, and with 0 the source may point anywhere. Copies of 16 bytes bypass the L1
-    cache.
+    It is issued where `where` is true. Both addresses must be aligned to the copied size. The
+    issuing thread can read the bytes after `cp_async_wait`, other threads after a barrier that
+    follows it. `size` (u32): bytes to read; the rest becomes zeros, and with 0 the source may point
+    anywhere. Copies of 16 bytes bypass the L1 cache.
     """
     if target.space != "shared" or source.space != "global" or nbytes not in (4, 8, 16):
         raise KernelError(
@@ -166,10 +172,10 @@ def cp_async(
 
 
 def cp_async_commit(k: Text) -> None:
-    """Closes the thread's group of copies issued since the last commit."""
+    """Emits the end of the thread's group of copies issued since the last commit."""
     issue(k, "cp.async.commit_group")
 
 
 def cp_async_wait(k: Text, pending: int = 0) -> None:
-    """Waits until at most the `pending` youngest of the thread's groups are in flight."""
+    """Emits a wait until at most the `pending` youngest of the thread's groups are in flight."""
     issue(k, "cp.async.wait_group", pending)

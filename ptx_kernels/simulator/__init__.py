@@ -1,4 +1,4 @@
-"""Simulator that runs PTX text on NumPy, lanes in lockstep, and checks every memory access."""
+"""Simulates PTX on the CPU with NumPy, lanes in lockstep, and checks every memory access."""
 
 from . import hopper  # noqa: F401  (registers its instructions)
 from .errors import (

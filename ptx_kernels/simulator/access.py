@@ -13,7 +13,7 @@ from .text.program import Instruction
 
 
 class Access(NamedTuple):
-    """Accesses of `width` bytes at `addresses` + `offset`.
+    """One memory access per lane of a frame: `width` bytes at `addresses` + `offset`.
 
     Attributes:
       addresses: shape (lanes of the frame,), or (1,) if all lanes use the same address.
@@ -26,7 +26,7 @@ class Access(NamedTuple):
     width: int
 
     def subset(self, positions: np.ndarray) -> Access:
-        """Selects the accesses of some lanes, given by position in the frame."""
+        """Returns the accesses of some lanes, given by position in the frame."""
         addresses = self.addresses
         return self._replace(
             frame=self.frame.subset(positions),
@@ -39,12 +39,13 @@ class Access(NamedTuple):
 
 
 class Located(NamedTuple):
-    """An access after its memory has resolved the addresses.
+    """Memory accesses whose addresses have been resolved to items of one memory.
 
     Attributes:
       items: index of each lane's item of `width` bytes, shape (lanes of the frame,).
       origin: address of item 0 if the memory is one of several buffers, else 0.
-      place: position in the frame -> the accessed place, as text for an error message.
+      place: function from a position in the frame to text that names the accessed place, for
+        errors.
     """
 
     frame: Frame

@@ -23,5 +23,5 @@ FIRST_BUFFER = -256 % (1 << BUFFER_BIT)
 
 
 def buffer_base(number: int) -> int:
-    """Returns the address of the buffer with this number."""
+    """Returns the base address of buffer `number`."""
     return (number << BUFFER_BIT) + FIRST_BUFFER

@@ -1,4 +1,4 @@
-"""Barriers of a block or a cluster: tracks arrivals and releases waiting lanes."""
+"""Barriers of a thread block or a cluster: tracks arrivals and releases waiting lanes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NOT_WAITING = -1
 
 
 class Barriers:
-    """Lanes that wait at barriers.
+    """Lanes of a batch that wait at barriers.
 
     Args:
-      strict: raises if a thread exited before a barrier of its full block.
-      go: called with a block number and the lanes that continue there.
+      strict: raises if a thread exited before a barrier of its full thread block.
+      go: called with a basic block's number and the lanes that continue there.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Barriers:
         self.at = np.full(batch.layout.lanes, _NOT_WAITING, np.int64)
 
     def is_everyone(self, block: Block, lanes: int) -> bool:
-        """Returns whether this many lanes are all that the barrier waits for."""
+        """Returns whether `lanes` lanes are all that the barrier ending a basic block awaits."""
         layout = self.batch.layout
         return lanes == layout.lanes and block.barrier[1] in (None, layout.threads)
 
@@ -60,7 +60,7 @@ class Barriers:
 
     @property
     def waiting(self) -> np.ndarray:
-        """Returns the lanes that wait."""
+        """Numbers of the lanes that wait."""
         return np.flatnonzero(self.at != _NOT_WAITING)
 
     def release(self, waiting: np.ndarray) -> bool:
@@ -89,7 +89,7 @@ class Barriers:
         return released
 
     def pass_by(self, barrier: Barrier, lanes: np.ndarray | None) -> None:
-        """Records that these lanes, or all (None), passed a complete barrier."""
+        """Records that lanes passed a complete barrier; `lanes` None means all lanes."""
         happens_before = self.batch.happens_before
         if barrier[0] == CLUSTER:
             happens_before.pass_cluster_barrier(lanes)
@@ -97,12 +97,12 @@ class Barriers:
             happens_before.pass_barrier(lanes)
 
     def _owners(self, barrier: Barrier) -> np.ndarray:
-        """Returns the number of each lane's block or cluster, which meets at the barrier."""
+        """Returns, per lane, the index of the thread block or cluster that meets at the barrier."""
         layout = self.batch.layout
         return layout.cluster_of_lane if barrier[0] == CLUSTER else layout.block_of_lane
 
     def _count(self, owners: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Counts the selected lanes of each owner."""
+        """Returns the number of lanes with `where` true per owner (thread block or cluster)."""
         return np.bincount(owners[where], minlength=int(owners[-1]) + 1)
 
     def _early_exit(self, lane: int, exited: int) -> SimulationError:

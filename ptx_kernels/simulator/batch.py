@@ -1,4 +1,4 @@
-"""Batch: blocks that are simulated together, with their registers and memories."""
+"""Batch: thread blocks that are simulated together, with their registers and memories."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ State = TypeVar("State")
 
 
 class Batch:
-    """State of some blocks of the grid.
+    """State of the thread blocks of the grid that are simulated together.
 
     Attributes:
       root: the frame of all lanes.
       exited: threads that have returned, shape (lanes,).
       spaces: the memory for each state space of loads, stores and atomics.
-      deliveries: functions called with the mbarriers that parked lanes wait for, once no other lane
-        can run.
+      deliveries: functions called with the indices of the mbarriers that parked lanes wait for,
+        once no other lane can run.
       at_end: functions called when all threads have exited.
     """
 
@@ -69,7 +69,10 @@ class Batch:
         self._states: dict[Callable[[Batch], Any], Any] = {}
 
     def state(self, kind: Callable[[Batch], State]) -> State:
-        """Returns state that only some instructions need; creates it on first use."""
+        """Returns the batch's object of type `kind`, created on first use.
+
+        It holds state that only some instructions need.
+        """
         found: State | None = self._states.get(kind)
         if found is None:
             found = self._states[kind] = kind(self)

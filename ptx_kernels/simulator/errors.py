@@ -1,4 +1,7 @@
-"""Errors of a simulated launch. Each message names kernel, line, block, thread and address."""
+"""Errors of a simulated launch.
+
+Each message names kernel, line, thread block, thread and address.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class SimulationError(RuntimeError):
 
 
 def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> str | None:
-    """Returns the line of Python that wrote a PTX line, and the kernel's line that called it."""
+    """Returns `file:line` of the Python that wrote a PTX line, and of the kernel's call to it.
+
+    None if the line is not in the table.
+    """
     return (
         ", called at ".join(f"{file}:{number}" for file, number in lines[line])
         if line in lines
@@ -38,7 +44,7 @@ def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> st
 
 
 class ParseError(SimulationError):
-    """Text that is not PTX known to the simulator: wrong syntax, names or declarations."""
+    """Text that the simulator cannot read as PTX: wrong syntax, names or declarations."""
 
 
 class UnknownInstruction(ParseError):
@@ -54,7 +60,7 @@ class LaunchError(SimulationError):
 
 
 class OutOfBounds(SimulationError):
-    """An address outside all buffers, or beyond the block's shared memory."""
+    """An address outside all buffers, or beyond the thread block's shared memory."""
 
 
 class Misaligned(SimulationError):
@@ -78,13 +84,13 @@ class NonCoherentRead(SimulationError):
 
 
 class SharedRace(SimulationError):
-    """Two lanes touch the same shared bytes concurrently, and one of them writes."""
+    """Two lanes access the same shared bytes concurrently, and one of them writes."""
 
 
 class GlobalRace(SimulationError):
-    """Two lanes touch the same global bytes concurrently, and one of them writes.
+    """Two lanes, of one thread block or of two, access the same global bytes concurrently.
 
-    They are of one block or of two.
+    At least one of them writes.
     """
 
 
@@ -93,7 +99,7 @@ class BarrierDivergence(SimulationError):
 
 
 class EarlyExit(SimulationError):
-    """A thread exited before a barrier that other threads of its block wait at."""
+    """A thread exited before a barrier that other threads of its thread block wait at."""
 
 
 class Deadlock(SimulationError):
@@ -101,7 +107,7 @@ class Deadlock(SimulationError):
 
 
 class AbsentBlock(SimulationError):
-    """Shared memory of another block, which may not have started or may have exited."""
+    """An access to shared memory of a thread block that may not have started or may have exited."""
 
 
 class ShuffleError(SimulationError):

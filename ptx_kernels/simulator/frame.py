@@ -1,9 +1,9 @@
-"""Registers of a group of lanes that execute together.
+"""Registers of a group of lanes that execute together (a frame).
 
 A register holds one value per lane, shape (lanes,), or shape (1,) if all lanes agree. Loop
 counters, pointers and constants then cost almost nothing. Register arrays are never modified in
-place, so they can be shared. `Frame.regs[i] is None` means that the frame has no value: it is not
-written yet, dead, or still with the parent.
+place, so they can be shared. `Frame.regs[i] is None` means that the frame has no value: the
+register is not written yet, dead, or still with the parent frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .text.program import Instruction, Register
 
 
 class RegisterFile:
-    """Registers of a program, then its constants: the initial contents of a frame."""
+    """Initial contents of a frame: a program's registers, then its constants."""
 
     def __init__(self, registers: list[Register], constants: list[np.ndarray]) -> None:
         self.registers = registers
@@ -24,11 +24,13 @@ class RegisterFile:
 
 
 class Frame:
-    """All lanes of a layout (the root), or a subset with copies of the registers that it used.
+    """Lanes that execute together: all lanes of a layout (the root), or a subset.
+
+    A subset has copies of the registers that it used.
 
     Attributes:
       lanes: lane numbers of the layout, ascending; None for the root, which holds every lane.
-      index: the same lanes as positions in the parent.
+      index: the same lanes as positions in the parent frame.
       regs: register values, then the program's constants.
       part: registers that only some lanes have written: (value, written mask).
       dirty: registers written since the parent's copy was taken.
@@ -74,7 +76,7 @@ class Frame:
 
     @property
     def whole_warps(self) -> bool:
-        """Returns whether each warp in the frame has all of its 32 lanes there."""
+        """Whether the frame has all 32 lanes of each of its warps."""
         if self._whole is None:
             lanes = self.all_lanes
             self._whole = bool(
@@ -85,7 +87,7 @@ class Frame:
         return self._whole
 
     def of_lanes(self, values: np.ndarray) -> np.ndarray:
-        """Selects this frame's part of a per-lane array of the layout, shape (lanes,) or (1,)."""
+        """Returns this frame's part of a per-lane array of the layout, shape (lanes,) or (1,)."""
         return values if self.lanes is None or values.size == 1 else values[self.lanes]
 
     def peek(self, register: int) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -114,7 +116,7 @@ class Frame:
         return value, None
 
     def fetch(self, register: int, instruction: Instruction) -> np.ndarray:
-        """Returns a register's value for all lanes here; raises if a lane never wrote it."""
+        """Returns a register's value for all lanes of the frame; raises if a lane has none."""
         value, written = self.peek(register)
         if value is not None and written is None:
             return value
@@ -127,7 +129,7 @@ class Frame:
         )
 
     def merge(self, register: int, index: np.ndarray, new: np.ndarray) -> None:
-        """Writes a register in some lanes."""
+        """Writes `new` to a register of the lanes at positions `index`."""
         value, written = self.peek(register)
         if index.size == self.count:
             value, written = new, None

@@ -1,4 +1,4 @@
-"""Launches: checks geometry and buffers, then runs the grid batch by batch."""
+"""Launches a kernel in the simulator: checks geometry and buffers, runs the grid in batches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def launch(
     traffic: Traffic | None = None,
     only: Sequence[int] | None = None,
 ) -> Statistics:
-    """Runs PTX in place: stores go directly into the argument arrays.
+    """Simulates a launch of PTX text in place: stores go directly into the argument arrays.
 
     Args:
       text: a PTX module with one entry. Its `.const` and `.global` variables hold their initial
@@ -58,17 +58,17 @@ def launch(
         twice; both parameters then point to it.
       grid, block: up to three extents each, x first.
       dynamic_shared_bytes: size of the `.extern .shared` memory.
-      batch_lanes: threads simulated at once, at least one block or cluster. Results do not depend
-        on it.
-      strict: raises if a thread exits before a barrier that other threads of its block wait at,
-        although PTX does not count exited threads.
+      batch_lanes: threads simulated at once, at least one thread block or cluster. Results do not
+        depend on it.
+      strict: raises if a thread exits before a barrier that other threads of its thread block wait
+        at, although PTX does not count exited threads.
       step_limit: limit of basic blocks per batch.
-      traffic: the launch's accesses are added to it, by PTX line.
-      only: numbers of the blocks to run, x fastest; the other blocks of their clusters run too.
-        None runs the full grid.
+      traffic: `Traffic` to which the launch's accesses are added, by PTX line; None if absent.
+      only: numbers of the thread blocks to run, x fastest; the other thread blocks of their
+        clusters run too. None runs the full grid.
 
     Raises:
-      SimulationError: a subclass tells what was wrong; the message tells where.
+      SimulationError: the subclass names the kind of error, the message its place.
     """
     freedom = current(text)
     generator = freedom.generator
@@ -114,7 +114,7 @@ def _extents(given: tuple[int, ...], what: str) -> Extent:
 
 
 def _clusters(grid: Extent, cluster: Extent, only: Sequence[int] | None) -> np.ndarray:
-    """Returns the block numbers of each cluster to run, shape (clusters, ranks)."""
+    """Returns the thread block numbers of each cluster to run, shape (clusters, ranks)."""
     if max(cluster) == 1:
         numbers = np.arange(grid[0] * grid[1] * grid[2]) if only is None else np.array(only)
         return numbers[:, None]
@@ -127,7 +127,7 @@ def _clusters(grid: Extent, cluster: Extent, only: Sequence[int] | None) -> np.n
 def _check_geometry(
     program: Compiled, grid: Extent, block: Extent, dynamic_shared_bytes: int
 ) -> int:
-    """Checks the launch geometry; returns the shared bytes per block."""
+    """Checks the launch geometry; returns the shared bytes per thread block."""
     parsed, name = program.program, program.name
     threads = block[0] * block[1] * block[2]
     if threads > MAX_THREADS or block[2] > 64:
@@ -162,7 +162,7 @@ def _check_geometry(
 def _place(
     program: Compiled, arguments: Sequence[np.ndarray | DeviceBuffer | np.generic]
 ) -> tuple[Buffers, list[np.ndarray]]:
-    """Places variables and buffers in memory; returns them and each parameter's bytes."""
+    """Places variables and buffers in memory; returns (buffers, bytes of each parameter)."""
     parameters = program.program.params
     if len(arguments) != len(parameters):
         names = tuple(p.name for p in parameters)
@@ -213,7 +213,7 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
 
 
 def run(kernel: Kernel, *operands: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
-    """Runs a built kernel; returns its results in the order of its buffers.
+    """Runs a built kernel in the simulator; returns its results in the order of its buffers.
 
     Takes the options of `run_counted`.
     """
@@ -229,11 +229,11 @@ def run_counted(
     step_limit: int = STEP_LIMIT,
     traffic: Traffic | None = None,
 ) -> tuple[tuple[np.ndarray, ...], Statistics]:
-    """Runs a built kernel; returns its results in order, and the launch's statistics.
+    """Runs a built kernel in the simulator; returns (results in order, the launch's statistics).
 
     Args:
       operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype. bf16 can be
-        any 2-byte dtype and e4m3 any 1-byte one (bits). They are not modified; the results of
+        any 2-byte dtype and e4m3 any 1-byte one (bits). Operands are not modified; the results of
         `inout` buffers are copies.
       check: raises if result bytes are read before they are written, or are never written. Without
         it such bytes are 0xff (NaN in every float type).
@@ -241,7 +241,7 @@ def run_counted(
 
     Raises:
       TypeError, ValueError: an operand's dtype or shape is wrong.
-      SimulationError: a subclass tells what the kernel did wrong; the message tells where.
+      SimulationError: the subclass names the kind of error, the message its place.
     """
     if len(operands) != len(kernel.operands):
         raise TypeError(
@@ -307,7 +307,7 @@ def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """Returns the array, or a copy at a 16-byte aligned address, as NumPy allocates."""
+    """Returns the array, or a copy at a 16-byte aligned address."""
     if array.ctypes.data % 16 == 0 and array.flags.c_contiguous:
         return array
     room = np.empty(array.nbytes + 16, np.uint8)

@@ -1,4 +1,4 @@
-"""Lane numbering of the blocks that are simulated together."""
+"""Numbers the lanes of thread blocks that are simulated together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ Extent = tuple[int, int, int]
 
 
 class Layout:
-    """Some blocks of the grid. Lanes are padded to full warps per block.
+    """Lane numbering of some thread blocks of the grid, each padded to full warps.
 
     Attributes:
       kernel: the entry's name.
-      numbers: numbers of the blocks in the grid, x fastest, shape (blocks,).
-      lanes: number of lanes, blocks * padded. Lane i is thread i % padded of block i // padded.
-      cluster: extents of a cluster. Its `cluster_size` blocks are adjacent in the batch, by rank.
+      numbers: numbers of the thread blocks in the grid, x fastest, shape (blocks,).
+      lanes: number of lanes, blocks * padded. Lane i is thread i % padded of thread block i //
+        padded.
+      cluster: extents of a cluster. Its `cluster_size` thread blocks are adjacent in the batch, by
+        rank.
       exists: whether a lane is a thread, not padding, shape (lanes,).
     """
 
@@ -100,7 +102,7 @@ class Layout:
     def fault(
         self, error: type[SimulationError], instruction: Instruction, lane: int, what: str
     ) -> SimulationError:
-        """Returns an error that names the kernel, the line, the block and the thread."""
+        """Returns an error that names the kernel, the line, the thread block and the thread."""
         block, thread = self.block_name(int(self.numbers[lane // self.padded])), lane % self.padded
         return error(
             f"kernel {self.kernel}: {what}\n  line {instruction.line}: {instruction.text}\n  "

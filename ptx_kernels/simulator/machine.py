@@ -20,10 +20,10 @@ from .steps.compile import Block
 
 
 class Machine:
-    """Runs one batch through a program's basic blocks.
+    """Runs one batch of thread blocks through a program's basic blocks.
 
     Args:
-      strict: raises if a thread exited before a barrier of its full block.
+      strict: raises if a thread exited before a barrier of its full thread block.
     """
 
     def __init__(self, blocks: list[Block], batch: Batch, strict: bool, step_limit: int) -> None:
@@ -46,13 +46,14 @@ class Machine:
             end()
 
     def _go(self, number: int, lanes: np.ndarray) -> None:
-        """Makes these lanes ready to run at a basic block."""
+        """Makes these lanes ready to run at basic block `number`."""
         self.ready.setdefault(number, []).append(lanes)
 
     def _turns(self) -> list[dict[int, list[np.ndarray]]]:
         """Splits the ready lanes into groups that run in sequence up to the next barrier.
 
-        The only group is all lanes together, or the groups are random warps if perturbed.
+        Returns {basic block: lanes} of each group. All lanes are one group, or random warps are
+        groups if perturbed.
         """
         generator = self.batch.freedom.generator
         if generator is None:
@@ -68,7 +69,7 @@ class Machine:
         return turns
 
     def _run_group(self, number: int, frame: Frame) -> None:
-        """Runs a group until it splits, ends, waits, or reaches another group."""
+        """Runs a group of lanes until it splits, ends, waits, or reaches another group."""
         batch, blocks = self.batch, self.blocks
         is_root = frame is batch.root
         lowest = min(self.ready, default=len(blocks))
@@ -97,7 +98,7 @@ class Machine:
         self._go(number, frame.all_lanes)
 
     def _finish(self, block: Block, number: int, frame: Frame) -> int | None:
-        """Returns the block where the group continues; None if it split, ended or waits."""
+        """Ends a basic block; returns the group's next one, None if it split, ended or waits."""
         if block.end == "next":
             return number + 1
         taken: np.ndarray | None = None  # positions of the lanes whose guard holds; None for all
@@ -144,7 +145,7 @@ class Machine:
     def _arrive(
         self, block: Block, number: int, frame: Frame, taken: np.ndarray | None
     ) -> int | None:
-        """Ends a block at a barrier; returns the next block if all lanes have arrived."""
+        """Ends a basic block at a barrier; returns the next one if all arrived, else None."""
         if taken is None and self.barriers.is_everyone(block, frame.count):
             self.barriers.pass_by(block.barrier, None)
             return number + 1
@@ -157,9 +158,10 @@ class Machine:
         return None
 
     def _release(self) -> bool:
-        """Releases waiting lanes once no lane can run; returns False if none wait.
+        """Releases waiting lanes when no lane can run; returns False if no lane waits.
 
-        It tries conditions first, then barriers, then conditions that may fail.
+        It tries lanes whose wait conditions hold first, then barriers, then waits that may fail.
+        Raises if none of these helps.
         """
         parked = bool(self.parking.parked)
         if parked and self.parking.release():

@@ -1,4 +1,4 @@
-"""Parking: sets lanes aside until the condition that their instruction waits for holds."""
+"""Parks lanes until the condition holds that their instruction waits for."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .steps.step import Wait
 
 
 class Parking:
-    """Lanes that wait, by the basic block whose first instruction waits.
+    """Parked lanes, by the basic block whose first instruction waits.
 
     Args:
-      go: called with a block number and the lanes that continue there.
+      go: called with a basic block's number and the lanes that continue there.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Parking:
         self.parked: dict[int, list[np.ndarray]] = {}
 
     def park(self, wait: Wait, number: int, frame: Frame) -> bool:
-        """Parks the lanes whose condition does not hold; returns False if there are none."""
+        """Parks the lanes whose condition does not hold; returns False if all lanes pass."""
         passes = wait.passes(self.batch, frame)
         if passes.all():
             return False
@@ -39,7 +39,10 @@ class Parking:
         return True
 
     def release(self) -> bool:
-        """Releases lanes whose condition holds, after deliveries if needed; False if none go."""
+        """Releases lanes whose condition holds, if needed after copies arrive.
+
+        Returns False if no lane continues.
+        """
         if self._let_go():
             return True
         awaited: set[int] = set()
@@ -50,14 +53,17 @@ class Parking:
         return self._let_go()
 
     def fail(self) -> bool:
-        """Releases lanes whose instruction may run although its condition does not hold."""
+        """Releases lanes whose waiting instruction may run although its condition does not hold.
+
+        Returns False if no lane continues.
+        """
         for number, parts in self.parked.items():
             if self._wait(number).can_fail:
                 self._wait(number).give_up(self.batch, self._gather(parts).all_lanes)
         return self._let_go()
 
     def _let_go(self) -> bool:
-        """Releases lanes whose condition holds; returns False if there are none."""
+        """Releases lanes whose condition holds; returns False if no lane continues."""
         gone = False
         for number, parts in list(self.parked.items()):
             frame = self._gather(parts)
@@ -85,6 +91,6 @@ class Parking:
 
 
 def gather(batch: Batch, parts: list[np.ndarray]) -> Frame:
-    """Returns the frame of all these lanes."""
+    """Returns the frame of all lanes in `parts`."""
     lanes = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
     return batch.root if lanes.size == batch.layout.lanes else batch.root.subset(lanes)

@@ -1,4 +1,4 @@
-"""Perturbation: random choices wherever hardware leaves one open.
+"""Perturbation: makes random choices where the hardware's behavior is not specified.
 
 A kernel's results must not depend on these choices beyond its tolerance.
 
@@ -29,7 +29,7 @@ _seed: int | None = None
 
 @dataclass(frozen=True)
 class Freedom:
-    """Choices that hardware makes in one launch, fixed or drawn by the generator.
+    """Choices in one launch that PTX leaves to the hardware, fixed or drawn by a generator.
 
     Attributes:
       salt: seed of the approximate results. It depends only on the seed, so that all launches share
@@ -40,7 +40,7 @@ class Freedom:
     salt: np.uint32 | None = None
 
     def scatter(self, target: np.ndarray, index: np.ndarray, items: np.ndarray) -> None:
-        """target[index] = items.
+        """Sets target[index] = items.
 
         On a collision the highest lane wins, or a random one if perturbed.
         """
@@ -56,7 +56,7 @@ class Freedom:
 
 @contextlib.contextmanager
 def perturbation(seed: int) -> Iterator[None]:
-    """Perturbs the launches of this process inside the context."""
+    """Perturbs all launches of this process inside the context; the choices depend on `seed`."""
     global _seed
     before, _seed = _seed, seed
     try:
@@ -66,7 +66,7 @@ def perturbation(seed: int) -> Iterator[None]:
 
 
 def current(text: str) -> Freedom:
-    """Returns the choices for a launch of `text`; fixed ones outside of a `perturbation`."""
+    """Returns the `Freedom` for a launch of `text`: fixed choices outside of `perturbation`."""
     if _seed is None:
         return Freedom()
     salt = np.random.default_rng(_seed).integers(0, 1 << 32, dtype=np.uint32)
@@ -76,7 +76,7 @@ def current(text: str) -> Freedom:
 def moved(
     result: np.ndarray, operands: list[np.ndarray], error: Error, salt: np.uint32
 ) -> np.ndarray:
-    """Moves float32 results by up to the documented error; results of special values stay exact."""
+    """Returns float32 results moved by up to the documented error; special values stay exact."""
     exact = result.astype(np.float64)
     bound = np.maximum(error.ulps * np.spacing(np.abs(result)), error.relative * np.abs(exact))
     nudged = exact + _direction(operands, salt) * np.maximum(bound, error.absolute)

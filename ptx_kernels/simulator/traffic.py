@@ -1,4 +1,4 @@
-"""Memory traffic of a warp: shared memory bank conflicts and global memory sectors.
+"""Counts memory traffic: shared memory bank conflicts and global memory sectors, per warp.
 
 Shared memory has 32 banks of 4 bytes. One wavefront serves one word per bank. Accesses of 8 and 16
 bytes are served in halves and quarters of the warp (CUDA C++ Programming Guide, "Shared Memory").
@@ -30,7 +30,7 @@ class Count:
 
     @property
     def excess(self) -> float:
-        """Ratio to the minimum; 1 without bank conflicts and partly used sectors."""
+        """Ratio to the minimum; 1 means no bank conflicts and no partly used sectors."""
         return self.moved / self.least if self.least else 1.0
 
     def add(self, moved: int, least: int) -> None:
@@ -39,7 +39,7 @@ class Count:
 
 
 def wavefronts(at: Located) -> tuple[int, int]:
-    """Counts the wavefronts of one instruction's accesses, and the minimum for as many words."""
+    """Returns (wavefronts of one instruction's accesses, the minimum for as many words)."""
     index, width = at.items, at.width
     words = max(1, width // _WORD)
     phase = at.frame.all_lanes // (WARP // words)  # lanes that are served together
@@ -54,7 +54,7 @@ def wavefronts(at: Located) -> tuple[int, int]:
 
 @dataclass
 class Traffic:
-    """Counts by PTX line, filled by a launch.
+    """Traffic counts by PTX line, filled by a launch.
 
     Global memory counts assume that nothing is cached.
     """
@@ -77,7 +77,10 @@ class Traffic:
 
 
 def worst(counts: dict[int, Count]) -> tuple[int, Count] | None:
-    """Returns the line with the most wavefronts or sectors over the minimum, if any."""
+    """Returns (line, count) of the PTX line with the most wavefronts or sectors over the minimum.
+
+    None if no line has more than the minimum.
+    """
     wasteful = [(line, count) for line, count in counts.items() if count.moved > count.least]
     return max(wasteful, key=lambda item: item[1].moved - item[1].least, default=None)
 

@@ -1,4 +1,4 @@
-"""Tuning: the Config of a shape on a device, its source, and the reason."""
+"""Tuning: chooses a kernel's Config for a shape and device, and reports the source and reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single entry point for choosing a Config: the deciders in order, the device, the reason."""
+"""Chooses a kernel's Config for a shape and device: from a tuning table, else by its rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _target: ContextVar[Target] = ContextVar("target", default=_REFERENCE)
 
 @contextlib.contextmanager
 def on_device(device: Target) -> Iterator[None]:
-    """Chooses inside the block for `device`; outside of any block, for the reference."""
+    """Context inside which choices are made for `device`; elsewhere for the reference device."""
     token = _target.set(device)
     try:
         yield
@@ -37,13 +37,13 @@ def on_device(device: Target) -> Iterator[None]:
 
 
 def current_device() -> Target:
-    """Returns the device that choices are made for."""
+    """Returns the device for which choices are made now."""
     return _target.get()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A Config (or a number), the rule and shape of the request, and the reason."""
+    """Record of a choice: the rule, its arguments, the Config (or number), and the reason."""
 
     rule: str
     arguments: tuple[Any, ...]
@@ -56,7 +56,7 @@ class Choice:
 
 
 def choose(rule: Rule[C], *shape: Any, **named: Any) -> C:
-    """Returns the Config (or number) for a shape on the current device.
+    """Returns the Config (or number) for a kernel's shape on the current device.
 
     Raises:
       TypeError: arguments that the rule does not take. TuningTableError: the user's table is
@@ -69,7 +69,7 @@ def choose(rule: Rule[C], *shape: Any, **named: Any) -> C:
 
 
 def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
-    """Returns the choice of the first decider that knows the shape.
+    """Returns the `Choice` of the first source that knows the shape, with the reason.
 
     The order is: the user's table, a table measured on the device, the cost model's table for the
     device, the rule. Errors are those of `choose`.
@@ -107,7 +107,7 @@ _record: ContextVar[list[Choice] | None] = ContextVar("record", default=None)
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[Choice]]:
-    """Collects the choices made inside the block, in order."""
+    """Yields a list that collects the choices made inside the context, in order."""
     made: list[Choice] = []
     token = _record.set(made)
     try:
@@ -117,7 +117,7 @@ def recorded() -> Iterator[list[Choice]]:
 
 
 def _short(config: Any) -> str:
-    """Formats the fields of a Config that differ from their defaults."""
+    """Formats only the fields of a Config that differ from their defaults."""
     if not dataclasses.is_dataclass(config):
         return str(config)
     values = {

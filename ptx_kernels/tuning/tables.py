@@ -47,12 +47,15 @@ Shape = tuple[Any, ...]
 
 
 class TuningTableError(ValueError):
-    """A malformed tuning table; the message names the file, the place, the value and the rule."""
+    """A malformed tuning table; the message names the file, JSON path, value and rule."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Config for one shape (values of its rule's keys), with the seconds measured or predicted."""
+    """A table row: the Config for one shape, with the seconds measured or predicted.
+
+    `shape`: values of the rule's keys.
+    """
 
     kernel: str
     shape: Shape
@@ -62,7 +65,7 @@ class Row:
 
 
 def serves(rows: TableRows, row: Row, shape: Shape) -> bool:
-    """Returns whether the Config of a nearby row is valid for the shape."""
+    """Returns whether the Config of a nearby row is valid for the requested shape."""
     same = (
         ours == theirs
         for name, ours, theirs in zip(rows.keys, shape, row.shape, strict=True)
@@ -79,7 +82,10 @@ def describe(rule: Rule, shape: Shape) -> str:
 
 
 def _equal_part(rows: TableRows, shape: Shape) -> Shape:
-    """Returns the values that a shape shares with all rows that may serve it."""
+    """Returns the values of a shape that a row must share to serve the shape.
+
+    For numbers that need not be equal it is None, for tuples of them their length.
+    """
     named = zip(rows.keys.values(), shape, strict=True)
     return tuple(value if key.match is Match.EQUAL else _count(value) for key, value in named)
 
@@ -89,7 +95,7 @@ def _count(value: Any) -> int | None:
 
 
 def _distance(rows: TableRows, row: Shape, shape: Shape) -> tuple[float, float] | None:
-    """Returns (octaves of excess cover, octaves of distance), or None if too far."""
+    """Returns (octaves of excess cover, octaves of distance) of a row's shape; None if too far."""
     covered, off = [0.0], [0.0]
     for key, theirs, asked in zip(rows.keys.values(), row, shape, strict=True):
         if key.match is Match.COVERS:
@@ -105,9 +111,10 @@ def _distance(rows: TableRows, row: Shape, shape: Shape) -> tuple[float, float] 
 
 @dataclass(frozen=True)
 class Table:
-    """One file. `device` is the name that the driver reports, or a name in `devices.DEVICES`.
+    """A tuning table: one JSON file, for one device.
 
-    `multiprocessors`: of the device; None: as listed in `devices`, or unknown.
+    `device` is the name that the driver reports, or a name in `devices.DEVICES`. `multiprocessors`:
+    of the device; None means as listed in `devices`, or unknown.
     """
 
     path: str
@@ -132,7 +139,7 @@ class Table:
         return found
 
     def nearest(self, rule: Rule, *shape: Any) -> Row | None:
-        """Returns the row with the nearest shape, or None if none is near.
+        """Returns the row with the nearest shape; None if no row is near.
 
         Values that must be equal (formats, ...) are equal. Among rows that cover the shape (at
         least as many rows of activations), the smallest excess cover wins; then the smallest
@@ -148,7 +155,7 @@ class Table:
         return min(near, key=lambda pair: pair[0], default=(None, None))[1]
 
     def serving(self, rule: Rule, shape: Shape) -> Row | None:
-        """Returns the nearest row if its Config is valid for the shape."""
+        """Returns the nearest row if its Config is valid for the shape; None otherwise."""
         row = self.nearest(rule, *shape)
         return row if row and rule.rows and serves(rule.rows, row, shape) else None
 
@@ -191,7 +198,7 @@ def _positive(where: str, values: Mapping[str, Any], name: str, kind: type) -> A
 
 
 def _key(where: str, values: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """Returns a value of a shape; lists of JSON become tuples."""
+    """Returns the value `name` of a row's shape, checked; JSON lists become tuples."""
     if kind in (str, bool):
         return _field(where, values, name, kind)
     if kind is int:
@@ -244,11 +251,11 @@ def _row(where: str, values: Mapping[str, Any]) -> Row:
 
 
 def parse(text: str | bytes, path: str) -> Table:
-    """Parses a file's text into a table.
+    """Parses the text of a tuning table.
 
     Raises:
       TuningTableError: invalid JSON; values that are missing, unknown or of a wrong type; a Config
-        that its own shape refuses.
+        that is invalid for its own shape.
     """
     try:
         content = json.loads(text)
@@ -269,10 +276,10 @@ def parse(text: str | bytes, path: str) -> Table:
 
 
 def load(path: Path) -> Table:
-    """Reads a table.
+    """Reads a tuning table from a file.
 
     Raises:
-      TuningTableError: it cannot be read, or is malformed.
+      TuningTableError: the file cannot be read, or is malformed.
     """
     try:
         text = path.read_bytes()
@@ -283,6 +290,6 @@ def load(path: Path) -> Table:
 
 @functools.cache
 def packaged() -> tuple[Table, ...]:
-    """Returns the tables that come with the package, measured ones first."""
+    """Returns the tuning tables that come with the package, measured ones first."""
     tables = [load(path) for path in sorted(FOLDER.glob("*.json"))]
     return tuple(sorted(tables, key=lambda table: SOURCES.index(table.source)))

@@ -1,1 +1,1 @@
-"""Readers that load and unpack weights in kernels, shared by the formats."""
+"""Code that loads and unpacks packed weights in kernels, shared by the formats."""

@@ -1,6 +1,6 @@
 """ggml's codebooks: tables of four or eight magnitudes that IQ formats index.
 
-They come from the `gguf` package, which is imported on first use.
+The tables come from the `gguf` package, which is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def entries(format: str) -> np.ndarray:
 
 @functools.cache
 def words(format: str, factor: int = 1, offset: int = 0) -> tuple[int, ...]:
-    """Returns the codebook's bytes times `factor` plus `offset`, as little-endian u32."""
+    """Returns a codebook's bytes, times `factor` plus `offset`, packed into little-endian u32."""
     bytes_ = entries(format).astype(np.int32) * factor + offset
     return tuple(bytes_.astype(np.uint8).view("<u4").reshape(-1).tolist())

@@ -1,4 +1,4 @@
-"""fp8 e4m3fn, converted with ordinary instructions.
+"""Converts between fp8 e4m3fn and f32 or f16 with ordinary PTX instructions.
 
 The type has a sign, 4 bits of exponent with bias 7, 3 bits of mantissa and no infinity. The
 conversions of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep
@@ -18,7 +18,7 @@ _ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, like e4m3's subnormal
 
 
 def decode(words: Words) -> list[Value]:
-    """Decodes bytes of u32 words, lowest first, to exact f32 in units of UNIT.
+    """Emits the decoding of the four fp8 in each u32, lowest first, to exact f32 in units of UNIT.
 
     0x7f and 0xff give NaN.
     """
@@ -30,12 +30,15 @@ def decode(words: Words) -> list[Value]:
 
 
 def halves(word: Value) -> tuple[Value, Value]:
-    """Decodes bytes 0 and 2 of a u32, then 1 and 3, to pairs of exact f16 in units of UNIT."""
+    """Emits the decoding of bytes 0 and 2 of a u32, then 1 and 3, to f16 pairs in units of UNIT.
+
+    The f16 are exact.
+    """
     return _as_f16(word << 8, word << 7), _as_f16(word, word >> 1)
 
 
 def _as_f16(sign: Value, rest: Value) -> Value:
-    """Converts two codes to f16.
+    """Emits the conversion of two fp8 to two f16.
 
     `sign` has each sign in bit 15 of a half, `rest` the other seven bits in bits 13 to 7.
     """
@@ -46,7 +49,7 @@ def _as_f16(sign: Value, rest: Value) -> Value:
 
 
 def encode(k: Builder, x: Value) -> Value:
-    """Rounds an f32 to nearest even; returns a u32 below 256.
+    """Emits the conversion of an f32 to fp8, rounded to nearest even; returns a u32 below 256.
 
     Saturates beyond +-448; NaN stays NaN.
     """

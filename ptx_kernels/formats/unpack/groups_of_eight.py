@@ -1,4 +1,4 @@
-"""Formats that kernels read in groups of eight weights: codebook formats and three others.
+"""Builds formats that kernels read in groups of eight weights: IQ codebook formats and others.
 
 A group is 8 adjacent weights: int8 bytes and a scale. Its reader uses small loads. They are slower
 than wide loads, but fast enough for formats that few tensors of a file use.
@@ -25,9 +25,10 @@ _LOADS: dict[int, Type] = {1: u8, 2: u16, 4: u32}
 
 
 class Get(Protocol):
-    """Reads a little-endian number of 1, 2 or 4 bytes of a block, aligned to its size.
+    """Function that reads a little-endian number of 1, 2 or 4 bytes of a quantization block.
 
-    `offset` counts bytes from the start of the plane called `plane`.
+    The number is aligned to its size. `offset` counts bytes from the block's start in the plane
+    called `plane`.
     """
 
     def __call__(self, plane: str, offset: Any, nbytes: int) -> Any: ...
@@ -35,13 +36,13 @@ class Get(Protocol):
 
 @dataclass(frozen=True)
 class Reader:
-    """Loads and unpacks a group of eight weights in a kernel.
+    """Functions that emit the loading and unpacking of a group of eight weights.
 
     Attributes:
       planes: names of the planes.
       load: starts the loads of the numbers that encode group `i` (u32) of a block.
       unpack: converts these numbers to two words of int8 and a scale, s32 or f32, or None for 1.
-      load_d: starts the load of the block's factor.
+      load_d: starts the load of the quantization block's factor d.
       d: converts the result of `load_d` to the factor, f32.
     """
 
@@ -53,7 +54,7 @@ class Reader:
 
 
 def _getter(planes: Sequence[str], pointers: Sequence[Pointer]) -> Get:
-    """Returns a `Get` for the block at the pointers (u8)."""
+    """Returns a `Get` that reads the quantization block at `pointers` (u8, one per plane)."""
 
     def get(plane: str, offset: Any, nbytes: int) -> Value:
         type_ = _LOADS[nbytes]
@@ -66,7 +67,7 @@ def _getter(planes: Sequence[str], pointers: Sequence[Pointer]) -> Get:
 
 
 class EightsRow:
-    """A lane's share of rows: adjacent groups of eight, split evenly over the lanes.
+    """Reads a lane's share of packed rows: adjacent groups of eight, split evenly over the lanes.
 
     See `packed_row.PackedRow`.
     """
@@ -118,9 +119,9 @@ def block_format(
     quant_bits: int,
     spread_fields: tuple[str, ...] = (),
 ) -> BlockFormat:
-    """Returns the record of a format that is read in groups of eight.
+    """Returns the `BlockFormat` of a format that kernels read in groups of eight.
 
-    It has no tensor-core kernel.
+    The format has no tensor-core kernel.
     """
 
     def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
@@ -157,10 +158,10 @@ def block_format(
 
 @dataclass(frozen=True)
 class Numbers:
-    """Encoded group of eight weights of a codebook format, in NumPy, JAX or a kernel (u32).
+    """Codes of a group of eight weights of a codebook format, in NumPy, JAX or a kernel (u32).
 
     Attributes:
-      entries: codebook index, or two indices of four magnitudes each.
+      entries: codebook index of eight magnitudes, or two indices of four magnitudes each.
       scale: the group's scale is 2 * scale + 1.
       signs: bit i is set if weight i is negative; None if the codebook has signs.
       lowered: 1 if the weights are lowered by an eighth, 0 if they are raised; None for formats
@@ -174,7 +175,7 @@ class Numbers:
 
 
 def even_signs(seven: Any) -> Any:
-    """Completes seven sign bits with bit 7, so that an even number of bits is set."""
+    """Returns eight sign bits from seven: bit 7 makes the number of set bits even."""
     folded = seven ^ (seven >> 4)
     folded = folded ^ (folded >> 2)
     folded = folded ^ (folded >> 1)
@@ -182,7 +183,7 @@ def even_signs(seven: Any) -> Any:
 
 
 def array_get(fields: Any, layout: Sequence[tuple[str, Sequence[str]]], xp: Any) -> Get:
-    """Returns a `Get` for all blocks: offsets (groups,) -> uint32 (..., blocks, groups)."""
+    """Returns a `Get` on arrays: offsets (groups,) -> uint32 (..., blocks, groups), all blocks."""
     planes = {
         name: xp.concatenate([fields[field] for field in inside], axis=-1)
         for name, inside in layout
@@ -211,12 +212,12 @@ def code_book_format(
     raised: bool = False,
     spread_fields: tuple[str, ...] = (),
 ) -> BlockFormat:
-    """Returns the record of a codebook format: weight = unit * d * (2 * scale + 1) * magnitude.
+    """Returns a codebook format's `BlockFormat`: weight = unit * d * (2 * scale + 1) * magnitude.
 
     Args:
-      numbers: returns group `i` of a block, for arrays and kernels alike.
+      numbers: returns the codes of group `i` of a quantization block, for arrays and kernels alike.
       d: returns the 16 bits of a block's f16 d.
-      book: format that owns the codebook; None: this one.
+      book: format that owns the codebook; None means this one.
       raised: the codebook has signs, and weights are an eighth above or below its values.
     """
     book = book or name
@@ -276,18 +277,18 @@ def code_book_format(
 
 
 def _signed(word: Value, signs: Value) -> Value:
-    """Negates those of four positive magnitudes whose bit of `signs` (0 to 3) is set; int8."""
+    """Emits the negation of those of four positive bytes whose bit of `signs` (0 to 3) is set."""
     # moves bit i of four to bit 8 * i
     ones = ((signs & 15) * 0x00204081) & 0x01010101
     return (word ^ (ones * 255)) + ones
 
 
 def f16_factor(k: Builder, bits16: Value) -> Value:
-    """Converts the 16 bits of an f16, as a `Reader.d`."""
+    """Emits the conversion of the 16 bits of an f16 to f32; used as a `Reader.d`."""
     value: Value = bits16.to(u16).bits(f16).to(f32)
     return value
 
 
 def less_one(words: Words) -> Words:
-    """Subtracts 1 from bytes of 0 to 2, as int8; no byte borrows from the next."""
+    """Emits the subtraction of 1 from bytes of 0 to 2, as int8; no byte borrows from the next."""
     return [((word | 0x80808080) - 0x01010101) ^ 0x80808080 for word in words]

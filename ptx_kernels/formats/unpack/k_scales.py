@@ -1,4 +1,4 @@
-"""Eight 6-bit (scale, min) pairs in 12 bytes, shared by Q4_K and Q5_K.
+"""Unpacks eight 6-bit (scale, min) pairs from 12 bytes, for Q4_K and Q5_K.
 
 Source: ggml, `get_scale_min_k4`. Let s be the 12 bytes. Sub-blocks 0 to 3 are in the low six bits
 of s[j] (scale) and s[4 + j] (min). Sub-block 4 + j has its low four bits in the nibbles of s[8 + j]
@@ -27,7 +27,7 @@ def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
 
 
 def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
-    """Computes d * scale[s] * q - dmin * min[s] of quants (..., 8, 32); float32 (..., 256)."""
+    """Returns d * scale[s] * q - dmin * min[s] for quants q (..., 8, 32), as float32 (..., 256)."""
     scale, minimum = unpack(field["scales"], xp)
     step = f16_array(field["d"]) * scale.astype(np.float32)
     low = f16_array(field["dmin"]) * minimum.astype(np.float32)
@@ -36,10 +36,10 @@ def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
 
 
 class PairReader:
-    """Reads scale and min of a lane's sub-blocks, 2 * group and the next, from the header's words.
+    """Emits reads of scale and min of sub-blocks 2 * group and 2 * group + 1 from the block header.
 
     The bit positions depend only on the lane. Shifts and masks are computed once, and a read is two
-    shifts and two masks with no select. If `share` is passed, it is the lane's number among the
+    shifts and two masks with no select. If `share` is passed, it is the lane's index among the
     `shares` lanes of a group. Lanes 0 and 1 then read the min of sub-block 2 * group + share, and
     the others read zero.
     """
@@ -65,7 +65,10 @@ class PairReader:
         self._whole = share is None
 
     def read(self, words: Sequence[Value]) -> tuple[Value, list[Value]]:
-        """Returns (scales of both sub-blocks in bytes 0 and 1, [mins]) from the three u32."""
+        """Returns (scales of both sub-blocks in bytes 0 and 1 of a u32, [mins]).
+
+        `words`: the header's three u32 of scales and mins.
+        """
         first, second, third = words
         scales = ((third >> self._shift) & self._third_mask) | (
             (first >> self._joined_shift) & self._joined_mask
@@ -77,7 +80,7 @@ class PairReader:
 
 
 def minimums_of(words: Sequence[Value], group: Value) -> tuple[Value, Value]:
-    """Returns the mins of sub-blocks `group` < 4 and group + 4 from the three u32."""
+    """Emits the mins of sub-blocks `group` (below 4) and group + 4 from the header's three u32."""
     _, second, third = words
     shift = group << 3
     return (second >> shift) & 63, ((third >> (shift + 4)) & 0x0F) | (

@@ -1,4 +1,4 @@
-"""One thread's view of a block to dequantize."""
+"""Interface for dequantizing blocks to floats, one part of a quantization block per thread."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from ...ptx import Builder, Pointer, Value
 
 @dataclass(frozen=True)
 class DequantizedRun:
-    """Adjacent weights of a block: `values` (f32), from weight `first` (u32, or an int) on."""
+    """Adjacent weights of a quantization block: `values` (f32), from weight `first` on.
+
+    `first` is a u32 or an int.
+    """
 
     first: Value | int
     values: Sequence[Value]
 
 
 class Dequantize(Protocol):
-    """Loads and decodes one thread's share of a block, bit for bit like the NumPy decoder.
+    """Emits the loading and decoding of one thread's part of a quantization block.
 
-    `planes` point to the block; `part` (u32) is below the format's `dequantize_threads`.
+    Results are bit for bit those of the NumPy decoder. `planes` point to the block; `part` (u32) is
+    below the format's `dequantize_threads`.
     """
 
     def __call__(

@@ -1,4 +1,4 @@
-"""A lane's view of packed rows, for GEMV: quants in registers with their scales."""
+"""Interface for reading packed rows in GEMV kernels: a lane's quants and scales in registers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Run:
     Attributes:
       quants: u32 of four bytes each, without an offset, or f32.
       scale: s32 or f32 with bytes, f32 with floats; None if it is 1.
-      less: bytes (u32 of four); times `less_factor` they are subtracted from the quants.
+      less: bytes (u32 of four); the bytes times `less_factor` are subtracted from the quants.
       unit: a power of two, another factor for quants that are bytes.
     """
 
@@ -31,15 +31,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Tile:
-    """A lane's share of a quantization block, ready for products with any rows of activations.
+    """A lane's share of a quantization block, unpacked, ready to be multiplied by activations.
 
     Attributes:
       d: f32, the factor of all runs.
       minimums: f32, each multiplied by a sum of activations and subtracted. Floats have one per
         run. Bytes have one per group of 32 that the runs lie in, or a single one.
-      minimum_d: f32, the factor of minimums that are one per run, also for bytes; None: as above.
+      minimum_d: f32, the factor of `minimums`, which are then one per run, also for bytes; None
+        means that `minimums` have no further factor.
       minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to;
-        another lane has the other group's. None: the lane has both.
+        another lane has the other group's. None means that the lane has both.
       signed: whether the bytes of quants are int8.
     """
 
@@ -59,7 +60,10 @@ class Tile:
 def signed_run(
     k: Builder, words: Sequence[Value], scale: Value | None = None, *, floats: bool
 ) -> Run:
-    """Returns a run of the int8 quants in `words`, as bytes or as exact floats; scale s32."""
+    """Returns a `Run` of the int8 quants in `words`, as bytes or as exact floats.
+
+    `scale` is s32.
+    """
     if not floats:
         return Run(words, scale)
     return Run(signed_floats(k, words), None if scale is None else scale.to(f32))
@@ -67,10 +71,10 @@ def signed_run(
 
 @dataclass(frozen=True)
 class Share:
-    """A lane's share of packed rows: part `part` of `lanes` of each block.
+    """Share of packed rows that a lane reads: part `part` of `lanes` of each quantization block.
 
     Attributes:
-      row, block: where it begins (u32).
+      row, block: the first row and quantization block (u32).
       floats: whether quants become f32 or stay bytes.
       broadcast: whether a header is loaded one word per lane and broadcast by shuffles, if the
         format has one. All lanes of a warp must then unpack.
@@ -87,7 +91,7 @@ class Share:
 
 
 class PackedRow(Protocol):
-    """One lane's view of packed rows: a fixed share of every block.
+    """Cursor with which one lane reads packed rows: a fixed share of every quantization block.
 
     Attributes:
       runs: (offset, length) of the lane's values in a block, counted from `value_base` (u32).
@@ -99,10 +103,10 @@ class PackedRow(Protocol):
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None: ...
 
     def load(self, row: int, block: int) -> Any:
-        """Starts the loads of a block, `row` rows and `block` blocks after the view's position."""
+        """Starts the loads of the block that is `row` rows and `block` blocks after the cursor."""
 
     def unpack(self, loaded: Any) -> Tile:
         """Unpacks the quants loaded by `load`; all rows of activations share them."""
 
     def advance(self, blocks: int) -> None:
-        """Advances by a number of blocks."""
+        """Advances the cursor by a number of quantization blocks."""

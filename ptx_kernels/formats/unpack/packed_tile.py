@@ -1,8 +1,8 @@
-"""A warp's view of packed rows, for GEMM: 16 rows of 256 columns in shared memory.
+"""Interface for reading packed rows in GEMM kernels: a warp's tile of 16 rows, 256 columns.
 
-A tile has four units of two groups of 32 columns each; the groups of a unit share bytes. `ldmatrix`
-loads packed bytes in the order in which mma takes quants: four columns of rows g and g + 8 per lane
-(g = lane / 4). Quants are therefore unpacked in place.
+A tile, in shared memory, has four units of two groups of 32 columns each; the groups of a unit
+share bytes. `ldmatrix` loads packed bytes in the order in which mma takes quants: four columns of
+rows g and g + 8 per lane (g = lane / 4). Quants are therefore unpacked in place.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ Pair = tuple[Value, Value]  # for rows g and g + 8
 
 @dataclass(frozen=True)
 class TilePlane:
-    """A plane of the tile: `bytes` u8 (16, pitch).
+    """One plane of a tile in shared memory: `bytes` u8 (16, pitch).
 
-    If the rows of a plane do not all begin at word boundaries, it holds the aligned words that
-    contain them. `first` is then the number of byte pairs before the first row in the full plane,
-    and `stride` that of a row. Rows with an odd number begin two bytes later.
+    If the rows of a plane do not all begin at word boundaries, `bytes` holds the aligned words that
+    contain them. `first` is then the number of byte pairs before the tile's first row in the full
+    plane, and `stride` the byte pairs of a row. Rows that begin at an odd byte pair begin two bytes
+    later.
     """
 
     k: Builder
@@ -36,12 +37,12 @@ class TilePlane:
     stride: int = 0
 
     def matrix(self, offset: Value | int) -> Words:
-        """Returns 32 bytes from `offset` on of the 16 rows, as operand A of m16n8k32."""
+        """Loads 32 bytes of each row, from `offset` on, as operand A of m16n8k32."""
         k = self.k
         return k.ldmatrix(self.bytes.at(k.lane_id % 16, k.lane_id // 16 * 16).at(offset))
 
     def rows(self) -> tuple[Pointer, Pointer]:
-        """Returns the lane's rows g and g + 8."""
+        """Returns the addresses of the lane's rows g and g + 8."""
         row = self.k.lane_id // 4
         low, high = self.bytes.at(row), self.bytes.at(row).at(8 * self.bytes.shape[1])
         if self.first is None:
@@ -50,32 +51,32 @@ class TilePlane:
         return low.at((first & 1) * 2), high.at(((first + 8 * self.stride) & 1) * 2)
 
     def f16_pairs(self, offset: Value) -> list[Pair]:
-        """Returns the two f16 at byte `offset` of the lane's rows, as f32."""
+        """Loads the two f16 at byte `offset` of the lane's rows g and g + 8, as f32."""
         rows = [row.at(offset).cast(u32).load() for row in self.rows()]
         return [(f16_of(rows[0], i), f16_of(rows[1], i)) for i in range(2)]
 
     def f16(self) -> Pair:
-        """Returns the f16 of the lane's rows in a plane of two bytes per row, as f32."""
+        """Loads the f16 of the lane's rows from a plane of two bytes per row, as f32."""
         low, high = (row.cast(f16).load().to(f32) for row in self.rows())
         return low, high
 
     def byte_pairs(self, offset: Value) -> list[Pair]:
-        """Returns the two bytes at an even `offset` of the lane's rows."""
+        """Loads the two bytes at an even `offset` of the lane's rows."""
         rows = [row.at(offset).cast(u16).load().to(u32) for row in self.rows()]
         return [(rows[0] & 0xFF, rows[1] & 0xFF), (rows[0] >> 8, rows[1] >> 8)]
 
 
 @dataclass(frozen=True)
 class Int8Group:
-    """Integers of 32 columns of a tile: weight = quant * scale, plus an offset in some formats.
+    """8-bit quants of 32 columns of a tile: weight = quant * scale, plus an offset in some formats.
 
     Attributes:
-      index: which of the eight groups of 256 columns, u32.
+      index: which of the tile's eight groups of 32 columns, u32.
       words: the quants, operand A of m16n8k32.
       type: u8 or s8.
       scales: f32, one for all 32 columns, or one for the first 16 and one for the last; at most 21
         significant bits.
-      offsets: f32, multiplied by the sum of a group's activations, or None.
+      offsets: f32, multiplied by the sum of a group's activations; None if absent.
       minimums: for formats with a minimum per 16 columns: the minimums as operand A, each repeated
         for its columns. `offsets` is then the factor of their product with the activations.
       wide: whether scales may reach 2^127; else they are below 2^104.
@@ -99,7 +100,7 @@ class F16Group:
     bias, and scales.
 
     Attributes:
-      index: which of the eight groups of 256 columns, u32.
+      index: which of the tile's eight groups of 32 columns, u32.
       words: the bytes, as operand A of m16n8k32.
       anchor: 0x64 or 0x54, the upper byte of the f16.
       steps: f16x2 (factor, addend) of rows g and g + 8, one for all 32 columns, or one for the
@@ -118,8 +119,8 @@ class BlockScales:
 
     Attributes:
       scale, offset: f32, for rows g and g + 8; offset is None for formats without one.
-      minimums: operand A of m16n8k16: those of group t, twice, then of group t + 4 (t = lane % 4);
-        empty for none.
+      minimums: operand A of m16n8k16: the minimum of group t, twice, then of group t + 4 (t = lane
+        % 4); empty for formats without minimums.
     """
 
     scale: Pair
@@ -129,12 +130,12 @@ class BlockScales:
 
 @dataclass(frozen=True)
 class Minimums:
-    """Integer minimums of 256 columns of a tile, multiplied by the groups' sums of activations.
+    """Integer minimums of a tile's 256 columns, to be multiplied by groups' sums of activations.
 
     Attributes:
       factor: f32, for all groups; factor * minimum * sum is added.
-      words: operand A of m16n8k16, bf16: for rows g and g + 8, those of group t, twice, then of
-        group t + 4 (t = lane % 4).
+      words: operand A of m16n8k16, bf16: for rows g and g + 8, the minimum of group t, twice, then
+        of group t + 4 (t = lane % 4).
     """
 
     factor: Pair
@@ -142,13 +143,16 @@ class Minimums:
 
 
 class ReadMinimums(Protocol):
-    """Reads the minimums of a tile's 256 columns."""
+    """Emits the reads of the minimums of a tile's 256 columns."""
 
     def __call__(self, k: Builder, planes: Sequence[TilePlane]) -> Minimums: ...
 
 
 class Int8Groups(Protocol):
-    """Reads one unit (u32, below UNITS) of a tile as integers, from the format's planes."""
+    """Emits the unpacking of one unit of a tile to 8 bits; returns its two groups of 32 columns.
+
+    `planes` are the format's planes; `unit` (u32) is the unit's index, below UNITS.
+    """
 
     def __call__(
         self, k: Builder, planes: Sequence[TilePlane], unit: Value
@@ -164,9 +168,9 @@ def block_pair(
     *,
     wide: bool = False,
 ) -> tuple[Int8Group, Int8Group]:
-    """Returns blocks 2 * unit and 2 * unit + 1 of a format whose blocks are groups of 32.
+    """Returns the groups of quantization blocks 2 * unit and 2 * unit + 1, of 32 weights each.
 
-    Each has quants of `type`, one scale, `wide` or not, and in some formats an offset.
+    Each group has quants of `type`, one scale, `wide` or not, and in some formats an offset.
     """
     low, high = (
         Int8Group(unit * 2 + i, words, type, [scale], offset, wide=wide)
@@ -176,7 +180,7 @@ def block_pair(
 
 
 class F16Groups(Protocol):
-    """Reads one unit of a tile as f16."""
+    """Emits the unpacking of one unit of a tile to f16; returns its two groups of 32 columns."""
 
     def __call__(
         self, k: Builder, planes: Sequence[TilePlane], unit: Value
@@ -184,37 +188,37 @@ class F16Groups(Protocol):
 
 
 class ReadBlockScales(Protocol):
-    """Reads the factors that all units of an f16 tile share."""
+    """Emits the reads of the factors that all units of an f16 tile share."""
 
     def __call__(self, k: Builder, planes: Sequence[TilePlane]) -> BlockScales: ...
 
 
 class F16Tile(NamedTuple):
-    """Reader for a format whose weights are f16 with a factor per 256 columns."""
+    """Readers of a tile for formats whose weights are f16 with a factor per 256 columns."""
 
     groups: F16Groups
     scales: ReadBlockScales
 
 
 def twice(k: Builder, number: float) -> Value:
-    """Returns a number that f16 can hold, twice in an f16x2."""
+    """Emits an f16x2 constant with the same number, exact in f16, in both halves."""
     return k.const(u32, int(np.float16(number).view(np.uint16)) * 0x10001).bits(f16x2)
 
 
 def twice_bf16(k: Builder, number: Value) -> Value:
-    """Converts a u32 below 256 to bf16, twice in a u32."""
+    """Emits the conversion of a u32 below 256 to bf16, the same in both halves of a u32."""
     bits = number.to(f32).bits(u32)
     return k.permute(bits, bits, 0x3232)
 
 
 def byte_f16(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:
-    """Returns a byte of the word minus a bias, twice in an f16x2."""
+    """Emits an f16x2 with byte `byte` of a word minus a bias, the same in both halves."""
     anchored = k.permute(word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(f16x2)
     return anchored - twice(k, 1024 + bias)
 
 
 def step_of(k: Builder, scale: Value, factor: float, addend: float) -> Pair:
-    """Returns scale * factor and scale * addend: f16x2, both exact."""
+    """Emits (scale * factor, scale * addend) as f16x2, both exact."""
     times = scale if factor == 1 else scale * twice(k, factor)
     return times, scale * twice(k, addend)
 

@@ -1,4 +1,4 @@
-"""Packed quants in registers: converts the bytes of u32 words to floats."""
+"""Extracts packed quants and scales from u32 registers, and converts them to floats."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ Words = Sequence[Value]  # adjacent u32
 
 
 def f16_of(word: Value, which: int = 0) -> Value:
-    """Converts the low (0) or high (1) f16 of a u32 to f32."""
+    """Emits the conversion of the low (0) or high (1) f16 of a u32 to f32."""
     return (word >> 16 if which else word).to(u16).bits(f16).to(f32)
 
 
 def byte_floats(k: Builder, words: Words) -> list[Value]:
-    """Converts the bytes of the words, lowest first, to f32."""
+    """Emits the conversion of the u8 in each word, lowest byte first, to f32."""
     return [k.bit_field(word, 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
 def affine(values: Sequence[Value], scale: Value, offset: Value) -> list[Value]:
-    """Computes scale * v - offset with both roundings, like the NumPy decoders."""
+    """Emits scale * v - offset for each value, with both roundings, like the NumPy decoders."""
     return [scale * v - offset for v in values]
 
 
 def signed_byte_floats(k: Builder, words: Words) -> list[Value]:
-    """Converts the bytes of the words as int8, lowest first, to f32."""
+    """Emits the conversion of the int8 in each word, lowest byte first, to f32."""
     return [k.bit_field(word.bits(s32), 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
 def shifted(word: Value, left: int) -> Value:
-    """Shifts the word left, or right if `left` is negative."""
+    """Emits a left shift of the word, or a right shift if `left` is negative."""
     return word << left if left > 0 else word >> -left if left < 0 else word
 
 
 def upper_nibbles(words: Words) -> tuple[Words, Words]:
-    """Returns the low nibbles of all bytes and the high ones, in the upper halves of bytes."""
+    """Emits words of all bytes' low nibbles, then the high ones, in the upper halves of bytes."""
     return [(w << 4) & 0xF0F0F0F0 for w in words], [w & 0xF0F0F0F0 for w in words]
 
 
 def lower_nibbles(words: Words) -> tuple[Words, Words]:
-    """Returns the low nibbles of all bytes and the high ones, in the lower halves of bytes."""
+    """Emits words of all bytes' low nibbles, then the high ones, in the lower halves of bytes."""
     return [w & 0x0F0F0F0F for w in words], [(w >> 4) & 0x0F0F0F0F for w in words]
 
 
 def looked_up(k: Builder, table: Sequence[int], words: Words) -> tuple[Words, Words]:
-    """Looks up a table of 16 int8 by the low nibbles of all bytes, then by the high ones.
+    """Emits a lookup in a table of 16 int8 by all bytes' low nibbles, then by the high ones.
 
     A permutation selects from eight entries by three bits; the fourth bit then selects between two
     results.
@@ -73,7 +73,7 @@ ANCHOR = 128.0
 
 
 def anchored_floats(k: Builder, words: Words) -> list[Value]:
-    """Converts the bytes of the words, each below 128, lowest first, to f32 plus ANCHOR.
+    """Emits the conversion of the u8 below 128 in each word, lowest byte first, to f32 plus ANCHOR.
 
     Each takes one instruction: the byte becomes the upper seven bits of the mantissa of an f32 with
     exponent 2^7.
@@ -85,9 +85,9 @@ def anchored_floats(k: Builder, words: Words) -> list[Value]:
 
 
 def signed_floats(k: Builder, words: Words) -> list[Value]:
-    """Converts the bytes of the words as int8, lowest first, to f32, via 2^23 + 128 + value.
+    """Emits the exact conversion of the int8 in each word, lowest byte first, to f32.
 
-    The result is exact.
+    It goes via 2^23 + 128 + value.
     """
     exponent = k.const(u32, 0x4B000000)
     flipped = [word ^ 0x80808080 for word in words]
@@ -96,7 +96,7 @@ def signed_floats(k: Builder, words: Words) -> list[Value]:
 
 
 def signed_byte_halves(k: Builder, word: Value) -> tuple[Value, Value]:
-    """Converts bytes 0 and 2 of a word as int8, then bytes 1 and 3, to pairs of f16.
+    """Emits the conversion of a word's int8 in bytes 0 and 2, then 1 and 3, to pairs of f16.
 
     The result is exact, via 2^10 + 128 + value: the byte becomes the lower eight bits of the
     mantissa of an f16 with exponent 2^10.

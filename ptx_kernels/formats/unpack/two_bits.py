@@ -1,7 +1,7 @@
-"""Low two bits of 256 quants in 64 bytes, shared by Q2_K and Q3_K, and a lane's share of them.
+"""Reads the low two bits of 256 quants from 64 bytes, for Q2_K and Q3_K.
 
-The block has two halves h of 128 weights, each with four groups g of 32. Weight 128h + 32g + j has
-bits 2g of byte 32h + j.
+A quantization block has two halves h of 128 weights, each with four groups g of 32. Weight 128h +
+32g + j has bits 2g of byte 32h + j.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def quants(qs: Any, xp: Any) -> Any:
 
 
 class LowBits:
-    """A lane's bytes: 64 / lanes weights of each of its groups.
+    """A lane's share of the bytes: 64 / lanes weights of each of its groups.
 
     With 4 lanes, lane `part` has values 16 * (part % 2) to + 15 of the groups of half h = part //
     2. With 32 lanes, it has four values of two of the groups.
@@ -30,7 +30,7 @@ class LowBits:
     Attributes:
       upper: h.
       column: the lane's first column in a group.
-      unit: number of the lane's first group, divided by two (u32).
+      unit: index of the lane's first group, divided by two (u32).
       groups: number of groups of the lane.
       count: words of four bytes.
       half: u32, which 16 of a group's 32 weights the lane has.
@@ -53,11 +53,11 @@ class LowBits:
         )
 
     def load(self, block: int) -> Words:
-        """Loads the bytes of the block that is `block` blocks after the current one."""
+        """Loads the bytes of the quantization block `block` blocks after the current one."""
         return self._words.load_run(block * 16, self.count)
 
     def aligned(self, words: Words) -> Words:
-        """Shifts the loaded bytes so that the lane's group i is in bits 2 * i."""
+        """Emits a shift of the loaded bytes so that the lane's group i is in bits 2 * i."""
         if self.groups == 4:
             return words
         return [word >> ((self.unit & 1) * 4) for word in words]

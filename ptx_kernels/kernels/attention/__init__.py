@@ -1,4 +1,4 @@
-"""Attention kernels: decode steps, with contexts split over blocks and merged, and prompts."""
+"""Attention kernels: decode steps over paged KV caches (with split-K and merges), and prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floats as sums of bf16 parts, for tensor-core products whose precision grows with the parts.
+"""Splits f32 into sums of bf16 (or f16) parts, for tensor-core products of higher precision.
 
 Part i rounds the remainder after the parts before it. Two parts hold 16 bits, three hold 24 (Henry,
 Tang and Heinecke 2019, "Leveraging the bfloat16 artificial intelligence datatype").
@@ -14,7 +14,7 @@ from ..vectors import two_floats
 
 
 def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> list[Value]:
-    """Returns words (u32) with the parts of two f32, the first float's in the low half.
+    """Emits the split of two f32 into parts; returns a u32 per part, the first float's part low.
 
     `type`: bf16, or f16, whose parts hold 11 bits each within its range.
     """
@@ -28,7 +28,7 @@ def split(k: Builder, pair: Sequence[Value], parts: int, type: Type = bf16) -> l
 
 
 def products(a_parts: int, b_parts: int) -> list[tuple[int, int]]:
-    """Returns the products (i, j) of parts of a and of b that matter, the smallest first.
+    """Returns the pairs (i, j) of parts of a and of b whose products matter, the smallest first.
 
     Products as small as the remainder of either operand are omitted.
     """

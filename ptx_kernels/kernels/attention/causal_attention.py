@@ -1,4 +1,7 @@
-"""Attention of prompts on tensor cores: FlashAttention-2 (Dao 2023) over rows of a head group."""
+"""Prompt (prefill) attention kernel on tensor cores: FlashAttention-2 (Dao 2023).
+
+A row of a tile is one query head of one token; a tile has all heads that share a KV head.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ from .tensor_softmax import DEPTH, QUAD, Sums, TensorSoftmax, Tiles, multiply
 
 @dataclass(frozen=True)
 class CausalAttentionConfig:
-    """Tiling of a prompt's attention.
+    """Tiling of a prompt's attention over thread blocks, warps and pipeline stages.
 
     Attributes:
-      warps: per block, each with 16 rows: queries of a group's heads, token by token.
-      tokens: keys and values per step, a multiple of 16.
-      stages: steps in shared memory.
-      resident_blocks: blocks per multiprocessor that the registers must suffice for.
-      splits: blocks that share the tokens seen by a tile of a prompt chunk over pages. With more
-        than one they leave partial results, which `merge_attention` merges.
+      warps: per thread block, each with 16 rows: queries of a group's heads, token by token.
+      tokens: keys and values per pipeline step, a multiple of 16.
+      stages: pipeline stages in shared memory, one step each.
+      resident_blocks: thread blocks per multiprocessor that the registers must suffice for.
+      splits: thread blocks that share the keys of a tile of queries (split-K), for prompt chunks
+        over pages. With more than one, `merge_attention` merges their partial results.
     """
 
     warps: int = 4
@@ -42,7 +45,7 @@ class CausalAttentionConfig:
     def shared_bytes(
         self, head_dim: int, value_dim: int, parts: int, key_parts: int, dtype: str | None = None
     ) -> int:
-        """Returns the shared memory of a block in bytes; arguments as in `causal_attention`."""
+        """Returns a thread block's shared memory in bytes; arguments as in `causal_attention`."""
         key, value = (odd_pitch(dim * bf16.size) for dim in (head_dim, value_dim))
         tokens = self.stages * self.tokens * key_parts * (key + value)
         rows = self.warps * TILE_ROWS
@@ -74,30 +77,32 @@ def causal_attention(
     named_pages: int | None = None,
     config: CausalAttentionConfig = CausalAttentionConfig(),
 ) -> None:
-    """out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
+    """Causal attention: out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
 
-    Floats are sums of bf16, see `bf16_parts`; products are accumulated in f32. Operands: q f32
-    (batch, time, num_heads, head_dim); the parts of keys and then of values, bf16 (batch, time,
+    Floats are sums of bf16 parts, see `bf16_parts`; products are accumulated in f32. Operands: q
+    f32 (batch, time, num_heads, head_dim); the parts of keys and then of values, bf16 (batch, time,
     num_kv_heads, head_dim or value_dim); lengths s32 (batch,); sinks f32 (num_heads,). Result: f32
     (batch, time, num_heads, value_dim). Tokens at or beyond lengths[b] are not read; their results
     are unspecified.
 
-    With a `dtype`, the tokens are chunks of sequences in a cache. Token t of sequence b is its
-    number context_lens[b] - lengths[b] + t, and sees all tokens up to itself, which are in pages.
-    Tokens whose page id is outside the pages do not count. Operands: q; the parts of pages of keys
-    and then of values (num_pages, num_kv_heads, page_size, head_dim): one part for f16, and one or
-    more for bf16, as written by `split_keys`; block_tables s32 (batch, pages_per_sequence);
-    context_lens s32 (batch,); lengths; sinks. Tokens at or beyond lengths[b] get zeros. Several
-    splits leave `Parts` of batch * time tokens.
+    With a `dtype`, the tokens are chunks of sequences in a paged KV cache. Token t of sequence b
+    has position context_lens[b] - lengths[b] + t in its sequence. It attends to all tokens up to
+    itself, whose keys and values are in pages. Tokens whose page id is outside the pages do not
+    count. Operands: q; the parts of pages of keys and then of values (num_pages, num_kv_heads,
+    page_size, head_dim): one part for f16, and one or more for bf16, as written by `split_keys`;
+    block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,); lengths; sinks. Tokens
+    at or beyond lengths[b] get zeros. With several splits the results are `Parts` of batch * time
+    tokens.
 
     Args:
-      window: a token sees the last `window` tokens, including itself.
+      window: a token attends to the last `window` tokens, including itself.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       parts: number of parts of queries and of softmax weights. key_parts: of keys and values.
-      dtype: of the pages and the parts, `bf16` or `f16`; None: there are no pages.
-      named_pages: pages are stored in the order of block_tables, whose ids are below `named_pages`;
-        None: block_tables holds their positions.
+      dtype: of the pages and the parts, `bf16` or `f16`; None means that there are no pages.
+      named_pages: if set, the pages are in the order of block_tables (as `split_keys` writes them),
+        and an id of block_tables is valid if it is below `named_pages`. None means that the ids of
+        block_tables are indices of the pages.
     """
     shape = num_pages, num_kv_heads, page_size, head_dim
     _check(num_heads, num_kv_heads, head_dim, value_dim, soft_cap, (parts, key_parts), config)
@@ -160,21 +165,22 @@ def causal_attention(
 
 
 def _sequence_and_split(k: Builder, splits: int) -> tuple[Value, Value]:
-    """Returns the block's sequence and split; the split is unused if there is only one."""
+    """Returns the thread block's sequence and split; the split is unused if there is only one."""
     both = k.block_id("z")
     return (both, both) if splits == 1 else (both // splits, both % splits)
 
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Computes scores in base 2 of a warp's rows (`queries`) and a step's keys.
+    """Emits the scores Q K^T, in base 2, of a warp's 16 query rows and one step's keys.
 
     Attributes:
+      queries: the warp's query rows in shared memory.
       depths: number of 16-dimension slices of a head.
-      counted: see `products`.
+      counted: pairs of parts that are multiplied, from `products`.
       type: dtype of the parts.
-      units: scale of the products for each of the lane's two rows; None: 1.
-      rows: the lane's two rows.
+      units: scale of the products for each of the lane's two rows; None means 1.
+      rows: the lane's two query rows.
     """
 
     k: Builder
@@ -209,9 +215,10 @@ class _Scoring:
     def masked(
         self, scores: Sequence[Sums], first: Value, known: Sequence[Value] | None
     ) -> list[Sums]:
-        """Masks scores of tokens from `first` on: minus infinity if a row does not see the token.
+        """Returns the scores, set to minus infinity where a row does not see the token.
 
-        `known`: whether each 16 of them are in a page; None: they are.
+        `first`: token of the first score. `known`: for each 16 tokens, whether they are in a page;
+        None means that all are.
         """
         k, window = self.k, self.window
         # the last column that a row sees, relative to the lane's first one
@@ -241,7 +248,7 @@ def _attend(
     softmax: TensorSoftmax,
     config: CausalAttentionConfig,
 ) -> None:
-    """Adds all tokens that the tile's rows see to the softmax."""
+    """Emits the loop that adds all tokens that the tile's rows see to the softmax, step by step."""
     copies, tokens, parts = source.copies, config.tokens, source.parts
     pipeline = Pipeline(k, config.stages, copies)
     pipeline.begin(seen.count)
@@ -262,10 +269,10 @@ def _attend(
 
 @dataclass(frozen=True)
 class _Place:
-    """Destination of a block's rows.
+    """Destination of the results of a thread block's query rows.
 
-    It is out (batch, time, num_heads, value_dim), or a split's `Parts`. `head`: the first of the
-    group.
+    `result`: out (batch, time, num_heads, value_dim), or the `Parts` of a split. `head`: the first
+    query head of the group.
     """
 
     k: Builder
@@ -276,9 +283,10 @@ class _Place:
     split: Value
 
     def store(self, rows: Sequence[Row], softmax: TensorSoftmax, length: Value | None) -> None:
-        """Stores the lane's two rows.
+        """Emits the stores of the lane's two rows.
 
-        Tokens at or beyond `length` get zeros (None: keep theirs).
+        Tokens at or beyond `length` get zeros; `length` None means that their results are stored
+        too.
         """
         k, shares = self.k, softmax.shares()
         vectors = softmax.normalized() if isinstance(self.result, Pointer) else None

@@ -1,4 +1,4 @@
-"""Merges the partial attention results of a cluster's blocks."""
+"""Merges the partial attention results (split-K) of the thread blocks of a cluster."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from .online_softmax import BlockState, Merged, Piece
 
 
 class ClusterState:
-    """Softmax states of a cluster's blocks, each in its own shared memory.
+    """Softmax states (m, l, o) of a cluster's thread blocks, each in its own shared memory.
 
-    A block's merged o replaces that of its first warp, piece by piece. Then the warps of all blocks
-    divide the pieces among them and merge each over the blocks.
+    First each thread block merges its warps; the merged o replaces that of its first warp. Then the
+    warps of all thread blocks divide the dimensions of o into pieces, and each warp merges its
+    pieces over the thread blocks.
     """
 
     def __init__(self, k: Builder, state: BlockState, splits: int, run: int) -> None:
-        """Allocates the state's marks. `run`: dimensions per lane in a piece."""
+        """Declares shared memory for the queries' m and l.
+
+        `run`: dimensions per lane in a piece.
+        """
         self._k, self._state, self._splits, self._run = k, state, splits, run
         self._marks = k.shared("split_marks", f32, (state.queries, 2))
 
     def leave(self) -> None:
-        """Merges the block's warps. All threads must reach it."""
+        """Emits the merge of the thread block's warps. All threads must reach it."""
         for some in self._state.merged(self._run):
             for piece, merged in some:
                 first = all_of(piece.known, piece.group == 0, piece.first == 0)
@@ -30,7 +34,10 @@ class ClusterState:
                 store_floats(self._state.share(piece), merged.o, where=piece.known)
 
     def merge(self, heads: QueryHeads, sequence: Value, result: Result, warps: int) -> None:
-        """Writes the results; `warps`: per block. All threads must reach it."""
+        """Emits the merge over the cluster's thread blocks and the stores of the results.
+
+        `warps`: per thread block. All threads must reach it.
+        """
         k, state = self._k, self._state
         k.cluster_barrier()
         worker, workers = k.warp_id * self._splits + k.cluster_rank, self._splits * warps
@@ -43,7 +50,7 @@ class ClusterState:
                 result.store(sequence, head, piece, value)
 
     def _merged(self, piece: Piece) -> list[Value]:
-        """Returns the lane's dimensions of the piece."""
+        """Returns o / l merged over the cluster, for the lane's dimensions of the piece."""
         k, ranks = self._k, range(self._splits)
         marks, place = self._marks.at(piece.query), self._state.share(piece)
         each = [k.peer(marks, rank).load(vector=2) for rank in ranks]

@@ -1,4 +1,4 @@
-"""Selection rule for clusters, which merge their splits themselves."""
+"""Selection rule: when decode attention's splits form a thread block cluster that merges them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def clustered(
     step: int,
     nbytes: int,
 ) -> PagedAttentionConfig:
-    """Makes the splits a cluster if the device has clusters and this is not slower.
+    """Returns the Config, its splits as a cluster if the device has clusters and this is no slower.
 
-    A cluster has at most eight blocks. If the config has more splits, the cluster has fewer blocks
-    than the device can hold. If each block then has its own multiprocessor, it gets twice as many
-    warps. That uses the memory as well, but takes more rounds, which matters when few heads have
-    long contexts.
+    A cluster has at most eight thread blocks. If the Config has more splits, the cluster has fewer
+    thread blocks than the device can hold. If each thread block then has its own multiprocessor, it
+    gets twice as many warps. That uses the memory as well, but takes more rounds, which matters
+    when few heads have long contexts.
 
     Args:
       config: has as many splits as fill the device.
-      blocks: per split.
+      blocks: thread blocks per split.
       capacity: tokens of a context.
-      step: tokens of a block in a round.
+      step: tokens of a thread block in a round.
       nbytes: bytes of all pages.
     """
     facts = device.facts

@@ -1,4 +1,4 @@
-"""Parameters of decode attention."""
+"""Tiling parameters of the decode attention kernel."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PagedAttentionConfig:
-    """Tiling of decode attention.
+    """Tiling of decode attention over thread blocks, warps and lanes.
 
     Attributes:
-      warps: per block; they share one sequence and group of query heads, and divide its tokens.
-      queries: query heads of a group that one block holds in registers; K and V are read once for
-        all of them.
+      warps: per thread block; they share one sequence and group of query heads, and divide its
+        tokens.
+      queries: query heads of a group that one thread block (or team) holds in registers; K and V
+        are read once for all of them.
       unroll: tokens per lane in a round; as many are prefetched for the next round.
-      resident_blocks: blocks per multiprocessor that the registers must suffice for.
-      splits: blocks that share a sequence's tokens (flash decoding, Dao et al. 2023). With more
-        than one they leave partial results, which `merge_attention` merges.
-      cluster: whether these blocks form a cluster that merges its results itself (sm_90, at most 8
-        splits).
+      resident_blocks: thread blocks per multiprocessor that the registers must suffice for.
+      splits: thread blocks that share a sequence's tokens (flash decoding, Dao et al. 2023). With
+        more than one, `merge_attention` merges their partial results.
+      cluster: whether these thread blocks form a cluster that merges its results without a second
+        launch (sm_90, at most 8 splits).
       load_bytes: width of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many
         values of each query.
-      teams: teams of the block's warps, each with its own `queries` query heads. Every team reads K
-        and V; the L1 cache serves all but the first.
+      teams: teams of the thread block's warps, each with its own `queries` query heads. Every team
+        reads K and V; the L1 cache serves all but the first.
       tensor_cores: whether a warp processes 16 tokens by mma for up to 16 query heads (see
         `tensor_cores`). `unroll` and `load_bytes` are then ignored, and there are no teams.
     """
@@ -38,6 +39,6 @@ class PagedAttentionConfig:
     cluster: bool = False
 
     def whole_heads(self, group: int) -> int:
-        """Returns the query heads that all blocks of a group have; 1 if the last one has fewer."""
+        """Returns the query heads of every thread block of a group; 1 if the last has fewer."""
         heads = min(self.queries, group) * self.teams
         return 1 if group % heads else heads

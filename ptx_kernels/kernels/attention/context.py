@@ -1,4 +1,4 @@
-"""A block's part of decode attention: its query heads, its tokens and their pages."""
+"""Work of one thread block in decode attention: its query heads, and its tokens in KV pages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from .online_softmax import Piece, Team
 
 @dataclass(frozen=True)
 class PageTable:
-    """Pages of one sequence.
+    """Looks up the KV pages of one sequence.
 
     Attributes:
-      entries: s32 (batch, pages_per_sequence); None: the sequence is a single page.
+      entries: block tables, s32 (batch, pages_per_sequence); None means that the sequence is a
+        single page.
     """
 
     entries: Pointer | None
@@ -25,13 +26,13 @@ class PageTable:
     page_size: int
 
     def page_of(self, token: Value, where: Value) -> Value:
-        """Returns the id of a token's page; 0 if the condition fails."""
+        """Returns the id of a token's page (u32); 0 where `where` is false."""
         if self.entries is None:
             return self.sequence
         return self.entry(token // self.page_size, where).bits(u32)
 
     def entry(self, page: Value, where: Value | None = None) -> Value:
-        """Returns the id of the sequence's page with this number, s32; 0 if the condition fails."""
+        """Returns the id (s32) of the sequence's page number `page`; 0 where `where` is false."""
         assert self.entries is not None
         return self.entries.at(self.sequence, page).load(where=where)
 
@@ -41,9 +42,9 @@ class PageTable:
 
 
 class QueryHeads:
-    """Query heads of a team: `count` of the `group` heads that share a KV head.
+    """Query heads of a team of warps: `count` of the `group` heads that share a KV head.
 
-    If a group's last block has fewer heads, the last head repeats.
+    If a group's last thread block has fewer heads, its last head repeats.
     """
 
     def __init__(self, k: Builder, group: int, count: int, team: Team) -> None:
@@ -60,17 +61,17 @@ class QueryHeads:
         return self._k.minimum(self._first + i, self._group - 1)
 
     def index(self, i: Value | int) -> Value:
-        """Returns the query head with this number in the team."""
+        """Returns the index, among all query heads, of the team's head i."""
         return self.kv_head * self._group + self._in_group(i)
 
     def load(self, logits: Pointer, numbers: Sequence[Value]) -> list[Value]:
-        """Loads the logits of the heads with these numbers in the team, in base 2."""
+        """Loads the sink logits of the team's heads `numbers`, in base 2."""
         members = [self._in_group(i) for i in numbers]
         return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
 
     @contextlib.contextmanager
     def owned(self, piece: Piece) -> Iterator[Value]:
-        """Yields the query head of a piece; the body runs only if it is not a repetition."""
+        """Yields the query head of a piece; the body is skipped if the head is a repetition."""
         member = self._of_block + piece.query
         inside = all_of(piece.known, member < self._group if self._ragged else None)
         with contextlib.nullcontext() if inside is None else self._k.when(inside):
@@ -79,7 +80,7 @@ class QueryHeads:
 
 @dataclass(frozen=True)
 class Share:
-    """Tokens of a split, from `first` to below `stop`; tokens before `oldest` are masked."""
+    """Token range of a split: from `first` to below `stop`; tokens before `oldest` are masked."""
 
     first: Value | int
     stop: Value
@@ -88,17 +89,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Task:
-    """Attention of one block: its query heads over its split's tokens of a sequence.
+    """Decode attention of one thread block: its query heads over its split's tokens of a sequence.
 
     Attributes:
       q: f32 (batch, num_heads, head_dim).
       dtype: of the pages, see `PAGE_TYPES`.
-      values: None if latent.
+      values: pages of values; None if the pages are latent.
       value_dim: width of the values.
-      sinks: f32 (num_heads,), or None.
+      sinks: f32 (num_heads,), None if absent.
       context_len: of the sequence, s32.
       capacity: tokens that the sequence's pages hold.
-      split: number of the block's split, of `splits` that share the sequence's tokens.
+      split: index of the thread block's split, of the `splits` that share the sequence's tokens.
     """
 
     q: Pointer
@@ -120,17 +121,20 @@ class Task:
 
     @property
     def factor(self) -> float:
-        """Factor of q, with which scores are exponents of 2, or arguments of the soft cap."""
+        """Factor applied to q, so that scores are exponents of 2, or arguments of the soft cap."""
         return self.scale * LOG2_E if self.soft_cap is None else self.scale / self.soft_cap
 
     def capped(self, k: Builder, score: Value) -> Value:
-        """Converts a product of q and a key to an exponent of 2, with the soft cap applied."""
+        """Emits the conversion of a dot product of scaled q and a key to an exponent of 2.
+
+        Applies the soft cap.
+        """
         return score if self.soft_cap is None else tanh(k, score) * (self.soft_cap * LOG2_E)
 
     def share(self, k: Builder, step: int, unit: int = 1) -> Share:
-        """Returns the split's tokens: an equal share, at least `step`.
+        """Returns the token range of this split: equal for all splits, at least `step` tokens.
 
-        The last may have fewer or none.
+        The last splits may have fewer tokens or none.
 
         `unit`: a power of two that divides `step` and the first token.
         """

@@ -1,4 +1,4 @@
-"""Attention kernel families: over pages, the merge of splits, and over prompts."""
+"""Attention kernel families: decode over pages, merge of splits, prompts, and splitting of keys."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _attention(
     cluster: bool = False,
     **options: Any,
 ) -> Case:
-    """Returns a case with the rule's Config for a device that `splits` blocks per head fill.
+    """Returns a decode attention case with the rule's Config, but `splits` splits.
 
-    The splits are a cluster if `cluster`.
+    The splits form a cluster if `cluster`.
     """
     contiguous = options.get("contiguous", False)
     heads = num_kv_heads * group, num_kv_heads, head_dim
@@ -69,7 +69,10 @@ def _attention(
 def _latent(
     dtype: str, group: int, *, label: str = "", splits: int = 64, cluster: bool = False
 ) -> Case:
-    """Returns a case with rows of 576, of which 512 are values, like DeepSeek-V2's."""
+    """Returns a decode attention case with latent rows of 576, of which 512 are values.
+
+    DeepSeek-V2 has this shape.
+    """
     options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits, "cluster": cluster}
     return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options)
 
@@ -116,9 +119,9 @@ def _piece(
     capacity: int = 4096,
     **options: Any,
 ) -> Case:
-    """Returns a case of prompt chunks over pages of 16 tokens.
+    """Returns a case of prompt chunks that attend to pages of 16 tokens.
 
-    It has bf16 parts if the pages are split.
+    With `key_parts` above 1 the pages hold bf16 parts written by `split_keys`.
     """
     rows, dims = (batch * num_kv_heads, time * group), (head_dim, head_dim)
     seen = min(capacity, options.get("window", capacity))
@@ -227,7 +230,7 @@ _SPLITS = (
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns the fraction of pages in the block tables, or in the window."""
+    """Returns the fraction of a buffer that is read: of pages, those in block tables and window."""
     if buffer.name not in PAGE_BUFFERS:
         return 1
     held = 1.0
@@ -239,13 +242,16 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def _passes(arguments: Arguments) -> int:
-    """Returns the teams per group; each reads all of K and V."""
+    """Returns how often K and V are read: once per `queries` query heads of a group."""
     group = arguments["num_heads"] / arguments["num_kv_heads"]
     return math.ceil(group / arguments["config"].queries)
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int] | None:
-    """Returns 512 tokens per split; None for a window, which bounds the loop itself."""
+    """Returns (argument, value) for 512 tokens per split; None for a window.
+
+    A window bounds the loop already.
+    """
     if arguments["window"] or arguments["contiguous"]:
         return None
     return "pages_per_sequence", math.ceil(
@@ -254,7 +260,10 @@ def _shorter(arguments: Arguments) -> tuple[str, int] | None:
 
 
 def _trips(arguments: Arguments) -> float | None:
-    """Returns the steps of tensor cores, which load several widths; None for lanes."""
+    """Returns the trips of the tensor-core loop; None for the loop of lanes.
+
+    The tensor-core loop loads several widths, so its loads do not determine the trips.
+    """
     if not arguments["config"].tensor_cores:
         return None
     tokens = arguments["pages_per_sequence"] * arguments["page_size"]
@@ -265,7 +274,7 @@ def _trips(arguments: Arguments) -> float | None:
 def _block_tables(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns page ids without repetition, if there are enough pages."""
+    """Returns random page ids, without repetition if there are enough pages."""
     num_pages, entries = buffers["k_pages"].shape[0], math.prod(buffer.shape)
     pages = rng.permutation(max(num_pages, entries)) % num_pages
     return pages[:entries].reshape(buffer.shape)
@@ -274,7 +283,7 @@ def _block_tables(
 def _context_lens(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns lengths of a full sequence, an empty one, and some between."""
+    """Returns random context lengths: a full sequence, an empty one, and some between."""
     num_pages, _, page_size, _ = buffers["k_pages"].shape
     tables = buffers.get("block_tables")
     # without block tables the pages are contiguous, one per sequence
@@ -287,7 +296,7 @@ def _context_lens(
 
 
 def _marks(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """Returns the highest score and the positive sum of weights of each split."""
+    """Returns random `marks` for each split: highest score and positive sum of weights."""
     return np.abs(rng.standard_normal(buffer.shape, np.float32)) + np.float32(1)
 
 
@@ -313,7 +322,7 @@ MERGE_ATTENTION = Family(
 
 
 def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """Returns lengths of a full prompt, an empty one, and some between."""
+    """Returns random prompt lengths: a full prompt, an empty one, and some between."""
     time = buffers["q"].shape[1]
     lengths = rng.integers(1, time + 1, buffer.shape)
     lengths[0] = time
@@ -322,14 +331,14 @@ def _lengths(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Gener
 
 
 def _before(arguments: Arguments) -> int:
-    """Returns the tokens of a full sequence before a prompt chunk."""
+    """Returns how many tokens of a full sequence precede a prompt chunk."""
     return max(0, arguments["pages_per_sequence"] * arguments["page_size"] - arguments["time"])
 
 
 def _prompt_trips(arguments: Arguments) -> float:
-    """Returns the steps of all warps over full prompts, or over chunks at the end of sequences.
+    """Returns the loop trips of all warps over full prompts, or chunks at the end of sequences.
 
-    A tile's steps are from its window to its last row.
+    A tile's trips cover the tokens from the start of its window to its last row.
     """
     time, window, config = arguments["time"], arguments["window"], arguments["config"]
     group, rows = arguments["num_heads"] // arguments["num_kv_heads"], TILE_ROWS * config.warps
@@ -342,7 +351,10 @@ def _prompt_trips(arguments: Arguments) -> float:
 
 
 def _shorter_prompt(arguments: Arguments) -> tuple[str, int] | None:
-    """Returns a shorter prompt or context, since steps grow with it; None for a window."""
+    """Returns (argument, value) for a shorter prompt or context; None for a window.
+
+    The loop's trips grow with the prompt or context.
+    """
     if arguments["window"]:
         return None
     if arguments["dtype"] is None:

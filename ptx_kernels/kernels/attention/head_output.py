@@ -1,4 +1,4 @@
-"""Results of attention: query heads' vectors, f32 or quantized for a product, or a split's part."""
+"""Stores attention results: f32, quantized as q8_1 or f16, or a split's partial results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .online_softmax import Merged, Piece
 
 @dataclass(frozen=True)
 class Result:
-    """Query heads' vectors.
+    """Output arrays of an attention kernel, one vector per query head.
 
     Attributes:
       values: f32 (batch, num_heads, head_dim), s8 (batch, num_heads * head_dim), or f16 as in
@@ -28,11 +28,11 @@ class Result:
 
     @property
     def run(self) -> int:
-        """Dimensions per lane that are stored together."""
+        """Adjacent dimensions that a lane stores together."""
         return LANE if isinstance(self.values, F16Rows) else 1
 
     def store(self, sequence: Value, head: Value, piece: Piece, share: Sequence[Value]) -> None:
-        """Stores one warp's piece: the lane's head and its dimensions."""
+        """Emits the stores of one warp's piece of a head; `share`: the lane's dimensions."""
         k, head_dim, group = self.k, self.head_dim, piece.group
         if isinstance(self.values, F16Rows):
             column = (head * (head_dim // GROUP) + group) * GROUP + piece.first
@@ -51,21 +51,20 @@ class Result:
 
 
 def leaves_f16(head_dim: int, heads: int) -> bool:
-    """Returns whether a block's heads together are a multiple of f16's super-blocks."""
+    """Returns whether a thread block's heads together fill complete f16 super-blocks of 256."""
     return head_dim % GROUP == 0 and head_dim * heads % SUPER_BLOCK == 0
 
 
 def declare_result(
     k: Builder, batch: int, num_heads: int, head_dim: int, output: str, heads: int = 1
 ) -> Result:
-    """Declares the results of a kernel with `heads` heads per block.
+    """Declares the output arrays of an attention kernel with `heads` heads per thread block.
 
     `f32`: out (batch, num_heads, head_dim). `q8_1`, for head_dim a multiple of 32: values s8
     (batch, num_heads * head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as in
-    `quantize_q8_1`. `f16`, if the block `leaves_f16`: values, means and scale, as in
-    `quantize_f16`.
+    `quantize_q8_1`. `f16`, if `leaves_f16`: values, means and scale, as in `quantize_f16`.
 
-    Raises KernelError for another output, and for q8_1 or f16 elsewhere.
+    Raises KernelError for another output, and for q8_1 or f16 if the heads do not allow it.
     """
     if output == "f16" and leaves_f16(head_dim, heads):
         return Result(k, head_dim, F16Rows.outputs(k, batch, num_heads * head_dim))
@@ -83,7 +82,7 @@ def declare_result(
 
 @dataclass(frozen=True)
 class Parts:
-    """Partial results of several splits, the input of `merge_attention`.
+    """Partial attention results of all splits (split-K), the input of `merge_attention`.
 
     Attributes:
       parts: f32 (batch, num_heads, splits, head_dim): weighted sums of values.
@@ -99,7 +98,7 @@ class Parts:
     def store(
         self, sequence: Value, head: Value, split: Value, piece: Piece, merged: Merged
     ) -> None:
-        """Stores one warp's piece of a split's part of a head, like `Result.store`."""
+        """Emits the stores of one warp's piece of a head's partial result, for split `split`."""
         k, place, group = self.k, (sequence, head, split), piece.group
         first = (group == 0) & (k.lane_id == 0)
         self.marks.at(*place).store(0, (merged.m, merged.l), where=first)
@@ -111,7 +110,7 @@ class Parts:
 def declare_parts(
     k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int
 ) -> Parts:
-    """Declares the parts of the splits; raises KernelError for another output than f32."""
+    """Declares the splits' partial results; raises KernelError for another output than f32."""
     if output != "f32":
         raise KernelError(f"output={output!r} must be f32 of splits={splits} that are no cluster")
     parts = k.output("parts", f32, (batch, num_heads, splits, head_dim))

@@ -1,4 +1,4 @@
-"""Second step of flash decoding: merges the splits of each query head."""
+"""Merge kernel of flash decoding: combines the splits' partial results of each query head."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def merge_attention(
     output: str = "f32",
     config: MergeConfig = MergeConfig(),
 ) -> None:
-    """Merges the parts and marks that `paged_attention` left for `splits` splits.
+    """Kernel: merges the partial results (`parts`, `marks`) that `paged_attention` left per split.
 
-    This kernel treats a split like attention treats a token: it has a highest score, a sum of
-    weights, and weighted values. An empty split has a score below all others and sums of 0.
-    Results: see `declare_result`.
+    A split is merged like attention adds a token: it has a highest score, a sum of weights, and
+    weighted values. An empty split has a score below all others and sums of 0. Results: see
+    `declare_result`.
     """
     parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))

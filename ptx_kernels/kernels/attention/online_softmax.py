@@ -1,7 +1,4 @@
-"""Online softmax (Milakov and Gimelshein 2018): partial results and their merges.
-
-Lanes, warps and splits each have partial results.
-"""
+"""Online softmax (Milakov and Gimelshein 2018) of lanes, warps and splits, and their merges."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ LOWEST = -3.0e38  # below every score; finite, so that no difference of two of t
 
 
 class OnlineSoftmax:
-    """Running softmax of some queries over the tokens of a lane group: FlashAttention's m, l and O.
+    """Running softmax of a lane group's queries over its own tokens: FlashAttention's m, l and O.
 
     m is the highest score so far, l the sum of 2^(score - m), o the sum of values with these
     weights. Each lane group of a warp has its own tokens. Within a lane group, m and l are
-    scattered, so that one lane computes a query's softmax. Every lane has its share of each query's
-    o.
+    scattered: each query's m and l are in one lane, which computes its softmax. Every lane has some
+    dimensions of each query's o.
     """
 
     def __init__(self, k: Builder, queries: int, spread: Spread) -> None:
@@ -40,11 +37,11 @@ class OnlineSoftmax:
         ]
 
     def owned(self) -> list[Value]:
-        """Returns the queries whose m and l this lane owns."""
+        """Returns the indices of the queries whose m and l this lane owns."""
         return [self.lanes.item(slot) for slot in range(self.lanes.slots)]
 
     def rescale(self, highest: Sequence[Value]) -> None:
-        """Sets m = highest, and rescales l and o to it."""
+        """Sets m = highest, and scales l and o accordingly."""
         factors = [self.k.exp2(m - new) for m, new in zip(self.m, highest, strict=True)]
         for m, total, new, factor in zip(self.m, self.l, highest, factors, strict=True):
             m.set(new)
@@ -60,10 +57,12 @@ class OnlineSoftmax:
         values: Sequence[tuple[Sequence[Value], Value | float | None]],
         counts: Sequence[Value] | None = None,
     ) -> None:
-        """Adds tokens: scattered scores in base 2, and values, each with its factor (None: 1).
+        """Adds tokens: their scattered scores in base 2, and their values, each with its factor.
 
-        `counts`: each token represents several tokens with this sum of weights, relative to its
-        score.
+        A factor of None means 1.
+
+        `counts`: for each token, the sum of weights (relative to its score) of the tokens that it
+        stands for; None means 1 each.
         """
         k = self.k
         highest: list[Value] = [*self.m]
@@ -85,9 +84,9 @@ class OnlineSoftmax:
                     k.accumulate(total, weight, value)
 
     def add_sinks(self, scores: Sequence[Value], once: Value) -> None:
-        """Adds scattered logits without values to an empty state, where `once` holds.
+        """Initializes m and l with scattered sink logits in the lane group where `once` is true.
 
-        `once` must hold in exactly one lane group.
+        `once` must be true in exactly one lane group. The state must be empty.
         """
         k = self.k
         for m, total, score in zip(self.m, self.l, scores, strict=True):
@@ -99,7 +98,7 @@ class OnlineSoftmax:
 
 @dataclass(frozen=True)
 class Merged:
-    """Merged softmax of a query. The lanes of one warp each hold some dimensions of o.
+    """Merged softmax state of one query; each lane of a warp holds some dimensions of o.
 
     o is zero beyond head_dim.
     """
@@ -112,7 +111,10 @@ class Merged:
     def of(
         cls, k: Builder, marks: Sequence[tuple[Value, ...]], shares: Sequence[Sequence[Value]]
     ) -> Merged:
-        """Merges several states with these m and l, and the lane's dimensions of their o."""
+        """Merges several states.
+
+        `marks`: (m, l) of each state; `shares`: the lane's dimensions of each state's o.
+        """
         highest = functools.reduce(k.maximum, [m for m, _ in marks])
         factors = [k.exp2(m - highest) for m, _ in marks]
         total = dot(k, factors, [total for _, total in marks])
@@ -126,13 +128,13 @@ class Merged:
 
 @dataclass(frozen=True)
 class Piece:
-    """Dimensions of the block's queries, concatenated, that one warp merges at a time.
+    """Dimensions of a thread block's queries, concatenated, that one warp merges at a time.
 
     Attributes:
-      query, group, first: the lane has dimensions from `first` on in a query's group of 32, which
-        is number `group` of it.
-      run: dimensions per lane: 1, which covers 32 of one query, or more.
-      known: whether the piece exists in the block; None: yes.
+      query, group, first: the lane's dimensions begin at `first` in the 32 dimensions number
+        `group` of query `query`.
+      run: dimensions per lane: 1, so that a piece is 32 dimensions of one query, or more.
+      known: whether the piece exists in the thread block; None means yes.
     """
 
     query: Value
@@ -145,7 +147,10 @@ class Piece:
     def of_warp(
         cls, k: Builder, count: int, groups: int, worker: Value, workers: int, run: int
     ) -> Iterator[Piece]:
-        """Yields the pieces of one of the warps that divide those of `count` queries."""
+        """Yields the pieces that warp `worker` of `workers` merges, of `count` queries.
+
+        `groups`: groups of 32 dimensions per query.
+        """
         pieces, lanes = count * groups // run, WARP // run
         for start in range(0, pieces, workers):
             number, known, first = worker + start, None, k.lane_id
@@ -159,11 +164,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Team:
-    """Warps of a block that share the same queries, as seen by one warp.
+    """Warps of a thread block that share the same queries, from the view of one of its warps.
 
     Attributes:
       warps: per team.
-      count: teams of the block.
+      count: teams of the thread block.
     """
 
     k: Builder
@@ -176,15 +181,15 @@ class Team:
         return self.k.warp_id if self.count == 1 else self.k.warp_id % self.warps
 
     def member(self, i: int, each: int) -> Value | int:
-        """Returns the block-wide number of the team's item i, if each team has `each` items."""
+        """Returns the thread block's index of the team's item i; each team has `each` items."""
         return i if self.count == 1 else self.k.warp_id // self.warps * each + i
 
 
 class BlockState:
-    """Softmax states of all warps of a block, in shared memory.
+    """Softmax states (m, l, o) of all warps of a thread block, in shared memory.
 
     Attributes:
-      queries: of all teams.
+      queries: number of queries of all teams.
       groups: groups of 32 dimensions per query.
       marks: m and l, f32 (a team's warps, queries of all teams, 2).
       parts: o, f32 (a team's warps, queries of all teams, 36 per 32 dimensions). The padding of
@@ -194,10 +199,10 @@ class BlockState:
     def __init__(
         self, k: Builder, queries: int, head_dim: int, team: Team, shift: int | None = None
     ) -> None:
-        """Allocates the state.
+        """Declares the shared memory.
 
         Args:
-          shift: banks (a multiple of 4) from a query to the next; None: no extra padding.
+          shift: banks (a multiple of 4) from a query to the next; None means no extra padding.
         """
         self._k, self._head_dim, self._team = k, head_dim, team
         self._places: dict[str, Pointer] = {}  # of the team's query 0, by the run's first
@@ -210,13 +215,19 @@ class BlockState:
         self.parts = k.shared("warp_parts", f32, (*sums, pitch), dynamic=over)
 
     def place(self, query: Value, first: Value) -> Pointer:
-        """Returns the address of the warp's o for a query of the block, from `first` on."""
+        """Returns the address of this warp's o of a query, from dimension `first` on.
+
+        `query`: its index in the thread block.
+        """
         if self.groups > 1:
             first = first + (first // WARP) * (_GROUP_PITCH - WARP)
         return self.parts.at(self._team.warp, query).at(first)
 
     def team_place(self, i: int, first: Value) -> Pointer:
-        """Returns `place` for query i of the team; the queries of a run share one address."""
+        """Returns `place` for query i of the team.
+
+        All of the team's queries share one base address, which saves registers.
+        """
         if first.name not in self._places:
             number = self.number(0)
             query = self._k.const(u32, number) if isinstance(number, int) else number
@@ -224,12 +235,12 @@ class BlockState:
         return self._places[first.name].at(i * self.parts.shape[-1])
 
     def share(self, piece: Piece, warp: int = 0) -> Pointer:
-        """Returns the address of the lane's dimensions of a piece in a warp's o."""
+        """Returns the address, in the o of warp `warp`, of this lane's dimensions of a piece."""
         place = self.parts.at(warp, piece.query)
         return place.at(piece.group * _GROUP_PITCH + piece.first)
 
     def merged(self, run: int = 1) -> Iterator[list[tuple[Piece, Merged]]]:
-        """Yields this warp's pieces, some at a time, merged over the warps that have them.
+        """Yields this warp's pieces, a few at a time, each merged over the team's warps.
 
         All threads must reach it, after storing their warp's state.
         """
@@ -245,7 +256,7 @@ class BlockState:
             yield [(piece, self._merge(piece)) for piece in some]
 
     def number(self, i: int) -> Value | int:
-        """Returns the block's number of the team's query i."""
+        """Returns the index in the thread block of the team's query i."""
         return self._team.member(i, self.queries // self._team.count)
 
     def _merge(self, piece: Piece) -> Merged:
@@ -259,7 +270,10 @@ class BlockState:
 
 
 def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState:
-    """Merges every query of a team over its lanes; returns the state of the block's warps."""
+    """Merges each warp's lane groups, and stores the states in shared memory.
+
+    Returns the states of the thread block's warps.
+    """
     k, spread, queries = softmax.k, softmax.spread, len(softmax.o)
     if spread.lanes < WARP:
         _merge_lanes(softmax)
@@ -277,7 +291,7 @@ def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState
 
 
 def _merge_lanes(softmax: OnlineSoftmax) -> None:
-    """Merges the warp's lane groups; afterwards each holds the full warp's state."""
+    """Merges the warp's lane groups; afterwards each lane group holds the full warp's state."""
     k, lanes = softmax.k, softmax.spread.lanes
     apart = {"lanes": WARP // lanes, "stride": lanes}
     softmax.rescale([k.warp_max(m, **apart) for m in softmax.m])

@@ -1,4 +1,4 @@
-"""Decode attention: one query token per sequence; keys and values in pages or contiguous."""
+"""Decode attention kernel: one query token per sequence; keys and values in pages or contiguous."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _DEFAULT = PagedAttentionConfig()
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the cache: one lane's share of its stored vectors (see `Pages.load`).
+    """A cached token's key and value in registers: one lane's share of each (see `Pages.load`).
 
     `value` is empty if the key contains the values.
 
     Attributes:
-      seen: whether the token is part of the context and has a page (predicate). Otherwise all else
-        is zero.
+      seen: whether the token is part of the context and has a page (predicate). If false, key and
+        value are zeros.
     """
 
     seen: Value
@@ -43,7 +43,7 @@ class Token:
 
 
 class _Prefetched:
-    """A token held in registers from its load in one round to its use in the next."""
+    """A prefetched token, in registers from its load in one round to its use in the next."""
 
     def __init__(self, k: Builder, token: Token) -> None:
         self._copy = lambda value: k.var(value.type, value)
@@ -60,7 +60,7 @@ class _Prefetched:
 
 @dataclass(frozen=True)
 class _Context:
-    """Tokens of one sequence and KV head, from a split's first to below its `stop`.
+    """Tokens of one sequence and KV head in the KV cache, before a split's `stop`.
 
     `values`: None if latent.
     """
@@ -76,7 +76,7 @@ class _Context:
         return self.table.page_of(token, token < self.stop)
 
     def load(self, token: Value, page: Value) -> Token:
-        """Starts the loads of a token, whose page id was loaded before."""
+        """Starts the loads of a token's key and value; `page`: its page id, already loaded."""
         num_pages = self.keys.rows.shape[0]
         seen = (token < self.stop) & (page < num_pages)
         place = (page, self.kv_head, self.table.slot_of(token))
@@ -88,10 +88,10 @@ class _Context:
 
 
 class _Streams:
-    """Lane groups with their own tokens: stream s of a team takes tokens s, s + count, ...
+    """Lane groups of a team, called streams: stream s takes tokens s, s + count, ...
 
     Attributes:
-      number: number of the lane's stream (u32).
+      number: index of the lane's stream (u32).
       count: streams of a team.
       step: tokens of a team in a round, `unroll` per stream.
     """
@@ -124,22 +124,24 @@ def paged_attention(
     output: str = "f32",
     config: PagedAttentionConfig = _DEFAULT,
 ) -> None:
-    """out[b, h] = softmax(scale * q[b, h] . K) V over sequence b's first context_lens[b] tokens.
+    """Decode attention: out[b, h] = softmax(scale * q[b, h] . K) V over the context of sequence b.
 
-    Tokens beyond the context, before the window or with a page id outside the pages do not count,
-    whatever their contents. Without any token the result is zeros. Operands: q f32 (batch,
-    num_heads, head_dim); the pages (see `declare_pages`); block_tables s32 (batch,
-    pages_per_sequence); context_lens s32 (batch,); sinks f32 (num_heads,).
+    The context is the sequence's first context_lens[b] tokens. Tokens beyond the context, before
+    the window or with a page id outside the pages do not count, whatever their contents. Without
+    any token the result is zeros. Operands: q f32 (batch, num_heads, head_dim); the pages (see
+    `declare_pages`); block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,); sinks
+    f32 (num_heads,).
 
     Args:
       contiguous: sequence b is page b, which holds all its tokens; there are no block tables.
       window: only the last `window` tokens of a context are seen.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
-      value_dim: the pages are latent: values are the first `value_dim` elements of the keys' rows,
-        which are read once. None: values have their own pages, as wide as the keys'.
-      output: `f32`, or with one split or a cluster `q8_1` or `f16`; see `declare_result`. Several
-        splits without a cluster leave `Parts`.
+      value_dim: if set, the pages are latent: values are the first `value_dim` elements of the
+        keys' rows, which are read once. None means that values have their own pages, as wide as the
+        keys'.
+      output: `f32`, or with one split or a cluster `q8_1` or `f16`; see `declare_result`. With
+        several splits and no cluster, the results are `Parts`.
     """
     pages = batch, num_pages, pages_per_sequence
     _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
@@ -213,9 +215,10 @@ def paged_attention(
 def _attend_by_lanes(
     k: Builder, task: Task, mine: Sequence[Value], config: PagedAttentionConfig
 ) -> BlockState:
-    """Computes attention by lane groups, each with its own tokens.
+    """Emits attention without tensor cores: each lane group computes scores of its own tokens.
 
-    `mine`: indices of the team's query heads.
+    Returns the softmax states of the thread block's warps. `mine`: indices of the team's query
+    heads.
     """
     keys, values = task.keys, task.values
     out_dim, head_dim = task.value_dim, keys.rows.shape[3]
@@ -254,7 +257,7 @@ def _check(
 ) -> None:
     """Raises KernelError for arguments that do not fit together.
 
-    `contiguous`: batch, pages, pages per sequence; None: there are block tables.
+    `contiguous`: (batch, pages, pages per sequence); None means that there are block tables.
     """
     if num_heads % num_kv_heads:
         raise KernelError(
@@ -277,7 +280,7 @@ def _check(
 
 
 def _value_dim(head_dim: int, value_dim: int | None) -> int:
-    """Returns the width of the values for a kernel's `value_dim`."""
+    """Returns the width of the values: `value_dim`, or head_dim if it is None; checks it."""
     if value_dim is None:
         return head_dim
     if value_dim % WARP or value_dim > head_dim:
@@ -290,15 +293,15 @@ def _value_dim(head_dim: int, value_dim: int | None) -> int:
 def _rounds(
     k: Builder, context: _Context, streams: _Streams, start: Value | int
 ) -> Iterator[list[Token]]:
-    """Yields the tokens of each round; its body runs inside a loop.
+    """Yields the lane's tokens of each round; the body is emitted inside a loop.
 
-    While a round computes, K and V of the next round are in flight, and the page ids of the one
-    after it. Every stream has the same number of rounds, so that full warps reach the shuffles.
+    While a round computes, K and V of the next round are in flight, and the page ids of the round
+    after that. Every stream has the same number of rounds, so that full warps reach the shuffles.
     """
     step = streams.step
 
     def following(token: Value, page: Var) -> Token:
-        """Loads a token, and the page id of the one a round later."""
+        """Starts the loads of a token and of the page id of the stream's token one round later."""
         later = context.page_of(token + step)
         known = k.var(page.type, page)
         page.set(later)
@@ -321,9 +324,9 @@ def _scores(
     query: Sequence[Sequence[Value]],
     keys: Sequence[tuple[Sequence[Value], Value | float | None]],
 ) -> list[list[Value]]:
-    """Computes Q . K of every token in base 2, each in the lane that owns its query.
+    """Emits Q . K of every token in base 2, each score in the lane that owns its query.
 
-    See `OnlineSoftmax`. Each key has a factor of its quantization; None: 1.
+    See `OnlineSoftmax`. Each key comes with its dequantization factor; None means 1.
     """
     scores = [
         softmax.lanes.reduce_scatter([dot(k, mine, key) for mine in query]) for key, _ in keys

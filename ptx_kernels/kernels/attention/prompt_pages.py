@@ -18,13 +18,13 @@ ELEMENT = 2  # bytes per element of a key or value
 
 @dataclass(frozen=True)
 class HeadPages:
-    """Keys and values of one sequence and KV head.
+    """Pages of keys and values of one sequence and KV head.
 
     Attributes:
       rows: parts of keys, then of values, bf16 or f16 (num_pages, num_kv_heads, page_size,
         head_dim).
-      named: pages are stored in the order of the block tables, whose ids are below `named`; None:
-        the tables hold their positions.
+      named: if set, `rows` has its pages in the order of the block tables, and an id of the tables
+        is valid if it is below `named`. None means that the ids are indices of the pages.
     """
 
     k: Builder
@@ -38,7 +38,10 @@ class HeadPages:
         return self.rows[0].shape[0]
 
     def id(self, number: Value, where: Value | None = None) -> Value:
-        """Returns the position of the sequence's page, u32; `num_pages` or more if it has none."""
+        """Returns the index in `rows` (u32) of the sequence's page `number`.
+
+        It is `num_pages` or more if the page does not exist.
+        """
         found = self.table.entry(number, where).bits(u32)
         if self.named is None:
             return found
@@ -47,7 +50,7 @@ class HeadPages:
         return self.k.select(found < self.named, place, self.num_pages)
 
     def are_known(self, keys: Keys, warps: int) -> Value:
-        """Returns whether all of the tokens' pages exist, in all threads; executes a barrier."""
+        """Returns, in all threads, whether all pages of tokens `keys` exist; emits a barrier."""
         k, size = self.k, self.table.page_size
         flags = k.shared("flags", u32, (warps,), dynamic=True)
         missing = k.var(u32, 0)
@@ -60,7 +63,7 @@ class HeadPages:
         return reduce(operator.or_, flags.load_run(0, warps)) == 0
 
     def known(self, first: Value, count: int, stop: Value) -> list[Value]:
-        """Returns for each 16 of `count` tokens from `first` on whether they are in a page."""
+        """Returns for each 16 of `count` tokens, from `first` on, whether their page exists."""
         tokens = [first + at for at in range(0, count, STEP)]
         ids = [self.id(token // self.table.page_size, token < stop) for token in tokens]
         return [page < self.num_pages for page in ids]
@@ -68,14 +71,14 @@ class HeadPages:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of all rows of a step, of which each thread copies one part.
+    """Adjacent columns of a step's rows, of which each thread copies 16 bytes per row.
 
     Attributes:
       height: rows copied at once.
       row: the thread's first row.
-      block: the first of the 16 of its rows that share a page.
+      block: the first of the 16 rows, with the thread's row among them, that share a page.
       target: byte offset in shared memory.
-      starts: source address in page 0, for each of the rows.
+      starts: source address in page 0, for each array of `HeadPages.rows`.
       pages: ids of the pages of the next step, for `each` rows.
     """
 
@@ -89,10 +92,10 @@ class _Columns:
 
 
 class PageRows:
-    """Copies the next rows of a head's keys and values, like `TokenRows`, from pages.
+    """Copies the next step's keys and values of a head from KV pages into shared memory.
 
-    Values are stored after the keys. Tokens outside `keys`, or without a page, become zeros. The
-    ids of a step's pages are loaded one step in advance.
+    Like `TokenRows`, but for pages. Values are stored after the keys. Tokens outside `keys`, or
+    without a page, become zeros. The ids of a step's pages are loaded one step in advance.
     """
 
     def __init__(self, pages: HeadPages, keys: Keys, threads: int) -> None:
@@ -137,7 +140,7 @@ class PageRows:
                 page.set(self._pages.id(number, token < self._keys.stop))
 
     def start(self, place: Pointer) -> None:
-        """Starts the copies of the next step to `place`."""
+        """Emits the asynchronous copies of the next step's rows to shared memory at `place`."""
         k, keys = self._k, self._keys
         left = (keys.stop - self._at).bits(s32)
         before = None if keys.oldest is None else (keys.oldest - self._at).bits(s32)

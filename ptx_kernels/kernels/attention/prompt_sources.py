@@ -1,4 +1,4 @@
-"""Sources of a prompt's keys and values: separate arrays, or pages of a cache."""
+"""Declares and copies a prompt's keys and values, from separate arrays or pages of a KV cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Copies: TypeAlias = Sequence[TokenRows | PageRows]
 
 @dataclass(frozen=True)
 class Source:
-    """Keys and values of a block's tokens.
+    """Copies of the keys and values that a thread block's queries attend to.
 
     Attributes:
-      copies: copies of keys and of values, or of both together.
-      parts: number of parts of each.
-      complete: whether all tokens are in a page; None: yes.
+      copies: two copies, one of keys and one of values, or a single copy of both.
+      parts: number of parts of each key and value.
+      complete: whether all tokens are in a page; None means yes.
     """
 
     copies: Copies
@@ -32,13 +32,19 @@ class Source:
     pages: HeadPages | None = None
 
     def known(self, first: Value, count: int, stop: Value) -> list[Value] | None:
-        """Returns for each 16 of `count` tokens from `first` on whether they are in a page."""
+        """Returns for each 16 of `count` tokens, from `first` on, whether their page exists.
+
+        None means that there are no pages.
+        """
         return None if self.pages is None else self.pages.known(first, count, stop)
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """Parts of keys and of values: bf16 (batch, time, num_kv_heads, head_dim or value_dim)."""
+    """Keys and values of full prompts, as parts.
+
+    Each part of keys or values is bf16 (batch, time, num_kv_heads, head_dim or value_dim).
+    """
 
     keys: Sequence[Pointer]
     values: Sequence[Pointer]
@@ -48,7 +54,10 @@ class Fresh:
     def declare(
         cls, k: Builder, shape: tuple[int, int, int], dims: tuple[int, int], parts: int
     ) -> Fresh:
-        """Declares the kernel's operands, of `shape` and one of `dims` as the last axis."""
+        """Declares the kernel's operands: `parts` arrays (*shape, dim) for keys and for values.
+
+        `dims`: head_dim and value_dim.
+        """
         keys, values = (
             [k.input(f"{name}{i}", bf16, (*shape, dim)) for i in range(parts)]
             for name, dim in zip("kv", dims, strict=True)
@@ -56,10 +65,10 @@ class Fresh:
         return cls(keys, values)
 
     def before(self, k: Builder, sequence: Value, length: Value) -> None:
-        """Returns None: no tokens precede these."""
+        """Returns None: no tokens of the sequence precede a full prompt."""
 
     def source(self, k: Builder, sequence: Value, head: Value, seen: Keys, warps: int) -> Source:
-        """Returns the tokens of one sequence and KV head."""
+        """Returns the copies of one sequence and KV head."""
         # if they are equally wide, one address serves keys and values
         alike = self.keys[0].shape == self.values[0].shape
         together = [[*self.keys, *self.values]] if alike else [self.keys, self.values]
@@ -69,10 +78,11 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Cached:
-    """Parts of pages of keys, then of values.
+    """Keys and values of prompt chunks in pages of a KV cache, as parts.
 
     Attributes:
-      tables: s32 (batch, pages_per_sequence).
+      rows: pages of each part of the keys, then of the values.
+      tables: block tables, s32 (batch, pages_per_sequence).
       context_lens: s32 (batch,).
       named: see `HeadPages`.
     """
@@ -97,7 +107,11 @@ class Cached:
         parts: int,
         named: int | None,
     ) -> Cached:
-        """Declares the kernel's operands; `shape`: of pages, `tables`: of the block tables."""
+        """Declares the kernel's operands.
+
+        `shape`: (num_pages, num_kv_heads, page_size, head_dim); `tables`: shape of the block
+        tables.
+        """
         rows = [
             k.input(f"{kind}_pages{part or ''}", FLOATS[dtype], shape)
             for kind in "kv"
@@ -107,15 +121,15 @@ class Cached:
         return cls(rows, ids, k.input("context_lens", s32, tables[:1]), parts, named)
 
     def before(self, k: Builder, sequence: Value, length: Value) -> Before:
-        """Returns the tokens of the sequence before its last `length` tokens."""
+        """Returns how many tokens of the sequence precede its last `length` tokens."""
         total = self.context_lens.at(sequence).load()
         count = k.maximum(total - length.bits(s32), 0).bits(u32)
         return Before(count, self.tables.shape[1] * self.rows[0].shape[2])
 
     def source(self, k: Builder, sequence: Value, head: Value, seen: Keys, warps: int) -> Source:
-        """Returns the tokens of one sequence and KV head.
+        """Returns the copies of one sequence and KV head.
 
-        All of the block's threads must reach it.
+        All threads of the thread block must reach it.
         """
         table = PageTable(self.tables, sequence, self.rows[0].shape[2])
         pages = HeadPages(k, self.rows, table, head, self.named)

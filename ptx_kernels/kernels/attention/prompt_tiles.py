@@ -1,4 +1,4 @@
-"""A block's part of prompt attention: rows of queries, and the tokens that they see."""
+"""A thread block's tile of query rows in prompt attention, and the range of keys it attends to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .bf16_parts import split
 
 @dataclass(frozen=True)
 class Row:
-    """A query: its token (u32), its head's number in the group, its token's position.
+    """A query row of a tile: one query head of one token.
 
-    The position of a prompt's token is its number; a chunk's positions include the tokens before
-    it.
+    `token` (u32) is the token's index in the prompt or chunk, `head` the head's index in its group,
+    `position` the token's position in the sequence. For a full prompt it equals `token`; for a
+    chunk it includes the tokens before the chunk.
     """
 
     token: Value
@@ -28,7 +29,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Before:
-    """Tokens of a sequence before a chunk: `count` (u32); `capacity`: of the full sequence."""
+    """Number of tokens that precede a chunk in its sequence, and the sequence's capacity.
+
+    `count` is a u32; `capacity` is the number of tokens that the sequence's pages hold.
+    """
 
     count: Value
     capacity: int
@@ -36,9 +40,9 @@ class Before:
 
 @dataclass(frozen=True)
 class Keys:
-    """Tokens from `first` on, up to `stop`, in steps of `step`.
+    """Range of tokens whose keys and values are read: from `first` to below `stop`.
 
-    `oldest`: tokens before it are masked; None: none are.
+    They are read in steps of `step` tokens. Tokens before `oldest` are masked; None means none are.
     """
 
     k: Builder
@@ -49,14 +53,14 @@ class Keys:
 
     @property
     def count(self) -> Value:
-        """Number of steps; 0 if no token is before `stop`."""
+        """Number of steps; 0 if the range is empty."""
         behind = self.k.maximum(self.stop, self.first) - self.first
         return (behind + (self.step - 1)) // self.step
 
     def part(self, number: Value, parts: int) -> Keys:
-        """Returns one of `parts` equal parts, in full steps.
+        """Returns part `number` of `parts` equal parts of the range, each of complete steps.
 
-        The last ones may have fewer or none.
+        The last parts may have fewer steps or none.
         """
         if parts == 1:
             return self
@@ -66,9 +70,10 @@ class Keys:
 
 
 class QueryTile:
-    """`count` queries of a KV head's group: all heads of a token, then those of the next token.
+    """Tile of `count` query rows: all heads of a token's group, then those of the next token.
 
-    `before`: tokens of the sequence before these; None: none.
+    A group is the query heads that share a KV head. `before`: tokens that precede the chunk; None
+    means that there are none.
     """
 
     def __init__(
@@ -89,21 +94,21 @@ class QueryTile:
         )
 
     def _position(self, token: Value) -> Value:
-        """Returns a token's position in the sequence, limited to its capacity."""
+        """Returns a token's position in the sequence, limited to the sequence's capacity."""
         if (before := self._before) is None:
             return token
         return self._k.minimum(token + before.count, before.capacity - 1)
 
     def row(self, number: Value) -> Row:
-        """Returns row `number` of the tile; its token may be past the last one."""
+        """Returns row `number` of the tile; its token may be past the prompt's last one."""
         at = self._first + number
         token = at // self._group
         return Row(token, at % self._group, self._position(token))
 
     def keys(self, length: Value, window: int | None, step: int) -> Keys:
-        """Returns the tokens of a sequence that the tile's rows see; none if all rows are padding.
+        """Returns the range of tokens that the tile's rows see; empty if all rows are padding.
 
-        For a chunk they begin at a multiple of 16, so that each 16 share a page.
+        For a chunk the range begins at a multiple of 16, so that each 16 tokens share a page.
         """
         k, before = self._k, self._before
         end = k.minimum(self.last_token + 1, length)
@@ -118,7 +123,7 @@ class QueryTile:
         return Keys(k, oldest & (1 << 32) - TILE_ROWS, stop, step, oldest)
 
     def scales(self, q: Pointer, length: Value, factor: float) -> Pointer:
-        """Returns f16 scales of each row, f32 (count, 2): `f16_scale` of factor * q.
+        """Emits `f16_scale` of factor * q for each row; returns shared memory, f32 (count, 2).
 
         `q`, `length`: see `stage`. Two lanes of the warp that multiplies by a row each have half of
         it.
@@ -147,11 +152,13 @@ class QueryTile:
         threads: int,
         scales: Pointer | None = None,
     ) -> Pointer:
-        """Stages the parts of factor * q in shared memory, bf16 (parts * count, pitch as u8).
+        """Emits the copy of factor * q, split into parts, to shared memory; returns its address.
+
+        The shared memory is bf16 (parts * count, pitch as u8).
 
         Args:
-          q: (time, heads, head_dim), from the group's first head on. Padding becomes zeros.
-          scales: of the rows, which are then f16.
+          q: (time, heads, head_dim), from the group's first head on. Rows of padding become zeros.
+          scales: of the rows, whose parts are then f16; None means bf16 without scales.
         """
         k, head_dim, type = self._k, q.shape[2], bf16 if scales is None else f16
         pitch, chunks = odd_pitch(head_dim * bf16.size), head_dim // RUN
@@ -176,11 +183,11 @@ class QueryTile:
     def ranges(
         self, keys: Keys, window: int | None, complete: Value | None = None
     ) -> list[tuple[Value | int, Value, bool]]:
-        """Returns ranges of steps: (first, one past last, whether rows see all of it).
+        """Returns ranges of steps: (first, one past the last, whether all rows see all its tokens).
 
-        The middle range has tokens that every row sees. The range before it includes tokens before
-        a row's window, the one after it tokens after a row's own. If `complete` fails, no range is
-        seen by all.
+        Only the middle range needs no mask. The range before it has tokens before some row's
+        window, the range after it has tokens after some row's own. If `complete` (whether all
+        tokens have a page) is false, the middle range is empty.
         """
         k, count = self._k, keys.count
         # tokens that all rows see end with the first row's own
@@ -200,7 +207,7 @@ class QueryTile:
 
 
 class TokenRows:
-    """Copies the next rows of a head's keys or values, with all parts stacked.
+    """Copies the next step's keys or values of a head into shared memory, all parts stacked.
 
     `parts`: bf16 (batch, time, heads, dim). Tokens at or beyond `keys.stop` become zeros. A power
     of two of threads shares a row.
@@ -236,7 +243,7 @@ class TokenRows:
             column += width
 
     def start(self, place: Pointer) -> None:
-        """Starts the copies of the next step to `place`."""
+        """Emits the asynchronous copies of the next step's rows to shared memory at `place`."""
         k, keys = self._k, self._keys
         for height, row, at, offset in self._columns:
             target, left = place.at(at), self._left - row.bits(s32)
@@ -252,8 +259,8 @@ class TokenRows:
 
 
 def lane_rows(k: Builder, rows: Pointer) -> Pointer:
-    """Returns the lane's `ldmatrix` address for 16 rows of 32 bytes.
+    """Returns the lane's `ldmatrix` address for a 16 x 16 tile, 16 rows of 32 bytes.
 
-    It loads operand A, or, transposed, two operands B.
+    `ldmatrix` then loads one operand A of mma or, transposed, two operands B.
     """
     return rows.at(k.lane_id % TILE_ROWS, k.lane_id // TILE_ROWS * 16)

@@ -1,4 +1,4 @@
-"""Selection rules for attention."""
+"""Selection rules: choose the Configs of the attention kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WARPS = 8  # per multiprocessor, with 255 registers per lane
 def _per_lane(
     head_dim: int, value_dim: int | None, size: int, load_bytes: int
 ) -> tuple[int, int, int]:
-    """Returns tokens of a warp at once, and a lane's registers per query and per stored token."""
+    """Returns (tokens of a warp at once, a lane's registers per query, and per stored token)."""
     if value_dim is not None:
         per_query = (head_dim + value_dim) // WARP + 1
         return 1, per_query, -(-head_dim * size // (4 * WARP))
@@ -46,26 +46,26 @@ def _paged_attention(
     value_dim: int | None = None,
     page_size: int = STEP,
 ) -> PagedAttentionConfig:
-    """Returns the Config for contexts (or windows) of up to `capacity` tokens.
+    """Returns the decode attention Config for contexts (or windows) of up to `capacity` tokens.
 
     `value_dim`: of latent pages. A group is num_heads / num_kv_heads query heads. Groups of two or
     more, or of three or more over byte types, use tensor cores if these support the pages: they
     take less than half of the instructions per token, for any group. Smaller groups gain nothing:
     lanes are as fast as the memory.
 
-    Otherwise lanes share a token. A full group shares a block, up to eight query heads. A lane's
-    load is 16 bytes. For int8 and fp8 that is 16 values of each query, so it is 8 bytes for more
-    than four queries. Warps wait for memory, so a block has as many as its lanes' registers allow:
-    two blocks of eight warps leave each lane 128 registers, of six 168, of four 255. Each lane has
-    four tokens in flight, or two if a split has fewer tokens. A context is split to fill two blocks
-    per multiprocessor, not more, into parts of at least 64 tokens. Below 256 tokens a second launch
-    costs more.
+    Otherwise lanes share a token. A full group shares a thread block, up to eight query heads. A
+    lane's load is 16 bytes. For int8 and fp8 that is 16 values of each query, so it is 8 bytes for
+    more than four queries. Warps wait for memory, so a thread block has as many as its lanes'
+    registers allow: two thread blocks of eight warps leave each lane 128 registers, of six 168, of
+    four 255. Each lane has four tokens in flight, or two if a split has fewer tokens. A context is
+    split to fill two thread blocks per multiprocessor, not more, into parts of at least 64 tokens.
+    Below 256 tokens a second launch costs more.
 
     For heads wider than 256, and for latent pages, a lane has registers for fewer query heads (four
-    of 512 dimensions), and for two tokens or one in flight. A block's warps are then teams with
-    their own query heads: up to four teams with two blocks per multiprocessor, up to eight with
-    one. Such a block takes few tokens at a time, so its part may be shorter: 32 for wide heads, 16
-    for latent pages.
+    of 512 dimensions), and for two tokens or one in flight. A thread block's warps are then teams
+    with their own query heads: up to four teams with two thread blocks per multiprocessor, up to
+    eight with one. Such a thread block takes few tokens at a time, so its split may be shorter: 32
+    tokens for wide heads, 16 for latent pages.
 
     Splits form a cluster if that is not slower: see `clustered`.
     """
@@ -112,11 +112,12 @@ def _paged_attention(
 def _by_tensor_cores(
     device: Target, contexts: int, group: int, head_dim: int, size: int, capacity: int
 ) -> PagedAttentionConfig:
-    """Returns the Config for tensor cores.
+    """Returns the decode attention Config for tensor cores.
 
-    `contexts`: sequences times KV heads; `size`: bytes per element. A group above 16 is divided
-    equally over several blocks. Two blocks per multiprocessor have as many warps as their registers
-    allow: sums, queries, and a step of keys and values in flight. A context is split as for lanes.
+    `contexts`: sequences times KV heads; `size`: bytes per element. A group above 16 query heads is
+    divided equally over several thread blocks. Two thread blocks per multiprocessor have as many
+    warps as their registers allow: sums, queries, and a step of keys and values in flight. A
+    context is split as for lanes.
     """
     blocks = -(-group // MOST_QUERIES)
     queries = -(-group // blocks)
@@ -142,7 +143,7 @@ def _by_tensor_cores(
 
 
 def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
-    """Returns the Config for the merge of this many splits, in up to eight warps.
+    """Returns the merge kernel's Config for this many splits, in up to eight warps.
 
     All splits are in flight at once, up to eight per lane.
     """
@@ -168,14 +169,16 @@ def _causal_attention(
     dtype: str | None = None,
     capacity: int = 0,
 ) -> CausalAttentionConfig:
-    """Returns the Config for `groups` groups of query heads in all prompts, of `rows` vectors each.
+    """Returns the prompt attention Config: `groups` KV heads in all prompts, `rows` queries each.
 
-    `dtype`: of the pages that prompt chunks attend to, up to `capacity` tokens; None: full prompts.
+    `dtype`: of the pages that prompt chunks attend to, up to `capacity` tokens; None means full
+    prompts without pages.
 
-    Blocks of many rows read keys and values less often, but there must be two per multiprocessor. A
-    step has as many tokens as a lane's accumulators and the block's shared memory allow. Two blocks
-    of up to four warps must fit on a multiprocessor, so that their waits overlap. If the shared
-    memory of a device is unknown, it is assumed to be 99 KB, which every device has.
+    Thread blocks of many rows read keys and values less often, but there must be two per
+    multiprocessor. A step has as many tokens as a lane's accumulators and the thread block's shared
+    memory allow. Two thread blocks of up to four warps must fit on a multiprocessor, so that their
+    waits overlap. If the shared memory of a device is unknown, it is assumed to be 99 KB, which
+    every device has.
     """
     facts = device.facts
     most = facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
@@ -219,12 +222,12 @@ def _piece_attention(
     value_dim: int | None = None,
     room: int = 0,
 ) -> bool:
-    """Returns whether chunks of `time` tokens use `causal_attention` over the pages.
+    """Returns whether prompt chunks of `time` tokens use `causal_attention` over the pages.
 
-    `capacity`: tokens that a sequence's pages, or a window, hold. `value_dim`: of latent pages.
-    Otherwise `paged_attention` treats every token as a sequence and reads its context once per
-    token. This is chosen for single tokens, latent pages, heads wider than `causal_attention`
-    takes, and chunks that read less than 64 MB this way: predicted for an H200, one launch whose
+    `capacity`: tokens that a sequence's pages, or a window, hold. `value_dim`: of latent pages. If
+    false, `paged_attention` treats every token as a sequence and reads its context once per token.
+    `paged_attention` is chosen for single tokens, latent pages, heads wider than `causal_attention`
+    takes, and chunks for which it reads less than 64 MB: predicted for an H200, one launch whose
     splits form a cluster is then faster than two. Pages that are neither bf16 nor f16 are converted
     to bf16 if the result has at most 1 GB, for `room` tokens per sequence.
     """

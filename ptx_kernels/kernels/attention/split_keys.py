@@ -1,4 +1,4 @@
-"""Splits keys and values of prompts, or of pages, into sums of bf16 for tensor-core attention."""
+"""Kernel that splits keys and values into sums of bf16 parts, for tensor-core prompt attention."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def split_keys(
     seen: int | None = None,
     config: SplitKeysConfig = SplitKeysConfig(),
 ) -> None:
-    """Splits f32 keys and values into bf16 parts, for tensor-core attention of prompts.
+    """Kernel: splits f32 keys and values, or pages of a KV cache, into bf16 parts (`bf16_parts`).
 
-    They are (batch, time, num_kv_heads, head_dim or value_dim).
+    Operands: keys and values f32 (batch, time, num_kv_heads, head_dim or value_dim). Results: the
+    parts of the keys, then of the values, each bf16 of the same shape.
 
-    Results: the keys' parts, then the values', of the same shapes; see `bf16_parts`.
-
-    With a `dtype`, keys and values are pages of it (see `declare_pages`), followed by block_tables
-    s32 (batch, pages_per_sequence) and context_lens s32 (batch,). Results are pages of parts, bf16
-    (batch * pages_per_sequence, num_kv_heads, page_size, head_dim), in the order of the tables.
-    Pages beyond the first context_lens[b] tokens, or before the last `seen` of these (None: all),
-    are zeros.
+    With a `dtype`, the operands are pages of keys and of values of that dtype (see
+    `declare_pages`), then block_tables s32 (batch, pages_per_sequence) and context_lens s32
+    (batch,). The results are pages too: each part of keys, then of values, is bf16 (batch *
+    pages_per_sequence, num_kv_heads, page_size, head_dim), in the order of the tables. Pages beyond
+    the first context_lens[b] tokens, or before the last `seen` of these tokens, are zeros. `seen`
+    None means that all tokens are split.
     """
     if head_dim % RUN or value_dim % RUN or not 1 <= parts <= 3:
         raise KernelError(
@@ -84,7 +84,10 @@ def _split_pages(
     parts: int,
     threads: int,
 ) -> None:
-    """Splits runs of one page per block; `tables`: sequences, and pages of each."""
+    """Emits the split of pages; each thread block splits a part of one page.
+
+    `tables`: (sequences, pages per sequence).
+    """
     num_pages, heads, size, head_dim = shape
     pages = declare_pages(k.input, dtype, shape)
     entries = k.input("block_tables", s32, tables)
@@ -121,7 +124,7 @@ def _split_run(k: Builder, source: Pointer, results: list[Pointer], run: Value, 
 
 
 def _store(k: Builder, values: Sequence[Value], places: Sequence[Pointer]) -> None:
-    """Stores a run's parts, each at its place."""
+    """Splits a run of f32 values into parts, and stores part i at places[i]."""
     pairs = [split(k, values[i : i + 2], len(places)) for i in range(0, RUN, 2)]
     for place, words in zip(places, zip(*pairs, strict=True), strict=True):
         place.cast(u32).store_run(0, words)

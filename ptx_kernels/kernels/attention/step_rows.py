@@ -1,4 +1,4 @@
-"""A step's keys or values in registers, as stored in pages, and as operands B of mma."""
+"""Loads a step's keys or values from pages into registers, and converts them to mma operands B."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Words = Sequence[Value]
 
 @dataclass(frozen=True)
 class Lane:
-    """Position of the lane in operands: `row` of A or column of B, and `pair` along the depth."""
+    """A lane's position in mma operands: `row` of A or column of B, and `pair` along the depth."""
 
     row: Value
     pair: Value
@@ -35,9 +35,10 @@ class Lane:
 
 
 def _runs(head_dim: int, lanes: int, most: int) -> Runs:
-    """Spreads a vector over `lanes` in runs of up to `most` elements: (first of all lanes, length).
+    """Divides a vector among `lanes` into runs of up to `most` elements each.
 
-    Lane i has elements first + i * length and following. head_dim is a multiple of 16.
+    Returns (first, length) of each run: lane i has elements first + i * length and following.
+    head_dim is a multiple of 16.
     """
     runs, first = [], 0
     while first < head_dim:
@@ -48,12 +49,12 @@ def _runs(head_dim: int, lanes: int, most: int) -> Runs:
 
 
 class StepRows:
-    """Registers for a lane's runs of some tokens of a step, reused by every step.
+    """Registers that hold a lane's share of a step's keys or values; every step reuses them.
 
     Attributes:
       runs: see `_runs`.
-      words: per token and run: registers of four bytes, or of two.
-      scales: for int8, of the tokens whose scores the lane has; else None.
+      words: for each token and run, registers (u32) of four bytes, or of two.
+      scales: for int8 pages, the scales of the tokens whose scores the lane has; else None.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class StepRows:
             self._scales = pages.scales.at(0, kv_head, pair * 2)
 
     def load(self, page: Value, slot: Value, where: Value) -> None:
-        """Starts the loads of a step, where the condition holds."""
+        """Starts the loads of a step from slot `slot` of a page on, where `where` is true."""
         *heads, head_dim = self._shape
         starts = {
             length: start.reshape(*self._shape).at(page, 0, slot)
@@ -108,11 +109,11 @@ class StepRows:
                 start.cast(u16 if narrow else u32).load_into(0, run, where=where)
 
     def order(self) -> tuple[int, int, int, int]:
-        """Indices, within four adjacent dimensions, of the two pairs of an mma operand."""
+        """Returns the indices, in four adjacent dimensions, of the two pairs of an mma operand."""
         return (0, 1, 2, 3) if self._type.size == 2 else (0, 2, 1, 3)
 
     def key_operands(self) -> Iterator[list[Words]]:
-        """Yields operand B of each eight tokens, for each 16 dimensions in the order of runs."""
+        """Yields, for each 16 dimensions in the order of runs, operand B of each eight tokens."""
         tokens = [[word for run in token for word in run] for token in self.words]
         each = 2 if self._type.size == 2 else 1
         for i in range(0, len(tokens[0]), each):
@@ -122,7 +123,10 @@ class StepRows:
                 yield [self._halves(token[i]) for token in tokens]
 
     def value_operands(self) -> Iterator[Words]:
-        """Yields operands B of values: the e-th of a run has element e of eight lanes' runs."""
+        """Yields operands B of the values, one per element of each run.
+
+        The operand of element e has this element of eight lanes' runs.
+        """
         k = self._k
         for (_, length), *tokens in zip(self.runs, *self.words, strict=True):
             for a, b, c, d in zip(*tokens, strict=True):
@@ -135,11 +139,11 @@ class StepRows:
                         yield from zip(self._halves(low), self._halves(high), strict=True)
 
     def _halves(self, word: Value) -> tuple[Value, Value]:
-        """Converts four bytes of a page to f16: bytes 0 and 2, then bytes 1 and 3."""
+        """Converts the four bytes of a u32 to f16; returns bytes 0 and 2, then bytes 1 and 3."""
         return signed_byte_halves(self._k, word) if self._type is s8 else fp8.halves(word)
 
     def hide(self, i: int, seen: Value) -> None:
-        """Clears token i unless it is seen, so that it adds nothing with a weight of 0."""
+        """Clears token i if `seen` is false, so that it adds nothing with a weight of 0."""
         if self.scales is not None:
             self.scales[i].set(self._k.select(seen, self.scales[i], 0.0))
             return

@@ -1,4 +1,4 @@
-"""Decode attention on tensor cores: a warp takes 16 tokens (a step) for 16 rows of query heads.
+"""Emits decode attention on tensor cores: per step, a warp takes 16 tokens for up to 16 heads.
 
 Let g = lane / 4 and t = lane % 4.
 
@@ -42,14 +42,14 @@ Fragment = tuple[Value, Value, Value, Value]  # operand A, see `Builder.mma`
 
 
 def tensor_cores_take(dtype: str, head_dim: int, page_size: int, latent: bool) -> bool:
-    """Returns whether tensor cores support such pages: a step must be in one page."""
+    """Returns whether tensor cores support such pages: all tokens of a step must be in one page."""
     return dtype in TYPES and not latent and head_dim <= MOST_HEAD_DIM and page_size % STEP == 0
 
 
 def check_tensor_cores(
     config: PagedAttentionConfig, dtype: str, head_dim: int, page_size: int, *, latent: bool
 ) -> None:
-    """Raises KernelError for parameters that only the lanes' kernel supports."""
+    """Raises KernelError for parameters that only the kernel without tensor cores supports."""
     if config.queries > MOST_QUERIES or config.teams > 1:
         raise KernelError(
             f"tensor_cores: queries={config.queries} must be at most {MOST_QUERIES}, "
@@ -67,12 +67,12 @@ class _Softmax:
     """Running softmax of a warp's queries, in mma's accumulators: FlashAttention's m, l and O.
 
     Attributes:
-      rows: 1, or 2 if a lane's accumulators are for two queries, g and g + 8.
-      m: the highest score of each, in all four lanes of a row.
+      rows: queries of a lane's accumulators: 1, or 2 (g and g + 8).
+      m: the highest score of each row, in all four lanes of the row.
       l: the part of each row's sum of weights that the lane computed.
       o: accumulators of eight dimensions each.
       top: a power of two above all scales of values so far; weights include these scales, divided
-        by it. None: values have no scales.
+        by `top`. None means that values have no scales.
     """
 
     def __init__(self, k: Builder, queries: int, tiles: int, type: Type, scaled: bool) -> None:
@@ -83,12 +83,12 @@ class _Softmax:
         self.top = k.var(u32, 1 << 23) if scaled else None
 
     def by_row(self, sums: Sequence[Value]) -> list[list[Value]]:
-        """Returns the two columns of accumulators of each row, high and low parts added."""
+        """Returns the two accumulators of each of the lane's rows, high and low parts added."""
         a, b, c, d = sums
         return [[a, b], [c, d]] if self.rows == 2 else [[a + c, b + d]]
 
     def fragments(self, rows: Sequence[tuple[Value, Value, Value, Value]]) -> list[Fragment]:
-        """Returns operands A: high and low parts of two pairs of floats of each row."""
+        """Returns operands A with the high and low 16-bit parts of each row's four floats."""
         split = [(*self._split(a, b), *self._split(c, d)) for a, b, c, d in rows]
         if self.rows == 1:
             ((high, low, high_2, low_2),) = split
@@ -97,7 +97,7 @@ class _Softmax:
         return [(first[i], second[i], first[i + 2], second[i + 2]) for i in range(2)]
 
     def _split(self, a: Value, b: Value) -> tuple[Value, Value]:
-        """Splits two f32 into pairs of the 16-bit type: the rounded values and the remainders."""
+        """Splits two f32 into packed pairs of 16-bit floats: the rounded values, the remainders."""
         high = self._pair(a, b)
         x, y = two_floats(high, self.type)
         return high, self._pair(a - x, b - y)
@@ -108,7 +108,7 @@ class _Softmax:
     def multiply(
         self, fragments: Sequence[Fragment], b: Words, sums: Sequence[Value]
     ) -> tuple[Value, ...]:
-        """Returns sums + A B for each of the operands A."""
+        """Returns `sums` + A B, summed over the operands A in `fragments`."""
         total = tuple(sums)
         for a in fragments:
             total = self.k.mma(a, b, total, self.type)
@@ -117,9 +117,9 @@ class _Softmax:
     def weights(
         self, scores: Sequence[Sequence[Value]], scales: Sequence[Value] | None
     ) -> list[list[Value]]:
-        """Returns 2^(score - m) of each row's tokens, times the scales of their values over `top`.
+        """Returns 2^(score - m) of each row's tokens, times the values' scales divided by `top`.
 
-        First updates m, `top` and everything relative to them.
+        First updates m and `top`, and rescales l and o accordingly.
         """
         k = self.k
         highest: list[Value] = []
@@ -147,7 +147,7 @@ class _Softmax:
         return [[w * factor for w, factor in zip(row, factors, strict=True)] for row in found]
 
     def _rescale(self, highest: Sequence[Value], largest: Value | None) -> None:
-        """Sets m = highest, and `top` above the `largest` scale in any lane."""
+        """Sets m = highest, and `top` above the `largest` scale in any lane; rescales l and o."""
         k = self.k
         factors = [k.exp2(m - new) for m, new in zip(self.m, highest, strict=True)]
         for m, total, new, factor in zip(self.m, self.l, highest, factors, strict=True):
@@ -164,14 +164,17 @@ class _Softmax:
                 value *= factors[i // 2 % self.rows]
 
     def add(self, weights: Sequence[Sequence[Value]], tiles: Iterator[Words]) -> None:
-        """Adds weighted values: operand B of each tile of eight dimensions."""
+        """Adds weights times values to o; `tiles`: operand B of each eight dimensions."""
         fragments = self.fragments([(w[0], w[1], w[2], w[3]) for w in weights])
         for sums, b in zip(self.o, tiles, strict=True):
             for var, value in zip(sums, self.multiply(fragments, b, sums), strict=True):
                 var.set(value)
 
     def add_sinks(self, logits: Sequence[Value], once: Value, lane: Lane) -> None:
-        """Adds each row's logit without a value to an empty state, where `once` holds."""
+        """Initializes m and l with each row's sink logit, where `once` is true.
+
+        The state must be empty.
+        """
         k = self.k
         for m, total, logit in zip(self.m, self.l, logits, strict=True):
             # minus infinity has no effect
@@ -181,7 +184,7 @@ class _Softmax:
 
 
 def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
-    """Returns the softmax of the block's `queries` query heads over its tokens, per warp."""
+    """Emits attention of the thread block's `queries` heads; returns the warps' softmax states."""
     assert task.values is not None
     lane, warps = Lane.of(k), task.team.warps
     stride = STEP * warps
@@ -213,10 +216,10 @@ def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
 
 
 class _Walk:
-    """A warp's position in its steps, one ahead of the computation.
+    """Iterates over a warp's steps of 16 tokens, one step ahead of the computation.
 
     Attributes:
-      place: page, slot and whether it exists, for the step to load.
+      place: (page, slot, whether the step exists) of the step to load.
     """
 
     def __init__(self, k: Builder, task: Task, share: Share, first: Value, stride: int) -> None:
@@ -228,7 +231,7 @@ class _Walk:
         self.place = self._place(page, first)
 
     def _limit_of(self, page: Value) -> Value:
-        """Returns the token past the last visible one of a step in a page; 0 for a missing page."""
+        """Returns one past the last visible token of a step in `page`; 0 if the page is missing."""
         return self._k.select(page < self._num_pages, self._share.stop, 0)
 
     def _place(self, page: Value, token: Value) -> tuple[Value, Value, Value]:
@@ -237,7 +240,10 @@ class _Walk:
         return known, self._task.table.slot_of(token), token < self._share.stop
 
     def advance(self, at: Value) -> Value:
-        """Advances to the step after that of `at`; returns the limit of the latter."""
+        """Advances to the step after the one at token `at`.
+
+        Returns one past the last visible token of the step at `at`.
+        """
         k, table, after = self._k, self._task.table, at + self._stride
         limit = k.var(u32, self._limit)
         self.place = self._place(self._page, after)
@@ -255,10 +261,10 @@ def _query(
     keys: StepRows,
     lane: Lane,
 ) -> tuple[list[list[Fragment]], list[Value] | None]:
-    """Returns operands A of each product of 16 dimensions, of which a lane has four.
+    """Returns the queries as operands A, for each 16 dimensions, of which a lane has four.
 
-    For f16 it also returns the scale of each row's products: a power of two brings the row's
-    queries into the range of f16.
+    For f16 it also returns the scale of each row's products (a power of two brings the row's
+    queries into the range of f16), else None.
     """
     rows = [task.q.at(task.table.sequence, task.heads.index(member)) for member in members]
     loaded = [
@@ -290,7 +296,7 @@ def _scores(
     units: Sequence[Value] | None,
     keys: StepRows,
 ) -> list[list[Var]]:
-    """Returns the scores of each row's tokens, in base 2, before masking."""
+    """Emits the scores of each row's tokens, in base 2, before masking."""
     zero = k.const(f32, 0.0)
     sums: list[tuple[Value, ...]] = [(zero,) * 4 for _ in keys.words]
     for fragments, operands in zip(query, keys.key_operands(), strict=True):
@@ -315,7 +321,7 @@ def _hide(
 ) -> None:
     """Masks tokens that are not seen: scores become minus infinity, and values have no effect.
 
-    Most steps have none, and take one branch.
+    Most steps have no such tokens, and take one branch.
     """
     whole = at + STEP <= limit
     if isinstance(share.oldest, Value):
@@ -334,10 +340,10 @@ def _hide(
 def _state(
     k: Builder, task: Task, softmax: _Softmax, values: StepRows, lane: Lane, queries: int
 ) -> BlockState:
-    """Stores the warps' states. A lane has dimensions of runs 2t and 2t + 1, which are adjacent.
+    """Emits the stores of the warps' states to shared memory; returns the `BlockState`.
 
-    Eight lanes store 16 bytes of two queries at once. The queries are half a run's banks apart, so
-    the stores use all banks.
+    A lane has dimensions of runs 2t and 2t + 1, which are adjacent. Eight lanes store 16 bytes of
+    two queries at once. The queries are half a run's banks apart, so the stores use all banks.
     """
     state = BlockState(k, queries, task.value_dim, task.team, shift=values.runs[0][1])
     unit = softmax.top.bits(f32) if softmax.top is not None else None

@@ -1,4 +1,4 @@
-"""Online softmax of 16 rows of queries in mma's accumulators (FlashAttention-2, Dao 2023)."""
+"""Online softmax for 16 query rows in mma accumulators (FlashAttention-2, Dao 2023)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Sums = Sequence[Value]
 
 @dataclass(frozen=True)
 class Tiles:
-    """The lane's `ldmatrix` address in bf16 matrices in shared memory, with parts stacked.
+    """bf16 matrices in shared memory, parts stacked, as the source of `ldmatrix`.
 
-    A part has `rows` rows, `pitch` bytes apart.
+    `place` is the lane's `ldmatrix` address. A part has `rows` rows, `pitch` bytes apart.
     """
 
     place: Pointer
@@ -38,7 +38,7 @@ class Tiles:
     parts: int
 
     def load(self, k: Builder, row: int, column: int, *, transpose: bool = False) -> Parts:
-        """Loads the 16 x 16 tile with these numbers from each part."""
+        """Loads the 16 x 16 tile in tile row `row` and tile column `column` of each part."""
         at = row * DEPTH * self.pitch + column * DEPTH * bf16.size
         places = [self.place.at(part * self.rows * self.pitch + at) for part in range(self.parts)]
         return [k.ldmatrix(place, transpose=transpose) for place in places]
@@ -52,22 +52,22 @@ def multiply(
     counted: Sequence[tuple[int, int]],
     type: Type = bf16,
 ) -> Sums:
-    """Returns total + a b, using the `counted` products of parts."""
+    """Returns total + a b; `counted`: the pairs of parts that are multiplied."""
     for i, j in counted:
         total = k.mma(a[i], b[j], total, type)
     return total
 
 
 def _exp2(k: Builder, x: Value) -> Value:
-    """2 to the power of x; 0 below 2^-126, which avoids scaling for subnormal results."""
+    """Emits 2 to the power of x; 0 below 2^-126, which avoids scaling for subnormal results."""
     return k.instruction("ex2.approx.ftz.f32", x)
 
 
 class TensorSoftmax:
-    """FlashAttention's m, l and o for a warp's 16 rows, of which a lane has a share of two.
+    """Running softmax of a warp's 16 query rows, two per lane: FlashAttention's m, l and o.
 
-    m is the highest score so far, l the sum of 2^(score - m), o the sum of values with these
-    weights. l is computed like a column of ones in o.
+    A lane has a share of two rows. m is the highest score so far, l the sum of 2^(score - m), o the
+    sum of values with these weights. l is computed like a column of ones in o.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class TensorSoftmax:
         sinks: Sequence[Value] | None = None,
         type: Type = bf16,
     ) -> None:
-        """Initializes the state.
+        """Initializes m, l and o.
 
         Args:
-          sinks: logits in base 2 of the lane's two rows, without values.
+          sinks: logits in base 2 of the lane's two rows, without values; None if absent.
           type: of values and of the weights' parts.
         """
         self._k, self._type = k, type
@@ -92,7 +92,7 @@ class TensorSoftmax:
             m.set(k.maximum(logit, LOWEST))  # minus infinity has no effect
 
     def weights(self, scores: Sequence[Sums]) -> list[Sums]:
-        """Returns 2^(score - m) of the scores of some tokens, after updating m.
+        """Updates m and rescales l and o; returns 2^(score - m) of some tokens' scores.
 
         A score of minus infinity, for a masked token, gives 0.
         """
@@ -116,7 +116,10 @@ class TensorSoftmax:
         parts: int,
         counted: Sequence[tuple[int, int]],
     ) -> None:
-        """o += weights . values, using the `counted` products of parts; l likewise."""
+        """Adds weights . values to o, and the weights to l.
+
+        `parts`: of the weights; `counted`: the pairs of parts that are multiplied.
+        """
         k = self._k
         for depth in range(len(weights) // 2):
             # operand A has the same layout as accumulators
@@ -133,7 +136,10 @@ class TensorSoftmax:
                     _set(tile, multiply(k, tile, a, two, counted, self._type))
 
     def normalized(self) -> list[list[tuple[Value, ...]]]:
-        """Returns o / l of the lane's two rows, pairs 8 apart; zeros if no token was seen."""
+        """Returns o / l of the lane's two rows, as pairs 8 dimensions apart.
+
+        It is zeros if no token was seen.
+        """
         k = self._k
         rows: list[list[tuple[Value, ...]]] = []
         for i in range(2):
@@ -143,7 +149,10 @@ class TensorSoftmax:
         return rows
 
     def shares(self) -> list[tuple[Value, Value, list[tuple[Value, ...]]]]:
-        """Returns m, l and o of the lane's two rows, pairs of o 8 apart, as a split's part."""
+        """Returns (m, l, o) of the lane's two rows, unnormalized, for a later merge of splits.
+
+        o is in pairs 8 dimensions apart.
+        """
         return [
             (self._m[i], self._l[2 * i], [tuple(_of_row(tile, i)) for tile in self._o])
             for i in range(2)
@@ -151,7 +160,7 @@ class TensorSoftmax:
 
 
 def _of_row(tile: Sequence[T], row: int) -> Sequence[T]:
-    """Returns the lane's two sums of its first or second row."""
+    """Returns the lane's two accumulators of its first (row 0) or second row (row 1)."""
     return tile[2 * row : 2 * row + 2]
 
 

@@ -1,4 +1,4 @@
-"""Gated delta net kernels: linear attention with a decaying, self-correcting state."""
+"""Gated delta net kernels: linear attention whose recurrent state decays and corrects itself."""
 
 from .columns import StateConfig
 from .family import GATED_DELTA_RULE, GATED_DELTA_STEP

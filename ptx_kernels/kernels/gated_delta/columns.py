@@ -1,4 +1,4 @@
-"""Columns of a gated delta net's state in registers, and their update by a token."""
+"""Emits loads, stores and updates of a gated delta net's recurrent state held in registers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ..vectors import RUN, dot
 
 @dataclass(frozen=True)
 class StateConfig:
-    """Tiling of a head's state, f32 (key_dim, value_dim), over the lanes of a block.
+    """Tiling of a v head's state, f32 (key_dim, value_dim), over the lanes of a thread block.
 
     Attributes:
-      warps: per block.
-      lanes: lanes that share a column, each with an equal number of its rows; a power of two.
-      columns: adjacent columns per lane: 1, 2 or 4. A lane loads and stores this many at once.
+      warps: per thread block.
+      lanes: lanes that share a state column, each with an equal number of its rows; a power of two.
+      columns: adjacent state columns per lane: 1, 2 or 4. A lane loads and stores this many at
+        once.
     """
 
     warps: int = 8
@@ -27,15 +28,16 @@ class StateConfig:
 
     @property
     def block_columns(self) -> int:
-        """Columns that a block holds at once."""
+        """State columns that a thread block holds at once."""
         return self.warps * WARP // self.lanes * self.columns
 
 
 @dataclass(frozen=True)
 class Token:
-    """Factors of one token, f32, for keys and queries that are not normalized.
+    """Factors (f32) with which one token updates the state, for unnormalized keys and queries.
 
-    Let S be the state, k the key's unit vector and q the query's.
+    Let S be the state, k the key's unit vector and q the query's; the attributes are factors of
+    keys and queries as they are stored.
 
     Attributes:
       decay: factor of the state, exp(g).
@@ -43,8 +45,8 @@ class Token:
       recall: factor of S^T keys that gives decay S^T k.
       answer: factor of S^T queries that gives scale decay S^T q.
       echo: scale k^T q.
-      write: factor of keys that gives k; None: 1.
-      writes: whether the state changes at all, the same for all lanes of a warp; None: yes.
+      write: factor of keys that gives k; None means 1.
+      writes: whether the state changes at all, the same for all lanes of a warp; None means yes.
     """
 
     decay: Value
@@ -57,15 +59,15 @@ class Token:
 
 
 class StateColumns:
-    """A block's columns of a head's state, `config.columns` per lane.
+    """A thread block's columns of one head's state in registers, `config.columns` per lane.
 
     The rows of a lane are runs of up to four, interleaved over the lanes of a column. The lanes of
     a warp then read a vector over the rows without bank conflicts.
 
     Attributes:
       row: the lane's first row (u32).
-      column: its first column in the block (u32).
-      leads: whether it is the first lane of its columns.
+      column: the lane's first column in the thread block (u32).
+      leads: whether the lane is the first of those that share its columns.
     """
 
     def __init__(self, k: Builder, key_dim: int, config: StateConfig) -> None:
@@ -79,21 +81,24 @@ class StateColumns:
         self.leads = place == 0
 
     def load(self, place: Pointer, value_dim: int) -> list[list[Var]]:
-        """Loads the lane's columns, (rows, columns); `place`: address of their first row."""
+        """Loads the lane's columns as variables, (rows, columns).
+
+        `place`: address of their first row.
+        """
         rows = [place.load_run(row * value_dim, self._width) for row in self._rows()]
         return [[self._k.var(f32, value) for value in values] for values in rows]
 
     def store(self, place: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
-        """Stores the lane's columns at the place that `load` read."""
+        """Stores the lane's columns; `place`: address of their first row, as for `load`."""
         for row, values in zip(self._rows(), state, strict=True):
             place.store_run(row * value_dim, values)
 
     def _rows(self) -> list[int]:
-        """Returns the lane's rows relative to its first."""
+        """Returns the indices of the lane's rows, relative to its first row."""
         return [start + i for start in self._starts for i in range(self._run)]
 
     def vector(self, vector: Pointer) -> list[Value]:
-        """Loads the lane's rows of a vector f32 (key_dim,)."""
+        """Loads the elements of a vector f32 (key_dim,) at the lane's rows."""
         mine = vector.at(self.row)
         return [x for start in self._starts for x in mine.load_run(start, self._run)]
 
@@ -105,14 +110,14 @@ class StateColumns:
         values: Sequence[Value],
         token: Token,
     ) -> list[Value]:
-        """Updates the state by a token; returns the token's outputs in the lane's columns.
+        """Emits the state's update by one token; returns the token's outputs in the lane's columns.
 
         d = beta (v - decay S^T k) and o = scale (decay S^T q + (k^T q) d) depend only on the
         previous state, so one reduction over lanes serves both.
 
         Args:
-          keys, queries: the lane's rows of these.
-          values: the lane's columns.
+          keys, queries: the token's key and query, at the lane's rows.
+          values: the token's value, at the lane's columns.
         """
         k, columns = self._k, [list(column) for column in zip(*state, strict=True)]
         shares = [dot(k, column, rows) for rows in (keys, queries) for column in columns]
@@ -132,9 +137,9 @@ class StateColumns:
 
 
 def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
-    """Returns a lane's runs of a vector over a warp: (first float, whether it is inside).
+    """Returns a lane's runs if a warp divides `count` floats: (first float, whether it is inside).
 
-    None means that it is inside.
+    None instead of a condition means that the run is always inside the vector.
     """
     span, found = RUN * WARP, []
     for start in range(0, count, span):
@@ -167,5 +172,8 @@ def check_sizes(
 
 
 def k_head_of(head: Value, num_k_heads: int, num_v_heads: int, tiled: bool) -> Value:
-    """Returns the k head of a v head; its v heads are adjacent, or num_k_heads apart (tiled)."""
+    """Returns the k head that v head `head` uses.
+
+    The v heads of a k head are adjacent or, if `tiled`, num_k_heads apart.
+    """
     return head % num_k_heads if tiled else head // (num_v_heads // num_k_heads)

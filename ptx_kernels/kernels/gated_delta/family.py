@@ -1,4 +1,4 @@
-"""Gated delta net kernel families: the rule over a prompt, and a decode step."""
+"""Gated delta net kernel families: the recurrence over a prompt, and a decode step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _step(label: str, *, batch: int = 1, **changes: Any) -> Case:
 
 
 def _tokens_stored(arguments: Arguments) -> int:
-    """Returns the stores of a token's results by all warps, including padding tokens of a round."""
+    """Returns the warps' output stores in the token loop, including padding tokens of a round."""
     config = arguments["config"]
     tokens = -(-arguments["time"] // config.tokens) * config.tokens
     columns = arguments["batch"] * arguments["num_v_heads"] * arguments["value_dim"]
@@ -42,23 +42,23 @@ def _tokens_stored(arguments: Arguments) -> int:
 
 
 def _negative(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """Returns logarithms of a decay, or decay rates."""
+    """Returns random logarithms of a decay, or decay rates (negative)."""
     return -rng.exponential(0.5, buffer.shape)
 
 
 def _unit(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """Returns vectors of length 1."""
+    """Returns random vectors of length 1."""
     vectors = rng.standard_normal(buffer.shape)
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def _between(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """Returns values between 0 and 1."""
+    """Returns random values between 0 and 1."""
     return rng.uniform(0, 1, buffer.shape)
 
 
 def _positions(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """Returns positions in long sequences, one at a start, and one of padding."""
+    """Returns random token positions of long sequences, one of them 0, and one -1 for padding."""
     positions = rng.integers(0, 1 << 20, buffer.shape)
     positions[1:3] = [0, -1][: max(0, len(positions) - 1)]
     return positions

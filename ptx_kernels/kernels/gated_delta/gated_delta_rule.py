@@ -1,4 +1,4 @@
-"""Gated delta rule over a prompt's tokens, in sequence."""
+"""Kernel of the gated delta rule over a prompt: updates the recurrent state token by token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rounds import Rounds, Rows
 
 @dataclass(frozen=True)
 class GatedDeltaRuleConfig(StateConfig):
-    """Tiling of a head's state; several blocks may share a head's columns.
+    """Tiling of a head's state; several thread blocks may share a head's columns.
 
     Attributes:
       tokens: tokens per round, a multiple of warps. One round is in shared memory while the next
@@ -36,12 +36,12 @@ def gated_delta_rule(
     tiled: bool = False,
     config: GatedDeltaRuleConfig = GatedDeltaRuleConfig(),
 ) -> None:
-    """Per token: S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q.
+    """Kernel: for each token, S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q.
 
     S is a v head's state. v head h uses k head h / (num_v_heads / num_k_heads), or h % num_k_heads
     if tiled. A token with beta = 0 and g = 0 leaves the state unchanged, whatever its key and
-    value. A block holds a head's state, or some of its columns, in registers from the first token
-    to the last.
+    value. A thread block holds a head's state, or some of its columns, in registers from the first
+    token to the last.
     """
     check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     q, keys = (k.input(name, f32, (batch, time, num_k_heads, key_dim)) for name in ("q", "keys"))

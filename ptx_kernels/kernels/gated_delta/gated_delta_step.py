@@ -1,4 +1,8 @@
-"""Decode step of a gated delta net, from projections to output, for one token per sequence."""
+"""Decode step kernel of a gated delta net: everything between its input and output projections.
+
+Per sequence and v head it computes the causal convolution, gates, state update, and RMSNorm times
+silu(z) for one token. The projections (qkv, z, alpha, beta) are operands.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ from .columns import StateColumns, StateConfig, Token, check_sizes, k_head_of, l
 
 @dataclass(frozen=True)
 class GatedDeltaStepConfig(StateConfig):
-    """Tiling of a head's state. A block has a full head, in several passes if it is too large.
+    """Tiling of a head's state: a thread block has a full head, in several passes if too large.
 
     Attributes:
-      resident_blocks: blocks per multiprocessor that the registers must suffice for.
+      resident_blocks: thread blocks per multiprocessor that the registers must suffice for.
     """
 
     lanes: int = 8
@@ -29,13 +33,14 @@ class GatedDeltaStepConfig(StateConfig):
 
 @dataclass(frozen=True)
 class _Channel:
-    """A convolution channel computed by a thread.
+    """A convolution channel that a thread computes.
 
     Attributes:
-      place: its number among a block's channels: query, key, values.
-      number: its number among all channels.
-      there: whether the channel exists (None: yes).
-      of_head: whether it belongs only to the v head; other channels may be shared by v heads.
+      place: index among a thread block's channels: query, key, values.
+      number: index among all channels.
+      there: whether the channel exists; None means yes.
+      of_head: whether the channel belongs only to this v head; other channels may be shared by v
+        heads.
     """
 
     place: Value
@@ -47,9 +52,9 @@ class _Channel:
 def _channels(
     k: Builder, threads: int, head: Value, k_head: Value, sizes: tuple[int, int, int]
 ) -> list[_Channel]:
-    """Returns a thread's channels of a v head and its k head.
+    """Returns this thread's convolution channels of v head `head` and its k head.
 
-    sizes: num_k_heads, key_dim, value_dim.
+    sizes: (num_k_heads, key_dim, value_dim).
     """
     num_k_heads, key_dim, value_dim = sizes
     total, found = 2 * key_dim + value_dim, []
@@ -72,7 +77,7 @@ def _channels(
 
 
 class _Convolution:
-    """Causal convolution of a thread's channels at a sequence's position."""
+    """Emits the causal convolution of a thread's channels at one position of a sequence."""
 
     def __init__(
         self, k: Builder, channels: Sequence[_Channel], newest: Pointer, weight: Pointer
@@ -80,7 +85,7 @@ class _Convolution:
         """Starts the loads that do not depend on the position.
 
         Args:
-          newest: f32 (channels,).
+          newest: the token's inputs, f32 (channels,).
           weight: f32 (channels, width).
         """
         self._k, self._channels, self._width = k, channels, weight.shape[1]
@@ -88,9 +93,10 @@ class _Convolution:
         self._taps = [weight.at(c.number).load_run(0, self._width, where=c.there) for c in channels]
 
     def outputs(self, ring: Pointer, sequence: Value, position: Value) -> list[Value]:
-        """Returns silu of each channel's sum of taps; inputs before position 0 count as zeros.
+        """Returns silu(convolution) of each channel; inputs before position 0 count as zeros.
 
-        ring: f32 (batch, width, channels); the slot of the position itself is not read.
+        ring: earlier inputs, f32 (batch, width, channels); the slot of the position itself is not
+        read.
         """
         k, ages = self._k, range(1, self._width)
         slots = [(position.bits(u32) + (self._width - age)) % self._width for age in ages]
@@ -109,9 +115,10 @@ class _Convolution:
         return [total * sigmoid(k, total) for total in totals]
 
     def store(self, ring: Pointer, sequence: Value, position: Value, first: Value | None) -> None:
-        """Stores the newest inputs in the position's slot of the ring.
+        """Stores the token's inputs in slot position % width of the ring.
 
-        Query and key are stored if the v head is the first of its k head (None: it is).
+        Query and key channels are stored only if `first` (the v head is the first of its k head);
+        None means true.
         """
         slot = position.bits(u32) % self._width
         for c, newest in zip(self._channels, self._newest, strict=True):
@@ -124,9 +131,9 @@ class _Convolution:
 def _token(
     k: Builder, vectors: Pointer, key_dim: int, gates: tuple[Value, Value], scale: float, eps: float
 ) -> Token:
-    """Returns the factors of the token whose query and key are in `vectors`.
+    """Emits the token's factors from its query and key in shared memory at `vectors`.
 
-    Each warp computes them itself. `gates`: g and beta.
+    Each warp computes the factors redundantly. `gates`: (g, beta).
     """
     sums = [k.const(f32, 0.0)] * 3
     for first, there in lane_runs(k, key_dim):
@@ -145,7 +152,10 @@ def _token(
 def _inverse_rms(
     k: Builder, outputs: Sequence[Value], value_dim: int, eps: float, config: StateConfig
 ) -> Value:
-    """1 / sqrt(mean(o^2) + eps) of a block's outputs, which all lanes of a column hold."""
+    """Emits 1 / sqrt(mean(o^2) + eps) of the thread block's outputs.
+
+    All lanes that share a column hold the same outputs.
+    """
     parts = k.shared("parts", f32, (config.warps,))
     squares = dot(k, outputs, outputs)
     total = across_warps(k, parts, squares, operator.add, warps=config.warps)
@@ -168,12 +178,13 @@ def gated_delta_step(
     tiled: bool = False,
     config: GatedDeltaStepConfig = GatedDeltaStepConfig(),
 ) -> None:
-    """Convolution and silu, unit queries and keys, the gated delta rule, RMSNorm times silu(z).
+    """Kernel: convolution and silu, unit queries and keys, gated delta rule, RMSNorm times silu(z).
 
-    qkv is the newest column of inputs, stored in slot position % width of `columns`. No block reads
-    that slot, so blocks need not wait for each other. At position 0 the state and earlier columns
-    count as zeros. At a negative position columns and state are unchanged, and y is zeros. A block
-    has one v head of a sequence. The state is loaded before the position is known.
+    `qkv` holds the newest token's inputs of the convolution; they are stored in slot position %
+    width of `columns`. No thread block reads that slot, so thread blocks need not wait for each
+    other. At position 0 the state and earlier columns count as zeros. At a negative position
+    (padding) columns and state are unchanged, and y is zeros. A thread block has one v head of a
+    sequence. The state is loaded before the position is known.
     """
     check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     values = num_v_heads * value_dim

@@ -1,4 +1,4 @@
-"""Tokens of a prompt in shared memory, round by round."""
+"""Copies a prompt's tokens to shared memory in double-buffered rounds; computes their factors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _IDLE = 0x80000000  # bits of -0.0, the beta of padding
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` floats of each token of a sequence and head, f32 in global memory.
+    """One operand of a sequence and head in global memory: `count` f32 per token.
 
-    `first`: those of the first token; each next token is `stride` floats later.
+    `first`: the first token's floats; each next token is `stride` floats later.
     """
 
     first: Pointer
@@ -30,9 +30,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Place:
-    """A token in shared memory: pointers to its query, key, values, and gates (g, beta).
+    """Pointers to one token in shared memory: its query, key, values, and gates (g, beta).
 
-    The factors replace the gates: decay, beta, scale decay, scale k^T q.
+    `Rounds.prepare` replaces the gates by factors: decay, beta, scale decay, scale k^T q.
     """
 
     query: Pointer
@@ -41,13 +41,13 @@ class Place:
     gates: Pointer
 
     def token(self) -> Token:
-        """Loads the factors."""
+        """Loads the token's factors."""
         decay, beta, answer, echo = self.gates.load_run(0, RUN)
         return Token(decay, beta, decay, answer, echo, writes=beta.bits(u32) != _IDLE)
 
 
 class Rounds:
-    """Rounds of `tokens` tokens, double buffered in shared memory.
+    """Double buffer in shared memory for rounds of `tokens` tokens.
 
     Each warp fetches and prepares its own tokens, and each lane uses what it fetched itself, so no
     barrier is needed before the factors are computed.
@@ -66,7 +66,10 @@ class Rounds:
         tokens: int,
         warps: int,
     ) -> None:
-        """Allocates two rounds. Vectors are query, key and values; gates are g and beta."""
+        """Declares shared memory for two rounds.
+
+        `vectors` are query, key and values; `gates` are g and beta.
+        """
         if tokens % warps:
             raise KernelError(f"tokens={tokens} must be a multiple of warps={warps}")
         self._k, self._vectors, self._gates = k, vectors, gates
@@ -76,11 +79,11 @@ class Rounds:
         self._memory = k.shared("tokens", f32, (2, tokens, pitch))
 
     def token(self, round: Value, slot: Value) -> Value:
-        """Returns the number of the token in a round's slot."""
+        """Returns the index in the prompt of the token in slot `slot` of a round."""
         return round * self._tokens + slot
 
     def inside(self, token: Value) -> Value | None:
-        """Returns whether a token is inside the sequence (None: yes)."""
+        """Returns whether a token is inside the sequence; None means that all are."""
         return token < self._time if self._time % self._tokens else None
 
     def place(self, round: Value, slot: Value) -> Place:
@@ -90,7 +93,7 @@ class Rounds:
         return Place(base, *(base.at(end) for end in ends))
 
     def fetch(self, round: Value) -> None:
-        """Starts the copies of a round's tokens; tokens past the sequence become zeros."""
+        """Starts this warp's copies of a round's tokens; tokens past the sequence become zeros."""
         k = self._k
         for slot in self._slots():
             token, place = self.token(round, slot), self.place(round, slot)
@@ -138,5 +141,5 @@ class Rounds:
             place.gates.store_run(0, factors, where=k.lane_id == 0)
 
     def _slots(self) -> list[Value]:
-        """Returns the warp's slots of a round."""
+        """Returns the slots of a round that this warp fetches."""
         return [self._k.warp_id + start for start in range(0, self._tokens, self._warps)]

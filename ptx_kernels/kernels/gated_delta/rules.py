@@ -16,10 +16,11 @@ _ROWS = 32  # per lane at most: its columns, keys and queries must fit in regist
 def _gated_delta_rule(
     device: Target, batch: int, num_v_heads: int, key_dim: int, value_dim: int
 ) -> GatedDeltaRuleConfig:
-    """Returns the Config for a prompt: two columns per lane, and as few lanes as fill the device.
+    """Returns the Config for a prompt: two columns per lane, as few lanes per column as possible.
 
-    Fewer lanes per column take fewer instructions in total, but form a longer dependency chain from
-    one token to the next. The chain takes as long as five warps of a multiprocessor take to issue.
+    There are enough lanes per column to fill the device. Fewer lanes per column take fewer
+    instructions in total, but form a longer dependency chain from one token to the next. The chain
+    takes as long as five warps of a multiprocessor take to issue.
     """
     columns = batch * num_v_heads * value_dim
     fitting = [n for n in (4, 8, 16, 32) if key_dim % n == 0 and key_dim <= _ROWS * n]
@@ -36,8 +37,8 @@ def _gated_delta_step(key_dim: int, value_dim: int) -> GatedDeltaStepConfig:
 
     Loads have 16 bytes.
 
-    If eight warps hold a head, registers suffice for two blocks. A head that eight warps cannot
-    hold is processed in several passes.
+    If eight warps hold a head, registers suffice for two thread blocks. A head that eight warps
+    cannot hold is processed in several passes.
     """
     lanes = next(
         n

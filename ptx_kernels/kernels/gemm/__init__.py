@@ -1,4 +1,4 @@
-"""Products of packed weights with many rows of activations on tensor cores."""
+"""Tensor-core matmuls of packed (quantized) weights with many rows of activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread block's part of products with the same activations: copies, products, sums."""
+"""Emits one thread block's part of a tensor-core matmul: pipeline of copies, mma, epilogue."""
 
 from __future__ import annotations
 
@@ -22,20 +22,26 @@ Activations = list[tuple[Pointer, int, dict[str, int]]]
 
 
 def stackable(format: str, n: int, columns: int) -> bool:
-    """Returns whether matrices (n, columns) of a stack begin at words, as `WordCopy` requires."""
+    """Returns whether each matrix (n, columns) of a stack begins at a 4-byte word.
+
+    `WordCopy` requires it.
+    """
     layout = formats.get(format)
     blocks = n * columns // layout.block_size
     return all(blocks * plane.bytes_per_block % 4 == 0 for plane in layout.planes)
 
 
 def check_stack(format: str, n: int, columns: int, matrices: int) -> None:
-    """Raises KernelError if a stack's matrices cannot be read; `matrices` 0: there is no stack."""
+    """Raises KernelError if the kernel cannot read matrices of such a stack.
+
+    `matrices` 0 means that there is no stack.
+    """
     if matrices and not stackable(format, n, columns):
         raise KernelError(f"a stack's matrices {format} ({n}, {columns}) do not begin at words")
 
 
 def input_activations(k: Builder, config: GemmConfig, m: int, columns: int) -> Activations:
-    """Declares the operands of m rows of activations."""
+    """Declares the operands for m rows of activations, in the dtype of `config.products`."""
     per_group = (m, columns // GROUP, 2)
     if config.products == "f16":
         values, means = k.input("values", f16, (m, columns)), k.input("means", f16, per_group)
@@ -58,7 +64,7 @@ def multiply(
     block_n: Span,
     block_m: Span | ExpertTile,
 ) -> None:
-    """Computes the block's results, of one matrix, or of two of one shape that gate each other."""
+    """Emits the thread block's matmul with one matrix, or with gate and up matrices."""
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
     part = column_warp if config.column_warps > 1 else 0  # of a step
     with k.free_shared():
@@ -132,7 +138,7 @@ def _tiles(
     step: Value,
     part: Value | int,
 ) -> list[Tile]:
-    """Returns a matrix's tiles of the warp, as loaded by a step."""
+    """Returns the warp's tiles of one matrix in a pipeline stage, one per 16 weight rows."""
     return [
         [copy.tile(at, row, step, part) for copy, at in zip(copies, places, strict=True)]
         for row in first_rows
@@ -145,7 +151,10 @@ def _tiles(
 def _products(
     k: Builder, config: GemmConfig, names: Sequence[str], totals: Sequence[Accumulators]
 ) -> list[tuple[Products, list[int]]]:
-    """Returns products and the numbers of their matrices; one format shares activations' loads."""
+    """Returns pairs (`Products`, indices of its matrices), one per format.
+
+    Matrices of the same format share the loads of activations.
+    """
     found: list[tuple[Products, list[int]]] = []
     for name in dict.fromkeys(names):
         layout, mine = formats.get(name), [i for i, each in enumerate(names) if each == name]
@@ -161,9 +170,9 @@ def _products(
 
 
 def _units(k: Builder, config: GemmConfig, matrices: Sequence[Matrix]) -> Iterator[Value]:
-    """Yields the units of 256 columns.
+    """Yields the indices of the units (64 columns each) of a step's 256 columns.
 
-    They are unrolled, with constants folded into the code, if the registers suffice for the
+    The units are unrolled, with constants folded into the code, if the registers suffice for the
     prefetched loads; otherwise they are in a loop.
     """
     most = min(formats.get(each.format).tuning.gemm_unrolled for each in matrices)
@@ -177,7 +186,7 @@ def _units(k: Builder, config: GemmConfig, matrices: Sequence[Matrix]) -> Iterat
 def _add_column_warps(
     k: Builder, config: GemmConfig, totals: Accumulators, column_warp: Value, row_warp: Value
 ) -> None:
-    """Adds the totals of the other column warps to those of the first."""
+    """Emits the addition, in shared memory, of all column warps' totals to those of the first."""
     if config.column_warps == 1:
         return
     flat = [total for tile in totals for column in tile for total in column]

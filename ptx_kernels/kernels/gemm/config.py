@@ -1,4 +1,4 @@
-"""Tiling of a tensor-core product, and the shapes that support one."""
+"""Tiling of a tensor-core matmul, and a check of the shapes that support it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ F16_FORMATS = tuple(name for name in formats.names() if formats.get(name).f16_ti
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """Tiling: a thread block has 16 * tiles * row_warps weight rows and m_tile activations.
+    """Matmul tiling: a thread block has 16 * tiles * row_warps weight rows and m_tile activations.
 
     Attributes:
       row_warps: warps with their own weight rows.
-      column_warps: 1, 2, 4 or 8 warps that share rows, each with its own super-blocks; their totals
-        are added at the end.
+      column_warps: 1, 2, 4 or 8 warps that share weight rows, each with its own super-blocks of 256
+        columns; their totals are added at the end.
       tiles: tiles of 16 weight rows per warp; they share the loads of activations.
       m_tile: rows of activations of a thread block, 8 or a multiple of 16.
       stages: super-blocks per column warp in shared memory: one in use and the others in flight.
-      splits: 1, 2, 4 or 8 thread blocks, a cluster (sm_90), that share rows, each with its own
-        steps (split-K). Their totals are added in shared memory, and each block finishes some rows
-        of activations.
+      splits: 1, 2, 4 or 8 thread blocks, a cluster (sm_90), that share weight rows, each with its
+        own steps (split-K). Their totals are added in shared memory, and each thread block finishes
+        some rows of activations.
       products: `int8`: quants times q8_1 activations, with sums of 32 columns scaled in f32. `f16`:
         scaled quants times f16 activations, accumulated by mma over 256 columns, with half the
         instructions and twice the tensor core time.
@@ -48,7 +48,7 @@ class GemmConfig:
 
     @property
     def columns(self) -> int:
-        """Columns of a step."""
+        """Columns of a pipeline step."""
         return SUPER_BLOCK * self.column_warps
 
     @property
@@ -57,11 +57,11 @@ class GemmConfig:
         return WARP * self.row_warps * self.column_warps
 
     def steps(self, columns: int) -> int:
-        """Returns the steps of a thread block through its share of the columns."""
+        """Returns the pipeline steps of a thread block through its share of the columns."""
         return -(-columns // (self.columns * self.splits))
 
     def check(self, format: str, columns: int) -> None:
-        """Raises KernelError if rows of this many weights of the format are not supported.
+        """Raises KernelError if the tiling does not support rows of `columns` weights of a format.
 
         ValueError for an unknown format.
         """

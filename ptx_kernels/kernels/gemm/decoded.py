@@ -1,4 +1,4 @@
-"""Rule that decides whether to decode a product's weights for XLA's f16 product."""
+"""Rule that decides whether to decode a matmul's packed weights to f16 and let XLA multiply."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALIGNED = 8
 
 @dataclass(frozen=True)
 class DecodedProducts:
-    """Method for a product: decoded or packed weights.
+    """Whether a matmul decodes its weights first.
 
     Attributes:
       decoded: True: weights are decoded to f16 in memory, and XLA multiplies them. False:
@@ -47,7 +47,7 @@ class DecodedProducts:
 
 
 def decodable(rows: tuple[int, ...], columns: int, matrices: int) -> bool:
-    """Returns whether kernels can produce the f16 of these matrices and their activations."""
+    """Returns whether kernels can produce these matrices and their activations as f16."""
     aligned = all(size % _ALIGNED == 0 for size in (*rows, columns))
     return aligned and matrices <= MAX_MATRICES and max(*rows, columns) <= MAX_F16_ROW
 
@@ -55,11 +55,11 @@ def decodable(rows: tuple[int, ...], columns: int, matrices: int) -> bool:
 def _decoded(
     device: Target, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
 ) -> DecodedProducts:
-    """Returns whether to decode matrices of `rows` for m rows of activations; two may be gated.
+    """Returns whether to decode matrices of `rows` rows each for m rows of activations.
 
-    Decoding takes the same time for any m, so it pays above some length. There the rate of products
-    decides: `wgmma` in cuBLAS against `mma.sync` with unpacking. The alternative for formats
-    without tiles is decoding to float32.
+    Two formats for one number of rows are a gated pair. Decoding takes the same time for any m, so
+    it pays above some m. There the rate of the matmul decides: `wgmma` in cuBLAS against `mma.sync`
+    with unpacking. The alternative for formats without tiles is decoding to float32.
     """
     facts, matrices = device.facts, len(formats)
     if m <= FEW_ROWS or facts is None or facts.dot_float_ops is None:
@@ -78,7 +78,7 @@ def _decoded(
 
 
 def _each(formats: tuple[str, ...], rows: tuple[int, ...]) -> Iterable[tuple[BlockFormat, int]]:
-    """Returns format and rows of each matrix."""
+    """Yields (format, rows) of each matrix; both matrices of a gated pair have the same rows."""
     pair = len(formats) > len(rows)
     return zip(map(block_format, formats), rows * 2 if pair else rows, strict=True)
 
@@ -86,7 +86,7 @@ def _each(formats: tuple[str, ...], rows: tuple[int, ...]) -> Iterable[tuple[Blo
 def _float_seconds(
     facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
 ) -> float:
-    """Returns the seconds of float32 products, the alternative for formats without tiles."""
+    """Predicts the seconds of float32 matmuls, the alternative for formats without tiles."""
     rate = 2 * facts.fp32_lanes * facts.multiprocessors * facts.clock_hz
     seconds = 0.0
     for block, n in _each(formats, rows):
@@ -98,7 +98,7 @@ def _float_seconds(
 def _decoded_seconds(
     facts: Device, formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int
 ) -> float:
-    """Returns the seconds to decode, to multiply, and to apply scales in a pass over the results.
+    """Predicts the seconds to decode to f16, to multiply, and to scale the results in a pass.
 
     Results of a gated pair are f16, and the pass writes f16 too; other results are f32.
     """
@@ -113,7 +113,7 @@ def _decoded_seconds(
 
 
 def dot_seconds(facts: Device, n: int, columns: int, m: int) -> float:
-    """Predicts cuBLAS's seconds for m rows by n, f16 accumulated in f32.
+    """Predicts cuBLAS's seconds for an (m, columns) x (columns, n) matmul, f16 accumulated in f32.
 
     It is based on `dot_float_ops` and the idle multiprocessors in the last round of tiles.
 

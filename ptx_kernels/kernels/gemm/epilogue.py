@@ -1,4 +1,4 @@
-"""Epilogue of a thread block's totals: bias, residual, gating, quantization, store."""
+"""Epilogue of a thread block's matmul: adds bias and residual, gates, quantizes and stores."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SHARES = {"f32": 4, "q8_1": 4, "f16": LANE}  # adjacent values per lane
 
 
 class _Share(NamedTuple):
-    """Adjacent values of a lane, from weight row `n` on, for the activations in row `m`.
+    """Adjacent results of a lane: from weight row `n` on, for the activations in row `m`.
 
     Attributes:
-      j: the row in the block's tile.
-      where: whether the block stores them.
+      j: index of row `m` in the thread block's tile.
+      where: whether the thread block stores these results; None means yes.
     """
 
     n: Value
@@ -36,14 +36,14 @@ class _Share(NamedTuple):
 
 
 class TileEpilogue:
-    """Results of n weight rows and m rows of activations: declares them and stores totals.
+    """Declares the results (n weight rows, m rows of activations), and stores accumulated totals.
 
-    They are y f32 (m, n); with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
-    in `quantize_q8_1`; with "f16" values, means and scale, as in `quantize_f16`. Optional operands:
-    `bias` f32 (n,) and `residual` f32 (m, n). With an activation, the results are its gate of the
-    first matrix's totals and the second's (`GATES`).
+    The results are y f32 (m, n); with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32,
+    2), as in `quantize_q8_1`; with "f16" values, means and scale, as in `quantize_f16`. Optional
+    operands: `bias` f32 (n,) and `residual` f32 (m, n). With an activation, it gates the second
+    matrix's totals by the first's (`GATES`).
 
-    Blocks that split the columns, or that share 256 rows of an f16 result, form a cluster.
+    Thread blocks that split the columns, or that share 256 rows of an f16 result, form a cluster.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TileEpilogue:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks along the weight rows."""
+        """Number of thread blocks along the weight rows."""
         return -(-self._n // self._config.rows)
 
     def _check_rows(self, fit: bool, unit: int) -> None:
@@ -98,7 +98,7 @@ class TileEpilogue:
             )
 
     def clear(self, block_n: Span, rows: ExpertTile) -> None:
-        """Stores zeros in the f32 results of the tile's rows and the block's weight rows."""
+        """Emits stores of zeros to the tile's f32 results, for the thread block's weight rows."""
         k, threads = self._k, self._config.threads
         with k.loop(rows.first, rows.end) as row:
             for base in range(0, self._config.rows, threads):
@@ -114,11 +114,11 @@ class TileEpilogue:
         block_m: Span | ExpertTile,
         summed: Value | None,
     ) -> None:
-        """Finishes and stores the totals of the warp's tiles, for each matrix.
+        """Emits the epilogue for the totals of the warp's tiles, one `Accumulators` per matrix.
 
-        `first_rows`: the tiles' first weight rows in the block. All threads must reach it; `summed`
-        tells which hold the sums (None: all). If `staged`, the contents of the ring are
-        overwritten.
+        `first_rows`: the tiles' first weight rows in the thread block. All threads must reach it;
+        `summed` is true in threads that hold the sums (None means all). If `staged`, the results
+        overwrite the pipeline's ring in shared memory.
         """
         k = self._k
         finished = self._finished(totals, first_rows, block_n, block_m)
@@ -145,7 +145,7 @@ class TileEpilogue:
             k.cluster_barrier()  # no block may exit while others read its shared memory
 
     def _together(self) -> None:
-        """Executes a barrier of all blocks that share results."""
+        """Emits a barrier of all thread blocks that share results."""
         if self._config.splits > 1 or self.together > 1:
             self._k.cluster_barrier()
         else:
@@ -158,10 +158,10 @@ class TileEpilogue:
         block_n: Span,
         block_m: Span | ExpertTile,
     ) -> Iterator[tuple[Value, Value, Sequence[Value], Value | None]]:
-        """Yields (weight row, activation, values, whether the block owns them).
+        """Yields (weight row, activation row, values, whether the thread block owns them).
 
-        The values are the totals of each matrix if blocks split the columns, with ownership decided
-        later; else one finished value.
+        If thread blocks split the columns, the values are the totals of each matrix, and ownership
+        is decided later; else there is one finished value.
         """
         k = self._k
         for first, *tiles in zip(first_rows, *totals, strict=True):
@@ -177,7 +177,7 @@ class TileEpilogue:
     def _finish(
         self, n: Value, m: Value, totals: Sequence[Value], where: Value | None, offset: int = 0
     ) -> Value:
-        """Returns the result of weight row n + offset and activation m."""
+        """Returns the finished result of weight row n + offset and activation row m."""
         total, *gated = totals
         if self._bias is not None:
             total = total + self._bias.at(n).load(offset, where=where)
@@ -188,9 +188,9 @@ class TileEpilogue:
     def _shares(
         self, staged: Sequence[Pointer], block_n: Span, block_m: Span | ExpertTile
     ) -> Iterator[_Share]:
-        """Yields a lane's shares of the staged values, in a loop.
+        """Yields a lane's shares of the results staged in shared memory; the body is in a loop.
 
-        In a cluster it covers only its block's part.
+        In a cluster the loop covers only this thread block's part.
         """
         k, config = self._k, self._config
         # a row count that is not a multiple of four breaks alignment
@@ -216,7 +216,7 @@ class TileEpilogue:
             yield _Share(n, m, j, values, where)
 
     def _summed(self, place: Pointer, width: int, where: Value | None) -> list[Value]:
-        """Sums a place's values over the cluster, in the order of its blocks."""
+        """Sums `width` floats at one shared-memory place over the cluster, in order of rank."""
         parts = [
             load_floats(self._k.peer(place, rank), width, where=where)
             for rank in range(self._config.splits)
@@ -224,7 +224,7 @@ class TileEpilogue:
         return [functools.reduce(lambda a, b: a + b, column) for column in zip(*parts, strict=True)]
 
     def _store(self, share: _Share) -> None:
-        """Stores values as f32 or q8_1."""
+        """Emits the stores of a lane's share, as f32 or q8_1."""
         n, m, _, values, where = share
         if self.output == "f32":
             self._y.at(m, n).store_run(0, values, where=where)
@@ -233,7 +233,10 @@ class TileEpilogue:
         store_group(self._k, values, *places, where=where)
 
     def _store_halves(self, staged: Pointer, block_n: Span, block_m: Span | ExpertTile) -> None:
-        """Stores values as f16; blocks exchange the maxima of their parts of 256."""
+        """Emits the stores of f16 results.
+
+        Thread blocks that share a super-block of 256 exchange their maxima first.
+        """
         k, lanes = self._k, self._config.rows // LANE
         largest = k.shared("largest", f32, (block_m.size,), dynamic=True)
         k.barrier()
@@ -264,7 +267,7 @@ class TileEpilogue:
 def launch(
     k: Builder, config: GemmConfig, m: int, *epilogues: TileEpilogue, experts: int = 0
 ) -> None:
-    """Sets the launch geometry: tiles of activations, then all rows, then splits of columns."""
+    """Sets the grid: (activation tiles, thread blocks of all weight rows, splits of columns)."""
     blocks = sum(e.blocks for e in epilogues)
     cluster = 1, epilogues[0].together, config.splits
     grid = tile_count(m, experts, config.m_tile), blocks, config.splits

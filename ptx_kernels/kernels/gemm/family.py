@@ -1,4 +1,4 @@
-"""Tensor-core product kernel families."""
+"""Kernel families of tensor-core matmuls: one matrix, a gated pair, joined matrices, experts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _examples(family: str) -> tuple[Case, ...]:
 
 
 def _passes(arguments: Arguments) -> int:
-    """Returns the tiles of `m_tile` rows of activations, each of which reads all weights.
+    """Returns how often all weights are read: once per tile of `m_tile` rows of activations.
 
     For experts, whose tiles read one matrix each, it is the average over all matrices.
     """
@@ -108,18 +108,21 @@ def _passes(arguments: Arguments) -> int:
 
 
 def _weights(arguments: Arguments) -> PackedWeights:
-    """Returns the matrix, or all matrices of a stack of experts."""
+    """Returns the weights of the matrix, or of all matrices of a stack of experts."""
     one = arguments["n"] * arguments["columns"]
     return PackedWeights((arguments["format"],), one * max(1, arguments["experts"]))
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns the fraction of a buffer that is read; a prompt's rows use all experts."""
+    """Returns the fraction of a buffer that is read: 1 with experts, else as in `one_layer`.
+
+    A prompt's rows use all experts.
+    """
     return 1 if arguments["experts"] else one_layer(buffer, arguments)
 
 
 def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """Returns tiles of rows randomly assigned to experts, and a last group assigned to none."""
+    """Returns random `tiles`: tiles of rows assigned to experts, a last group assigned to none."""
     experts = next(b.shape[0] for b in buffers.values() if b.type is u8)
     rows = buffers["values"].shape[0]
     m_tile = -(-rows // (buffer.shape[0] - experts))
@@ -132,7 +135,10 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int]:
-    """Returns one step of the ring, at least four super-blocks, with work for all column warps."""
+    """Returns ("columns", size): one step of the pipeline, at least 1024 columns.
+
+    There is work for all column warps and splits.
+    """
     config = arguments["config"]
     return "columns", max(1024, config.columns * config.splits)
 

@@ -1,4 +1,4 @@
-"""Fragments: operands of mma in registers, and the positions of a lane's accumulators."""
+"""Fragments (mma operands in registers) of weights and activations; accumulator positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Accumulators = list[TileSums]
 
 
 def accumulators(k: Builder, tiles: int, rows: int) -> Accumulators:
-    """Returns zeros for `tiles` tiles of weight rows and `rows` rows of activations."""
+    """Returns zeroed mma accumulators for `tiles` tiles of weight rows and `rows` activations."""
     return [
         [[k.var(f32, 0.0) for _ in range(4)] for _ in range(rows // TILE_COLUMNS)]
         for _ in range(tiles)
@@ -24,12 +24,12 @@ def accumulators(k: Builder, tiles: int, rows: int) -> Accumulators:
 
 
 def place(k: Builder, row: Value, column: Value, j: int) -> tuple[Value, Value]:
-    """Returns weight row and activation of a lane's accumulator j, relative to (row, column)."""
+    """Returns (weight row, activation row) of accumulator j of the tile at (row, column)."""
     return row + k.lane_id // 4 + 8 * (j // 2), column + k.lane_id % 4 * 2 + j % 2
 
 
 def f16_weights(k: Builder, group: F16Group) -> list[Words]:
-    """Returns operand A of m16n8k16 for the group's first 16 columns and for its last.
+    """Emits operands A of m16n8k16 for the group's first 16 columns and for its last 16.
 
     Bytes (0, 1) and (2, 3) of a lane form the two words of a row. The activations of every 16
     columns must therefore have their pairs at even positions first, then those at odd ones.
@@ -48,15 +48,24 @@ def f16_weights(k: Builder, group: F16Group) -> list[Words]:
 
 
 def f16_activations(k: Builder, values: Pointer, group: Value) -> Pointer:
-    """Returns the lane's `ldmatrix` address for a group of f16 of 8 activations: B of two mma."""
+    """Returns the lane's `ldmatrix` address for 8 activations and group `group` of 32 columns, f16.
+
+    `ldmatrix` then loads operand B of two mma.
+    """
     return values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(group * (2 * GROUP))
 
 
 def two_activations(k: Builder, rows: Pointer) -> Pointer:
-    """Returns the lane's `ldmatrix` address for 32 bytes of 16 activations: B of two mma."""
+    """Returns the lane's `ldmatrix` address for 16 activations of 32 bytes each.
+
+    `ldmatrix` then loads operand B of two mma, for 8 activations each.
+    """
     return rows.at(k.lane_id % 8 + k.lane_id // 16 * 8, k.lane_id // 8 % 2 * 16)
 
 
 def matrices_of(k: Builder, fragments: Pointer, left: int) -> Words:
-    """Loads B of 8 activations at `two_activations`, and of the next 8 if `left` is more than 1."""
+    """Loads operand B of 8 activations, and of the next 8 if `left` (tiles left) is more than 1.
+
+    `fragments`: an address from `two_activations`.
+    """
     return k.ldmatrix(fragments, 4 if left > 1 else 2)

@@ -1,4 +1,4 @@
-"""Gated product: two tensor-core products of the same activations; the first gates the second."""
+"""Gated matmul kernel (gate and up projections): two tensor-core matmuls of one input."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def gated_gemm(
     output: Literal["f32", "q8_1", "f16"] = "f32",
     config: GemmConfig,
 ) -> None:
-    """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
+    """Kernel: y[j, r] = activation(gate[r] . x[j], up[r] . x[j]) for two packed matrices.
 
-    `activation` names the gate (`activation.GATES`). A warp has the same tiles of both matrices.
-    Formats may differ. Operands are those of `gemm`, with the planes of `gate` and then of `up`
-    first.
+    Both matrices are (n, columns); their formats may differ. `activation` names the gate
+    (`activation.GATES`). A warp has the same tiles of both matrices. Operands are those of `gemm`,
+    with the planes of `gate` and then of `up` first.
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")

@@ -1,4 +1,4 @@
-"""Product of packed weights with many activations on tensor cores: prompts, large batches."""
+"""Tensor-core matmul kernel of packed weights with many activations: prompts, large batches."""
 
 from __future__ import annotations
 
@@ -30,20 +30,21 @@ def gemm(
     residual: bool = False,
     output: Literal["f32", "q8_1", "f16"] = "f32",
 ) -> None:
-    """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
+    """Kernel: y[j, r] = dequantize(w[r]) . x[j] for weight rows r < n and activation rows j < m.
 
-    A warp has tiles of 16 weight rows and all activations of its thread block (see `products`).
-    Packed weights and activations are loaded by a pipeline with steps of 256 columns each.
+    Rows have `columns` values. A warp has tiles of 16 weight rows and all activations of its thread
+    block (see `products`). Packed weights and activations are loaded by a pipeline with steps of
+    256 columns each.
 
-    Operands: the planes, or with `layers` those of a stack and an index (see `input_planes`);
+    Operands: the planes, or with `layers` the planes of a stack and an index (see `input_planes`);
     values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or for f16 products values f16
     (m, columns), means f16 (m, columns / 32, 2) and scale f32 (m, columns / 256); bias f32 (n,) and
     residual f32 (m, n), which are added. Result: y f32 (m, n), or as q8_1 or f16 (see
     `TileEpilogue`).
 
-    With `experts` the planes are those of a stack (experts, n, ...), and the rows of activations
-    are sorted by expert. The first operand, `tiles`, s32 (`tile_count`, 3), has (expert, first row,
-    end) of each tile along the grid's first axis, with at most m_tile rows. An expert outside 0 to
+    With `experts` the planes are a stack (experts, n, ...), and the rows of activations are sorted
+    by expert. The first operand, `tiles`, s32 (`tile_count`, 3), has (expert, first row, end) of
+    each tile along the grid's first axis, with at most m_tile rows. An expert id outside 0 to
     experts - 1 gives zeros. The tiles together cover all m rows.
     """
     config.check(format, columns)

@@ -1,4 +1,4 @@
-"""Software pipeline: `cp.async` copies tiles of matrices into a ring of stages in shared memory."""
+"""Software pipeline: `cp.async` copies matrix tiles into a ring of stages in shared memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from .spans import ALL, StepSpan
 
 
 def odd_pitch(nbytes: int) -> int:
-    """Rounds up to an odd number of 16-byte chunks; returns the bytes.
+    """Returns `nbytes` rounded up to an odd number of 16-byte chunks, in bytes.
 
-    The same chunk of 8 rows then covers all banks.
+    Chunk c of 8 consecutive rows then covers all banks.
     """
     return (-(-nbytes // 16) | 1) * 16
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.
+    """`count` rows of a matrix in global memory, from row `first` on: the source of a copy.
 
-    Rows past the matrix's end become zeros. If the matrix has exactly `count` rows, the caller
-    ensures that there are none. `span`: the steps to load.
+    `matrix` is u8 (rows, row bytes). If it has fewer than `count` rows, rows past its end become
+    zeros; otherwise the caller ensures that first + count does not exceed its rows. `span`: the
+    pipeline steps (along the columns) that this thread block loads.
     """
 
     matrix: Pointer
@@ -40,11 +41,11 @@ class Rows:
 
 
 class TileCopy:
-    """Copies the next `nbytes` of every row per step; zeros past the row's end.
+    """Copies the next `nbytes` of every row in each pipeline step; zeros past the row's end.
 
-    Chunk c of row r is stored at r * pitch + c * chunk_pitch. A power of two of threads shares a
-    row, so that they read adjacent chunks and the rows of a thread are at constant distances. A
-    step has one or more parts of `part` bytes.
+    Chunk c of row r is stored at r * pitch + c * chunk_pitch in a stage. A power of two of threads
+    shares a row, so that they read adjacent chunks and the rows of a thread are at constant
+    distances. A step has one or more parts of `part` bytes per row.
     """
 
     def __init__(
@@ -88,16 +89,16 @@ class TileCopy:
             column += width
 
     def part(self, place: Pointer, number: Value | int) -> Pointer:
-        """Returns part `number` of a step's bytes at `place`."""
+        """Returns the address of part `number` of a step's rows in the stage at `place`."""
         return place.at(0, number * self._part).reshape(*place.shape)
 
     def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
-        """Returns 16 rows from `row` on of part `part` of a step's bytes at `place`."""
+        """Returns 16 rows, from `row` on, of part `part` of a step's rows in the stage `place`."""
         rows = self.part(place, part).at(row)
         return TilePlane(self._k, rows.reshape(TILE_ROWS, self.pitch))
 
     def start(self, place: Pointer) -> None:
-        """Starts the copies of the next step to `place`."""
+        """Emits the asynchronous copies of the next step to shared memory at `place`."""
         k, rows = self._k, self._rows
         for height, row, byte, offset, source in self._parts:
             target = place.at(offset)
@@ -116,10 +117,11 @@ class TileCopy:
 
 
 class WordCopy:
-    """Copies `nbytes` of every row per step, for rows that are only 2-byte aligned.
+    """Copies the next `nbytes` of every row in each pipeline step, for 2-byte aligned rows.
 
-    The aligned words that contain a row are stored at row * pitch, so its bytes begin there or two
-    bytes later. The bytes after a row's end are those of the next row, or zeros after the last.
+    The aligned words that contain a row's bytes are stored at row * pitch, so the bytes begin there
+    or two bytes later. The bytes after a row's end are those of the next row, or zeros after the
+    last.
     """
 
     def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int, *, part: int) -> None:
@@ -161,10 +163,10 @@ Copy = TileCopy | WordCopy
 
 
 class StageCopy(Protocol):
-    """One of the copies that each step performs.
+    """Interface of a copy that every pipeline step performs.
 
     Attributes:
-      size: bytes in a stage.
+      size: bytes of the copy in a stage.
       pitch: bytes between its rows.
     """
 
@@ -172,11 +174,11 @@ class StageCopy(Protocol):
     pitch: int
 
     def start(self, place: Pointer) -> None:
-        """Starts the copies of the next step to `place`."""
+        """Emits the asynchronous copies of the next step to `place`, its part of a stage."""
 
 
 class Pipeline:
-    """Ring of stages in shared memory, each with a place for every copy; all threads fill it."""
+    """Ring of stages in shared memory, each with room for every copy; all threads fill it."""
 
     def __init__(self, k: Builder, stages: int, copies: Sequence[StageCopy]) -> None:
         self._k, self._copies, self._stages = k, copies, stages
@@ -189,7 +191,7 @@ class Pipeline:
         self._filled, self._taken = k.var(u32, 0), k.var(u32, 0)
 
     def steps(self, count: int) -> Iterator[tuple[Value, list[Pointer]]]:
-        """Yields (step, its places) in a loop; later steps are in flight while one is used."""
+        """Yields (step, address of each copy's data) in a loop, with later steps in flight."""
         self.begin(count)
         yield from self.between(0, count, count)
 
@@ -207,7 +209,10 @@ class Pipeline:
     def between(
         self, start: Value | int, stop: Value | int, count: Value | int
     ) -> Iterator[tuple[Value, list[Pointer]]]:
-        """Yields like `steps`, but only steps from `start` up to `stop`, of `count`."""
+        """Like `steps`, but yields only steps from `start` up to `stop`, of `count`.
+
+        `begin` must have been called before.
+        """
         k, ahead = self._k, self._stages - 1
         with k.loop(start, stop) as at:
             k.cp_async_wait(ahead - 1)
@@ -218,14 +223,14 @@ class Pipeline:
             yield at, self._take()
 
     def _fill(self) -> None:
-        """Starts all copies of the next step, into the next stage."""
+        """Emits all copies of the next step, into the next stage."""
         stage = self._memory.at(self._filled)
         for copy, place in zip(self._copies, self._places, strict=True):
             copy.start(stage.at(place))
         self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
 
     def _take(self) -> list[Pointer]:
-        """Returns the places of the next stage, u8 (rows, pitch)."""
+        """Returns the address of each copy's data in the next stage, u8 (rows, pitch)."""
         stage = self._memory.at(self._taken)
         self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
         places = zip(self._places, self._copies, strict=True)

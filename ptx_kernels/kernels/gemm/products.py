@@ -1,8 +1,8 @@
-"""Tensor-core products of packed tiles, in scaled integers or in f16 that include the scales.
+"""Multiplies packed weight tiles by activations with mma, as scaled integers or as f16.
 
 For 16 weight rows, 8 activations and 32 columns, the integer product is one int8 mma, and two or
-more float multiply-adds scale each exact sum. The f16 product is two mma, which accumulate 256
-columns before any float operation.
+more float multiply-adds scale each exact sum. The f16 product, whose weights include the scales, is
+two mma, which accumulate 256 columns before any float operation.
 """
 
 from __future__ import annotations
@@ -33,25 +33,32 @@ Tile = Sequence[TilePlane]  # 16 weight rows of 256 columns
 
 
 class Products(Protocol):
-    """totals += tiles . activations; `activations` are planes u8 (rows, pitch) in shared memory."""
+    """Interface of a multiplier: totals += weight tiles . activations.
+
+    `activations` are planes u8 (rows, pitch) in shared memory.
+    """
 
     def add(self, tiles: Sequence[Tile], unit: Value, activations: Sequence[Pointer]) -> None:
-        """Adds the 64 columns of a unit."""
+        """Emits the products of the 64 columns of unit `unit`."""
 
     def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
-        """Finishes after the last unit of 256 columns."""
+        """Emits what remains after the last unit of 256 columns."""
 
 
 def pair_pitch(rows: int) -> int:
-    """Returns the pitch in bytes of groups' pairs (scale, scale * sum) of `rows` activations."""
+    """Returns the pitch in bytes from group to group of pairs (scale, scale * sum).
+
+    A group has a pair for each of `rows` activations.
+    """
     return rows * 8 + 32
 
 
 class IntegerProducts:
-    """Integer products with q8_1 `activations`: values s8 and pairs f32 (8 groups, `pair_pitch`).
+    """Multiplies 8-bit quants by q8_1 activations: values s8, pairs f32 (8 groups, `pair_pitch`).
 
-    For an mma integer s, magic + s is obtained as a float. Multiplied by scale, minus magic *
-    scale, it is s * scale rounded once, because magic * scale is exact.
+    The accumulator starts at a magic number, so that the integer result s of mma is obtained as the
+    float magic + s. Multiplied by scale, minus magic * scale, it is s * scale rounded once, because
+    magic * scale is exact.
     """
 
     def __init__(
@@ -102,9 +109,10 @@ class IntegerProducts:
                         k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
 
     def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
-        """Adds factor * minimums . sums of the eight groups, exact except for mma's own rounding.
+        """Emits totals += factor * minimums . sums over the eight groups of 32 columns.
 
-        A sum is represented by three bf16: its upper, middle and lower 8 bits.
+        This is exact except for mma's own rounding. A sum is represented by three bf16: its upper,
+        middle and lower 8 bits.
         """
         if self._read_minimums is None:
             return
@@ -125,7 +133,7 @@ class IntegerProducts:
 
 
 def _bf16_parts(value: Value) -> tuple[Value, Value, Value]:
-    """Splits the f32 `value` into three f32 (as u32), each a bf16 followed by zeros."""
+    """Splits an f32 into three f32 (as u32), each a bf16 followed by zeros."""
     upper = value.bits(u32) & 0xFFFF0000
     rest = value - upper.bits(f32)
     middle = rest.bits(u32) & 0xFFFF0000
@@ -133,7 +141,7 @@ def _bf16_parts(value: Value) -> tuple[Value, Value, Value]:
 
 
 class _Part(NamedTuple):
-    """An operand A, the registers of b for its columns, its scale, and -magic times that."""
+    """A product with one scale: operand A, its columns of B, the scale, and -magic * scale."""
 
     a: Words
     columns: slice
@@ -157,7 +165,7 @@ def _parts(group: Int8Group) -> list[_Part]:
 
 
 class F16Products:
-    """Products of scaled f16 weights with f16 activations.
+    """Multiplies scaled f16 weights by f16 activations.
 
     `activations`: values f16, in the order of `f16_weights`, means of groups as f16 (high, low),
     scales f32. mma alone accumulates 256 columns. Then totals += (scale * sums + offset * minimums

@@ -1,4 +1,4 @@
-"""Attention projections: several matrices times the same activations in one launch."""
+"""Attention projections (q, k, v) as one tensor-core matmul launch of several matrices."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def qkv_gemm(
     layers: int = 0,
     config: GemmConfig,
 ) -> None:
-    """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
+    """Kernel: y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices w_i.
 
-    Thread blocks along y are partitioned over the matrices, in order; formats may differ. Operands:
-    the planes of each matrix, activations as in `gemm`, each bias. Results: each y.
+    Matrix i is (rows[i], columns). Thread blocks along y are partitioned over the matrices, in
+    order; formats may differ. Operands: the planes of each matrix, activations as in `gemm`, each
+    bias. Results: each y.
     """
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
         raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")

@@ -1,4 +1,4 @@
-"""Selection rules for tensor-core products."""
+"""Selection rules: choose the Configs of tensor-core matmuls."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LEAST_VALUES = 8192
 
 
 def _tensor_cores(formats: tuple[str, ...], columns: int, m: int) -> bool:
-    """Returns whether tensor cores, not mat-vecs, multiply m rows of q8_1 activations.
+    """Returns whether m rows of q8_1 activations use tensor-core matmuls rather than mat-vecs.
 
-    A mat-vec's instructions grow with every row, those of a tensor-core product with every eight.
-    For few activations, every block of a mat-vec can normalize and quantize them itself. In a small
-    model this saves a launch, which matters more than the instructions.
+    A mat-vec's instructions grow with every row, those of a tensor-core matmul with every eight.
+    For few activations, every thread block of a mat-vec can normalize and quantize them itself. In
+    a small model this saves a launch, which matters more than the instructions.
     """
     if m <= MAX_ROWS and m * columns < _LEAST_VALUES:
         return False
@@ -39,10 +39,11 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
     """Returns the Config for n rows of `columns` weights and m rows of activations.
 
     For few rows of activations see `_fused_gemm`. For many, large tiles spend the fewest
-    instructions on unpacking and loads, but leave a device with more multiprocessors than blocks
-    partly idle. A block's rows are therefore reduced until there are one and a half blocks per
-    multiprocessor, down to 16 weight rows, whose columns four warps then share, by 16 activations.
-    No choice needs more than the 99 KB of shared memory that a block has on sm_120.
+    instructions on unpacking and loads, but leave a device with more multiprocessors than thread
+    blocks partly idle. A thread block's rows are therefore reduced until there are one and a half
+    thread blocks per multiprocessor, down to 16 weight rows, whose columns four warps then share,
+    by 16 activations. No choice needs more than the 99 KB of shared memory that a thread block has
+    on sm_120.
     """
     if m <= FEW_ROWS:
         return _fused_gemm(device, (format,), (n,), columns, m)
@@ -53,7 +54,7 @@ _GAIN = 1.25  # minimum predicted gain of f16 products, since the model is inexa
 
 
 def _f16_products(device: Target, formats: tuple[str, ...], m: int) -> bool:
-    """Returns whether products of m rows of activations use f16, if the formats allow it.
+    """Returns whether matmuls with m rows of activations multiply f16, if the formats allow it.
 
     Scales and sums of every 32 columns are most of what int8 products issue for 16 rows and more.
     f16 products take half of these slots and wait for the tensor cores, whose rate decides on each
@@ -76,14 +77,14 @@ def _fused_gemm(
     output: str = "f32",
     products: str = "int8",
 ) -> GemmConfig:
-    """Returns the Config for one matrix, two gated ones, or several, with prologue and epilogue.
+    """Returns the Config for one matrix, a gated pair, or several joined matrices.
 
-    Every block reads its activations again, and blocks with other activations read its weights
-    again. Large tilings move the fewest bytes through L2. Small ones balance the multiprocessors,
-    and so do blocks that split the columns of large ones. Rows per block are 64 or 128, 32 with two
-    warps per 16 rows, or 16 with four; f16 products may have 256. For quantized output they are at
-    least 32. If each block has its own multiprocessor, more warps share each row. There are as many
-    stages as keep memory busy, if they fit.
+    Every thread block reads its activations again, and thread blocks with other activations read
+    its weights again. Large tilings move the fewest bytes through L2. Small ones balance the
+    multiprocessors, and so do thread blocks that split the columns of large ones. Rows per thread
+    block are 64 or 128, 32 with two warps per 16 rows, or 16 with four; f16 products may have 256.
+    For quantized output they are at least 32. If each thread block has its own multiprocessor, more
+    warps share each row. There are as many stages as keep memory busy, if they fit.
     """
     shape = Shape(device, formats, rows, columns, m)
     tilings = [(4, 1, 1), (2, 2, 1), (1, 4, 1)][: 3 if output == "f32" else 2]
@@ -113,7 +114,10 @@ def _fused_gemm(
 def _tiling(
     device: Target, format: str, n: int, largest: int, m_tiles: Callable[[int], int]
 ) -> GemmConfig:
-    """`_gemm` for tiles of at most `largest` rows of activations; `m_tiles`: m_tile -> tiles."""
+    """Returns `_gemm`'s Config for tiles of at most `largest` rows of activations.
+
+    `m_tiles`: function from m_tile to the number of tiles.
+    """
     most = block_format(format).tuning.gemm_tiles
     # column warps have their own super-blocks, which leaves less room for activations
     choices = [

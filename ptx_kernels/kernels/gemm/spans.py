@@ -1,4 +1,4 @@
-"""Spans: the weight rows, activations and columns of a thread block."""
+"""Spans: the ranges of weight rows, activation rows and columns that a thread block computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...ptx import Builder, Value, s32, u32
 
 
 class Span:
-    """Span of `size` rows of `total`, from `start` on.
+    """Range of `size` rows, of `total`, that a thread block computes, from row `start` on.
 
     The last span may overlap the one before it; a single span may be truncated.
     """
@@ -18,7 +18,7 @@ class Span:
         self.start = self._first if total <= size else k.minimum(self._first, total - size)
 
     def owns(self, row: Value) -> Value | None:
-        """Returns the condition that only this span owns a row; None: it always does."""
+        """Returns whether this span owns a row, rather than the span before; None means yes."""
         if self._total % self.size == 0:
             return None
         return row < self._total if self._total < self.size else row >= self._first
@@ -26,24 +26,24 @@ class Span:
 
 @dataclass(frozen=True)
 class StepSpan:
-    """Steps of a thread block along the columns.
+    """Pipeline steps of a thread block along the columns.
 
     Attributes:
-      first: its first step, u32; 0 for blocks that do not share columns.
-      total: steps of all blocks that share the columns; the last ones may be past the end.
+      first: the thread block's first step, u32; 0 for thread blocks that do not share columns.
+      total: steps of all thread blocks that share the columns; the last ones may be past the end.
     """
 
     first: Value | int = 0
     total: int = 0
 
     def after(self, place: Value, nbytes: int) -> Value:
-        """Returns `place` plus the bytes of the steps before the first one, of `nbytes` each."""
+        """Returns `place` plus the bytes of all steps before the first, `nbytes` per step."""
         return place if isinstance(self.first, int) else place + self.first * nbytes
 
     def rest(self, row_bytes: int, nbytes: int) -> Value | int:
-        """Returns the bytes of a row from the first step of `nbytes` on, s32.
+        """Returns the bytes from the first step (of `nbytes`) to the end of a row, s32.
 
-        It is negative past the end.
+        It is negative if the first step is past the end.
         """
         if isinstance(self.first, int):
             return row_bytes
@@ -54,9 +54,10 @@ ALL = StepSpan()  # from the first step on, none past the end
 
 
 class ExpertTile:
-    """Span of `size` rows of `total` from `start` on, of which only one expert's rows count.
+    """Range of `size` activation rows, of `total`, of which only one expert's rows count.
 
-    `expert` (u32) may be out of range. The rows from `first` to `end` are the tile's.
+    `expert` (u32) may be out of range. Rows `first` to below `end` belong to the tile; the range
+    begins at `start`.
     """
 
     def __init__(self, k: Builder, number: Value, count: int, total: int, size: int) -> None:
@@ -66,13 +67,13 @@ class ExpertTile:
         self.start = k.const(u32, 0) if total <= size else k.minimum(self.first, total - size)
 
     def owns(self, row: Value) -> Value:
-        """Returns the condition that a row is the tile's."""
+        """Returns whether a row belongs to the tile."""
         return (row >= self.first) & (row < self.end)
 
 
 def tile_count(m: int, experts: int, m_tile: int) -> int:
-    """Returns the tiles of m rows; with experts, m rows sorted by expert need one more per expert.
+    """Returns the number of tiles of m_tile rows for m rows; with experts, one more per expert.
 
-    Rows without an expert count as another expert.
+    With experts the m rows are sorted by expert. Rows without an expert count as another expert.
     """
     return -(-m // m_tile) + experts

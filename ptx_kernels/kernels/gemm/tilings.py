@@ -1,4 +1,4 @@
-"""Cost estimates of tilings of a tensor-core product, for its selection rules."""
+"""Cost estimates of a tensor-core matmul's tilings, for its selection rules."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _ACTIVATION_BYTES = {"int8": 256 + 64, "f16": 512 + 32 + 4}
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a product: matrices of `rows` with one format each, or two formats that are gated.
+    """Shape of a matmul: matrices of `rows[i]` rows and `formats[i]` each, or a gated pair.
 
     Attributes:
       device: target of the tiling.
-      formats, rows: of the matrices. If there are two formats for one number of rows, a block has
-        the rows of both.
+      formats, rows: of the matrices. Two formats for one number of rows are a gated pair, and a
+        thread block has the rows of both.
       m: rows of activations.
     """
 
@@ -54,16 +54,16 @@ class Shape:
 
     @property
     def together(self) -> int:
-        """Number of matrices whose rows a block computes together."""
+        """Number of matrices whose rows a thread block computes together."""
         return len(self.formats) // len(self.rows)
 
     def blocks(self, config: GemmConfig) -> int:
-        """Returns the thread blocks of the launch."""
+        """Returns the number of thread blocks of the launch."""
         tiles = -(-self.m // config.m_tile)
         return tiles * sum(-(-n // config.rows) for n in self.rows) * config.splits
 
     def alone(self, config: GemmConfig) -> bool:
-        """Returns whether each block has its own multiprocessor."""
+        """Returns whether each thread block has its own multiprocessor."""
         return self.blocks(config) <= self.device.multiprocessors
 
     def seconds(self, config: GemmConfig) -> float:
@@ -82,12 +82,12 @@ class Shape:
         return max(busiest, l2) + (busiest + l2) / 8 + rounds * _BEGIN_SECONDS + split
 
     def _block_bytes(self, config: GemmConfig) -> int:
-        """Returns the bytes per 256 columns that a block reads."""
+        """Returns the bytes that a thread block reads per 256 columns."""
         weights = self.together * config.rows * self._super_block
         return weights + config.m_tile * _ACTIVATION_BYTES[config.products]
 
     def stage_bytes(self, config: GemmConfig) -> int:
-        """Returns the maximum bytes of the ring per step."""
+        """Returns the bytes of a pipeline stage, for the largest of the formats."""
         return max(stage_bytes(config, (name,) * self.together) for name in self.formats)
 
     @property
@@ -96,15 +96,16 @@ class Shape:
         return facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
 
     def room(self, config: GemmConfig) -> int:
-        """Returns the bytes of shared memory for the ring.
+        """Returns the bytes of shared memory for the pipeline's ring.
 
-        It is all of it if a block is alone or needs it; otherwise several blocks share it.
+        It is all of a multiprocessor's shared memory if a thread block is alone or needs it;
+        otherwise several thread blocks share it.
         """
         shares = not self.alone(config) and 2 * self.stage_bytes(config) <= LEAST_BLOCK_SHARED_BYTES
         return LEAST_BLOCK_SHARED_BYTES if shares else self._most_room
 
     def widened(self, config: GemmConfig) -> GemmConfig:
-        """Adds warps that share each row, if a block is alone and has few."""
+        """Returns the Config with more warps per row if a thread block is alone and has few."""
         while self.alone(config) and config.threads < WARP * _WARPS and config.column_warps < 8:
             wider = replace(config, column_warps=2 * config.column_warps)
             if self.columns < wider.columns or 2 * self.stage_bytes(wider) > self.room(config):
@@ -113,7 +114,7 @@ class Shape:
         return config
 
     def staged(self, config: GemmConfig) -> GemmConfig:
-        """Sets the number of stages to what keeps memory busy, if it fits."""
+        """Returns the Config with as many pipeline stages as keep memory busy, if they fit."""
         weights = self.together * config.rows * config.column_warps * self._super_block
         resident = max(1, self.blocks(config) // self.device.multiprocessors)
         # f16 activations are as many bytes as the weights: a block alone waits for both
@@ -124,7 +125,7 @@ class Shape:
         return replace(config, stages=max(2, min(wanted, fit, 16)))
 
     def split(self, configs: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
-        """Yields the configs and, if the device has clusters, variants that split the columns."""
+        """Yields the Configs and, if the device has clusters, variants that split the columns."""
         for config in configs:
             yield config
             if self.device.facts is None or not self.device.facts.clusters:
@@ -135,7 +136,7 @@ class Shape:
                     yield shared
 
     def fitting(self, configs: Iterable[GemmConfig]) -> list[GemmConfig]:
-        """Returns the configs for which two stages fit.
+        """Returns the Configs whose shared memory has room for two stages.
 
         f16 products must fit on the device, others on every device.
         """
@@ -151,7 +152,7 @@ class Shape:
 
 
 def stage_bytes(config: GemmConfig, formats: tuple[str, ...]) -> int:
-    """Returns the bytes of the ring per step for matrices of these formats."""
+    """Returns the bytes of a pipeline stage for matrices of these formats."""
     layouts = [block_format(name) for name in formats]
     planes = [(p.bytes_per_block, SUPER_BLOCK // f.block_size) for f in layouts for p in f.planes]
     weights = sum(odd_pitch(size * blocks * config.column_warps) for size, blocks in planes)

@@ -1,4 +1,4 @@
-"""Mat-vec kernel family: one design, with strategies as values of MatvecConfig."""
+"""Mat-vec kernels of packed weights: one design, whose strategies are values of MatvecConfig."""
 
 from __future__ import annotations
 

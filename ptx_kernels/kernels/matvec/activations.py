@@ -1,7 +1,7 @@
-"""Activations of a mat-vec in global or shared memory: int8 with scales, or floats.
+"""Loads a mat-vec's activations from global or shared memory: int8 with scales, or floats.
 
-A cursor is a lane's position in them. It advances along with the lane's packed row and loads the
-activations of the row's runs.
+A cursor is a lane's position in the activations. It advances along with the lane's packed row and
+loads the activations of the row's runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .rows import one_row
 
 @dataclass(frozen=True)
 class ActivationTile:
-    """Activations of a lane's runs, from one row.
+    """Activations, from one row, that a lane multiplies by its share of a quantization block.
 
     Attributes:
       runs: the values of each run, as u32 of four int8 or as f32.
-      scales: q8_1: scale of each run's group of 32.
-      sums: q8_1: scale * sum of values, for each group that the runs lie in.
+      scales: for q8_1, the scale of each run's group of 32.
+      sums: for q8_1, scale * sum of values, for each group that the runs lie in.
     """
 
     runs: Sequence[Sequence[Value]]
@@ -33,14 +33,14 @@ class ActivationTile:
 
 
 def _groups(row: PackedRow) -> list[int]:
-    """Returns the groups of 32 that a lane's runs lie in, relative to the first."""
+    """Returns the groups of 32 that a lane's runs lie in, relative to the first group."""
     return sorted({offset // GROUP for offset, _ in row.runs})
 
 
 def _tile(
     row: PackedRow, runs: Sequence[Sequence[Value]], pairs: Mapping[int, Sequence[Value]]
 ) -> ActivationTile:
-    """Returns runs with the (scale, sum) of each group that they lie in."""
+    """Returns an `ActivationTile`; `pairs`: (scale, sum) of each group that the runs lie in."""
     scales = [pairs[offset // GROUP][0] for offset, _ in row.runs]
     return ActivationTile(runs, scales, [pairs[g][1] for g in _groups(row)])
 
@@ -56,7 +56,7 @@ class _QuantizedCursor:
         self._scale_sum = scale_sum.at(0, first // GROUP).moving()
 
     def load(self, j: int, block: int) -> ActivationTile:
-        """Loads row j's activations for the block `block` blocks after the current one."""
+        """Loads row j's activations for the quantization block `block` after the current one."""
         value = j * self._columns + block * self._block_size
         runs = [
             self._values.load_run((value + offset) // 4, length // 4)
@@ -76,7 +76,10 @@ class _QuantizedCursor:
 
 
 class _OrderedCursor:
-    """Two base addresses by a lane's bits; the loads' offsets hold the bits of its runs."""
+    """Cursor for `Ordered` activations: two base addresses from the lane's bits of an index.
+
+    The offsets of the loads hold the bits of the lane's runs.
+    """
 
     def __init__(
         self, rows: Pointer, order: ReadingOrder, row: PackedRow, block: Value, block_size: int
@@ -88,7 +91,7 @@ class _OrderedCursor:
         self._pairs = rows.at(0, order.pair(first)).cast(f32).moving()
 
     def load(self, j: int, block: int) -> ActivationTile:
-        """Loads row j's activations for the block `block` blocks after the current one."""
+        """Loads row j's activations for the quantization block `block` after the current one."""
         base = j * self._row_bytes + self._spans(block)
         runs = [
             [
@@ -111,7 +114,7 @@ class _OrderedCursor:
         self._pairs.advance(self._spans(blocks) // 4)
 
     def _spans(self, blocks: int) -> int:
-        """Returns the bytes from a block to a later one at the same place of another span."""
+        """Returns the bytes of `blocks` quantization blocks, which fill spans of 256 values."""
         spans, rest = divmod(blocks * self._block_size, SPAN)
         assert not rest, blocks
         return spans * SPAN_BYTES
@@ -134,23 +137,23 @@ class _FloatCursor:
 
 @dataclass(frozen=True)
 class Quantized:
-    """q8_1 activations: values s8 (m, columns), scale_sum f32 (m, columns / 32, 2)."""
+    """q8_1 activations in global memory: s8 (m, columns) and scale_sum f32 (m, columns / 32, 2)."""
 
     values: Pointer
     scale_sum: Pointer
 
     def cursor(self, row: PackedRow, block: Value, block_size: int) -> _QuantizedCursor:
-        """Returns a cursor at block `block` of the activations, matching the packed row."""
+        """Returns a cursor at quantization block `block`, with the runs of a lane's packed row."""
         return _QuantizedCursor(self.values, self.scale_sum, row, block, block_size)
 
     def row(self, row: Value) -> Quantized:
-        """Returns only one row (u32)."""
+        """Returns only row `row` (u32), as (1, columns)."""
         return Quantized(one_row(self.values, row), one_row(self.scale_sum, row))
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """q8_1 activations in shared memory, s8 (m, bytes per row), laid out by `order`."""
+    """q8_1 activations in shared memory, s8 (m, bytes per row), laid out by a `ReadingOrder`."""
 
     rows: Pointer
     order: ReadingOrder
@@ -161,7 +164,7 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Floats:
-    """f32, or floats that are loaded as f32: (m, columns)."""
+    """Float activations (m, columns), loaded as f32, in global or shared memory."""
 
     x: Pointer
 
@@ -169,7 +172,7 @@ class Floats:
         return _FloatCursor(self.x, row, block, block_size)
 
     def row(self, row: Value) -> Floats:
-        """Returns only one row (u32)."""
+        """Returns only row `row` (u32), as (1, columns)."""
         return Floats(one_row(self.x, row))
 
 

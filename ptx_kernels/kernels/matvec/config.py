@@ -1,4 +1,4 @@
-"""Tilings of a mat-vec, and the named presets."""
+"""Tiling of a mat-vec (`MatvecConfig`), and named presets."""
 
 from __future__ import annotations
 
@@ -18,36 +18,37 @@ _RESIDENT_WARPS = 64  # per multiprocessor at most; ptxas ignores a request for 
 
 @dataclass(frozen=True)
 class MatvecConfig:
-    """Tiling of a mat-vec.
+    """Tiling of a mat-vec over thread blocks, warps and lanes.
 
     Attributes:
       activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same,
-        quantized from f32 by each block in shared memory before its rows. `f32`: f32 products
-        without quantization.
+        quantized from f32 by each thread block in shared memory before its rows. `f32`: f32
+        products without quantization.
       stage: source of f32 activations: global memory (`none`), or shared memory, into which each
-        block copies them in full before its rows (`whole`) or in chunks of 32 KB along the way
-        (`chunks`).
-      warps: per block.
-      warps_per_row: warps that share each row and add their parts in shared memory.
+        thread block copies them in full before its rows (`whole`) or in chunks of 32 KB along the
+        way (`chunks`).
+      warps: per thread block.
+      warps_per_row: warps that share each weight row and add their partial sums in shared memory.
       rows_per_warp: weight rows that a warp computes together; they share the activations' loads.
-      lanes: lanes that share 256 weights: a super-block, or eight blocks of 32, each of which has
-        at least one lane. Fewer lanes load wider and unpack scales less often. More lanes make a
-        warp's loads contiguous and need fewer registers.
-      unroll: blocks per lane in flight; all their loads are issued before the first use.
-      ahead: whether to prefetch weights into registers: a trip's weights during the trip before it,
-        into the registers of those already used; the weights of a warp's first trip before
-        activations are staged; and those of its next rows before it stores the current ones.
+      lanes: lanes that share 256 weights: a super-block, or eight quantization blocks of 32, each
+        of which has at least one lane. Fewer lanes load wider and unpack scales less often. More
+        lanes make a warp's loads contiguous and need fewer registers.
+      unroll: quantization blocks per lane in flight; all their loads are issued before the first
+        use.
+      ahead: whether to prefetch weights into registers: a loop trip's weights during the trip
+        before it, into the registers of those already used; the weights of a warp's first trip
+        before activations are staged; and those of its next rows before it stores the current ones.
       streamed: whether weights bypass L1 and are prefetched into L2 by 256 bytes (sm_80). The cost
         model sees no difference.
       broadcast_header: whether a super-block's header is loaded one word per lane and broadcast by
         shuffles, for formats with a header. It takes a quarter of the registers. With fewer than 32
         lanes, rows must be a multiple of a step of their streams, since all lanes of a warp take
         part.
-      resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
+      resident_blocks: thread blocks that a multiprocessor holds at once; fewer leave each lane more
         registers for loads in flight. They have at most 64 warps in total; that many leave 32
         registers, which only small Configs can use without spilling.
-      persistent: blocks of a fixed grid that loop over the rows; 0: as many blocks as the rows
-        need.
+      persistent: thread blocks of a fixed grid that loop over the rows; 0 means as many thread
+        blocks as the rows need.
     """
 
     activations: str = "q8_1"
@@ -64,7 +65,7 @@ class MatvecConfig:
     persistent: int = 0
 
     def check(self, format: str, n: int, columns: int, m: int) -> None:
-        """Raises KernelError unless it supports a matrix (n, columns) and m rows of activations.
+        """Raises KernelError unless the tiling supports a matrix (n, columns) and m activations.
 
         ValueError for an unknown format.
         """
@@ -109,7 +110,7 @@ class MatvecConfig:
             self._check_header(format, columns)
 
     def _check_header(self, format: str, columns: int) -> None:
-        """Raises KernelError if shuffles would have warps in which only some lanes have a block."""
+        """Raises KernelError if some lanes of a shuffling warp would have no quantization block."""
         layout = formats.get(format)
         step = self.streams(format) * layout.block_size
         whole = columns % step == 0 and self.stage != "chunks"
@@ -121,24 +122,24 @@ class MatvecConfig:
 
     @property
     def floats(self) -> bool:
-        """Whether products are of floats, not of int8."""
+        """Whether the kernel multiplies floats, not int8."""
         return self.activations == "f32"
 
     @property
     def block_rows(self) -> int:
-        """Rows that a block computes at once."""
+        """Weight rows that a thread block computes at once."""
         return self.warps // self.warps_per_row * self.rows_per_warp
 
     def lanes_per_block(self, format: str) -> int:
-        """Returns the lanes that share one block of the format."""
+        """Returns the lanes that share one quantization block of the format."""
         return max(1, self.lanes * formats.get(format).block_size // LANE_WEIGHTS)
 
     def trip(self, format: str) -> int:
-        """Returns the columns that a row's warps process per trip."""
+        """Returns the columns that a row's warps process per loop trip."""
         return self.streams(format) * self.unroll * formats.get(format).block_size
 
     def streams(self, format: str) -> int:
-        """Returns the blocks of a row that its warps process at once."""
+        """Returns the quantization blocks of a row that its warps process at once."""
         return self.warps_per_row * WARP // self.lanes_per_block(format)
 
 

@@ -1,4 +1,4 @@
-"""Dot products of packed rows with activations: integers by dp4a, then scaled, or floats."""
+"""Emits dot products of packed rows with activations: dp4a on int8, then scales, or f32."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from .rows import Team
 
 @dataclass(frozen=True)
 class Streams:
-    """Streams that share a row's quantization blocks; `number` (u32) is this lane's."""
+    """Groups of lanes (streams) that share a row's quantization blocks.
+
+    `number` (u32) is the index of this lane's stream, of `count`.
+    """
 
     count: int
     number: Value
 
 
 def team_streams(k: Builder, format: str, team: Team, config: MatvecConfig) -> Streams:
-    """Returns all streams of a team's warps."""
+    """Returns the streams of all of a team's warps, with this lane's stream."""
     lanes = config.lanes_per_block(format)
     number = k.lane_id // lanes
     if team.member is not None:
@@ -43,7 +46,7 @@ def _view(
     team: Team,
     stream: Value,
 ) -> PackedRow:
-    """Returns a lane's view of a team's rows, to be multiplied by m rows of activations."""
+    """Returns this lane's `PackedRow` on a team's rows, to be multiplied by m activations."""
     lanes = config.lanes_per_block(format)
     share = Share(
         team.start,
@@ -58,9 +61,10 @@ def _view(
 
 
 class Early:
-    """Packed weights of a team's first trip, prefetched into registers.
+    """Packed weights of a team's first loop trip, prefetched into registers.
 
-    `loaded[a][r]`: for the lane's block a and row r, in variables that every `load` refills.
+    `loaded[a][r]`: results of `PackedRow.load` for the lane's quantization block a and row r, in
+    variables that every `load` refills.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Early:
         self.loaded: Any = None
 
     def load(self, team: Team) -> None:
-        """Starts the loads of a team's first trip."""
+        """Starts the loads of a team's first loop trip."""
         k, config = self._k, self._config
         streams = team_streams(k, self._format, team, config)
         row = _view(k, self._format, self._planes, config, self._m, team, streams.number)
@@ -82,7 +86,11 @@ class Early:
         )
 
     def set(self, loaded: Any, *place: int) -> None:
-        """Fills the variables, or those at `place` = block, row, with results of a row's `load`."""
+        """Copies loaded values into the variables.
+
+        `loaded`: results of `PackedRow.load`, all of them, or those of one (block, row) given by
+        `place`.
+        """
         if self.loaded is None:
             self.loaded = _variables(self._k, loaded)
             return
@@ -93,7 +101,7 @@ class Early:
 
 
 def _variables(k: Builder, loaded: Any) -> Any:
-    """Returns new variables with the values, in the same structure."""
+    """Returns new variables initialized with `loaded`, in the same nested structure."""
     if isinstance(loaded, Value):
         return k.var(loaded.type, loaded)
     if is_dataclass(loaded):
@@ -102,7 +110,7 @@ def _variables(k: Builder, loaded: Any) -> Any:
 
 
 def _fill(variables: Any, loaded: Any) -> None:
-    """Sets variables to the values in the same structure."""
+    """Sets `variables` to the values in `loaded`, which has the same nested structure."""
     if isinstance(variables, Var):
         variables.set(loaded)
         return
@@ -113,15 +121,15 @@ def _fill(variables: Any, loaded: Any) -> None:
 
 
 class Dots:
-    """A lane's part of the dot products of a team's rows with m rows of activations.
+    """A lane's partial dot products of a team's rows with m rows of activations.
 
-    A warp's lanes form streams of `lanes_per_block`. Stream s processes quantization blocks s, s +
-    streams, ... of its rows. Every call of `add` adds to `totals[r][j]`. Weights are read once for
-    all m.
+    A warp's lanes form streams of `lanes_per_block` lanes. Stream s processes quantization blocks
+    s, s + streams, ... of its rows. Every call of `add` adds to `totals[r][j]`, of weight row r and
+    activation row j. Weights are read once for all m.
 
     Args:
-      streams: those of `team_streams`, or a part of them.
-      early: the first trip's weights.
+      streams: as from `team_streams`, or a part of them.
+      early: the first loop trip's weights; None if they are not prefetched.
     """
 
     def __init__(
@@ -145,7 +153,10 @@ class Dots:
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:
-        """Adds the rows' next `blocks` quantization blocks, times the first ones of `x`."""
+        """Emits products of the rows' next `blocks` quantization blocks with `x`.
+
+        `x` is used from its first column on.
+        """
         k, row, unroll = self._k, self._row, self._config.unroll
         cursor = x.cursor(row, self._stream, self._block_size)
 
@@ -192,9 +203,9 @@ class Dots:
         rows: Sequence[int],
         x: Sequence[ActivationTile] = (),
     ) -> None:
-        """Adds block `a` of the cursor's trip, for some of the rows loaded by `load`.
+        """Emits products of the lane's quantization block `a` of a loop trip, for some weight rows.
 
-        `x`: its activations, if they are already loaded.
+        `loaded`: results of `PackedRow.load`. `x`: the block's activations, if already loaded.
         """
         tiles = [self._row.unpack(loaded[r]) for r in rows]
         for j in range(self._m):
@@ -202,11 +213,11 @@ class Dots:
             self._dot(self._k, tiles, own, [self.totals[r][j] for r in rows])
 
     def _trip(self, early: Early, cursor: Any, goes_on: Sequence[Value | None]) -> None:
-        """Runs a trip with loaded weights; each used block is replaced by one of the next trip.
+        """Emits a loop trip on prefetched weights, and refills each register with the next trip's.
 
-        With a single block, rows are replaced one by one, so that a load is at least half a trip
-        before its first use. `goes_on`: for each block, whether the next trip has one; None: it has
-        not.
+        With a single quantization block, rows are replaced one by one, so that a load is at least
+        half a trip before its first use. `goes_on`: for each quantization block, whether the next
+        trip has one; None means no.
         """
         k, row, rows = self._k, self._row, range(len(self._offsets))
         apart = len(goes_on) == 1 and len(rows) > 1
@@ -222,7 +233,7 @@ class Dots:
 
 
 def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
-    """totals[r] += tiles[r] . x, this lane's share: integer products of runs, then their scales.
+    """Emits totals[r] += tiles[r] . x for this lane: dp4a over each run, then the scales.
 
     A minimum needs no dot product, since the sums of the activations are known.
     """
@@ -235,7 +246,7 @@ def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Seque
 
 
 def _run_sums(k: Builder, x: ActivationTile) -> Sequence[Value]:
-    """Returns the scaled sums of the activations of each run."""
+    """Emits scale * sum of the activations of each run."""
     ones, sums = k.const(u32, 0x01010101), []
     for values, scale in zip(x.runs, x.scales, strict=True):
         total: Any = 0
@@ -246,14 +257,14 @@ def _run_sums(k: Builder, x: ActivationTile) -> Sequence[Value]:
 
 
 def _minimum_sums(k: Builder, tile: Tile, x: ActivationTile) -> Sequence[Value]:
-    """Returns the scaled sums of activations for the tile's minimums."""
+    """Returns the scaled sums of activations that the tile's minimums are multiplied by."""
     if tile.minimum_group is None:
         return x.sums
     return [k.select(tile.minimum_group == 0, *x.sums)]
 
 
 def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
-    """Sums (quants . values) * run's scale * scale of the values' group, over the runs."""
+    """Emits the sum over runs of (quants . values) * the run's scale * the activations' scale."""
     total: Any = None
     part: Any = 0
     following = [*zip(tile.runs[1:], x.scales[1:], strict=True), (None, None)]
@@ -278,16 +289,16 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
 
 
 def _scaled(part: Value, scale: Value | None) -> Value:
-    """Returns an integer sum times its run's scale, f32; a product of two integers is exact."""
+    """Emits an integer sum times its run's scale, as f32; a product of two integers is exact."""
     if scale is None:
         return part.to(f32)
     return part.to(f32) * scale if scale.type is f32 else (part * scale).to(f32)
 
 
 def dot_f32(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
-    """totals[r] += tiles[r] . x, this lane's share, in f32.
+    """Emits totals[r] += tiles[r] . x for this lane, in f32.
 
-    An offset or a minimum takes one product per run, with the sum of its activations.
+    An offset or a minimum takes one multiply-add per run, with the sum of the run's activations.
     """
     sums = [functools.reduce(operator.add, run) for run in x.runs] if tiles[0].uses_sums else ()
     for tile, total in zip(tiles, totals, strict=True):
@@ -296,7 +307,7 @@ def dot_f32(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequen
 
 
 def _scaled_floats(k: Builder, tile: Tile, x: ActivationTile, sums: Sequence[Value]) -> Value:
-    """Sums ((quants - offset) . values) * scale over the runs."""
+    """Emits the sum over runs of ((quants - offset) . values) * scale."""
     total: Any = None
     for i, (run, values) in enumerate(zip(tile.runs, x.runs, strict=True)):
         part = dot(k, run.quants, values)

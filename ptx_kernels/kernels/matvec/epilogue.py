@@ -1,4 +1,4 @@
-"""Epilogue of a row's total: bias, residual, gating, quantization, store."""
+"""Epilogue of a mat-vec: adds bias and residual to a row's total, gates, quantizes and stores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _RESULTS_BYTES = 2048  # shared memory for the results of several rounds of a bl
 
 
 class Epilogue:
-    """Results of n weight rows and m rows of activations: declares them, finishes teams' totals.
+    """Declares the results (n weight rows, m activation rows), and finishes each team's totals.
 
-    They are y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2),
-    as in `quantize_q8_1`. Optional operands: `bias` f32 (n,), two for gated products, and
-    `residual` f32 (m, n). Lane i of a team's first warp finishes value i of the team's
-    rows_per_warp * m. With `own` a block has one of the m rows; an expert's bias is then f32
-    (experts, n). With `heads` these store the results in the heads' layout, and there is no y.
+    The results are y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n /
+    32, 2), as in `quantize_q8_1`. Optional operands: `bias` f32 (n,), two for gated projections,
+    and `residual` f32 (m, n). Lane i of a team's first warp finishes value i of the team's
+    rows_per_warp * m. With `own` a thread block has one of the m rows; an expert's bias is then f32
+    (experts, n). `heads`, if given, stores the results in the heads' layout, and there is no y.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Epilogue:
 
     @property
     def apart(self) -> int:
-        """Distance of paired rows (see `Team`)."""
+        """Distance between the two rows of a pair (see `Team`); 0 if rows are not paired."""
         return 0 if self._heads is None else self._heads.apart
 
     def begin(self) -> None:
-        """Resets the arrival counters; all threads of the block must reach it, once."""
+        """Resets the arrival counters; all threads of the thread block must reach it, once."""
         k, config = self._k, self.config
         if self._staged is None:
             return
@@ -102,7 +102,10 @@ class Epilogue:
             k.barrier()  # otherwise staging the activations executes one
 
     def load(self, team: Team) -> list[Value]:
-        """Starts the loads of this lane's terms, in flight during the dot products."""
+        """Starts the loads of bias, residual and RoPE angles, in flight during the dot products.
+
+        Returns the loaded values, for `store`.
+        """
         terms: list[Value] = []
         for place in self._places(team) if self._addends or self._heads else ():
             for bias in self._biases:
@@ -115,10 +118,10 @@ class Epilogue:
         return terms
 
     def store(self, team: Team, parts: Sequence[Sequence[Var]], terms: Sequence[Value]) -> None:
-        """Adds the lanes' parts to a team's totals[r][j]; stores them with the terms of `load`.
+        """Emits the sum of all lanes' partial totals[r][j], the epilogue, and the stores.
 
-        All threads of the block must reach it. With an activation, it is applied to totals[r][j]
-        and totals[rows_per_warp + r][j] (`GATES`).
+        `terms`: from `load`. All threads of the thread block must reach it. An activation is
+        applied to totals[r][j] and totals[rows_per_warp + r][j] (`GATES`).
         """
         k, rows = self._k, self.config.rows_per_warp
         totals = self._sums(team, parts)
@@ -151,11 +154,10 @@ class Epilogue:
             self._quantize(self._staged, slot, self._first_row(team))
 
     def _slot(self, team: Team) -> Value | int:
-        """Returns the slot of a round's results.
+        """Returns the index of the shared-memory slot for a round's results.
 
-        Warps do not wait for each other until all are used.
-
-        Then the block waits until all earlier rounds are quantized.
+        Warps do not wait for each other until all slots are used. Then the thread block waits until
+        all earlier rounds are quantized.
         """
         if self._rounds == 1:
             return 0
@@ -169,7 +171,10 @@ class Epilogue:
         return slot
 
     def clear(self, blocks: int) -> None:
-        """Stores zeros in all results of the block's rows, using `blocks` blocks along x."""
+        """Emits stores of zeros to all results of this activation row.
+
+        `blocks` thread blocks along x divide the stores.
+        """
         k, threads = self._k, WARP * self.config.warps
         first = k.block_id() * threads + k.thread_id
         for results in self._results:
@@ -194,7 +199,7 @@ class Epilogue:
         return places
 
     def _of(self, results: Pointer, team: Team, place: Place) -> Pointer:
-        """Returns the address of a value in (m, n) results.
+        """Returns the address in `results` (m, n) of the lane's value `place`.
 
         The address that all lanes share is computed first, which saves registers.
         """
@@ -203,7 +208,7 @@ class Epilogue:
         )
 
     def _mine(self, totals: Sequence[Sequence[Value]], base: int) -> Value:
-        """Selects this lane's total from totals[r][j], in the order of `_places`."""
+        """Emits the selection of this lane's total from totals[r][j], in the order of `_places`."""
         flat = [row[j] for j in range(self.m) for row in totals][base : base + WARP]
         mine = flat[0]
         for lane, total in enumerate(flat[1:], 1):
@@ -211,12 +216,12 @@ class Epilogue:
         return mine
 
     def _first_row(self, team: Team) -> Value:
-        """Returns the thread block's first row."""
+        """Returns the thread block's first weight row."""
         first = team.row if team.first is None else team.first
         return first - team.number * self.config.rows_per_warp
 
     def _quantize(self, staged: Pointer, slot: Value | int, first_row: Value) -> None:
-        """Quantizes each group of 32 rows and row of activations, by one warp."""
+        """Emits q8_1 quantization, by one warp, of each group of 32 rows per activation row."""
         k = self._k
         groups = self.config.block_rows // GROUP
         for j, group in itertools.product(range(self.m), range(groups)):

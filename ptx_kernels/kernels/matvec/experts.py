@@ -1,4 +1,4 @@
-"""Experts of an MoE: matrices of a stack, selected by ids in device memory."""
+"""Selects a thread block's expert matrix (MoE), by ids in device memory or by router logits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .rows import BlockRow
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(BlockRow):
-    """A token's choice of an expert, one of `count` choices of all tokens.
+    """The (token, selected expert) pair that a thread block computes, one of `count` in total.
 
-    `named`: whether its id is in range; an id out of range is replaced by 0. None: it is in range.
+    `named`: whether the expert id is in range; an id out of range is replaced by 0. None means that
+    it is in range.
     """
 
     count: int
@@ -24,7 +25,7 @@ class Choice(BlockRow):
 
 
 def check_choices(experts: int, top: int) -> None:
-    """Raises KernelError unless each token can choose `top` of this many experts."""
+    """Raises KernelError unless `experts` and `top` are both at least 1."""
     if experts < 1 or top < 1:
         raise KernelError(f"experts={experts} and top={top} must both be at least 1, or both 0")
 
@@ -32,10 +33,10 @@ def check_choices(experts: int, top: int) -> None:
 def chosen(
     k: Builder, m: int, experts: int, top: int, routing: Routing | None = None
 ) -> Choice | None:
-    """Returns the block's choice by its y index: a value of the operand `ids`, s32 (m, top).
+    """Returns the thread block's `Choice`: operand `ids`, s32 (m, top), at its y index.
 
     Returns None if `experts` and `top` are 0. An id outside 0 to experts - 1 is not `named`. With a
-    `routing` the block selects its expert itself (see `_routed`).
+    `routing` the thread block selects its expert from router logits (see `_routed`).
     """
     if not experts and not top:
         return None
@@ -52,10 +53,11 @@ def chosen(
 
 
 def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: Value) -> Choice:
-    """Selects the block's expert by its token's logits; has a `Router`'s operands and results.
+    """Emits the selection of the thread block's expert from its token's router logits.
 
-    Every warp searches itself, which takes less time than waiting for another, and only up to the
-    block's rank. A token's first block finds all ranks, and stores them.
+    Declares a `Router`'s operands and results. Every warp searches redundantly, which takes less
+    time than waiting for another, and only up to the thread block's rank. A token's first thread
+    block finds all ranks, and stores them.
     """
     if routing.top != top:
         raise KernelError(f"top={top} must be the routing's, {routing.top}")
@@ -72,10 +74,10 @@ def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: V
 def where_named(
     k: Builder, choice: Choice | None, epilogue: Epilogue, blocks: int
 ) -> Iterator[None]:
-    """Runs the body in blocks whose choice names an expert; other results become zeros.
+    """Runs the body in thread blocks whose expert id is in range; the others store zeros.
 
-    `blocks`: along x. All threads of a block take the same branch, so the body may contain
-    barriers.
+    `blocks`: thread blocks along x. All threads of a thread block take the same branch, so the body
+    may contain barriers.
     """
     if choice is None or choice.named is None:
         yield

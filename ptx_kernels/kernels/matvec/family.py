@@ -1,4 +1,4 @@
-"""Mat-vec kernel families: one matrix, a gated pair, several joined matrices."""
+"""Mat-vec kernel families: one matrix, a gated pair, joined matrices, mixtures of experts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
 def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
     """Returns cases of a preset at `SHAPES`, with one row of activations (four for `batched`).
 
-    They are not in CASES.
+    CASES does not contain them.
     """
     m = 4 if preset == "batched" else 1
     return tuple(
@@ -264,14 +264,14 @@ def _of_heads(arguments: Arguments) -> PackedWeights:
 
 
 def _touched_heads(buffer: Buffer, arguments: Arguments) -> float:
-    """Returns the fraction of pages for m tokens' slots; for other buffers that of `qkv_matvec`."""
+    """Returns the fraction of a buffer that is accessed: m slots of pages, else see `one_layer`."""
     if buffer.name in PAGE_BUFFERS:
         return touched_slots(buffer, {**arguments, "tokens": arguments["m"]})
     return one_layer(buffer, arguments)
 
 
 def _shorter(arguments: Arguments) -> tuple[str, int] | None:
-    """Returns the rows that the blocks of a fixed grid process in one round."""
+    """Returns ("n", rows that a fixed grid processes in one round); None without a fixed grid."""
     config = arguments["config"]
     return ("n", config.persistent * config.block_rows) if config.persistent else None
 

@@ -1,6 +1,6 @@
-"""Gated product: two products of the same activations; the first gates the second.
+"""Gated mat-vec kernel (gate and up projections): two mat-vecs of one input, as in SwiGLU, GEGLU.
 
-SwiGLU and GEGLU use it for the input of the down projection.
+Its result is the input of the down projection.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def gated_matvec(
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
-    """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
+    """Kernel: y[j, r] = activation(gate[r] . x[j], up[r] . x[j]) for two packed matrices.
 
-    `activation` names the gate (`activation.GATES`): silu and gelu are multiplied by the second
-    product.
+    Both matrices are (n, columns); their formats may differ. `activation` names the gate
+    (`activation.GATES`): silu and gelu of the first product are multiplied by the second.
 
-    A team computes the same rows of both. Formats may differ. Operands are those of `matvec`, with
-    the planes of `gate` and then of `up` first, and with `biases` one for each, f32 (n,), added
-    before the gate; `experts` and `top` as there. With a `routing` the logits replace the ids. The
-    ids are then a result, with their weights, before y (`route.Router`).
+    A team computes the same rows of both. Operands are those of `matvec`, with the planes of `gate`
+    and then of `up` first, and with `biases` one for each, f32 (n,), added before the gate;
+    `experts` and `top` as there. With a `routing` the router logits replace the ids. The ids are
+    then a result, with their weights, before y (`route.Router`).
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")

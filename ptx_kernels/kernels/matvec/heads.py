@@ -1,4 +1,4 @@
-"""Rows of a projection as dimensions of heads: rotated by RoPE, stored in the heads' layout."""
+"""Stores a projection's results as attention heads: applies RoPE, appends to KV cache pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class PageRows:
-    """Pages without scales, and the slot of each token in them, s32 (tokens,)."""
+    """KV cache pages (of a dtype without scales), and each token's slot in them, s32 (tokens,)."""
 
     pages: Pages
     slots: Pointer
@@ -30,13 +30,13 @@ class PageRows:
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows of a matrix, each a dimension of a head, with the tokens' values.
+    """Stores of a projection's rows, each row one dimension of a head, for all tokens.
 
-    A warp has both dimensions of a pair, in even and odd lanes.
+    A warp has both dimensions of a RoPE pair, in even and odd lanes.
 
     Attributes:
       head_dim: rows per head.
-      rotation: None: values are not rotated.
+      rotation: None means that values are not rotated.
       target: f32 (tokens, heads * head_dim), or pages; a slot outside the pages is skipped.
     """
 
@@ -47,12 +47,12 @@ class HeadRows:
 
     @property
     def apart(self) -> int:
-        """Rows between the two dimensions of a pair; 0: they are adjacent."""
+        """Rows between the two dimensions of a RoPE pair; 0 means that they are adjacent."""
         neighbours = self.rotation is None or self.rotation.interleaved
         return 0 if neighbours else self.head_dim // 2
 
     def load(self, team: Team, place: Place) -> list[Value]:
-        """Starts the loads of the token's slot and angle."""
+        """Starts the loads of the token's slot and RoPE angle; returns them for `store`."""
         loaded: list[Value] = []
         if isinstance(self.target, PageRows):
             loaded.append(self.target.slots.at(place.j).load(where=place.mine))
@@ -65,7 +65,10 @@ class HeadRows:
         return loaded
 
     def store(self, team: Team, place: Place, value: Value, loaded: Iterator[Value]) -> None:
-        """Stores a lane's value; `loaded`: results of `load`. Full warps must reach it."""
+        """Emits the rotation and store of a lane's value. Full warps must reach it.
+
+        `loaded`: iterator over the results of `load`.
+        """
         k, target = self.k, self.target
         slot = next(loaded) if isinstance(target, PageRows) else None
         if self.rotation is not None:
@@ -87,7 +90,7 @@ class HeadRows:
         return team.row + place.r
 
     def _pair(self, team: Team, place: Place) -> Value:
-        """Returns the number of a pair in its head."""
+        """Returns the index of the lane's RoPE pair in its head."""
         return self._row(team, place) % self.head_dim >> 1
 
     def _dim(self, team: Team, place: Place) -> Value:
@@ -96,7 +99,7 @@ class HeadRows:
         return self._pair(team, place) + (place.r & 1) * self.apart
 
     def _rotated(self, team: Team, place: Place) -> Value | None:
-        """Returns whether the pair is rotated; None: all pairs are."""
+        """Returns whether the lane's pair is rotated; None means that all pairs are."""
         assert self.rotation is not None
         pairs = self.rotation.cos.shape[1]
         return None if 2 * pairs == self.head_dim else self._pair(team, place) < pairs

@@ -1,4 +1,4 @@
-"""Mat-vec: packed weights times one to eight rows of activations, for decode steps."""
+"""Mat-vec kernel: packed weights times one to eight rows of activations, for decode steps."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def product(
     *,
     alone: bool = False,
 ) -> None:
-    """Computes all rows of a matrix, or of two gated ones, with `count` blocks (see `teams`).
+    """Emits a mat-vec with all rows of a matrix, or of a gated pair, over `count` thread blocks.
 
-    With `config.ahead` the first rows' weights are in flight while activations are staged; without,
-    the caller has staged them. `alone`: the kernel contains nothing else, and this is not in a
-    branch.
+    See `teams` for `count` and `block`. With `config.ahead` it stages the activations while the
+    first rows' weights are in flight; otherwise the caller has staged them. `alone`: the kernel
+    contains nothing else, and this is not in a branch.
     """
     config = epilogue.config
     # not earlier: addresses of other products would occupy registers
@@ -62,7 +62,7 @@ def product(
 
 
 def _load_next(k: Builder, early: Sequence[Early | None], i: int, team: Team) -> None:
-    """After product i, starts the first loads of the next product, or of the next team."""
+    """Emits, after matrix i, the first loads of the next matrix, or of the next team."""
     if i + 1 < len(early):
         if (following := early[i + 1]) is not None:
             following.load(team)
@@ -79,7 +79,7 @@ def whole_product(
     epilogue: Epilogue,
     choice: Choice | None,
 ) -> None:
-    """Runs `product` on the full launch, or on the blocks whose choice names an expert."""
+    """Emits `product` on the full grid, or on the thread blocks whose expert id is in range."""
     times = 1 if choice is None else choice.count
     (blocks,) = launch(k, epilogue.config, weights[0].rows, times=times)
     with where_named(k, choice, epilogue, blocks):
@@ -108,22 +108,22 @@ def matvec(
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
-    """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
+    """Kernel: y[j, r] = dequantize(w[r]) . x[j] for weight rows r < n and activation rows j < m.
 
-    A team of `warps_per_row` warps processes `rows_per_warp` rows. With q8_1 activations dp4a
-    computes the integer dot products of a sub-block; its scale and the activations' scale are
-    applied once per sub-block. With f32 activations the quants become floats. A butterfly adds the
-    lanes' totals; the warps' totals are added in shared memory.
+    Rows have `columns` values. A team of `warps_per_row` warps processes `rows_per_warp` rows. With
+    q8_1 activations dp4a computes the integer dot products of a sub-block; its scale and the
+    activations' scale are applied once per sub-block. With f32 activations the quants become
+    floats. A butterfly adds the lanes' totals; the warps' totals are added in shared memory.
 
-    Operands: the planes, or with `layers` those of a stack and an index (see `input_planes`);
+    Operands: the planes, or with `layers` the planes of a stack and an index (see `input_planes`);
     values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x of `dtype` (m, columns) if
     `config.activations` is not q8_1; with `norm`, norm_weight f32 (columns,), and x becomes x /
     sqrt(mean(x^2) + eps) * norm_weight; bias f32 (n,); residual f32 (m, n). Result: y f32 (m, n),
     or as q8_1.
 
-    With `experts` the planes are those of a stack (experts, n, ...), and so is a bias. The first
-    operand `ids`, s32 (m, top), selects the matrix for y[j * top + i, r], choice i of row j. An id
-    outside 0 to experts - 1 gives zeros. y and the residual then have m * top rows.
+    With `experts` the planes and the bias are stacks (experts, n, ...). The first operand `ids`,
+    s32 (m, top), selects the matrix for y[j * top + i, r]: ids[j, i] is selected expert i of row j.
+    An id outside 0 to experts - 1 gives zeros. y and the residual then have m * top rows.
     """
     choice = chosen(k, m, experts, top)
     config.check(format, n, columns, 1 if choice else m)

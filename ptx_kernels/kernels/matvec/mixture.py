@@ -1,4 +1,4 @@
-"""Down projection of a mixture of experts: a token's choices as one product."""
+"""Down projection of a mixture of experts (MoE): sums a token's selected experts in one mat-vec."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def mixture_matvec(
     residual: bool = False,
     config: MatvecConfig,
 ) -> None:
-    """y[t, r] = sum over a token's choices of weight * (scale * (w[r] . h) + bias[r]) [+ residual].
+    """Kernel: y[t, r] = sum over selected experts of weight * (scale * (w[r] . h) + bias[r]).
 
-    Choice i < top of token t is expert e = ids[t, i] with weight = weights[t, i], w = w[e], scale =
-    expert_scales[e], bias = biases[e] and h = h[t * top + i]. An id outside 0 to experts - 1 adds
-    nothing. The streams of a team are divided over the choices, several at once
-    (`choices_at_once`). A row of all choices together is then as much work as one of a dense
-    matrix, and no intermediate product goes through memory. The order of the sums is fixed.
+    With `residual`, residual[t, r] is added. Selected expert i < top of token t is e = ids[t, i]
+    with weight = weights[t, i], w = w[e], scale = expert_scales[e], bias = biases[e] and h = h[t *
+    top + i]. An id outside 0 to experts - 1 adds nothing. The streams of a team are divided over
+    the selected experts, several at once (`choices_at_once`). A row of all selected experts
+    together is then as much work as one of a dense matrix, and no intermediate result goes through
+    memory. The order of the sums is fixed.
 
     Operands: ids s32 (m, top), weights f32 (m, top), the planes (experts, n, ...), h like the
     activations of `matvec` without a norm, f32 or q8_1 with m * top rows; biases f32 (experts, n);
@@ -80,7 +81,7 @@ def mixture_matvec(
 
 @dataclass(frozen=True)
 class _Terms:
-    """Operands for summing a token's choices, without the matrices."""
+    """Operands for summing a token's selected experts, without the experts' matrices."""
 
     token: Value
     ids: Pointer
@@ -97,10 +98,10 @@ def _activations(k: Builder, config: MatvecConfig, rows: int, columns: int) -> Q
 
 
 def choices_at_once(config: MatvecConfig, format: str, columns: int, top: int) -> int:
-    """Returns the choices of a token that a team's streams process at once, in equal parts.
+    """Returns how many of a token's selected experts a team's streams process at once.
 
-    It is the number that takes the fewest trips. A part has at least 256 columns at a time, so that
-    its loads use complete lines.
+    The streams are divided equally. It is the number that takes the fewest loop trips. An expert
+    has at least 256 columns at a time, so that its loads use complete lines.
     """
     streams, block = config.streams(format), formats.get(format).block_size
     least = max(1, _COLUMNS_AT_ONCE // block)
@@ -120,7 +121,7 @@ def _add_choices(
     config: MatvecConfig,
     totals: Sequence[Var],
 ) -> None:
-    """totals[r] += this lane's part of the sum over the token's choices."""
+    """Emits totals[r] += this lane's part of the sum over the token's selected experts."""
     top, experts = terms.ids.shape[1], matrix.planes.operands[0].shape[0]
     at_once = choices_at_once(config, matrix.format, matrix.columns, top)
     streams = team_streams(k, matrix.format, team, config)

@@ -22,17 +22,17 @@ MOST_BYTES = 96 << 10  # every target has 99 KB per block
 
 
 def int8_bytes(m: int, columns: int) -> int:
-    """Returns the bytes of m rows as q8_1 in shared memory: one per value, 8 per group of 32."""
+    """Returns the shared-memory bytes of m rows as q8_1: one per value, 8 per group of 32."""
     return m * row_bytes(columns)
 
 
 class Prologue:
-    """Activations of a mat-vec: declares their operands and supplies them to the dot products.
+    """Declares a mat-vec's activation operands and supplies the activations to the dot products.
 
     Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
     norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
-    `pieces` once per team of rows; all threads must reach both. With `own` a block has one of the m
-    rows.
+    `pieces` once per team of rows; all threads must reach both. With `own` a thread block has one
+    of the m rows.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Prologue:
         return nbytes > _STATIC_BYTES
 
     def stage(self) -> None:
-        """Stages complete rows in shared memory, normalized and quantized as configured."""
+        """Emits the copy of complete rows to shared memory, with the configured norm and dtype."""
         staged = self._staged
         if staged is None:
             return
@@ -118,7 +118,11 @@ class Prologue:
         self._k.barrier()
 
     def pieces(self) -> Iterator[tuple[Activations, int]]:
-        """Yields parts of the rows: (activations, columns); the body runs while one is staged."""
+        """Yields (activations, columns) for consecutive chunks of the columns.
+
+        The body uses a chunk while it is in shared memory; without `stage="chunks"` there is one
+        chunk.
+        """
         k, chunk = self._k, self._chunk
         if chunk is None:
             yield self._whole, self._columns
@@ -137,7 +141,7 @@ class Prologue:
         return Floats(chunk)
 
     def _normalize(self, weight: Pointer, staged: Pointer) -> None:
-        """Normalizes row by row; each passes through the block's registers once."""
+        """Emits the RMSNorm of each row into shared memory; a row passes through registers once."""
         k, warps = self._k, self._config.warps
         with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
             x = self._x.at(row)
@@ -147,7 +151,7 @@ class Prologue:
                 self._put(staged, row, run)
 
     def _put(self, staged: Pointer, row: Value | int, run: Run) -> None:
-        """Stores a run of a row in shared memory."""
+        """Emits the store of a run of a row to shared memory, as f32 or q8_1."""
         if self._config.floats:
             store_floats(staged.at(row, run.first), run.values, where=run.inside)
             return
@@ -158,13 +162,13 @@ class Prologue:
         store_group(self._k, run.values, values, pair.cast(f32), where=run.inside)
 
     def _copy(self, target: Pointer, first: Value | int, columns: int) -> None:
-        """target[:, :columns] = x[:, first : first + columns]."""
+        """Emits target[:, :columns] = x[:, first : first + columns]."""
         for j in range(self._m):
             for run in self._loaded(self._x.at(j, first), columns):
                 store_floats(target.at(j).at(run.first), run.values, where=run.inside)
 
     def _loaded(self, x: Pointer, columns: int) -> Iterator[Run]:
-        """Yields a thread's share of `columns` f32 at x, with several loads in flight."""
+        """Yields this thread's share of `columns` f32 at x as runs, several loads in flight."""
         step = RUN * self._threads * _AHEAD
         whole = columns - columns % step
         if whole:

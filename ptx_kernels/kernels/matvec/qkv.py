@@ -1,4 +1,4 @@
-"""Attention projections: several matrices times the same activations in one launch."""
+"""Attention projections (q, k, v) as one mat-vec launch of several matrices."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def qkv_matvec(
     layers: int = 0,
     config: MatvecConfig,
 ) -> None:
-    """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
+    """Kernel: y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices w_i.
 
-    Thread blocks are partitioned over the matrices, in order; formats may differ. Operands: the
-    planes of each matrix, activations as in `matvec`, each bias. Results: each y.
+    Matrix i is (rows[i], columns). Thread blocks are partitioned over the matrices, in order;
+    formats may differ. Operands: the planes of each matrix, activations as in `matvec`, each bias.
+    Results: each y.
     """
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
         raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")
@@ -61,7 +62,7 @@ def joined(
     prologue: Prologue,
     epilogues: Sequence[Epilogue],
 ) -> None:
-    """Computes all products, each with its own thread blocks."""
+    """Emits the mat-vecs of all matrices, each with its own thread blocks."""
     counts = launch(k, config, *(each.rows for each in parts))
     if not config.ahead:
         prologue.stage()

@@ -1,4 +1,4 @@
-"""Attention projections in one launch: queries are rotated, keys and values stored in pages."""
+"""Attention projections in one mat-vec launch that also applies RoPE and appends k, v to pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .rows import matrix
 
 
 def takes_heads(head_dim: int, rope_dim: int, interleaved: bool, pages: str) -> bool:
-    """Returns whether a warp has both dimensions of every pair, and pages have no scales."""
+    """Returns whether the fused kernel supports such heads and pages.
+
+    A warp must have both dimensions of every RoPE pair, and pages must have no scales.
+    """
     return pages != "int8" and (interleaved or rope_dim == head_dim)
 
 
@@ -39,12 +42,11 @@ def qkv_append_matvec(
     dtype: str = "f32",
     config: MatvecConfig,
 ) -> None:
-    """`qkv_matvec` of the projections q, k and v, followed by `rope_append` of their results.
+    """Kernel: `qkv_matvec` of the projections q, k and v, then `rope_append` of their results.
 
-    A warp computes both dimensions of each rotated pair, so it has an even number of rows.
-    Operands: the pages, of a dtype without scales; the planes of each matrix, activations as in
-    `matvec`, slot_mapping, cos, sin, each bias. Results: the pages, q f32 (m, num_heads *
-    head_dim).
+    A warp computes both dimensions of each RoPE pair, so it has an even number of rows. Operands:
+    the pages, of a dtype without scales; the planes of each matrix, activations as in `matvec`,
+    slot_mapping, cos, sin, each bias. Results: the pages, q f32 (m, num_heads * head_dim).
     """
     if not 0 < rope_dim <= head_dim or rope_dim % 2 or head_dim % 2:
         raise KernelError(

@@ -35,12 +35,15 @@ I = TypeVar("I", int, Value)  # noqa: E741
 
 
 def row_bytes(columns: int) -> int:
-    """Returns the bytes of a row of activations, rounded up to a multiple of spans."""
+    """Returns the bytes of a row of activations in this layout: 320 per 256 activations.
+
+    `columns` is rounded up to a multiple of 256.
+    """
     return -(-columns // SPAN) * SPAN_BYTES
 
 
 def _bytes(weights: dict[int, int], i: I) -> I:
-    """Returns the weighted sum of the bits of i, plus the bytes of the spans before."""
+    """Returns the weighted sum of the bits of i, plus the bytes of the spans before i."""
     total = (i >> 8) * SPAN_BYTES
     for bit, weight in weights.items():
         unit = min(1 << bit, weight & -weight)  # a power of two
@@ -49,9 +52,9 @@ def _bytes(weights: dict[int, int], i: I) -> I:
 
 
 class ReadingOrder:
-    """Byte positions of activations and of their groups' (scale, sum) pairs.
+    """Byte positions of activations and of their groups' (scale, sum) pairs in a shared-memory row.
 
-    The position of a sum whose terms share no bits is the sum of the terms' positions.
+    The position of a sum of indices that share no bits is the sum of their positions.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -59,19 +62,19 @@ class ReadingOrder:
         self._values = {4: 160, 5: h, 6: p, 7: 16}
 
     def value(self, i: I) -> I:
-        """Returns the position of activation i (u32, or an integer) of a row."""
+        """Returns the byte position of activation i (u32, or an int) of a row."""
         return _bytes(self._values, i) + (i & (_CHUNK - 1))
 
     def pair(self, i: I) -> I:
-        """Returns the position of the (scale, sum) of the group that contains activation i."""
+        """Returns the byte position of the (scale, sum) of the group that contains activation i."""
         return _bytes({5: 8, 6: 160, 7: 16}, i) + _PAIRS
 
     def places(self, i: I) -> tuple[I, I]:
-        """Returns the positions of activation i and of its group's pair."""
+        """Returns the byte positions of activation i and of its group's (scale, sum) pair."""
         return self.value(i), self.pair(i)
 
     def chunks(self, i: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yields (position, activations) of `count` adjacent activations, split at chunks of 16."""
+        """Yields (byte position, length) of activations from i on, split at chunks of 16."""
         while count:
             length = min(count, _CHUNK - i % _CHUNK)
             yield self.value(i), length

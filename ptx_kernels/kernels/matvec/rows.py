@@ -1,4 +1,4 @@
-"""Rows of packed matrices: partition over teams of warps, sums over a team's lanes and warps."""
+"""Partitions weight rows over teams of warps; adds the partial sums of a team's lanes and warps."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Matrix:
 
 @dataclass(frozen=True)
 class BlockRow:
-    """The only row of activations and of results of a thread block, if a grid has several.
+    """The single activation row and result row of a thread block, if the grid has several rows.
 
     Attributes:
-      token: the row of activations (u32).
-      row: the row of the results (u32).
-      experts: number of matrices in a stack, of which the block reads `expert` (u32); 0 and None:
-        there is no stack.
+      token: index of the activation row (u32).
+      row: index of the result row (u32).
+      experts: number of matrices in a stack, of which the thread block reads `expert` (u32); 0 and
+        None mean that there is no stack.
     """
 
     token: Value
@@ -49,7 +49,7 @@ class BlockRow:
 
 
 def one_row(pointer: Pointer, row: Value | None) -> Pointer:
-    """Returns row `row` (u32) of a buffer as its only row; None: all rows."""
+    """Returns row `row` (u32) of a buffer as (1, ...); if `row` is None, the full buffer."""
     return pointer if row is None else pointer.at(row).reshape(1, *pointer.shape[1:])
 
 
@@ -64,7 +64,10 @@ def matrix(
     layers: int = 0,
     streamed: bool = False,
 ) -> Matrix:
-    """Declares the planes of packed weights as operands (see `input_planes`)."""
+    """Declares the planes of packed weights as operands; returns the `Matrix`.
+
+    See `input_planes`.
+    """
     stack: dict[str, Any] = {"layers": layers, "streamed": streamed}
     if own is not None:
         stack |= {"experts": own.experts, "expert": own.expert}
@@ -73,21 +76,21 @@ def matrix(
 
 @dataclass(frozen=True)
 class Team:
-    """`rows_per_warp` rows and a block's `warps_per_row` warps that compute them.
+    """A thread block's `warps_per_row` warps and the `rows_per_warp` weight rows that they compute.
 
     Attributes:
-      row: the first row (u32). If the rows are not a multiple, the last team's rows overlap those
-        before.
-      number: number of the team in its block.
-      member: number of the warp in its team (u32); None: there is only one.
-      first: the first row that the team owns; a team past the end owns none. None: every team owns
-        all its rows.
-      inside: whether the team owns rows; None: always.
-      apart: 0: rows are adjacent. Otherwise rows are in pairs at this distance, and `row` and
-        `first` count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 * apart,
-        ...
+      row: the first row (u32). If n is not a multiple of a team's rows, the last team's rows
+        overlap those before.
+      number: index of the team in its thread block.
+      member: index of the warp in its team (u32); None if the team has one warp.
+      first: the first row that the team owns; a team past the end owns none. None means that every
+        team owns all its rows.
+      inside: whether the team owns rows; None means always.
+      apart: 0 means that rows are adjacent. Otherwise rows are in pairs at this distance, and `row`
+        and `first` count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 *
+        apart, ...
       following: the team that these warps process next (only with `config.ahead`); None otherwise.
-      goes_on: whether there is a next team; None: there is none.
+      goes_on: whether there is a next team; None if there is none.
     """
 
     row: Value
@@ -101,24 +104,27 @@ class Team:
 
     @property
     def start(self) -> Value:
-        """Position of the first row in the matrix."""
+        """Index of the team's first row in the matrix."""
         if not self.apart:
             return self.row
         within = self.row % (2 * self.apart)
         return self.row - within + (within >> 1)
 
     def offset(self, r: T) -> T:
-        """Returns the distance from `start` to row r of the team; r: an integer or u32."""
+        """Returns the distance from `start` to the team's row r; r: an int or u32."""
         return r if not self.apart else (r >> 1) + (r & 1) * self.apart
 
     def active(self, k: Builder) -> contextlib.AbstractContextManager:
-        """Returns a context that teams without rows skip; it must not contain a barrier."""
+        """Returns a context whose body teams without rows skip; it must not contain a barrier."""
         return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A lane's value base + lane: of activations `j` and the team's row `r`, finished if `mine`."""
+    """The value that a lane finishes: of activation row `j` and the team's weight row `r`.
+
+    It is value number base + lane of the team. `mine`: whether this lane finishes a value.
+    """
 
     base: int
     j: Value | int
@@ -127,9 +133,9 @@ class Place:
 
 
 def launch(k: Builder, config: MatvecConfig, *rows: int, times: int = 1) -> list[int]:
-    """Sets the launch geometry for matrices of these rows; returns the blocks of each.
+    """Sets the grid for matrices with these numbers of rows; returns the thread blocks of each.
 
-    `times`: blocks along y, each of which has all the rows.
+    `times`: thread blocks along y, each of which has all the rows.
     """
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
@@ -150,10 +156,11 @@ def teams(
     block: Value | None = None,
     apart: int = 0,
 ) -> Iterator[Team]:
-    """Yields the teams of n rows, distributed over `blocks` blocks, for this `block`.
+    """Yields the teams of thread block `block`, of `blocks` that divide n weight rows.
 
-    `block` None: the grid has no other blocks. `apart`: see `Team`; n is then a multiple of twice
-    that, and a warp has an even number of rows. All warps of a block run the body equally often.
+    `block` None means that the grid has no other thread blocks. `apart`: see `Team`; n is then a
+    multiple of twice that, and a warp has an even number of rows. All warps of a thread block run
+    the body equally often.
     """
     groups = -(-n // config.block_rows)
     block = k.block_id() if block is None else block
@@ -173,7 +180,7 @@ def teams(
 
 
 def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, apart: int = 0) -> Team:
-    """Returns a warp's team, in the block that computes `group` of n rows (see `teams`)."""
+    """Returns a warp's team in the thread block that computes row group `group` (see `teams`)."""
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     number, member = k.warp_id, None
     if config.warps_per_row > 1:
@@ -185,7 +192,7 @@ def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, apart: int =
 
 
 class RowTotals:
-    """Adds the lanes' and the warps' parts of the `count` totals of each team."""
+    """Sums the `count` totals of each team over its lanes and warps."""
 
     def __init__(self, k: Builder, config: MatvecConfig, count: int, suffix: str) -> None:
         self._k, self._config = k, config
@@ -199,7 +206,8 @@ class RowTotals:
     def __call__(self, team: Team, totals: Sequence[Sequence[Var]]) -> list[list[Value]]:
         """Returns the sums of totals[r][j], in every lane of a team's first warp.
 
-        With several warps per row it executes barriers, so every warp of the block must reach it.
+        With several warps per row it emits barriers, so every warp of the thread block must reach
+        it.
         """
         k, parts = self._k, self._parts
         sums = [[k.warp_sum(total) for total in row] for row in totals]

@@ -1,4 +1,4 @@
-"""Selection rules for the mat-vec family."""
+"""Selection rules: choose the Configs of the mat-vec kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BYTES_AHEAD = 48 << 10
 def _fewest_lanes(format: str) -> int:
     """Returns the fewest lanes that share 256 weights.
 
-    Each has a full block of 32, or a quarter of a larger one.
+    Each has a full quantization block of 32, or a quarter of a larger one.
     """
     layout = block_format(format)
     return max(4 if layout.block_size == 256 else 8, layout.tuning.gemv_fewest_lanes)
@@ -52,7 +52,7 @@ def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> Matvec
     what a warp reads, if enough rows remain to fill the device. With one row of activations loads
     are the limit, so as many lanes share 256 weights as read complete lines in 16-byte loads. With
     more rows, instructions are the limit, so lanes are as few as possible. More activations take
-    more registers and leave fewer resident blocks: as many as spill on no target.
+    more registers and leave fewer resident thread blocks: as many as spill on no target.
     """
     tuning = block_format(format).tuning
     lanes = tuning.gemv_lanes if m == 1 else _fewest_lanes(format)
@@ -80,12 +80,13 @@ def _fused_matvec(
     """Returns the Config of a mat-vec with prologue or epilogue.
 
     It is for `gated_matvec` or, with several `rows`, for `qkv_matvec`. With `floats`, f32 input
-    activations, `inline_q8` means that each block normalizes and quantizes them itself, which pays
-    while it is little work compared to its share of the weights; `q8_1` means that a separate
-    kernel does. Sixteen warps are resident per multiprocessor, whose lanes have 128 registers each
-    and two blocks of weights in flight for one row of activations. Without the prologue's shared
-    memory more rows take more registers. For q8_1 output a block has the 32 rows of a group. The
-    number of blocks divides the rounds of rows evenly, so that the prologue is repeated least.
+    activations, `inline_q8` means that each thread block normalizes and quantizes them itself,
+    which pays while it is little work compared to its share of the weights; `q8_1` means that a
+    separate kernel does. Sixteen warps are resident per multiprocessor, whose lanes have 128
+    registers each and two quantization blocks of weights in flight for one row of activations.
+    Without the prologue's shared memory more rows take more registers. For q8_1 output a thread
+    block has the 32 rows of a group. The number of thread blocks divides the rounds of rows evenly,
+    so that the prologue is repeated least.
 
     Prefetched weights are used half a trip later, so they go to as few lanes as possible, which
     unpack scales least often: each reads 32 adjacent bytes by two loads.
@@ -127,7 +128,7 @@ def _fused_matvec(
 def _unroll(
     formats: tuple[str, ...], columns: int, lanes: int, rows: int, ahead: bool, inline: bool
 ) -> int:
-    """Returns the blocks per lane in flight, for one row of activations and `rows` per warp."""
+    """Returns the quantization blocks in flight per lane, for one activation, `rows` per warp."""
     trips = columns * lanes // (LANE_WEIGHTS * WARP)
     if lanes > 4:  # prefetching four rows fills the registers
         return 2 if trips >= 2 and not (ahead and rows == 4) else 1
@@ -140,7 +141,8 @@ def _unroll(
 def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> MatvecConfig:
     """Returns the Config with broadcast headers, if prefetching four rows fills the registers.
 
-    It is unchanged if no format has a header or some lanes of a warp have no blocks.
+    The Config is unchanged if no format has a header or some lanes of a warp have no quantization
+    block.
     """
     whole = columns % (config.streams(formats[0]) * block_format(formats[0]).block_size) == 0
     headers = any(block_format(each).broadcast_header for each in formats)
@@ -149,10 +151,10 @@ def slim(config: MatvecConfig, formats: tuple[str, ...], columns: int) -> Matvec
 
 
 def _joins_wide(device: Target, rows: tuple[int, ...]) -> bool:
-    """Returns whether joined matrices fill two thirds of a device with blocks of 64 rows.
+    """Returns whether thread blocks of 64 rows of the joined matrices fill two thirds of a device.
 
-    Fewer blocks load the activations into fewer multiprocessors and leave the others idle; L2 is
-    their limit.
+    Fewer thread blocks load the activations into fewer multiprocessors and leave the others idle;
+    L2 is their limit.
     """
     busy = 3 * sum(n // 64 for n in rows) >= 2 * device.multiprocessors
     return busy and len(rows) > 1 and not any(n % 64 for n in rows)
@@ -166,7 +168,7 @@ def _qkv_append(
     columns: int,
     m: int,
 ) -> MatvecConfig:
-    """Returns the Config of `qkv_append_matvec`: `qkv_matvec`'s, with at least two rows a warp."""
+    """Returns the Config of `qkv_append_matvec`: `qkv_matvec`'s with at least two rows per warp."""
     config = _fused_matvec(device, formats, rows, columns, m, floats)
     if config.rows_per_warp > 1:
         return config
@@ -175,7 +177,7 @@ def _qkv_append(
 
 
 def _even(device: Target, rows: tuple[int, ...], config: MatvecConfig) -> int:
-    """Returns `even_blocks` of a Config."""
+    """Returns `even_blocks` for a Config's rows and resident thread blocks."""
     return even_blocks(rows, config.block_rows, config.resident_blocks, device.multiprocessors)
 
 
@@ -221,12 +223,13 @@ def _expert_matvec(
     output: str = "f32",
     exact: bool = False,
 ) -> MatvecConfig:
-    """Returns the Config of `matvec` or `gated_matvec` by experts (n, columns), for all choices.
+    """Returns the Config of an MoE's `matvec` or `gated_matvec` with experts (n, columns).
 
-    Each block normalizes and quantizes its token's row itself, or with `exact` uses it unquantized.
-    One row, unless it is very long, is little compared to the block's share of the weights. For
-    q8_1 output a block has the 32 rows of a group, in eight warps, so that two blocks hide each
-    other's barriers. An expert's few rows make too few blocks of 16 warps to divide them evenly.
+    `choices`: (token, selected expert) pairs. Each thread block normalizes and quantizes its
+    token's row itself, or with `exact` uses it unquantized. One row, unless it is very long, is
+    little compared to the thread block's share of the weights. For q8_1 output a thread block has
+    the 32 rows of a group, in eight warps, so that two thread blocks hide each other's barriers. An
+    expert's few rows make too few thread blocks of 16 warps to divide them evenly.
     """
     if exact:
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
@@ -253,8 +256,8 @@ def _mixture_matvec(
     """Returns the Config of `mixture_matvec` for m tokens, experts (n, columns).
 
     `exact`: f32 activations. Rows are distributed over warps as for a mat-vec. An expert's share of
-    a row is a few trips. With the fewest lanes per 256 weights, most choices are processed at once
-    and scales are unpacked least often. Two trips are in flight, or one for four rows.
+    a row is a few trips. With the fewest lanes per 256 weights, most selected experts are processed
+    at once and scales are unpacked least often. Two trips are in flight, or one for four rows.
     """
     lanes = 8 if exact else _fewest_lanes(format)
     most = 2 if exact else block_format(format).tuning.gemv_rows
@@ -274,10 +277,10 @@ _SHARED_ROWS = (("wide", 2048), ("multi_warp", 1024), ("vectorized", 0))
 
 
 def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:
-    """Returns the number of blocks that divide the rounds of all rows evenly.
+    """Returns the number of thread blocks that divide the rounds of all rows evenly.
 
-    There are `resident` blocks per multiprocessor. Each matrix's share of them is rounded up. 0
-    means that one round is enough.
+    There are `resident` thread blocks per multiprocessor. Each matrix's share of them is rounded
+    up. 0 means that one round is enough.
     """
     blocks = sum(-(-n // block_rows) for n in rows)
     rounds = -(-blocks // max(1, multiprocessors * resident - len(rows) + 1))

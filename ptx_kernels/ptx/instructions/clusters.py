@@ -1,7 +1,7 @@
-"""Thread block clusters (sm_90): addresses, loads and stores in other blocks' shared memory.
+"""Table rows of thread block clusters (sm_90): access to other thread blocks' shared memory.
 
 PTX ISA 9.7.9.23 (mapa), 9.7.9.8 and 9.7.9.11 define them. The cluster's barrier (9.7.13.4) has no
-row: it is control flow, like the block's.
+row: it is control flow, like the thread block's.
 """
 
 from __future__ import annotations

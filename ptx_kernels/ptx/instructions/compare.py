@@ -1,4 +1,4 @@
-"""Comparisons, selection and predicates (PTX ISA 9.7.6)."""
+"""Table rows of comparisons, selection and predicates (PTX ISA 9.7.6)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _select(a: np.ndarray, b: np.ndarray, condition: np.ndarray) -> np.ndarray:
 
 
 def _by_sign(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """slct: selects b also if c is NaN."""
+    """Returns a where c is at least 0, else b (slct); a NaN selects b."""
     return np.where(c >= 0, a, b)
 
 

@@ -1,4 +1,4 @@
-"""mov of single registers, and cvt (PTX ISA 9.7.9)."""
+"""Table rows of mov of single registers, and cvt (PTX ISA 9.7.9)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _range(type_: Type) -> tuple[int, int]:
 
 
 def _clamp(to: Type) -> Meaning:
-    """Clamps integers to the range of `to`."""
+    """Returns a function that clamps integers to the range of `to`."""
     low, high = _range(to)
 
     def meaning(a: np.ndarray) -> np.ndarray:
@@ -41,7 +41,10 @@ def _clamp(to: Type) -> Meaning:
 
 
 def _float_to_integer(round_: Callable, to: Type) -> Meaning:
-    """Rounds and saturates. NaN gives 0, or only the highest bit for 64-bit results."""
+    """Returns a function that rounds floats to integers of type `to`, and saturates.
+
+    NaN gives 0, or only the highest bit for 64-bit results.
+    """
     low, high = _range(to)
     bits = 8 * to.size
     nan = 0 if bits < 64 else (1 << 63 if not to.is_signed else -(1 << 63))
@@ -67,7 +70,7 @@ def _integer_to_float(dtype: type[np.floating], mode: str) -> Meaning:
 
 
 def _pack(convert: Meaning) -> Meaning:
-    """Packs two f32 into a pair; the first operand goes to the upper half."""
+    """Returns a function that packs two f32 into a pair, the first operand in the upper half."""
 
     def meaning(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         upper, lower = (convert(v).view(np.uint16).astype(np.uint32) for v in (a, b))

@@ -1,4 +1,4 @@
-"""Asynchronous copies from global to shared memory (PTX ISA 9.7.9.25.3)."""
+"""Table rows of asynchronous copies from global to shared memory (PTX ISA 9.7.9.25.3)."""
 
 from __future__ import annotations
 

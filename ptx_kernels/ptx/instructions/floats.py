@@ -1,7 +1,7 @@
-"""f32 arithmetic (PTX ISA 9.7.3), in every rounding mode, with and without .ftz.
+"""Table rows of f32 arithmetic (PTX ISA 9.7.3), in every rounding mode, with and without .ftz.
 
 `add.f32`, `sub.f32` and `mul.f32` without a mode round to nearest here, but ptxas may contract them
-to fma. Our own kernels never use them; nvcc's text does.
+to fma. Our own kernels never use these; nvcc's text does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONE = np.ones(1, np.float32)
 
 
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Fused multiply-add with one rounding.
+    """Returns the fused multiply-add a * b + c with one rounding.
 
     The product of two float32 is exact in float64. Rounding the sum to float64 and then to float32
     is wrong only if the float64 lies halfway between two float32, or below the normal range, where
@@ -68,7 +68,7 @@ def _directed_fma(mode: str) -> Meaning:
 
 
 def _directed(operation: Callable, mode: str) -> Meaning:
-    """Rounds an operation's float64 result to float32 in one direction.
+    """Returns a function that rounds an operation's float64 result to float32 in one direction.
 
     The float64 result must lie on the same side of every float32 as the exact one. Products are
     exact. Quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit number
@@ -78,7 +78,7 @@ def _directed(operation: Callable, mode: str) -> Meaning:
 
 
 def _nearest(operation: Callable) -> Meaning:
-    """Rounds the exact result of an approximate instruction to nearest."""
+    """Returns a function with an approximate instruction's exact result, rounded to nearest."""
     return lambda *x: operation(*(v.astype(np.float64) for v in x)).astype(np.float32)
 
 
@@ -90,7 +90,7 @@ def _both(
     error: Error | None = None,
     sat: bool = False,
 ) -> None:
-    """Defines the instruction plain and with .ftz; if `sat`, also with .sat.
+    """Adds table rows of an instruction, plain and with .ftz; if `sat`, also with .sat.
 
     .ftz of f32 treats subnormal operands and results as 0.
     """

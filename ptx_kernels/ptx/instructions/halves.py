@@ -1,4 +1,4 @@
-"""f16 and bf16 arithmetic, single and in pairs (PTX ISA 9.7.4)."""
+"""Table rows of f16 and bf16 arithmetic, single and in pairs (PTX ISA 9.7.4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SM90: Version = ((7, 8), 90)
 
 
 def _pairs(meaning: Meaning, dtype: type) -> Meaning:
-    """Applies the meaning to both halves of 32-bit registers."""
+    """Returns a function that applies `meaning` to both halves of 32-bit registers."""
 
     def both(*x: np.ndarray) -> np.ndarray:
         halves: Iterator[np.ndarray] = (
@@ -28,7 +28,7 @@ def _pairs(meaning: Meaning, dtype: type) -> Meaning:
 def _define(
     name: str, type_: Type, count: int, meaning: Meaning, needs: Version = BASELINE
 ) -> None:
-    """Defines the instruction for single values and for pairs."""
+    """Adds table rows of an instruction for single values and for pairs."""
     pair, dtype = (f16x2, np.float16) if type_ is f16 else (bf16x2, np.uint16)
     define(f"{name}.{type_}", type_, (type_,) * count, meaning, needs)
     define(f"{name}.{pair}", pair, (pair,) * count, _pairs(meaning, dtype), needs)
@@ -43,7 +43,7 @@ def _fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _of_f32(operation: Meaning) -> Meaning:
-    """Computes an operation on bf16 in f32.
+    """Returns a function that computes an operation on bf16 in f32.
 
     With 24 bits, the second rounding of a sum or product of 8-bit numbers changes nothing.
     """

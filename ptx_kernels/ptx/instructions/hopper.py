@@ -1,6 +1,6 @@
-"""Instructions of sm_90: mbarriers, bulk copies, proxy fences.
+"""Table rows of sm_90 instructions: mbarriers, bulk copies, proxy fences.
 
-PTX ISA 9.7.13.15, 9.7.9.25.4 and 9.7.13.5 define them. The first mbarrier rows are those of sm_80.
+PTX ISA 9.7.13.15, 9.7.9.25.4 and 9.7.13.5 define them. The first mbarrier rows are for sm_80.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Integer arithmetic, bit fields, shifts, byte dot products (PTX ISA 9.7.1, 9.7.2, 9.7.8)."""
+"""Table rows of integer arithmetic, bit fields, shifts, byte dot products.
+
+PTX ISA 9.7.1, 9.7.2, 9.7.8.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def _wide_product(to: np.dtype) -> Callable:
 
 
 def _high_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the upper half of the double-width product."""
+    """Returns the upper half of the double-width product a * b."""
     bits = 8 * a.dtype.itemsize
     if bits < 64:
         wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
@@ -49,7 +52,7 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Remainder with the dividend's sign."""
+    """Returns the remainder of a / b, with the dividend's sign."""
     return a - _divide(a, b) * b
 
 
@@ -58,7 +61,7 @@ def _sad(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _saturating(operation: Callable) -> Callable:
-    """Applies .sat of s32: clamps instead of wrapping."""
+    """Returns an operation with .sat of s32, which clamps instead of wrapping."""
 
     def meaning(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         exact = operation(a.astype(np.int64), b.astype(np.int64))
@@ -70,7 +73,7 @@ def _saturating(operation: Callable) -> Callable:
 def _dp4a(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_signed: bool
 ) -> np.ndarray:
-    """c + the dot product of the four bytes of a and b; the sum wraps at 32 bits."""
+    """Returns c + the dot product of the four bytes of a and b; the sum wraps at 32 bits."""
     a, b, total = a.view(np.int32), b.view(np.int32), c.view(np.int32)
     for i in range(4):
         total = total + _byte(a, i, a_signed) * _byte(b, i, b_signed)
@@ -85,7 +88,7 @@ def _byte(word: np.ndarray, i: int, signed: bool) -> np.ndarray:
 
 
 def _shift(operation: Callable, bits: int) -> Callable:
-    """Shifts by an amount, u32, that clamps at the width.
+    """Returns a function that shifts by an amount, u32, that clamps at the width.
 
     Vacated bits are zeros, or copies of the sign for s types.
     """
@@ -102,7 +105,7 @@ def _shift(operation: Callable, bits: int) -> Callable:
 
 
 def _funnel(left: bool, wrap: bool) -> Callable:
-    """Returns the upper (`left`) or lower half of the shifted 64-bit (b, a).
+    """Returns a funnel shift: the upper (`left`) or lower half of the shifted 64-bit (b, a).
 
     The amount is taken modulo 32 (`wrap`) or clamped to 32.
     """
@@ -185,7 +188,7 @@ def _reverse_bits(a: np.ndarray) -> np.ndarray:
 
 
 def _lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Looks up each bit of (a, b, c), a the highest, in the table's 8 bits."""
+    """Looks up each bit triple of (a, b, c), a the highest bit, in the table's 8 bits."""
     result = np.zeros(1, np.uint32)
     for i in range(8):
         chosen = np.where(table >> np.uint32(i) & np.uint32(1), np.uint32(0xFFFFFFFF), np.uint32(0))
@@ -216,7 +219,7 @@ def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
 
 
 def _prmt_of_all(a: np.ndarray, b: np.ndarray, selector: int) -> np.ndarray:
-    """`_prmt` with one selector for all lanes, as kernels use it; moves columns of bytes."""
+    """Like `_prmt`, with one selector for all lanes, as kernels use it; moves columns of bytes."""
     columns = [np.ascontiguousarray(word).view(np.uint8).reshape(-1, 4) for word in (a, b)]
     result = np.empty((max(a.size, b.size), 4), np.uint8)
     for i in range(4):

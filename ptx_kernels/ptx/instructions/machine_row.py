@@ -1,7 +1,7 @@
-"""Rows of instructions that need the machine: memory, barriers, warp instructions, copies.
+"""Table rows of instructions that need the machine: memory, barriers, warp instructions, copies.
 
 A row lists how the opcode is spelled, its operands and the version it needs. The builder writes
-text from it. The simulator takes operands and liveness from it, and adds the meaning.
+text from the row. The simulator takes operands and liveness from it, and adds the meaning.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ NAMED_TYPES: dict[str, Type] = TYPES | BIT_TYPES
 
 
 def named_type(name: str) -> Type | None:
-    """Returns the type of a spelling (`u32`, `b32`), or None."""
+    """Returns the type of a spelling (`u32`, `b32`); None if there is none."""
     return NAMED_TYPES.get(name)
 
 
 def is_untyped(name: str) -> bool:
-    """Returns whether it is a `.b` spelling, which fits registers of any class of its size."""
+    """Returns whether `name` is a `.b` spelling, which fits registers of any class of its size."""
     return name in BIT_TYPES
 
 
 @dataclass(frozen=True)
 class To:
-    """A destination.
+    """Declares a destination operand.
 
     Attributes:
       type: a type's spelling; `.b` types take registers of any class of their size.
       count: registers in braces; None for one register without braces.
       second: type of the destination after `|`, which may be omitted.
-      sink: whether `_` may replace it; `needs`: version that this requires.
+      sink: whether `_` may replace the destination; `needs`: version that this requires.
       wider: whether a register wider than the type fits.
     """
 
@@ -52,14 +52,14 @@ class To:
 
 @dataclass(frozen=True)
 class From:
-    """A source: a register or a number.
+    """Declares a source operand: a register or a number.
 
     Attributes:
       type, count, wider: as in `To`.
       untyped: whether registers of another class but the same size fit, as for `.b` types.
       registers: whether only registers fit, no numbers.
-      negatable: whether `!` may precede it.
-      optional: whether it may be omitted; `needs`: version that is required to pass it.
+      negatable: whether `!` may precede the register.
+      optional: whether the operand may be omitted; `needs`: version that is required to pass it.
     """
 
     type: str
@@ -74,7 +74,7 @@ class From:
 
 @dataclass(frozen=True)
 class At:
-    """An address in a state space."""
+    """Declares an address operand in a state space."""
 
     space: str
     optional: bool = False
@@ -83,11 +83,11 @@ class At:
 
 @dataclass(frozen=True)
 class Number:
-    """An immediate.
+    """Declares an immediate operand.
 
     Attributes:
       what: description for messages.
-      choices: allowed values; empty: any of at least 0.
+      choices: allowed values; empty means any of at least 0.
     """
 
     what: str
@@ -105,14 +105,14 @@ _SLOT = re.compile(r"\{(\.?)(\w+)\}")
 
 @dataclass(frozen=True)
 class MachineRow:
-    """One row.
+    """Table row of an instruction that needs the machine.
 
     Attributes:
-      name: the opcode's first words, which the simulator uses to look up the meaning.
-      spelling: regular expression of its full opcodes, compiled on the first use of one that may
+      name: the opcode's first words, by which the simulator looks up the meaning.
+      spelling: regular expression of the full opcodes, compiled on the first use of one that may
         match; named groups are its words.
       operands: operands of an opcode with these words.
-      needs: the lowest PTX version and sm that have it.
+      needs: the lowest PTX version and sm that have the instruction.
     """
 
     name: str
@@ -123,7 +123,7 @@ class MachineRow:
 
 @dataclass(frozen=True)
 class Spelled:
-    """An opcode and its row.
+    """A full opcode with its row, words and operands.
 
     Attributes:
       least: minimum number of operands.
@@ -147,7 +147,7 @@ def define_machine(
     needs: Version = BASELINE,
     **words: str,
 ) -> None:
-    """Adds a row for the opcodes `name` + `rest`.
+    """Adds a table row for the opcodes `name` + `rest`.
 
     `rest` has placeholders for words: `{type}`, or `{.space}` for one that may be omitted with its
     dot.
@@ -172,7 +172,7 @@ def define_machine(
 
 @lru_cache(maxsize=4096)
 def machine_row(opcode: str) -> Spelled | None:
-    """Returns the row of an opcode, with its words and operands; None if there is none."""
+    """Returns an opcode's row with its words and operands; None if no row matches."""
     for row in _ROWS.get(opcode.split(".")[0], ()):
         if match := re.fullmatch(row.spelling, opcode):
             words = {name: word or "" for name, word in match.groupdict().items()}
@@ -183,5 +183,5 @@ def machine_row(opcode: str) -> Spelled | None:
 
 
 def machine_names() -> set[str]:
-    """Returns the names of all rows."""
+    """Returns the names of all machine rows."""
     return {row.name for rows in _ROWS.values() for row in rows}

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics and fences (PTX ISA 9.7.9, 9.7.13)."""
+"""Table rows of loads, stores, atomics and fences (PTX ISA 9.7.9, 9.7.13)."""
 
 from __future__ import annotations
 

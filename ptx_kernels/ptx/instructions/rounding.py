@@ -1,4 +1,4 @@
-"""Rounding of exact results to f32, f16 and bf16 in every direction, by rounding to odd.
+"""Rounds exact results to f32, f16 and bf16 in every direction, by rounding to odd.
 
 A float64 rounded to odd (inexact results get an odd last bit) stays on the same side of every
 narrower float, and of every midpoint between two, as the exact value. Rounding it again is
@@ -17,12 +17,15 @@ MODES = ("rn", "rz", "rm", "rp")
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
-    """bf16 bits (uint16) -> float32, exact."""
+    """Converts bf16 bits (uint16) to float32, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def f32_to_bf16(x: np.ndarray) -> np.ndarray:
-    """float32 -> bf16 bits (uint16), round to nearest even; NaN becomes the canonical 0x7fff."""
+    """Converts float32 to bf16 bits (uint16), rounded to nearest even.
+
+    NaN becomes the canonical 0x7fff.
+    """
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(x), np.uint16(0x7FFF), rounded.astype(np.uint16))
@@ -34,7 +37,7 @@ def f32_to_bf16_toward_zero(x: np.ndarray) -> np.ndarray:
 
 
 def sum_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a + b in float64, rounded to odd."""
+    """Returns a + b in float64, rounded to odd."""
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)  # Knuth's two-sum: total + error is exact
@@ -50,7 +53,10 @@ def _to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c in float64, rounded to odd, for floats whose product is exact in float64."""
+    """Returns a * b + c in float64, rounded to odd.
+
+    The product of a and b must be exact in float64.
+    """
     return sum_to_odd(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
 
 
@@ -91,7 +97,7 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
-    """Makes zeros of the result negative where `minus` holds.
+    """Returns the result with its zeros made negative where `minus` is true.
 
     x + (-x) is -0 when rounding toward minus infinity.
     """

@@ -1,4 +1,4 @@
-"""The instruction table and its rows."""
+"""The instruction table and the rows of compute instructions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Meaning = Callable[..., np.ndarray]
 class Error:
     """Error bound of an `.approx` instruction (PTX ISA 9.1, section 9.7.3).
 
-    It bounds the distance of hardware's result from the exact one. The largest of the three bounds
-    counts.
+    It bounds the distance of the hardware's result from the exact one. The largest of the three
+    bounds counts.
 
     Attributes:
       ulps: units in the last place of the result.
@@ -41,15 +41,15 @@ class Error:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One row: `template` is the PTX text, `meaning` the same operation on NumPy arrays.
+    """Table row of a compute instruction: its PTX text and the same operation in NumPy.
 
-    `meaning` gets one array per operand, its register's bits viewed as the operand's type (bf16 as
-    uint16, pairs as uint32), and returns an array of the result's type. Arrays broadcast: an
-    immediate is an array of one element.
+    `template` is the PTX text. `meaning` gets one array per operand, its register's bits viewed as
+    the operand's type (bf16 as uint16, pairs as uint32), and returns an array of the result's type.
+    Arrays broadcast: an immediate is an array of one element.
 
     Attributes:
-      needs: the lowest PTX version and sm that have it.
-      error: how far hardware may differ from the meaning; None for exact instructions.
+      needs: the lowest PTX version and sm that have the instruction.
+      error: how far hardware may differ from `meaning`; None for exact instructions.
       immediates: number of trailing operands that must be numbers in the text.
     """
 

@@ -1,6 +1,6 @@
-"""Warp instructions (PTX ISA 9.7.9, 9.7.13, 9.7.14).
+"""Table rows of warp instructions (PTX ISA 9.7.9, 9.7.13, 9.7.14).
 
-They are shuffles, votes, matches, reductions, the warp barrier, and matrices.
+Shuffles, votes, matches, reductions, the warp barrier, and matrices.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ define_machine("match", ".{mode}.sync.{type}", _match, needs=_SM70, mode="any|al
 def _products(words: Words) -> Operands:
     """Returns the operands of an mma.
 
-    k elements of a row of A, or of a column of B, lie in 8 or 16 bytes of each of 4 lanes.
+    The k elements of a row of A, or of a column of B, lie in 8 or 16 bytes of each of 4 lanes.
     """
     width = 1 if words["a"] in ("s8", "u8") else 2
     b = int(words["k"]) * width // 16

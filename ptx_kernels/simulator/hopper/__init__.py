@@ -1,4 +1,4 @@
-"""Hopper (sm_90): mbarriers, bulk copies and proxy fences.
+"""Simulates Hopper (sm_90) instructions: mbarriers, bulk copies and proxy fences.
 
 Importing the package registers these instructions. The rest of the simulator does not know them.
 """

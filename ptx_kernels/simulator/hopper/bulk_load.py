@@ -1,7 +1,7 @@
-"""`cp.async.bulk` from global to shared memory: bulk copies that signal an mbarrier.
+"""Simulates `cp.async.bulk` from global to shared memory, which signals an mbarrier.
 
-PTX ISA 9.1, 9.7.9.25.4 defines them. The bytes arrive as late as they may: when no thread of the
-batch can continue without them.
+PTX ISA 9.1, 9.7.9.25.4 defines the instruction. The bytes arrive as late as they may: when no
+thread of the batch can continue without them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _COPY = AsyncWriter("a bulk copy", "a wait for its mbarrier")
 
 @dataclass
 class BulkLoad:
-    """Copies of one instruction, one chunk per lane of the frame.
+    """Bulk copies of one instruction in flight, one chunk per lane of the frame.
 
     Attributes:
       items: the bytes that arrive.
-      barriers: place of the mbarrier that counts each chunk.
+      barriers: index of the mbarrier that counts each chunk.
     """
 
     at: Located
@@ -39,7 +39,7 @@ class BulkLoad:
 
 
 class BulkLoads:
-    """Copies into a batch's shared memory that have not arrived."""
+    """Bulk copies into a batch's shared memory that have not arrived."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -48,7 +48,7 @@ class BulkLoads:
         batch.deliveries.append(self.deliver)
 
     def issue(self, access: Access, items: np.ndarray, barriers: np.ndarray) -> None:
-        """Starts one chunk per lane; from now on the bytes may change."""
+        """Starts one chunk per lane; from now on the target bytes may change."""
         shared = self.batch.shared
         at = shared.locate(access)
         check_start(shared, "write", at)
@@ -56,7 +56,7 @@ class BulkLoads:
         self.loads.append(BulkLoad(at, items, barriers))
 
     def deliver(self, awaited: set[int]) -> None:
-        """Delivers the bytes that these mbarriers count, in random order if perturbed."""
+        """Writes the bytes that the mbarriers `awaited` count, in random order if perturbed."""
         due = [load for load in self.loads if not awaited.isdisjoint(load.barriers.tolist())]
         self.loads = [load for load in self.loads if not any(load is other for other in due)]
         generator = self.batch.freedom.generator
@@ -95,7 +95,7 @@ def load(
     barrier: Place,
     policy: np.ndarray | None = None,
 ) -> None:
-    """Starts each lane's copy. `policy` is a cache hint and is ignored."""
+    """Starts each lane's bulk copy. `policy` is a cache hint and is ignored."""
     lanes, steps = in_chunks(call, call.every(size))  # a lane may occur several times
     known, barriers = call.batch.state(Mbarriers), np.array(places_of(call, barrier))
     for position, at in enumerate(barriers.tolist()):

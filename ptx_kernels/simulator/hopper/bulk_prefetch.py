@@ -1,6 +1,6 @@
-"""`cp.async.bulk.prefetch.L2`: a hint without effect, whose bytes must lie inside a buffer.
+"""Simulates `cp.async.bulk.prefetch.L2`: no effect, but the bytes must lie inside a buffer.
 
-PTX ISA 9.1, 9.7.9.25.4.4 defines it.
+PTX ISA 9.1, 9.7.9.25.4.4 defines the instruction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .chunks import CHUNK, in_chunks
 
 @means("cp.async.bulk.prefetch.L2")
 def prefetch(call: Call, source: Place, size: np.ndarray, policy: np.ndarray | None = None) -> None:
-    """Checks each lane's bytes. `policy` is a cache hint and is ignored."""
+    """Checks each lane's address range. `policy` is a cache hint and is ignored."""
     lanes, steps = in_chunks(call, call.every(size))
     if not lanes.size:
         return

@@ -1,4 +1,4 @@
-"""`cp.async.bulk` from shared to global memory (PTX ISA 9.1, 9.7.9.25.4).
+"""Simulates `cp.async.bulk` from shared to global memory (PTX ISA 9.1, 9.7.9.25.4).
 
 A thread's copies form groups, and the thread waits for a group. A copy may read its source at any
 time between its start and the thread's wait for its group with `.read`. Nobody may write the bytes
@@ -26,13 +26,13 @@ from .proxy import check_start
 
 @dataclass
 class BulkStore:
-    """Copies of one instruction whose groups have not all been waited for.
+    """Bulk copies of one instruction whose groups have not all been waited for.
 
     The arrays have one entry per chunk.
 
     Attributes:
       groups: group number, counted per lane.
-      sources: item of the batch's shared memory.
+      sources: items of the batch's shared memory.
       targets: global address, u64.
       read: whether the lane has waited with `.read`.
     """
@@ -51,7 +51,7 @@ class BulkStore:
 
 
 class BulkStores:
-    """Copies out of a batch's shared memory that are in flight."""
+    """Bulk copies out of a batch's shared memory that are in flight."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -77,7 +77,7 @@ class BulkStores:
     def wait(self, frame: Frame, pending: int, read_only: bool) -> None:
         """Waits for all groups of the frame's lanes except the `pending` youngest.
 
-        Afterwards the sources of these copies have been read (`read_only`), or the bytes have
+        With `read_only`, these copies have then read their sources; otherwise their bytes have also
         arrived.
         """
         awaited = self.groups.awaited(frame, pending)
@@ -98,21 +98,21 @@ class BulkStores:
                 self.stores.append(copy.take(~done))
 
     def _end_fetch(self, frame: Frame, copy: BulkStore) -> None:
-        """Records a read at the time of the wait; later writes must come after it."""
+        """Records at the wait that the copy has read its source: later writes come after it."""
         if copy.lanes.size:
             shared = self.batch.shared
             at = shared.at(issuers(frame, copy.lanes), copy.instruction, copy.sources, CHUNK)
             shared.shadow.access(self.batch.happens_before, "fetch", at)
 
     def _check_source(self, at: Located, what: str) -> None:
-        """Guards shared memory: raises if a write meets bytes that a copy may not have read yet."""
+        """Raises if a write to shared memory meets bytes that a copy may not have read yet."""
         if what == "reads":
             return
         for copy in self.stores:
             self._check(at, copy, copy.sources[~copy.read] * CHUNK, what, "read")
 
     def _check_target(self, at: Located, what: str) -> None:
-        """Guards global memory: raises if an access meets bytes that may not have arrived yet."""
+        """Raises if an access to global memory meets copied bytes that may not have arrived yet."""
         for copy in self.stores:
             # far away if they belong to another buffer
             starts = (copy.targets - np.uint64(at.origin)).astype(np.int64)
@@ -131,7 +131,7 @@ class BulkStores:
             raise at.fault(AsyncPending, int(np.argmax(meets.any(axis=1))), told)
 
     def _finish(self) -> None:
-        """Checks at the end of the blocks that no copy still reads their shared memory."""
+        """Checks, when all threads have exited, that no copy still reads their shared memory."""
         for copy in self.stores:
             if not copy.read.all():
                 lane = int(copy.lanes[np.argmin(copy.read)])
@@ -150,7 +150,7 @@ def store(
     size: np.ndarray,
     policy: np.ndarray | None = None,
 ) -> None:
-    """Starts each lane's copy. `policy` is a cache hint and is ignored."""
+    """Starts each lane's bulk copy. `policy` is a cache hint and is ignored."""
     lanes, steps = in_chunks(call, call.every(size))
     if not lanes.size:
         return

@@ -1,4 +1,4 @@
-"""Chunks of 16 bytes, the unit of bulk copies."""
+"""Splits bulk copies into chunks of 16 bytes, the unit in which they are simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 16  # bytes; sizes and addresses are multiples of it
 
 
 def in_chunks(call: Call, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Splits copies of nbytes[lane] bytes into chunks; returns each one's lane and offset.
+    """Splits copies of nbytes[lane] bytes into chunks; returns the lane and offset of each chunk.
 
     The lane is a position in the frame. The offset is relative to the lane's copy.
     """

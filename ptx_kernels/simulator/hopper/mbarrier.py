@@ -1,10 +1,10 @@
-"""`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies.
+"""Simulates `mbarrier`: barriers in shared memory that count threads' arrivals and copied bytes.
 
-PTX ISA 9.1, 9.7.13.15 defines them. A phase completes when all expected arrivals and bytes have
-come in; then the next phase starts. The machine parks threads that wait for a phase. An arrival
-releases what the thread has seen. A successful wait acquires what was released up to the phase's
-completion. Accesses of threads that did not arrive are concurrent with those of the threads that
-wait.
+PTX ISA 9.1, 9.7.13.15 defines the instructions. A phase completes when all expected arrivals and
+bytes have come in; then the next phase starts. The machine parks threads that wait for a phase. An
+arrival releases what the thread has seen. A successful wait acquires what was released up to the
+phase's completion. Accesses of threads that did not arrive are concurrent with those of the threads
+that wait.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OBJECT = Strong(unchanged, returns=False)
 
 @dataclass
 class Mbarrier:
-    """State of one mbarrier object.
+    """State of one mbarrier object in shared memory.
 
     Attributes:
       transactions: bytes expected that have not arrived.
-      released: clock of all arrivals so far.
-      completed: clock of the arrivals before the last phase completed.
+      released: vector clock of all arrivals so far.
+      completed: vector clock of the arrivals before the last phase completed.
     """
 
     expected: int
@@ -50,7 +50,7 @@ class Mbarrier:
 
 
 class Mbarriers:
-    """The mbarrier objects in a batch's shared memory, by their offset divided by 8.
+    """The mbarrier objects in a batch's shared memory, by index: their byte offset divided by 8.
 
     Attributes:
       impatient: lanes whose test_wait must fail, because no other lane can run.
@@ -65,7 +65,7 @@ class Mbarriers:
         return self.shared.name(at * WIDTH)
 
     def places(self, frame: Frame, addresses: np.ndarray, offset: int) -> np.ndarray:
-        """Returns the places of objects at these shared addresses, shape (lanes of the frame,)."""
+        """Returns the indices of the mbarriers at shared addresses, shape (lanes of the frame,)."""
         starts = self.shared.starts(frame)
         return (addresses.astype(np.int64) + (offset - SHARED_BASE) + starts) // WIDTH
 
@@ -88,7 +88,7 @@ class Mbarriers:
         arrived: int = 0,
         released: VectorClock = NOTHING,
     ) -> int:
-        """Adds expected bytes, arrivals and arrived bytes, with the clock that they release.
+        """Adds expected bytes, arrivals and arrived bytes to an mbarrier; releases a vector clock.
 
         Returns the phase before the change.
         """
@@ -112,23 +112,23 @@ class Mbarriers:
 
 
 def semantics_of(words: Words) -> Semantics:
-    """Returns release for arrivals and acquire for waits unless relaxed, at block scope.
+    """Returns the semantics of an mbarrier opcode, at thread block scope.
 
-    Other blocks cannot reach the object.
+    Arrivals release and waits acquire, unless relaxed. Other thread blocks cannot reach the object.
     """
     ordered = words["order"] != "relaxed"
     return Semantics(acquire=ordered, release=ordered, wide=False)
 
 
 def touch(call: Call, object_: Place) -> list[int]:
-    """Accesses the object of each lane; returns the objects' places."""
+    """Records each lane's access to its mbarrier object; returns the objects' indices."""
     access = call.access_each(object_, WIDTH)
     call.batch.shared.update(access, OBJECT)
     return places_of(call, object_)
 
 
 def places_of(call: Call, object_: Place) -> list[int]:
-    """Returns the place of each lane's object."""
+    """Returns the index of each lane's mbarrier object."""
     known, addresses = call.batch.state(Mbarriers), call.every(object_.addresses)
     return known.places(call.frame, addresses, object_.offset).tolist()
 
@@ -164,14 +164,14 @@ def expect(call: Call, object_: Place, nbytes: np.ndarray) -> None:
 
 @means("mbarrier.arrive", synchronizes=True)
 def arrive(call: Call, object_: Place, count: np.ndarray | None) -> np.ndarray:
-    """Returns the phase that each lane arrived at."""
+    """Counts each lane's arrival; returns the phase that it arrived at."""
     arrivals = [1] * call.frame.count if count is None else call.every(count).tolist()
     return _arrive(call, object_, arrivals, [0] * call.frame.count)
 
 
 @means("mbarrier.arrive.expect_tx", synchronizes=True)
 def arrive_expecting(call: Call, object_: Place, nbytes: np.ndarray) -> np.ndarray:
-    """Arrives, and adds to the bytes that the phase expects."""
+    """Adds to the bytes that the phase expects, counts each lane's arrival; returns the phase."""
     return _arrive(call, object_, [1] * call.frame.count, call.every(nbytes).tolist())
 
 

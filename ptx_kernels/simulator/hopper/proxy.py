@@ -1,4 +1,4 @@
-"""Async proxy: bulk copies see writes of threads only after a `fence.proxy.async`.
+"""Simulates the async proxy: bulk copies see threads' writes only after a `fence.proxy.async`.
 
 PTX ISA 9.1, 9.7.13.5 defines it. Accesses that a lane has seen through such a fence are extra
 components of its vector clock.
@@ -23,13 +23,13 @@ from ..steps.meaning import means
 
 
 class Proxied(NamedTuple):
-    """Component of a vector clock: accesses of a block that the async proxy sees."""
+    """Key of a vector clock's component: accesses of a thread block that the async proxy sees."""
 
     block: int
 
 
 def fence_proxy(happens_before: HappensBefore, lanes: np.ndarray) -> None:
-    """Makes what these lanes have seen visible to copies that they, or later lanes, start."""
+    """Makes accesses that lanes have seen visible to copies started by them, or by later lanes."""
     happens_before.tick()
     for lane in lanes.tolist():
         seen = happens_before.clock(lane).components
@@ -40,7 +40,7 @@ def fence_proxy(happens_before: HappensBefore, lanes: np.ndarray) -> None:
 
 
 def check_start(shared: SharedMemory, kind: Kind, at: Located) -> None:
-    """Checks that a bulk copy of each lane may start to write ("write") or read ("fetch") there."""
+    """Raises if a bulk copy may not start to write ("write") or read ("fetch") its shared bytes."""
     shared.guard(at, "writes" if kind == "write" else "reads")
     happens_before = shared.context.happens_before
 
@@ -69,7 +69,7 @@ def _check_proxy(
 
 
 def _unproxied(happens_before: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
-    """Marks records of ordinary accesses that the async proxy does not see with scope LANES."""
+    """Returns scope LANES for records of accesses that the async proxy does not see, else 0."""
     ordinary = (records != 0) & (records & ASYNC == 0)
     apart = np.where(ordinary, np.uint64(LANES), np.uint64(0))
     rows, columns = np.nonzero(ordinary & (scope_of(records) == 0))
@@ -86,4 +86,4 @@ def fence_async(call: Call) -> None:
 
 @means("fence.mbarrier_init", synchronizes=True)
 def fence_init(call: Call) -> None:
-    """Does nothing: the fence is for other blocks of a cluster, which cannot reach the object."""
+    """Does nothing: other thread blocks of a cluster, for which the fence is, see no mbarrier."""

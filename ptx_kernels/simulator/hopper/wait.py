@@ -1,4 +1,4 @@
-"""`mbarrier.test_wait` and `mbarrier.try_wait`: lanes are parked until their phase is complete."""
+"""Simulates `mbarrier.test_wait` and `mbarrier.try_wait`: parks lanes until the phase completes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = (
 
 @waits(*_NAMES)
 class PhaseWait:
-    """Condition of a waiting instruction: its mbarrier phase is complete."""
+    """Condition of a waiting instruction: the phase of its mbarrier is complete."""
 
     def __init__(self, bound: Binding) -> None:
         self._bound, self.instruction = bound, bound.instruction
@@ -52,9 +52,9 @@ class PhaseWait:
 
 
 def _complete(call: Call, object_: Place, phase: np.ndarray) -> np.ndarray:
-    """Returns the mask of lanes whose phase is complete, or whose object is missing.
+    """Returns the mask of lanes whose phase is complete, or whose mbarrier is missing.
 
-    `wait` raises if the object is missing.
+    `wait` raises if the mbarrier is missing.
     """
     known, parity = call.batch.state(Mbarriers), "parity" in call.instruction.opcode
     given = call.every(phase)

@@ -1,4 +1,4 @@
-"""Buffers of a launch, far apart in a 64-bit address space."""
+"""Global memory buffers of a launch, far apart in a 64-bit address space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Role = Literal["in", "out", "inout"]
 
 @dataclass
 class DeviceBuffer:
-    """An array that a kernel gets a pointer to. Stores go directly into `array`.
+    """An array to which a kernel gets a pointer. Stores go directly into `array`.
 
     Attributes:
       array: C-contiguous, any dtype and shape, at a 16-byte aligned address.
@@ -59,7 +59,10 @@ class DeviceBuffer:
             self.written_views = {width: item_view(self.written, width) for width in ITEMS}
 
     def watch(self, synchronizes: bool) -> None:
-        """Begins a launch, so that only its own accesses can race."""
+        """Starts race detection for a launch: earlier accesses are forgotten.
+
+        `synchronizes`: see `Shadow`.
+        """
         if self.role != "in":
             self.shadow = Shadow(
                 self.nbytes,
@@ -71,10 +74,10 @@ class DeviceBuffer:
 
 
 class Buffers:
-    """Buffers of one launch by address, and the releases left in them."""
+    """Buffers of one launch, found by address, and the vector clocks released in them."""
 
     def __init__(self, buffers: list[DeviceBuffer], *, synchronizes: bool) -> None:
-        """Creates the address space.
+        """Assigns an address to each buffer.
 
         Args:
           buffers: the same DeviceBuffer can occur twice, for two parameters; both then hold one
@@ -94,7 +97,7 @@ class Buffers:
         return self.all[number] if 0 <= number < len(self.all) else None
 
     def split(self, access: Access) -> list[np.ndarray]:
-        """Groups the positions of the addresses by buffer; raises if some lie in no buffer."""
+        """Groups the positions of an access by buffer; raises if an address lies in no buffer."""
         addresses = access.addresses + np.uint64(access.offset % 2**64)
         numbers = (addresses - np.uint64(FIRST_BUFFER)) >> np.uint64(BUFFER_BIT)
         parts = [np.flatnonzero(numbers == n) for n in np.unique(numbers)]

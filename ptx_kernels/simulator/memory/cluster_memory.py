@@ -1,4 +1,4 @@
-"""Shared memory of a cluster: each lane's own block and the other blocks of its cluster."""
+"""Shared memory of a cluster: accesses by lanes to their own and to other thread blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSIDE = (1 << CLUSTER_BIT) - 1
 
 @dataclass(frozen=True)
 class _Visit:
-    """Last access to a block's shared memory by a lane of another block."""
+    """Last access to a thread block's shared memory by a lane of another thread block."""
 
     time: np.uint64
     lane: int
@@ -27,11 +27,11 @@ class _Visit:
 
 
 class ClusterMemory:
-    """Loads and stores at addresses from `mapa`, or at the block's own addresses.
+    """Loads and stores at addresses from `mapa`, or at the thread block's own shared addresses.
 
-    Another block is known to exist only between two barriers of the cluster that all its threads
-    reach (PTX ISA 9.1, 5.1.6; CUDA C++ Programming Guide, "Distributed Shared Memory"). Traffic is
-    counted for the block that makes the access.
+    Another thread block is known to exist only between two barriers of the cluster that all its
+    threads reach (PTX ISA 9.1, 5.1.6; CUDA C++ Programming Guide, "Distributed Shared Memory").
+    Traffic is counted for the thread block that makes the access.
     """
 
     def __init__(self, shared: SharedMemory, layout: Layout, happens_before: HappensBefore) -> None:
@@ -47,7 +47,7 @@ class ClusterMemory:
         self.shared.write(self._locate(access), values)
 
     def map(self, access: Access, ranks: np.ndarray) -> np.ndarray:
-        """Returns the addresses of the same place in the blocks of these ranks."""
+        """Returns the addresses of the same offsets in the thread blocks of these ranks."""
         beyond = np.flatnonzero(ranks >= self.layout.cluster_size)
         if beyond.size:
             at = int(beyond[0])
@@ -73,7 +73,7 @@ class ClusterMemory:
         return at
 
     def _visit(self, at: Located, positions: np.ndarray, blocks: np.ndarray) -> None:
-        """Records accesses to other blocks; raises if a block may not have started."""
+        """Records accesses to other thread blocks; raises if one of them may not have started."""
         happens_before, lanes = self.happens_before, at.frame.all_lanes
         early = happens_before.clustered[lanes[positions]] <= happens_before.start
         if early.any():
@@ -87,7 +87,7 @@ class ClusterMemory:
             self._visits[int(block)] = _Visit(now, lane, at.instruction)
 
     def check_exits(self) -> None:
-        """Raises if a block may have exited before others accessed its shared memory."""
+        """Raises if a thread block may have exited before others accessed its shared memory."""
         for block, visit in self._visits.items():
             of_block = self.layout.block_of_lane == block
             if visit.time >= self.happens_before.clustered[of_block].max():

@@ -1,4 +1,4 @@
-"""Context shared by all memories of a batch."""
+"""State shared by all memories of a batch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Context:
     """State that all memories of a batch use.
 
     Attributes:
-      happens_before: the relation for the batch.
-      freedom: choices of the launch.
-      traffic: counts to fill, or None.
+      happens_before: the happens-before relation of the batch.
+      freedom: the launch's random or fixed choices.
+      traffic: traffic counts to fill; None if absent.
     """
 
     happens_before: HappensBefore

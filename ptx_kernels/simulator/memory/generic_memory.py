@@ -16,7 +16,7 @@ _INSIDE = np.uint64((1 << WINDOW_BIT) - 1)
 
 
 class GenericMemory:
-    """Shared and local memory at their windows, and global memory at all other addresses."""
+    """Dispatches generic addresses: windows of shared and local memory, all others global."""
 
     def __init__(self, everywhere: GlobalMemory, shared: SharedMemory, local: LocalMemory) -> None:
         self._global, self._shared, self._local = everywhere, shared, local
@@ -52,7 +52,10 @@ class GenericMemory:
             self.store(access.subset(positions), part)
 
     def update(self, access: Access, strong: Strong) -> np.ndarray:
-        """Updates global or shared memory; all lanes address one of them, as in compiled code."""
+        """Performs atomics or strong accesses in global or shared memory.
+
+        All lanes must address the same of the two, as in compiled code.
+        """
         windows = access.addresses >> np.uint64(WINDOW_BIT)
         if (windows == np.uint64(SHARED_WINDOW >> WINDOW_BIT)).all():
             inside = access._replace(addresses=access.addresses & _INSIDE)
@@ -62,7 +65,7 @@ class GenericMemory:
     def _inside(
         self, window: int, access: Access
     ) -> tuple[GlobalMemory | SharedMemory | LocalMemory, Access]:
-        """Returns the memory of a window, and the access with that memory's addresses."""
+        """Returns the memory of an address window, and the access with that memory's addresses."""
         memory = self._windows.get(window)
         if memory is None:
             return self._global, access

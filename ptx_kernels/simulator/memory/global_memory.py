@@ -1,4 +1,4 @@
-"""Global memory as seen by the blocks of a batch; every access is checked."""
+"""Global memory as accessed by a batch of thread blocks; every access is checked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ALL_ONES = {width: np.full(width, 0xFF, np.uint8).view(ITEMS[width])[0] for wid
 
 
 class GlobalMemory:
-    """Loads, stores and atomic updates of a launch's buffers.
+    """Loads, stores and atomic updates of a launch's global buffers.
 
     Attributes:
-      guards: called before every access to a buffer that may be written.
+      guards: functions called before every access to a buffer that may be written.
     """
 
     def __init__(self, buffers: Buffers, context: Context) -> None:
@@ -46,7 +46,7 @@ class GlobalMemory:
         return buffer.views[access.width].take(items)
 
     def check(self, access: Access) -> None:
-        """Raises for addresses that lie in no buffer or are not aligned, like a load."""
+        """Raises, like a load, for addresses that lie in no buffer or are not aligned."""
         if self._locate(access) is None:
             for positions in self.buffers.split(access):
                 self.check(access.subset(positions))
@@ -89,7 +89,7 @@ class GlobalMemory:
         return found
 
     def _update_parts(self, access: Access, strong: Strong) -> np.ndarray:
-        """Updates addresses of several buffers, one buffer at a time."""
+        """Performs updates at addresses of several buffers, one buffer at a time."""
         found: np.ndarray = np.empty(access.addresses.size, ITEMS[access.width])
         for positions in self.buffers.split(access):
 

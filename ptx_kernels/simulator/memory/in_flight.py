@@ -1,4 +1,4 @@
-"""Bytes of shared memory that copies in flight may change."""
+"""Tracks bytes of shared memory that asynchronous copies in flight may change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GRANULE = 4  # bytes of the smallest copy
 
 
 class InFlight:
-    """Copies into a batch's shared memory that have not been waited for, by granule.
+    """Copies into a batch's shared memory that have not been waited for, by granule of bytes.
 
     Its `check` guards shared memory: accessing such bytes is an error.
     """
@@ -26,19 +26,19 @@ class InFlight:
         shared.guards.append(self.check)
 
     def begin(self, at: Located) -> None:
-        """Starts copies of the frame's lanes; from now on the bytes must not be accessed."""
+        """Marks the target bytes of the frame's copies: from now on they must not be accessed."""
         granules = self._granules(at.items, at.width)
         self._line[granules] = at.instruction.line
         self._lane[granules] = at.frame.all_lanes[:, None]
         self._copies += at.items.size
 
     def end(self, items: np.ndarray, width: int) -> None:
-        """Marks the bytes as arrived."""
+        """Marks the bytes of items as arrived."""
         self._line[self._granules(items, width)] = 0
         self._copies -= items.size
 
     def _granules(self, items: np.ndarray, width: int) -> np.ndarray:
-        """Returns the granules of each item, shape (items, granules per item)."""
+        """Returns the indices of each item's granules, shape (items, granules per item)."""
         per_item = width // _GRANULE
         return items[:, None] * per_item + np.arange(per_item)
 

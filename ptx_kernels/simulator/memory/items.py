@@ -1,4 +1,4 @@
-"""Items: the bytes of one access, moved as bits without arithmetic."""
+"""Views memory as items: the bytes of one access, moved as bits without arithmetic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shared memory of a batch of blocks; checks bounds, alignment, unwritten bytes and races."""
+"""Shared memory of a batch of thread blocks, with checks.
+
+It checks bounds, alignment, unwritten bytes and races.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from .items import ITEMS, item_view
 
 
 class SharedMemory:
-    """Shared memory of all blocks of a batch, concatenated.
+    """Shared memory of all thread blocks of a batch, concatenated.
 
     Attributes:
-      nbytes: bytes per block.
-      stride: bytes from the start of one block to the start of the next.
-      guards: called before every access; copies in flight register theirs.
+      nbytes: bytes per thread block.
+      stride: bytes from the start of one thread block's memory to the next.
+      guards: functions called before every access; copies in flight register theirs.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class SharedMemory:
         *,
         synchronizes: bool,
     ) -> None:
-        """Allocates `nbytes` per block. `synchronizes`: see `Shadow`."""
+        """Allocates `nbytes` per thread block. `synchronizes`: see `Shadow`."""
         self.program, self.layout, self.context = program, layout, context
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
@@ -57,7 +60,7 @@ class SharedMemory:
         return self.read(self.locate(access))
 
     def read(self, at: Located) -> np.ndarray:
-        """Loads from a located place."""
+        """Loads from located items."""
         self._touch("read", at)
         return self.views[at.width].take(at.items)
 
@@ -66,7 +69,7 @@ class SharedMemory:
         self.write(self.locate(access), values)
 
     def write(self, at: Located, values: np.ndarray, *, counted: bool = True) -> None:
-        """Stores to a located place. `counted`: whether to add to the launch's traffic."""
+        """Stores to located items. `counted`: whether to add to the launch's traffic."""
         self._touch("write", at, counted=counted)
         self.scatter(at, values)
         if self.releases.known:
@@ -108,15 +111,15 @@ class SharedMemory:
             guard(at, what)
 
     def starts(self, frame: Frame) -> np.ndarray:
-        """Returns the first byte of each lane's block, shape (lanes of the frame,)."""
+        """Returns the first byte of each lane's thread block, shape (lanes of the frame,)."""
         return frame.of_lanes(self.layout.block_of_lane) * self.stride
 
     def name(self, at: int) -> str:
-        """Names the variable that holds a byte of the batch and the offset in it."""
+        """Returns `variable + offset` for a byte of the batch's shared memory, for errors."""
         return self.program.shared_name(at % self.stride)
 
     def locate(self, access: Access, blocks: np.ndarray | None = None) -> Located:
-        """Returns the item of each lane, in its own block or in the given blocks of the batch."""
+        """Resolves an access, in each lane's own thread block or in `blocks` of the batch."""
         frame, width = access.frame, access.width
         offsets = access.addresses.astype(np.int64) + (access.offset - SHARED_BASE)
         low, high = int(offsets.min()), int(offsets.max())
@@ -136,7 +139,7 @@ class SharedMemory:
         return self.at(frame, access.instruction, items, width)
 
     def at(self, frame: Frame, instruction: Instruction, items: np.ndarray, width: int) -> Located:
-        """Returns an access to these items of `width` bytes."""
+        """Returns the located access to items of `width` bytes."""
 
         def place(position: int) -> str:
             return self.name(int(items[position]) * width)

@@ -1,1 +1,1 @@
-"""Race checks: vector clocks, the happens-before relation, and shadow memory."""
+"""Race detector: vector clocks, the happens-before relation, and shadow memory."""

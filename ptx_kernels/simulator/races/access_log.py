@@ -1,4 +1,4 @@
-"""Log of the single accesses that a shared record summarizes.
+"""Logs the single accesses behind a shadow memory record that several lanes share.
 
 It serves programs that order threads by other means than barriers. If the last of several readers
 happens before an access, the other readers need not.
@@ -13,7 +13,7 @@ Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class AccessLog:
-    """Accesses by kind, in the order of execution; one entry per access and granule."""
+    """Logged accesses by kind, in the order of execution; one entry per access and granule."""
 
     def __init__(self) -> None:
         self._chunks: dict[str, list[Entries]] = {}
@@ -32,7 +32,7 @@ class AccessLog:
             self._chunks[kind] = [(parts, np.repeat(records, ratio), np.repeat(returns, ratio))]
 
     def forget(self, granules: np.ndarray) -> None:
-        """Drops these granules, because a write comes after all their accesses so far.
+        """Drops the entries of granules that a write overwrites, after all their accesses so far.
 
         Later accesses need to be compared with that write only.
         """
@@ -42,7 +42,7 @@ class AccessLog:
             self._chunks[kind] = [(known[kept], records[kept], returns[kept])]
 
     def find(self, kind: str, granules: np.ndarray) -> Entries:
-        """Returns each granule's accesses, oldest first; granules as positions in `granules`."""
+        """Returns the granules' accesses, oldest first; each names its position in `granules`."""
         known, records, returns = self._all(kind)
         order = np.argsort(known, kind="stable")
         first, last = (np.searchsorted(known[order], granules, side) for side in ("left", "right"))
@@ -66,14 +66,14 @@ class AccessLog:
 
 
 def farthest(asked: np.ndarray, apart: np.ndarray, returns: np.ndarray, count: int) -> np.ndarray:
-    """Returns the widest scope among each granule's accesses, shape (count,).
+    """Returns the widest scope of each granule's concurrent accesses, shape (count,).
 
     Args:
       asked, returns: as returned by `AccessLog.find`.
       apart: scope of each access.
 
-    An atomic update happens after the accesses whose result it reads, so what is ordered after it
-    is ordered after them too.
+    An atomic update happens after the accesses whose result it reads, so accesses ordered after the
+    update are ordered after these too.
     """
     turn = np.arange(asked.size)
     chained = np.full(count, -1)

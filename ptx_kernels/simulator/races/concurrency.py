@@ -1,7 +1,4 @@
-"""Concurrent accesses: neither happens before the other.
-
-Tells at which scope they are concurrent.
-"""
+"""Finds accesses that are concurrent (neither happens before the other), and at which scope."""
 
 from __future__ import annotations
 
@@ -27,7 +24,10 @@ _WARP = np.uint64(WARP)
 
 
 class AsyncWriter(NamedTuple):
-    """An agent that writes in parallel to the lanes: its name, and what orders later accesses."""
+    """Description of an agent that writes asynchronously, for race reports.
+
+    `missing`: the synchronization that later accesses lack.
+    """
 
     name: str
     missing: str
@@ -36,10 +36,10 @@ class AsyncWriter(NamedTuple):
 def concurrency(
     happens_before: HappensBefore, frame: Frame, records: np.ndarray, between_blocks: bool
 ) -> np.ndarray | None:
-    """Returns the scope at which each record and the frame's lane are concurrent.
+    """Returns the scope at which each recorded access is concurrent with the frame's lane.
 
-    The scope is LANES, WARPS or BLOCKS, or 0 if they are one lane or one happens before the other.
-    None means 0 for all. `records` and the result have shape (lanes of the frame, granules).
+    The scope is LANES, WARPS or BLOCKS, or 0 if both are of one lane or one happens before the
+    other. None means 0 for all. `records` and the result have shape (lanes of the frame, granules).
     """
     barred = frame.of_lanes(happens_before.barred)[:, None]
     if not (records.any() if between_blocks else (records >= barred).any()):
@@ -88,7 +88,7 @@ def _met(
     scope: np.ndarray,
     barred: np.ndarray,
 ) -> np.ndarray:
-    """Returns times from which accesses of the records' warps are concurrent with the frame's."""
+    """Returns the times from which accesses of the records' warps are concurrent with the lanes."""
     met = happens_before.met
     if met is None:
         return barred
@@ -108,7 +108,7 @@ def report(
     record: np.uint64,
     writer: AsyncWriter | None,
 ) -> str:
-    """Describes a race: what the lane at this position did, and what the record's lane did."""
+    """Returns the description of a race: the access at `position` and the recorded access."""
     layout = frame.layout
     lane, several = int(record & LANE_BITS), int(record >> SCOPE_SHIFT & SCOPE_MASK)
     mine = int(frame.all_lanes[position])

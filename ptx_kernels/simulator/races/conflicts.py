@@ -1,4 +1,4 @@
-"""Conflicts: kinds of accesses to one place that race if they are concurrent."""
+"""Table of kinds of accesses to the same bytes that race if they are concurrent."""
 
 from __future__ import annotations
 

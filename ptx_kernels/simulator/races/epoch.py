@@ -1,8 +1,8 @@
-"""Epoch of an access: its time and its lane in one number, as race detectors store them.
+"""Epochs: an access's time and lane packed in a u64, as race detectors store them.
 
-The u64 is time << 32 | scope << 30 | lane of the batch. For an asynchronous copy, ASYNC | number of
-its mbarrier replaces the lane. With lane 0 the epoch is a time stamp. 0 means that nobody accessed
-the bytes.
+An epoch is time << 32 | scope << 30 | lane of the batch. For an asynchronous copy, ASYNC | number
+of its mbarrier replaces the lane. With lane 0 the epoch is a time stamp. 0 means that nobody
+accessed the bytes.
 """
 
 from __future__ import annotations

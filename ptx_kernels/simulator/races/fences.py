@@ -1,4 +1,4 @@
-"""Fences: the state of lanes at their last fence."""
+"""Records each lane's vector clock at its last fence, for the race detector."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 
 class Fences:
-    """State of lanes at their last fence.
+    """Vector clock of each lane at its last fence, in the arrays of `HappensBefore`.
 
     Attributes:
       time: time of the fence, 0 if there was none, shape (lanes,).
       barred, synced, clustered, acquired: as in `HappensBefore`.
-      met: versions of that array.
+      met: versions of `HappensBefore.met`.
       version: index of each lane's version in `met`.
     """
 

@@ -1,7 +1,7 @@
 """The happens-before relation between accesses: barriers, fences, releases and acquires.
 
-Most of it comes from barriers and is stored in a few arrays of times. An acquire adds a vector
-clock, which barriers pass on.
+Most of the relation comes from barriers and is stored in a few arrays of times. An acquire adds a
+vector clock, which barriers pass on.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .vector_clock import NOTHING, Components, VectorClock, join_all
 
 
 class HappensBefore:
-    """The happens-before relation for the lanes of one batch of blocks.
+    """The happens-before relation for the lanes of one batch of thread blocks.
 
     Attributes:
       start: time stamp of the batch's start. All times in this class are stamps.
-      barred, synced: accesses of a lane's block (barred) or warp (synced) before this time happen
-        before its own accesses from now on, shape (lanes,).
+      barred, synced: accesses of a lane's thread block (barred) or warp (synced) before this time
+        happen before the lane's accesses from now on, shape (lanes,).
       clustered: the same for a lane's cluster, shape (lanes,).
-      met: the same for warp w with warp v of block b, shape (b, w, v); None until only some warps
-        of a block pass a barrier.
-      acquired: index into `clocks` of what the lane has acquired in addition, shape (lanes,); None
-        until some lane acquires.
+      met: the same for warp w with warp v of thread block b, shape (b, w, v); None until only some
+        warps of a thread block pass a barrier.
+      acquired: index into `clocks` of the vector clock that the lane has acquired in addition,
+        shape (lanes,); None until some lane acquires.
     """
 
     def __init__(self, timeline: Timeline, layout: Layout) -> None:
@@ -49,7 +49,7 @@ class HappensBefore:
         self._observed: dict[tuple[int, bool], VectorClock] = {}
 
     def stamps(self) -> np.ndarray:
-        """Returns the epochs of each lane's accesses now, shape (lanes,)."""
+        """Returns the epochs of accesses that lanes make now, shape (lanes,)."""
         if self._stamps is None:
             self._stamps = time_stamp(self.timeline.now) | self._numbers
         return self._stamps
@@ -62,7 +62,7 @@ class HappensBefore:
     # --- barriers ---
 
     def pass_barrier(self, lanes: np.ndarray | None) -> None:
-        """Orders these lanes (full warps; None: all) by a barrier of their block."""
+        """Orders lanes by a barrier of their thread block; `lanes`: full warps, None means all."""
         now = self.tick()
         layout = self.layout
         if self.acquired is not None:
@@ -79,7 +79,7 @@ class HappensBefore:
             self._meet(int(block), here[block], now)
 
     def _meet(self, block: int, members: np.ndarray, now: np.uint64) -> None:
-        """Orders some warps of a block: what happened before one of them happened before all."""
+        """Orders some warps of a thread block: accesses before one of them are before all."""
         blocks = self.layout.blocks
         shape = blocks, members.size, members.size
         # fences keep the old array
@@ -92,7 +92,10 @@ class HappensBefore:
         self.met[block, members] = known
 
     def pass_cluster_barrier(self, lanes: np.ndarray | None) -> None:
-        """Orders these lanes, the live ones of their clusters (None: all), by a cluster barrier."""
+        """Orders lanes by a barrier of their cluster.
+
+        `lanes`: the live lanes of complete clusters; None means all.
+        """
         now = self.tick()
         if self.acquired is not None:
             lanes_here = self.layout.lane_numbers if lanes is None else lanes
@@ -107,7 +110,7 @@ class HappensBefore:
         self.synced[lanes] = self.tick()
 
     def _share(self, lanes: np.ndarray, groups: np.ndarray) -> None:
-        """Gives all lanes of a group what one of them has acquired."""
+        """Gives all lanes of a group the join of the vector clocks that they have acquired."""
         assert self.acquired is not None
         for group in np.unique(groups[self.acquired[lanes] != 0]):
             members = lanes[groups == group]
@@ -118,7 +121,7 @@ class HappensBefore:
     # --- releases and acquires ---
 
     def clock(self, lane: int) -> VectorClock:
-        """Returns the clock of all that happens before the lane's next accesses.
+        """Returns the vector clock of all accesses that happen before the lane's next accesses.
 
         Time must have advanced since the lane's last access.
         """
@@ -129,7 +132,7 @@ class HappensBefore:
         return self.known(lane).join(own)
 
     def _fenced(self, lane: int, wide: bool) -> VectorClock:
-        """Returns the lane's clock at its last fence of at least this scope."""
+        """Returns the lane's vector clock at its last fence of at least this scope."""
         fences = self._fences.get(wide)
         if fences is None or not fences.time[lane]:
             return NOTHING
@@ -153,7 +156,7 @@ class HappensBefore:
         now: np.uint64,
         met: np.ndarray | None,
     ) -> VectorClock:
-        """Returns what barriers order before a lane: clock of its block and of its cluster."""
+        """Returns the vector clock due to barriers: of the lane's thread block and its cluster."""
         block, thread = divmod(lane, self.layout.padded)
         warp = thread // WARP
         known = np.full(self.layout.padded, barred)
@@ -173,7 +176,7 @@ class HappensBefore:
         return VectorClock(components)
 
     def known(self, lane: int) -> VectorClock:
-        """Returns the clock of what the lane has acquired."""
+        """Returns the vector clock that the lane has acquired."""
         return NOTHING if self.acquired is None else self.clocks[self.acquired[lane]]
 
     def _hold(self, lanes: np.ndarray | int, clock: VectorClock) -> None:
@@ -183,14 +186,17 @@ class HappensBefore:
         self.acquired[lanes] = len(self.clocks) - 1
 
     def acquire(self, lane: int, clock: VectorClock) -> None:
-        """Makes everything in the clock happen before the lane's next accesses."""
+        """Makes all accesses in the vector clock happen before the lane's next accesses."""
         before = self.known(lane)
         after = before.join(clock)
         if after is not before:
             self._hold(lane, after)
 
     def fence(self, lanes: np.ndarray, wide: bool) -> None:
-        """Passes a fence: the lanes acquire what they observed, and later writes release it."""
+        """Passes a fence: lanes acquire the releases they observed; their later writes release.
+
+        `wide`: the fence's scope reaches beyond the thread block.
+        """
         now = self.tick()
         if self._observed:
             for lane in lanes.tolist():
@@ -202,7 +208,7 @@ class HappensBefore:
             )
 
     def released(self, lane: int, semantics: Semantics) -> tuple[VectorClock, VectorClock]:
-        """Returns the clocks that a write of the lane leaves: for all blocks, and for its block."""
+        """Returns the vector clocks that a lane's write releases: (to all blocks, to its own)."""
         if semantics.release:
             clock = self.clock(lane)
             return (clock if semantics.wide else NOTHING), clock
@@ -211,7 +217,11 @@ class HappensBefore:
     def observe(
         self, lane: int, wide: VectorClock, narrow: VectorClock, semantics: Semantics
     ) -> None:
-        """Reads a word with these clocks, left for all blocks and for its block."""
+        """Handles a lane's read of a word at which vector clocks were released.
+
+        `wide` was released to all thread blocks, `narrow` to the lane's own. An acquiring read
+        acquires them now, another at the lane's next fence.
+        """
         both = wide.join(narrow) if semantics.wide else narrow
         if semantics.acquire:
             self.acquire(lane, both)
@@ -249,10 +259,10 @@ class HappensBefore:
         records: np.ndarray,
         component: Callable[[int], Hashable] = lambda key: key,
     ) -> np.ndarray:
-        """Returns times before which each record's lane happens before `lanes`, both (n,).
+        """Returns times (n,) before which the recorded accesses happen before `lanes` (n,).
 
-        Only the vector clocks of `lanes` count. `component` maps a record's component to the one to
-        look up.
+        Only the acquired vector clocks of `lanes` count. `component` maps the component of a
+        record's lane to the component to look up.
         """
         known = np.zeros(lanes.size, np.uint64)
         if self.acquired is None:

@@ -1,4 +1,4 @@
-"""Releases: the vector clocks left in memory for later acquires."""
+"""Stores the vector clocks that releases leave at memory words, for later acquires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .vector_clock import NOTHING, VectorClock
 
 @dataclass
 class Released:
-    """Clocks left at one word: for all blocks, and for the threads of one block of the grid."""
+    """Vector clocks released at one word: to all thread blocks, and to each single thread block."""
 
     wide: VectorClock = NOTHING
     of_block: dict[int, VectorClock] = field(default_factory=dict)
@@ -22,12 +22,15 @@ class Released:
 
 @dataclass
 class Releases:
-    """Released words of one memory, by origin (a buffer's address), item and item width."""
+    """Released vector clocks of one memory, by (origin, item, item width).
+
+    The origin is a buffer's address.
+    """
 
     known: dict[tuple[int, int, int], Released] = field(default_factory=dict)
 
     def overwrite(self, at: Located) -> None:
-        """Removes releases that weak stores overwrite; later reads acquire nothing from them."""
+        """Removes clocks of words that weak stores overwrite; later reads acquire none there."""
         index, width = at.items, at.width
         for origin, item, size in list(self.known):
             if origin != at.origin:

@@ -1,11 +1,11 @@
-"""Shadow memory: the epochs of the last accesses to every byte of a memory range.
+"""Shadow memory: records the last accesses to every byte of a memory, and finds races.
 
-Each granule (as wide as the narrowest access so far) has one record of the last access per kind:
-the time, a lane, and whether several lanes made it. Lanes run in lockstep here, but not on a GPU.
-One of two lanes' accesses happens before the other only through a barrier that both passed
-(bar.sync in a block, bar.warp.sync in a warp), or through a release of one that the other acquires.
-A shuffle orders no memory (PTX ISA 9.7.9.6). If lanes of one warp store to one place in one
-instruction, one of them wins; PTX allows this but leaves open which.
+Each granule of bytes (as wide as the narrowest access so far) has one record, an epoch, of the last
+access per kind: the time, a lane, and whether several lanes made the access. Lanes run in lockstep
+here, but not on a GPU. One of two lanes' accesses happens before the other only through a barrier
+that both passed (bar.sync in a thread block, bar.warp.sync in a warp), or through a release by one
+lane that the other acquires. A shuffle orders no memory (PTX ISA 9.7.9.6). If lanes of one warp
+store to one place in one instruction, one of them wins; PTX allows this but leaves open which.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Also = Callable[[Kind, np.ndarray, str], None]
 
 
 class Shadow:
-    """Records of the shared memories of a batch, kept apart by block, or of one global buffer.
+    """Access records of one global buffer, or of a batch's shared memories, apart by thread block.
 
     Args:
       error: type that a race raises.
-      between_blocks: whether several blocks access the same bytes (global memory).
+      between_blocks: whether several thread blocks access the same bytes (global memory).
       must_be_written: raises if unwritten bytes are read.
       synchronizes: whether the program orders accesses by other means than barriers.
     """
@@ -64,7 +64,7 @@ class Shadow:
         strong: Strong | None = None,
         turns: np.ndarray | None = None,
     ) -> None:
-        """Records an access; raises if it races.
+        """Records an access; raises if it races with a recorded one.
 
         Strong accesses are served in the order of `turns`.
         """
@@ -102,7 +102,10 @@ class Shadow:
             self._check(happens_before, at, kind, self._at(kind, index, width), what, BLOCKS)
 
     def check(self, happens_before: HappensBefore, kind: Kind, at: Located, also: Also) -> None:
-        """Checks an access without recording it; `also` is called with the records it meets."""
+        """Checks an access for races without recording it.
+
+        `also` is called with the records of the same bytes.
+        """
         self._refine(at.width)
         if kind != "write":
             self._check_written(at)
@@ -120,7 +123,10 @@ class Shadow:
         counters: np.ndarray,
         writer: AsyncWriter,
     ) -> None:
-        """Records bytes of an asynchronous copy. `counters`: numbers of their mbarriers."""
+        """Records the bytes written by an asynchronous copy.
+
+        `counters`: indices of the mbarriers that count the bytes.
+        """
         self._writer = writer
         stamps = happens_before.stamps()[:1] & ~LANE_BITS | ASYNC | counters.astype(np.uint64)
         self._overwrite(index, width, stamps[:, None])
@@ -167,13 +173,13 @@ class Shadow:
     def _at(self, kind: Kind, index: np.ndarray, width: int) -> np.ndarray:
         """Returns the records of each item's granules, shape (lanes, granules).
 
-        The result is empty if there are none yet.
+        The result is empty if there are no records of this kind yet.
         """
         records = self._records[kind]
         return self._view(records, width).take(index, axis=0) if records.size else records
 
     def _granules(self, index: np.ndarray, width: int) -> np.ndarray:
-        """Returns the numbers of each item's granules, shape (lanes, granules)."""
+        """Returns the indices of each item's granules, shape (lanes, granules)."""
         per_item = width // self.granule
         return index[:, None] * per_item + np.arange(per_item)
 
@@ -191,7 +197,7 @@ class Shadow:
             self._log.forget(self._granules(index, width))
 
     def _merge(self, happens_before: HappensBefore, kind: Kind, at: Located) -> None:
-        """Adds accesses that may overlap; the record then holds the scope of their concurrency."""
+        """Adds accesses to the records, which then hold the scope at which these are concurrent."""
         index, width = at.items, at.width
         records = self._allocated(kind)
         view, stamps = self._view(records, width), _stamps(happens_before, at.frame)
@@ -219,7 +225,7 @@ class Shadow:
     def _remember(
         self, kind: Kind, index: np.ndarray, width: int, before: np.ndarray, now: np.ndarray
     ) -> None:
-        """Logs the single accesses of records that several lanes now share."""
+        """Logs the single accesses behind records that several lanes now share."""
         assert self._log is not None
         shared = scope_of(self._at(kind, index, width)) != 0
         granules = self._granules(index, width)
@@ -243,7 +249,7 @@ class Shadow:
         apart: np.ndarray,
         measure: Measure,
     ) -> np.ndarray:
-        """Recomputes the scopes `apart` from single accesses if a record has several lanes."""
+        """Returns scopes `apart`, recomputed from logged accesses for records that lanes share."""
         if self._log is None:
             return apart
         rows, columns = np.nonzero((apart != 0) & (scope_of(records) != 0))
@@ -265,7 +271,7 @@ class Shadow:
         what: str,
         least: int,
     ) -> None:
-        """Raises if a record's access is concurrent with this one at this scope or a wider one."""
+        """Raises if a recorded access is concurrent with this one at scope `least` or wider."""
         apart = self._concurrency(happens_before, at.frame, records)
         if apart is None or int(apart.max()) < least:
             return

@@ -1,8 +1,8 @@
-"""Strong operations: accesses that may be concurrent without a race, and their ordering.
+"""Strong operations: accesses that may be concurrent without a race, and their semantics.
 
 A release is an access with `.release`, or a fence before an access. An acquire is an access with
-`.acquire`, or a fence after one (PTX ISA 9.1, 8.9). The scope of each must include the other's
-thread.
+`.acquire`, or a fence after an access (PTX ISA 9.1, 8.9). The scope of each must include the
+other's thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Semantics:
-    """Memory semantics of an access or a fence; `wide`: its scope reaches beyond the block."""
+    """Memory semantics of an access or a fence: release, acquire, and scope.
+
+    `wide`: the scope reaches beyond the thread block.
+    """
 
     acquire: bool = False
     release: bool = False
@@ -23,9 +26,9 @@ class Semantics:
 
 
 def semantics_of(opcode: str) -> Semantics:
-    """Parses the semantics of an opcode. `.cluster` counts as `.cta`.
+    """Parses the memory semantics of an opcode. `.cluster` counts as `.cta`.
 
-    Blocks of a cluster synchronize only at the cluster's barrier.
+    Thread blocks of a cluster synchronize only at the cluster's barrier.
     """
     parts = opcode.split(".")
     return Semantics(

@@ -1,4 +1,4 @@
-"""Time of a launch; barriers, releases and batches of blocks advance it."""
+"""Logical time of a launch, advanced by barriers, releases and new batches of thread blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Timeline:
-    """Times of a launch, and which blocks ran at which time."""
+    """Logical clock of a launch, with a record of which thread blocks ran when."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -18,12 +18,12 @@ class Timeline:
         return self.now
 
     def begin(self, blocks: np.ndarray, padded: int) -> int:
-        """Starts a batch of these blocks, each of `padded` lanes; returns its start time."""
+        """Starts a batch of thread blocks, each of `padded` lanes; returns its start time."""
         self._batches.append((self.tick(), blocks, padded))
         return self.now
 
     def blocks_of(self, times: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Returns the numbers of the blocks that had these lanes at these times, shape (n,)."""
+        """Returns the thread block numbers of these lanes at these times, shape (n,)."""
         numbers = np.zeros(times.size, np.int64)
         ran = np.searchsorted([start for start, _, _ in self._batches], times, "right") - 1
         for batch in np.unique(ran):

@@ -1,4 +1,4 @@
-"""Vector clocks: per thread, the time up to which its accesses happen before a point.
+"""Vector clocks: for each thread, the time up to which its accesses happen before a point.
 
 PTX calls the relation causality order (PTX ISA 9.1, 8.9): program order, barriers, and releases
 that an acquire observes, in sequence.
@@ -24,7 +24,7 @@ class VectorClock:
     components: Components
 
     def join(self, other: VectorClock) -> VectorClock:
-        """Joins two clocks; returns `self` if the other adds nothing."""
+        """Returns the elementwise maximum of two clocks; `self` if the other adds nothing."""
         mine, theirs = self.components, other.components
         if mine is theirs or not theirs:
             return self

@@ -1,1 +1,1 @@
-"""Instructions as steps: the effect of each on the lanes that execute it."""
+"""Compiles instructions to steps: functions with an instruction's effect on a frame's lanes."""

@@ -1,4 +1,4 @@
-"""ld.param and cvta: reads parameters and converts addresses."""
+"""Simulates ld.param and cvta: reads parameters and converts addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .step import Step
 
 @compiles("ld.param")
 def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step:
-    """Compiles the load of an entry parameter, whose bytes come from the launch."""
+    """Compiles the load of an entry parameter, whose bytes come from the launch's arguments."""
     operands.count(instruction, 2)
     destination, address = instruction.operands
     spelling = instruction.opcode.rsplit(".", 1)[1]
@@ -49,7 +49,7 @@ def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step
 
 @compiles("cvta")
 def compile_address_conversion(operands: Operands, instruction: Instruction) -> Step:
-    """Compiles a conversion between generic addresses and those of a memory."""
+    """Compiles a conversion between generic addresses and those of a state space."""
     parts = instruction.opcode.split(".")
     to, space = "to" in parts, parts[-2]
     if (

@@ -1,4 +1,4 @@
-"""`cp.async`: copies from global to shared memory that run until their thread waits for them.
+"""Simulates `cp.async`: copies from global to shared memory, in flight until the thread waits.
 
 The bytes arrive as late as they may: at the wait of the thread that issued the copy. Accessing them
 earlier is an error. The arrival counts as a store of that thread at its wait, so other threads need
@@ -25,7 +25,7 @@ from .meaning import means
 
 @dataclass
 class Copy:
-    """Copies of one instruction that have not been waited for. Arrays have one entry per lane.
+    """Copies in flight of one instruction; arrays have one entry per lane.
 
     Attributes:
       groups: number of the lane's group that contains the copy.
@@ -45,7 +45,7 @@ class Copy:
 
 
 class Groups:
-    """Groups of each lane's copies, numbered from 1; the last one is open."""
+    """Groups of each lane's asynchronous copies, numbered from 1; the last group is open."""
 
     def __init__(self, lanes: int) -> None:
         self._committed = np.zeros(lanes, np.int64)
@@ -58,9 +58,10 @@ class Groups:
         self._committed[frame.all_lanes] += 1
 
     def awaited(self, frame: Frame, pending: int) -> np.ndarray:
-        """Returns the last group that each of the frame's lanes waits for; 0 or less if none.
+        """Returns the last group that each lane of the batch waits for; 0 or less if none.
 
-        A lane waits for all of its groups except the `pending` youngest. Other lanes wait for none.
+        A lane of the frame waits for all of its groups except the `pending` youngest. Other lanes
+        wait for none.
         """
         last = np.zeros_like(self._committed)
         last[frame.all_lanes] = self._committed[frame.all_lanes] - pending
@@ -68,12 +69,15 @@ class Groups:
 
 
 def issuers(frame: Frame, lanes: np.ndarray) -> Frame:
-    """Returns the lanes that issued copies, all in the frame; a lane may occur several times."""
+    """Returns the frame of `lanes`, which issued copies; a lane may occur several times.
+
+    All of them must be in `frame`.
+    """
     return frame.subset(np.searchsorted(frame.all_lanes, lanes))
 
 
 class AsyncCopies:
-    """Copies of a batch's lanes, in groups."""
+    """Asynchronous copies of a batch's lanes that are in flight, in groups."""
 
     def __init__(self, batch: Batch) -> None:
         self.shared = batch.shared
@@ -98,7 +102,7 @@ class AsyncCopies:
         self.copies.append(copy)
 
     def wait(self, frame: Frame, pending: int) -> None:
-        """Delivers all groups of the frame's lanes except the `pending` youngest."""
+        """Writes the bytes of all groups of the frame's lanes except the `pending` youngest."""
         awaited, left = self.groups.awaited(frame, pending), []
         for copy in self.copies:
             done = copy.groups <= awaited[copy.lanes]
@@ -116,7 +120,7 @@ class AsyncCopies:
 
 
 def shared_in_flight(batch: Batch) -> InFlight:
-    """Returns the batch's state of copies in flight into shared memory."""
+    """Returns a new record of the batch's copies in flight into shared memory."""
     return InFlight(batch.shared)
 
 
@@ -138,7 +142,7 @@ def wait_all(call: Call) -> None:
 
 @means("cp.async")
 def copy(call: Call, target: Place, source: Place, width: int, size: np.ndarray | None) -> None:
-    """Starts copies of `width` bytes. `size`: bytes to read; the rest becomes zeros."""
+    """Starts each lane's copy of `width` bytes. `size`: bytes to read; the rest becomes zeros."""
     access = call.access_each(source, width)
     targets = call.every(target.addresses.astype(np.int64) + target.offset)
     if size is None:

@@ -1,4 +1,4 @@
-"""Atomic operations: read, modify and write in one step. PTX ISA 9.1, 9.7.13.
+"""Simulates atomics: read, modify and write in one step. PTX ISA 9.1, 9.7.13.
 
 Lanes that address one place are served in sequence, the lowest lane first. A GPU may use any order,
 and so does a perturbed run.
@@ -57,7 +57,7 @@ def serve(
     values: list[np.ndarray],
     turns: np.ndarray,
 ) -> np.ndarray:
-    """view[index[i]] = operation(view[index[i]], values[0][i], ...), one lane at a time.
+    """Sets view[index[i]] = operation(view[index[i]], values[0][i], ...), lane by lane.
 
     Returns the previous value for each lane.
     """

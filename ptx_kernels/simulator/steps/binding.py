@@ -1,4 +1,4 @@
-"""Binding of an instruction's operands as its row declares them, with its reads and writes."""
+"""Binds an instruction's operands to register slots, as declared by its instruction table row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ Read = Callable[[Frame], Any]
 
 
 class Place(NamedTuple):
-    """An address operand: `addresses`, shape (lanes,) or (1,), plus `offset`."""
+    """Addresses of a memory operand, one per lane or one for all, plus a constant byte offset.
+
+    `addresses` has shape (lanes,) or (1,).
+    """
 
     addresses: np.ndarray
     offset: int
@@ -40,7 +43,7 @@ class Call(NamedTuple):
     """One execution of an instruction by the lanes of a frame.
 
     Attributes:
-      words: words of the opcode.
+      words: the opcode's variable words, by name.
       pair: whether the destination is `d|p`.
     """
 
@@ -55,11 +58,11 @@ class Call(NamedTuple):
         return values if values.size == self.frame.count else _spread(values, self.frame.count)
 
     def access(self, place: Place, width: int) -> Access:
-        """Returns an access of `width` bytes at the place."""
+        """Returns an access of `width` bytes at a memory operand."""
         return Access(self.frame, self.instruction, place.addresses, place.offset, width)
 
     def access_each(self, place: Place, width: int) -> Access:
-        """Returns an access of `width` bytes at the place, with one address per lane."""
+        """Returns an access of `width` bytes at a memory operand, with one address per lane."""
         addresses = self.every(place.addresses)
         return Access(self.frame, self.instruction, addresses, place.offset, width)
 
@@ -73,12 +76,12 @@ def _spread(values: np.ndarray, count: int) -> np.ndarray:
 
 
 class Binding:
-    """Operands of one instruction.
+    """Operands of one instruction, bound to slots of the register file.
 
     Attributes:
       targets: slot of each destination that is present, and the conversion of its result.
       readers: functions that read the sources: an array of the operand's type, a list of them, a
-        Place, an int or None.
+        `Place`, an int or None.
       reads: slots of the registers that are read.
       pair: whether the destination is `d|p`.
     """
@@ -102,7 +105,7 @@ class Binding:
         return tuple(slot for slot, _ in self.targets)
 
     def values(self, frame: Frame) -> list[Any]:
-        """Returns the sources for the frame's lanes."""
+        """Returns the values of the source operands for the frame's lanes."""
         return [read(frame) for read in self.readers]
 
     def call(self, batch: Batch, frame: Frame) -> Call:
@@ -212,9 +215,9 @@ class Binding:
 
 
 def _nothing(frame: Frame) -> None:
-    """Reads an omitted operand."""
+    """Returns None, as the value of an omitted operand."""
 
 
 def _type(spelling: str) -> tuple[Type, bool]:
-    """Returns the type of an operand, and whether any register class of its size fits."""
+    """Returns (type of an operand, whether any register class of its size fits)."""
     return NAMED_TYPES[spelling], is_untyped(spelling)

@@ -1,4 +1,7 @@
-"""`mapa`: addresses in the shared memory of other blocks of the cluster. PTX ISA 9.1, 9.7.9.23."""
+"""Simulates `mapa`: addresses in the shared memory of other thread blocks of the cluster.
+
+PTX ISA 9.1, 9.7.9.23.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long forms of setp: combined with a predicate, or with the complement as a second result."""
+"""Simulates long forms of setp: combined with a predicate, or with a second, negated result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _TRUE = np.ones(1, np.bool_)
 
 @compiles("setp")
 def compile_setp(operands: Operands, instruction: Instruction) -> Step:
-    """setp.CMP[.BOOL].type p[|q], a, b[, [!]c]: p = (a CMP b) BOOL c, q = !(a CMP b) BOOL c."""
+    """Compiles setp.CMP[.BOOL].type p[|q], a, b[, [!]c].
+
+    p = (a CMP b) BOOL c, q = !(a CMP b) BOOL c.
+    """
     parts = instruction.opcode.split(".")
     words = [p for p in parts if p in _COMBINE]
     target, *given = instruction.operands

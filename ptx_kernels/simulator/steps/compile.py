@@ -1,4 +1,4 @@
-"""Compiler from a parsed program to basic blocks of steps, one step per instruction."""
+"""Compiles a parsed program to basic blocks of steps, one step per instruction."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def compile_trap(operands: Operands, instruction: Instruction) -> Step:
 
 @dataclass
 class Block:
-    """Straight-line instructions, and how the block ends.
+    """Basic block: straight-line instructions, and how the block ends.
 
     Attributes:
-      steps: (closure, registers that are dead afterwards).
+      steps: (function, registers that are dead afterwards).
       end: `next`, `branch`, `exit` or `barrier`.
-      guard: the predicate's slot, and whether it is negated.
-      wait: condition that lanes wait for before they run the block, if any.
+      guard: (the predicate's slot, whether it is negated); None if absent.
+      wait: condition that lanes wait for before they run the block; None if absent.
       live_in: registers that may be read from the block's start on.
     """
 
@@ -86,7 +86,7 @@ class Block:
 
 @dataclass
 class Compiled:
-    """Basic blocks of a program.
+    """Compiled program: its basic blocks and register file.
 
     Attributes:
       synchronizes: whether threads may be ordered by other means than barriers.
@@ -135,7 +135,7 @@ class _Compiler:
         )
 
     def _leaders(self, steps: list[Step | None]) -> set[int]:
-        """Returns the instructions that begin a basic block."""
+        """Returns the indices of instructions that begin a basic block."""
         leaders = {0, *self.program.labels.values()}
         for i, instruction in enumerate(self.program.instructions):
             step = steps[i]
@@ -200,9 +200,9 @@ class _Compiler:
             )
 
     def _check_cluster_barriers(self) -> None:
-        """Checks that arrival and wait are adjacent.
+        """Raises unless each `barrier.cluster.arrive` directly precedes its wait.
 
-        Accesses between them would have no order here.
+        Accesses between arrival and wait would have no order here.
         """
         before: Instruction | None = None
         labelled = set(self.program.labels.values())
@@ -232,7 +232,10 @@ class _Compiler:
         return step if guard is None else _guarded(step, *guard, instruction)
 
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:
-        """Computes liveness backward over the blocks: fills live_in, writes and dead registers."""
+        """Computes register liveness backward over the basic blocks.
+
+        Fills live_in, writes and dead registers.
+        """
         use, kill, after = [], [], []
         for number, (block, steps) in enumerate(compiled):
             used: set[int] = set() if block.guard is None else {block.guard[0]}
@@ -272,7 +275,7 @@ class _Compiler:
 
 
 def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instruction) -> Step:
-    """Restricts a step to lanes whose predicate holds; the other lanes keep their registers."""
+    """Returns the step restricted to lanes whose predicate holds; others keep their registers."""
     slot, run, writes = predicate.index, step.run, step.writes
 
     def guarded(batch: Batch, frame: Frame) -> None:

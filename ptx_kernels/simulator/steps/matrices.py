@@ -1,4 +1,4 @@
-"""Matrix instructions of a full warp: `mma.sync`, and `ldmatrix`, which loads its fragments.
+"""Simulates `mma.sync`, and `ldmatrix`, which loads fragments; both take a full warp.
 
 `mma.sync` runs on tensor cores. Layouts follow PTX ISA 9.1, 9.7.14.5 (mma) and 9.7.14.5.15
 (ldmatrix). Let g = lane / 4 and t = lane % 4. Each 32-bit register of a fragment of A (or B) holds
@@ -19,14 +19,17 @@ from .meaning import means
 
 
 def _numbers(words: np.ndarray, type_: str) -> np.ndarray:
-    """Unpacks u32 (..., n) to float32 (..., n * values per word), exactly."""
+    """Unpacks the values in u32 (..., n) to float32 (..., n * values per word), exactly."""
     if type_ == "bf16":
         return bf16_to_f32(words.view(np.uint16))
     return words.view({"s8": np.int8, "u8": np.uint8, "f16": np.float16}[type_]).astype(np.float32)
 
 
 def _fragment(registers: list[np.ndarray], type_: str, rows: int) -> np.ndarray:
-    """Assembles u32 (lanes,) registers of A, or of B transposed, to float32 (warps, rows, k)."""
+    """Assembles a fragment's registers, u32 (lanes,) each, to float32 (warps, rows, k).
+
+    The fragment is of A, or of B transposed.
+    """
     count = rows // 8  # registers that share a part of k; each is (warps, 8, that part)
     parts = [_numbers(r.reshape(-1, 8, 4), type_) for r in registers]
     columns = [np.concatenate(parts[i : i + count], axis=1) for i in range(0, len(parts), count)]
@@ -36,7 +39,7 @@ def _fragment(registers: list[np.ndarray], type_: str, rows: int) -> np.ndarray:
 def _multiply(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, rng: np.random.Generator | None
 ) -> np.ndarray:
-    """c + a @ b.T of (warps, 16, k) and (warps, 8, k).
+    """Returns c + a @ b.T for each warp: a is (warps, 16, k), b (warps, 8, k).
 
     Integers are exact and wrap at 32 bits. For floats, the exact products are summed in float64 and
     rounded once to float32. The summation order and intermediate rounding of a tensor core are not
@@ -78,7 +81,7 @@ def _check_whole_warps(call: Call) -> None:
 def mma(
     call: Call, a: list[np.ndarray], b: list[np.ndarray], c: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """c + A B of each warp."""
+    """Returns the fragments of c + A B of each warp."""
     _check_whole_warps(call)
     left = _fragment([np.ascontiguousarray(call.every(v)) for v in a], call.words["a"], 16)
     right = _fragment([np.ascontiguousarray(call.every(v)) for v in b], call.words["b"], 8)
@@ -90,16 +93,16 @@ def mma(
 
 
 def _quarter(i: int) -> tuple[slice, slice, slice]:
-    """Returns the rows and columns of (warps, 16, 8) in register i of C and of the result."""
+    """Returns the index into (warps, 16, 8) of register i of C and of the result."""
     row = 8 * (i // 2)
     return slice(None), slice(row, row + 8), slice(i % 2, None, 2)
 
 
 @means("ldmatrix.sync.aligned")
 def ldmatrix(call: Call, place: Place) -> list[np.ndarray]:
-    """Loads 32 bits of each matrix per lane.
+    """Loads 32 bits of each 8 x 8 matrix per lane.
 
-    Lanes 8i to 8i + 7 name the rows (16 bytes each) of matrix i.
+    Lanes 8i to 8i + 7 give the addresses of the rows (16 bytes each) of matrix i.
     """
     _check_whole_warps(call)
     count = int(call.words["count"])

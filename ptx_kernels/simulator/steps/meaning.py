@@ -1,4 +1,7 @@
-"""Meanings of the instructions that need the machine: turns a row of the table into a step."""
+"""Registers what instructions with side effects or warp-wide effects do, and compiles them.
+
+These instructions need the machine's state, unlike those of `table`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ _WAITS: dict[str, Callable[[Binding], Wait]] = {}
 
 
 def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meaning]:
-    """Registers the meaning of the rows with these names.
+    """Decorator that registers a function as the effect of instruction table rows, by name.
 
     Args:
-      synchronizes: whether it may order accesses of threads by other means than barriers, even
-        without `.acquire` or `.release`.
+      synchronizes: whether the instruction may order accesses of threads by other means than
+        barriers, even without `.acquire` or `.release`.
     """
 
     def register(meaning: Meaning) -> Meaning:
@@ -42,7 +45,7 @@ def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meanin
 
 
 def waits(*names: str) -> Callable[[Callable[[Binding], Wait]], Callable[[Binding], Wait]]:
-    """Registers the condition that lanes wait for before they execute these instructions."""
+    """Decorator that registers the condition which lanes await before these instructions."""
 
     def register(wait: Callable[[Binding], Wait]) -> Callable[[Binding], Wait]:
         _WAITS.update(dict.fromkeys(names, wait))
@@ -52,12 +55,12 @@ def waits(*names: str) -> Callable[[Callable[[Binding], Wait]], Callable[[Bindin
 
 
 def meaning_names() -> set[str]:
-    """Returns the names of all rows that have a meaning."""
+    """Returns the names of all instruction table rows that have a registered function."""
     return set(_MEANINGS)
 
 
 def compile_machine(operands: Operands, instruction: Instruction) -> Step | None:
-    """Returns the step of an instruction that needs the machine; None for other instructions."""
+    """Returns the step of an instruction with a function registered by `means`, else None."""
     spelled = machine_row(instruction.opcode)
     if spelled is None or spelled.row.name not in _MEANINGS:
         return None

@@ -1,4 +1,4 @@
-"""Members of a warp instruction: the lanes in its membermask.
+"""Checks the membermask of a warp instruction against the lanes that execute it.
 
 All members must execute the instruction together, and all executing lanes must be members. Threads
 that have exited do not count.
@@ -17,19 +17,19 @@ ALL = 0xFFFFFFFF
 
 
 def lane_bits(frame: Frame, lanes: np.ndarray) -> np.ndarray:
-    """Returns the lane mask of each warp of the batch, shape (warps,), u32."""
+    """Returns a u32 per warp of the batch whose bits are set for `lanes`, shape (warps,)."""
     flags = np.zeros(frame.layout.lanes, np.bool_)
     flags[lanes] = True
     return np.packbits(flags.reshape(-1, WARP), axis=1, bitorder="little").view("<u4").reshape(-1)
 
 
 def are_whole_warps(frame: Frame, members: np.ndarray) -> bool:
-    """Returns whether all lanes of each warp are members and execute."""
+    """Returns whether the frame has full warps, and all lanes of each are members."""
     return members.size == 1 and int(members[0]) == ALL and frame.whole_warps
 
 
 def check_members(call: Call, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns members and executing lanes as masks per lane, shape (lanes of the frame,).
+    """Returns (membermasks, masks of executing lanes), each per lane: (lanes of the frame,).
 
     Raises ShuffleError if they disagree.
     """
@@ -60,7 +60,7 @@ def check_members(call: Call, members: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _check_agreement(call: Call, members: np.ndarray) -> None:
-    """Raises if a lane and a member of its mask have different membermasks."""
+    """Raises if a lane and another lane in its membermask have different membermasks."""
     if (members == members[0]).all():
         return
     lanes = call.frame.all_lanes
@@ -81,6 +81,6 @@ def _check_agreement(call: Call, members: np.ndarray) -> None:
 
 
 def groups(frame: Frame, members: np.ndarray) -> list[np.ndarray]:
-    """Returns the frame positions of the lanes of each warp and membermask."""
+    """Returns, for each warp and membermask, the frame positions of its lanes."""
     keys = (frame.all_lanes // WARP).astype(np.uint64) << np.uint64(32) | members.astype(np.uint64)
     return [np.flatnonzero(keys == key) for key in np.unique(keys)]

@@ -1,4 +1,4 @@
-"""ld, st, atom, red, membar and fence.
+"""Simulates ld, st, atom, red, membar and fence.
 
 Strong accesses (relaxed, acquire or release) and atomics may be concurrent without a race.
 `volatile` is not strong here: code that relies on it assumes that warps run in lockstep.
@@ -86,7 +86,7 @@ def store(call: Call, place: Place, value: np.ndarray | list[np.ndarray]) -> Non
 
 @compiles("st")
 def refuse_store(operands: Operands, instruction: Instruction) -> Step:
-    """Raises for a store that no row of the table spells."""
+    """Raises for a store that no row of the instruction table matches."""
     parts = instruction.opcode.split(".")
     if "nc" in parts or "const" in parts:
         what = "only loads can be non-coherent or constant"
@@ -95,7 +95,7 @@ def refuse_store(operands: Operands, instruction: Instruction) -> Step:
 
 
 def _joined(columns: list[np.ndarray], width: int) -> np.ndarray:
-    """Combines adjacent values in memory to one item of `width` bytes per lane."""
+    """Combines values that are adjacent in memory into one item of `width` bytes per lane."""
     element = np.dtype(f"u{width // len(columns)}")
     rows = np.empty((max(c.size for c in columns), len(columns)), element)
     for i, column in enumerate(columns):
@@ -127,7 +127,7 @@ def update(call: Call, place: Place, value: np.ndarray) -> None:
 def _update(
     call: Call, place: Place, values: tuple[np.ndarray, ...], *, returns: bool
 ) -> np.ndarray:
-    """Updates one place per lane; returns the previous values."""
+    """Performs an atomic update at one address per lane; returns the previous values."""
     kind, name = _kind(call.instruction.opcode), call.words["operation"]
     operation, each = OPERATIONS[name], [call.every(value) for value in values]
     if name == "add" and kind.dtype == np.float32 and kind.space != "shared":

@@ -1,4 +1,4 @@
-"""mov: registers, special registers, shared addresses, and packing or unpacking of vectors."""
+"""Simulates mov: registers, special registers, shared addresses, packing, unpacking of vectors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
 def _check_vector(
     operands: Operands, instruction: Instruction, vector: Vector, size: int
 ) -> np.dtype:
-    """Returns the dtype of the vector's elements as bits."""
+    """Returns the unsigned dtype of the vector's elements; raises if its size does not fit."""
     sizes = {REGISTER_SIZES[r.cls] for r in vector.items if isinstance(r, Register)}
     if (
         len(vector.items) not in (2, 4)

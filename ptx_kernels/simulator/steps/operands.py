@@ -1,4 +1,4 @@
-"""Operands as slots of the register file, checked against the types that an opcode requires."""
+"""Maps operands to slots of the register file, and checks their types against the opcode."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Operands:
             )
 
     def constant(self, value: np.ndarray) -> int:
-        """Returns the slot of a constant, shape (1,)."""
+        """Returns the slot of a constant of shape (1,), which is added if it is new."""
         key = value.dtype.str, value.tobytes()
         if key not in self._known:
             self._known[key] = len(self.program.registers) + len(self.constants)
@@ -75,7 +75,7 @@ class Operands:
         return self._known[key]
 
     def symbol(self, name: str) -> tuple[str, int] | None:
-        """Returns (state space, address in it) of a variable, or None for an unknown name."""
+        """Returns (state space, address in it) of a variable; None for an unknown name."""
         program = self.program
         if name in program.symbols:
             return "shared", program.symbols[name]
@@ -111,7 +111,7 @@ class Operands:
         return self.constant(np.array([found[1]], np.uint64)), address.offset
 
     def register_read(self, slot: int) -> tuple[int, ...]:
-        """Returns (slot,) for a register and () for a constant, which is always defined."""
+        """Returns (slot,) for a register; () for a constant, which is always defined."""
         return (slot,) if slot < len(self.program.registers) else ()
 
     def source(
@@ -123,7 +123,7 @@ class Operands:
         untyped: bool = False,
         wider: bool = False,
     ) -> tuple[int, Convert | None]:
-        """Returns (slot, conversion to the type's dtype, or None if the register holds it already).
+        """Returns (slot, conversion to the type's dtype; None if the register holds it already).
 
         Args:
           untyped: whether registers of another class but the same size fit (`.b32` with an f32
@@ -173,7 +173,7 @@ class Operands:
         untyped: bool = False,
         wider: bool = False,
     ) -> tuple[int, Convert | None]:
-        """Returns (slot, conversion from the type's dtype to the register's, or None)."""
+        """Returns (slot, conversion of the type's dtype to the register's; None if not needed)."""
         if not isinstance(operand, Register):
             raise self.error(
                 TypeMismatch, instruction, f"the destination must be a register, not {operand}"
@@ -201,7 +201,10 @@ class Operands:
 
 
 def from_type(type: Type, cls: str) -> Convert | None:
-    """Returns the conversion of `type` to its register's dtype, by zero or sign extension."""
+    """Returns the conversion of `type` to its register's dtype, by zero or sign extension.
+
+    None if no conversion is needed.
+    """
     held = REGISTER_DTYPES[cls]
     if held == type.dtype:
         return None

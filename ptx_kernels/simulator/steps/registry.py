@@ -1,4 +1,4 @@
-"""Registry that maps opcode prefixes to compile functions."""
+"""Registry that maps opcode prefixes to functions that compile an instruction to a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HANDLERS: dict[str, Compile] = {}
 
 
 def compiles(*starts: str) -> Callable[[Compile], Compile]:
-    """Registers a function for all opcodes that begin with these words."""
+    """Decorator that registers a compile function for opcodes that begin with one of `starts`."""
 
     def register(function: Compile) -> Compile:
         for start in starts:
@@ -27,7 +27,7 @@ def compiles(*starts: str) -> Callable[[Compile], Compile]:
 
 
 def handler(opcode: str) -> Compile | None:
-    """Returns the function registered for the longest prefix of the opcode, if any."""
+    """Returns the function registered for the longest matching prefix of the opcode, else None."""
     words = opcode.split(".")
     for count in range(len(words), 0, -1):
         if (found := _HANDLERS.get(".".join(words[:count]))) is not None:

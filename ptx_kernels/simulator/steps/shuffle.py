@@ -1,4 +1,4 @@
-"""shfl.sync: each lane reads a register of another member lane. PTX ISA 9.1, 9.7.9.6."""
+"""Simulates shfl.sync: each lane reads a register of another member lane. PTX ISA 9.1, 9.7.9.6."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LANE = np.arange(WARP, dtype=np.int64)
 
 
 def shuffle_source(mode: str, lane: np.ndarray, b: Any, c: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (source lane, whether it is in range) by the ISA; all int64, broadcasting."""
+    """Returns (source lane, whether it is in range) as the PTX ISA defines, int64, broadcast."""
     step, clamp, segment = b & 31, c & 31, c >> 8 & 31
     highest = (lane & segment) | (clamp & ~segment)
     lowest = lane & segment
@@ -57,7 +57,7 @@ def shuffle(
 def _shuffle_some(
     call: Call, mode: str, value: np.ndarray, b: np.ndarray, c: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffles among some lanes of their warps."""
+    """Shuffles if not all lanes of the warps are members; returns as `shuffle`."""
     members, here = check_members(call, members)
     lanes, layout = call.frame.all_lanes, call.frame.layout
     source, inside = shuffle_source(mode, lanes % WARP, b.astype(np.int64), c.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Step: one instruction as a function of a batch and the lanes that execute it."""
+"""Step: one PTX instruction as a Python function of a batch and the lanes that execute it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Wait(Protocol):
     """Condition that lanes wait for before they execute an instruction.
 
     Attributes:
-      can_fail: whether the instruction may run without it once no other lane can run.
+      can_fail: whether the instruction may run although the condition does not hold, once no other
+        lane can run.
     """
 
     instruction: Instruction
@@ -29,7 +30,7 @@ class Wait(Protocol):
         """Returns the mask of lanes that need not wait, shape (lanes of the frame,)."""
 
     def awaited(self, batch: Batch, frame: Frame) -> list[int]:
-        """Returns the number of what each lane waits for, an argument of `Batch.deliveries`."""
+        """Returns the index of the mbarrier that each lane waits for, for `Batch.deliveries`."""
 
     def give_up(self, batch: Batch, lanes: np.ndarray) -> None:
         """Lets these lanes continue although the condition does not hold."""
@@ -40,12 +41,13 @@ class Wait(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction.
+    """One compiled instruction.
 
     Attributes:
       reads, writes: slots of registers.
-      kills: whether it overwrites `writes` in every lane.
-      synchronizes: whether it may order accesses of threads by other means than barriers.
+      kills: whether the instruction overwrites `writes` in every lane.
+      synchronizes: whether the instruction may order accesses of threads by other means than
+        barriers.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""Compute instructions: applies their row's NumPy meaning to the registers' bits."""
+"""Compiles compute instructions: applies the NumPy function of their instruction table row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
         regs[slot] = result if convert is None else convert(result)
 
     def run_two(batch: Batch, frame: Frame) -> None:
-        """Runs the common case without conversions, with less Python per instruction."""
+        """Runs the common case, two sources and no conversions, with less Python code."""
         regs = frame.regs
         a, b = regs[first], regs[second]
         if a is None:

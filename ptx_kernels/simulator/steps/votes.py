@@ -1,4 +1,4 @@
-"""Votes, matches and reductions over a warp's lanes; the active mask; the warp barrier."""
+"""Simulates votes, matches and reductions over a warp, activemask, and the warp barrier."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def vote(call: Call, holds: np.ndarray, members: np.ndarray) -> np.ndarray:
 
 @means("redux.sync")
 def redux(call: Call, value: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """Reduces over all member lanes; each gets the result."""
+    """Returns the reduction over all member lanes, in each of them."""
     value, reduce = call.every(value), REDUCTIONS[call.words["op"]].reduce
     result = np.empty(value.size, value.dtype)
     for positions in groups(call.frame, check_members(call, members)[0]):
@@ -45,7 +45,7 @@ def redux(call: Call, value: np.ndarray, members: np.ndarray) -> np.ndarray:
 def match_lanes(
     call: Call, value: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mask of the matching member lanes, and whether there are any.
+    """Returns (mask of the matching member lanes, whether there are any).
 
     match.any gives the member lanes with the same value. match.all gives all member lanes if they
     agree, else none.

@@ -1,1 +1,1 @@
-"""PTX text: the parser, and the program that it returns."""
+"""Parses PTX text into a program with calls inlined."""

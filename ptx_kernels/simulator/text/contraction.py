@@ -1,4 +1,4 @@
-"""Contraction: fuses a multiplication and an addition without stated rounding, as ptxas may."""
+"""Fuses a multiplication and an addition without stated rounding at random, as ptxas may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FUSED = {("mul.f32", "add.f32"): "fma.rn.f32", ("mul.ftz.f32", "add.ftz.f32"): 
 
 
 def contracted(program: Program, generator: np.random.Generator) -> Program:
-    """Replaces pairs of mul and add by one fma, each with probability 1/2.
+    """Returns the program with pairs of mul and add fused to fma, each with probability 1/2.
 
     A pair is a mul without a stated rounding whose only reader is an add, also without one, in the
     same basic block.
@@ -75,7 +75,7 @@ def _registers(operand: Operand) -> list[Register]:
 def _written(instruction: Instruction) -> set[Register]:
     """Returns the registers that an instruction writes.
 
-    They are those of the first operand, unless it is an address or a label.
+    These are in the first operand, unless it is an address or a label.
     """
     first = instruction.operands[0] if instruction.operands else None
     return set(_registers(first)) if isinstance(first, Register | Vector | Pair) else set()

@@ -1,4 +1,4 @@
-"""Declarations of registers, variables and parameters."""
+"""Parses declarations of registers, variables and parameters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_REGISTERS = 1 << 20
 
 
 class Declarations:
-    """Declarations of one program.
+    """Declarations of one program, filled by the parser.
 
     Attributes:
       count: `.param` variables of the current function so far.

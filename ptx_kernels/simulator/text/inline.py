@@ -1,4 +1,4 @@
-"""Inliner: turns calls into one flat body; each copy of a `.func` has its own registers and labels.
+"""Inlines calls into one flat body; each copy of a `.func` has its own registers and labels.
 
 Variables of `.param` space become registers, one per stored (variable, offset). Passing an argument
 is then a move. Reading a parameter that was never stored reads an unwritten register.
@@ -30,7 +30,7 @@ _RETURNS = ("ret", "ret.uni")
 
 
 def inline(program: Program, functions: dict[str, Function]) -> None:
-    """Fills the program's registers, instructions and labels from its entry and all calls.
+    """Fills the program's registers, instructions and labels from its entry, all calls inlined.
 
     Raises:
       ParseError: a call of an unknown or recursive function, or through a register; parameters that
@@ -74,7 +74,10 @@ class _Inliner:
         return self.parameters
 
     def copy(self, function: Function, bound: dict[int, int], stack: tuple[str, ...]) -> None:
-        """Appends the function's body. `bound`: parameters that the caller supplies."""
+        """Appends the function's body to the program.
+
+        `bound`: the program's parameter for each parameter that the caller supplies.
+        """
         program, code = self.program, self.program.instructions
         registers = [self.new_register(r.name, r.cls) for r in function.registers]
         copy = _Copy(
@@ -196,7 +199,7 @@ class _Inliner:
         self.copy(function, bound, copy.stack)
 
     def number(self, parameter: Parameter, copy: _Copy) -> int:
-        """Returns the program's number of a function's `.param` variable."""
+        """Returns the number in the program of a function's `.param` variable."""
         if parameter.number not in copy.parameters:
             copy.parameters[parameter.number] = self.new_parameter()
         return copy.parameters[parameter.number]
@@ -246,7 +249,7 @@ class _Inliner:
 
 
 def _load_move(destination: Operand, type_: str, size: int) -> str:
-    """Returns the opcode that moves a parameter's bits into a register that may be wider."""
+    """Returns the opcode of a move of a parameter's bits into a register, which may be wider."""
     held = (
         {"b16": 2, "b32": 4, "f32": 4, "b64": 8}.get(destination.cls, 0)
         if isinstance(destination, Register)

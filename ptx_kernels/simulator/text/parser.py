@@ -1,4 +1,7 @@
-"""Parser from PTX text to functions, variables and instructions. It knows syntax only."""
+"""Parses the syntax of PTX text into functions, variables and instructions.
+
+It does not know the meaning of instructions.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ class _Parser:
     # --- a body ---
 
     def body(self, start: int, function: Function) -> int:
-        """Parses up to the closing brace; returns the position after it."""
+        """Parses up to the function's closing brace; returns the position after it."""
         position = start  # start of the current statement
         braces = 0  # open vector operands
         label = ""
@@ -182,7 +185,7 @@ def parse(text: str) -> Program:
     """Parses a module with one entry, and inlines the functions it calls.
 
     Raises:
-      ParseError: names the line and its text.
+      ParseError: its message has the number and the text of the line.
     """
     program = _Parser(text).parse()
     program.dynamic_start = SHARED_BASE + -(-program.static_shared_bytes // 16) * 16

@@ -1,4 +1,4 @@
-"""Parsed PTX: functions as written, and the Program to run, with calls inlined."""
+"""Data classes of parsed PTX: functions as written, and the `Program` with calls inlined."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A `.param` variable of a function, by its number in it: an argument or result of a call."""
+    """A `.param` variable of a function, by its number: an argument or result of a call."""
 
     name: str
     number: int
@@ -53,7 +53,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Pair:
-    """`d|p` of shfl and setp."""
+    """Destination `d|p` of shfl and setp."""
 
     first: Register
     second: Register
@@ -121,7 +121,7 @@ class Function:
 
 @dataclass
 class Program:
-    """The entry with all calls inlined."""
+    """A program to run: the entry with all calls inlined."""
 
     name: str
     version: tuple[int, int]
@@ -142,7 +142,7 @@ class Program:
     labels: dict[str, int] = field(default_factory=dict)
 
     def shared_name(self, offset: int) -> str:
-        """Formats an offset in shared memory as `name + bytes`."""
+        """Returns `name + bytes` for an offset in shared memory."""
         below = [(at, name) for name, at in self.symbols.items() if at - SHARED_BASE <= offset]
         if not below:
             return f"shared offset {offset}"

@@ -1,4 +1,4 @@
-"""Scopes: the names of a function, and operands resolved by them."""
+"""Resolves names in the nested scopes of a function, and parses operands."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _SPECIAL = re.compile(
 
 
 class Scopes:
-    """Names of a function's registers, parameters, variables and labels, by nested block."""
+    """Names of a function's registers, parameters, variables and labels, by nested scope."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.blocks: list[dict[str, Register | Parameter | Name]] = []
 
     def declare(self, name: str, what: Register | Parameter | Name, position: int) -> None:
-        """Adds a name to the innermost block; raises if it is declared there already."""
+        """Adds a name to the innermost scope; raises if it is declared there already."""
         if name in self.blocks[-1]:
             kind = {Register: "register ", Parameter: "parameter "}.get(type(what), "")
             raise self.source.fail(position, f"{kind}{name} is declared twice")
@@ -94,7 +94,7 @@ class Scopes:
 
 
 def number(text: str) -> Immediate | None:
-    """Parses a number, or returns None."""
+    """Parses a number; returns None if the text is none."""
     if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
         return Immediate(struct.unpack(">f", bytes.fromhex(text[2:]))[0], text, float_bits=True)
     if _INTEGER.fullmatch(text):

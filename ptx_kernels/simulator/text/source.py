@@ -1,4 +1,4 @@
-"""PTX text without comments and debug directives, and errors that name its lines."""
+"""PTX text without comments and debug directives; creates errors that name its lines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Source:
 
 
 def parts(text: str) -> list[str]:
-    """Splits a list at commas outside of braces and parentheses."""
+    """Splits a list at commas outside of braces and parentheses; returns the items."""
     return [part for part in map(str.strip, _split(text)) if part]
 
 
