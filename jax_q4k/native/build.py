@@ -110,7 +110,7 @@ def compile_library(
         known = {
             name: machine for name, machine in kernels().items() if _knows(machine, Path(folder))
         }
-        for name, machine in known.items():
+        for name, machine in reversed(known.items()):  # "portable" takes longest
             defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
             commands.append(
                 [
