@@ -124,7 +124,7 @@ def qkv_matmul(
     biases: Sequence[Any] | None = None,
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """[rms_norm](x) @ dequantize(w).T [+ bias] for each w, accumulated in float32.
+    """`[rms_norm](x) @ dequantize(w).T [+ bias]` for each w, accumulated in float32.
 
     Attention's projections to Q, K and V are an example.
 
