@@ -30,7 +30,7 @@ _FLAGS = [
     "-Wextra",
 ]
 
-_STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL"]
+_STATIC = ["-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
