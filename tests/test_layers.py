@@ -87,7 +87,8 @@ def test_rooms_that_know_nothing_of_one_another(room, kept_out):
         (name, other)
         for name, others in arrows("models").items()
         for other in others
-        if name.startswith(f"models.{room}.") and other.startswith(f"models.{kept_out}")
+        if f"{name}.".startswith(f"models.{room}.")
+        and f"{other}.".startswith(f"models.{kept_out}.")
     ]
     assert not found
 
