@@ -57,7 +57,7 @@ def main(path: str) -> None:
     for (name, grid, block, ptx), count in launches.items():
         table.add_row(name, str(count), _axes(grid), _axes(block), str(len(ptx.splitlines())))
     table.caption = (
-        "Rows that look alike ask for other weights ahead. Equal launches are merged when XLA"
+        "Rows that look alike prefetch different weights. Equal launches are merged when XLA"
         " compiles."
     )
     Console().print(table)

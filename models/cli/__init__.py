@@ -101,10 +101,10 @@ def _said(error: Exception) -> str:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parses the command line; an error ends the process with one line and FAILURE."""
-    parser = parser_of(arguments)
-    if arguments and arguments[0] in COMMANDS_ELSEWHERE:
-        parser.error(f"{arguments[0]} is not a command here: {COMMANDS_ELSEWHERE[arguments[0]]}")
-    return finish(*parser.parse_known_args(arguments))
+    first = arguments[0] if arguments else ""
+    if first in COMMANDS_ELSEWHERE:
+        Parser(prog="jax-q4k").error(f"{first} is not a command here: {COMMANDS_ELSEWHERE[first]}")
+    return finish(*parser_of(arguments).parse_known_args(arguments))
 
 
 def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:

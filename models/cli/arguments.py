@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..files.load import DEMO
+from ..files.load import DEMO, HUB_EXAMPLE
 
 MODEL = (
     "a GGUF file (the first one, if there are several), a folder with one, a checkpoint's folder, "
-    "a name on the Hugging Face hub such as bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M, or demo, "
-    "the small model that comes with this package"
+    f"a name on the Hugging Face hub such as {HUB_EXAMPLE}, or demo, the small model that comes "
+    "with this package"
 )
 
 #: Commands of other tools -> what to use here.
@@ -25,7 +25,7 @@ COMMANDS_ELSEWHERE = {
     "list": "downloaded models are listed by `hf cache ls`",
     "ls": "downloaded models are listed by `hf cache ls`",
     "show": "`jax-q4k inspect MODEL` shows a file",
-    "convert": "`jax-q4k quantize FOLDER OUT.gguf --type F16` converts a checkpoint",
+    "convert": "`jax-q4k quantize FOLDER OUT.gguf --type Q8_0` converts a checkpoint",
     "benchmark": "`jax-q4k bench MODEL` measures speed",
 }
 

@@ -87,16 +87,19 @@ def _text(given: Given) -> str | list[int]:
         raise UsageError(f"--tokens {given.value!r} must be integers between commas") from None
 
 
+def read_up_to(count: int, path: str) -> bytes:
+    """Reads at most `count` bytes of a file, or of standard input if the path is `-`."""
+    if path != "-":
+        with open(path, "rb") as file:  # may be a pipe
+            return file.read(count)
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    return sys.stdin.buffer.read(count)
+
+
 def _file_text(path: str) -> str:
     """Reads a file's text without the newline at its end."""
-    if path == "-":
-        if sys.stdin is None:
-            raise UsageError("standard input is closed")
-        name, data = "standard input", sys.stdin.buffer.read(MAX_FILE + 1)
-    else:
-        name = path
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE + 1)
+    name, data = "standard input" if path == "-" else path, read_up_to(MAX_FILE + 1, path)
     if len(data) > MAX_FILE:
         raise UsageError(f"{name} is longer than {MAX_FILE >> 20} MiB")
     try:

@@ -23,10 +23,11 @@ from .lora import adapters as lora_files
 from .sources import is_checkpoint
 
 DEMO = "demo"
+HUB_EXAMPLE = "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"
 #: Phrases for errors.
 KINDS = (
     "a model is a GGUF file, a checkpoint's folder, a name on the Hugging Face hub such as "
-    "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M, or demo"
+    f"{HUB_EXAMPLE}, or demo"
 )
 CHECKPOINT = "a checkpoint's folder holds config.json, *.safetensors and tokenizer.json"
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")

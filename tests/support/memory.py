@@ -31,9 +31,10 @@ class Bound:
     """
 
     def __init__(self) -> None:
-        if hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc: else half of the heap is holes
-            libc.mallopt(_M_ARENA_MAX, 2)
-            libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        self.libc = ctypes.CDLL(None)
+        if hasattr(self.libc, "mallopt"):  # glibc: else half of the heap is holes
+            self.libc.mallopt(_M_ARENA_MAX, 2)
+            self.libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
         self.after = 0
         self.whole = _MEGABYTES - _MORE_MEGABYTES  # size after the last full collection
         self.module = ""
@@ -53,8 +54,8 @@ class Bound:
                 gc.collect()
                 self.whole = resident_megabytes()
             gc.freeze()  # the next collection scans only newer objects
-            if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-                libc.malloc_trim(0)
+            if hasattr(self.libc, "malloc_trim"):
+                self.libc.malloc_trim(0)
             self.after = resident_megabytes()
 
     def _is_new(self, module: str) -> bool:

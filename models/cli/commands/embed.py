@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ...tasks.embeddings import embed
 from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
-from ..prompts import is_piped
+from ..prompts import is_piped, read_up_to
 
 MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
@@ -95,13 +94,7 @@ def _numbers(vector: np.ndarray) -> list[Any]:
 
 
 def _lines(path: str) -> list[str]:
-    if path == "-":
-        if sys.stdin is None:
-            raise UsageError("standard input is closed")
-        data = sys.stdin.buffer.read(MAX_TEXT + 1)
-    else:
-        with open(path, "rb") as file:  # may be a pipe
-            data = file.read(MAX_TEXT + 1)
+    data = read_up_to(MAX_TEXT + 1, path)
     if len(data) > MAX_TEXT:
         raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
     try:

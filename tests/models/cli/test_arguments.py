@@ -1,6 +1,7 @@
 """Command lines of people who come from other tools, and files that hold no language model."""
 
 import io
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,8 @@ from support.paths import DATA
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
+from jax_q4k.models.cli.arguments import COMMANDS_ELSEWHERE
+from jax_q4k.models.files.quantizing.recipes import RECIPES
 
 from ..golden_files import model, path
 
@@ -82,6 +85,12 @@ def test_what_cannot_be_met_gets_a_hint(run, arguments, stdin, message):
     code, out, err = run(*arguments, stdin=stdin)
     assert (code, out) == (2, "") and err.startswith("error: ") and message in err
     assert len(err.splitlines()) <= 2
+
+
+def test_hints_name_commands_and_types_that_exist():
+    for hint in COMMANDS_ELSEWHERE.values():
+        assert {*re.findall(r"jax-q4k (\w+)", hint)} <= {*cli.COMMANDS}
+        assert {*re.findall(r"--type (\w+)", hint)} <= {*RECIPES}
 
 
 def test_the_demo_in_every_command(run, tmp_path):
