@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 from jax_q4k import gguf
 
 DEFAULT = "Q4_K_M"
+#: Seconds in which the hub must answer.
+TIMEOUT = 10
 #: Files of a checkpoint that `from_pretrained` reads.
 CHECKPOINT = (
     "config.json",
@@ -95,13 +97,13 @@ def fetched(name: Name) -> Path:
     the model, or the model or file does not exist.
     """
     hub = importlib.import_module("huggingface_hub")  # takes 0.25 s, so only when needed
-    if name.file is not None:
-        return _files(hub, name, _parts_of(name.file))
-    listed = _asked(name, lambda: hub.list_repo_files(name.repository))
-    if isinstance(listed, Exception):
-        return _cached(hub, name, listed)
-    names = [str(file) for file in listed if ".." not in PurePosixPath(str(file)).parts]
-    chosen = _chosen(name, names)
+    # a single request; those for files are repeated for half a minute if there is no network
+    described = _asked(name, lambda: hub.model_info(name.repository, timeout=TIMEOUT))
+    if isinstance(described, Exception):
+        return _cached(hub, name, described)
+    listed = (str(entry.rfilename) for entry in described.siblings or ())
+    names = [file for file in listed if ".." not in PurePosixPath(file).parts]
+    chosen = _chosen(name, names) if name.file is None else _parts_of(name.file)
     if chosen is not None:
         return _files(hub, name, chosen)
     folder = _asked(
@@ -110,21 +112,24 @@ def fetched(name: Name) -> Path:
     return Path(_there(name, folder))
 
 
-def _files(hub: Any, name: Name, files: list[str]) -> Path:
-    """Downloads files into one folder; returns the first."""
+def _files(hub: Any, name: Name, files: list[str], error: Exception | None = None) -> Path:
+    """Downloads files into one folder; returns the first.
+
+    error: exception of an earlier request, after which only files in the cache are used.
+    """
+    offline = {} if error is None else {"local_files_only": True}
     paths = []
     for file in files:
-        download = functools.partial(hub.hf_hub_download, name.repository, file)
+        download = functools.partial(hub.hf_hub_download, name.repository, file, **offline)
         found = _asked(name, download)
-        if isinstance(found, Exception):  # perhaps offline; tries the cache
-            cached = _asked(name, functools.partial(download, local_files_only=True))
-            found = found if isinstance(cached, Exception) else cached
-        paths.append(Path(_there(name, found)))
+        paths.append(Path(_there(name, error or found if isinstance(found, Exception) else found)))
     return paths[0]
 
 
 def _cached(hub: Any, name: Name, error: Exception) -> Path:
     """Returns the path of an earlier download, for use without a connection to the hub."""
+    if name.file is not None:
+        return _files(hub, name, _parts_of(name.file), error)
     folder = _asked(name, lambda: hub.snapshot_download(name.repository, local_files_only=True))
     if isinstance(folder, Exception):
         _there(name, error)

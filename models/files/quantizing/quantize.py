@@ -177,7 +177,11 @@ def _warn_of_unweighted(config: Config, types: Mapping[str, str], importance: Im
 
 
 def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None:
-    again = Counter(kind for name, kind in packed.items() if name in types and types[name] != kind)
+    again = Counter(
+        kind
+        for name, kind in packed.items()
+        if types.get(name, kind) not in (kind, *gguf.PLAIN)  # floats hold what is packed
+    )
     if again:
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(again.items()))
         problem = f"{sum(again.values())} tensors are quantized already ({shown})"

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from gguf.constants import LlamaFileType
 
-from jax_q4k import formats
+from jax_q4k import formats, gguf
 
 
 class Dimensions(Protocol):
@@ -123,6 +123,9 @@ RECIPES = {
     "Q5_K_S": Recipe(LlamaFileType.MOSTLY_Q5_K_S, "Q5_K"),
     "Q6_K": Recipe(LlamaFileType.MOSTLY_Q6_K, "Q6_K"),
     "Q8_0": Recipe(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
+    "F16": Recipe(LlamaFileType.MOSTLY_F16, "F16"),
+    "BF16": Recipe(LlamaFileType.MOSTLY_BF16, "BF16"),
+    "F32": Recipe(LlamaFileType.ALL_F32, "F32"),
 }
 
 #: Fallback types for rows whose length is not a multiple of 256.
@@ -200,7 +203,9 @@ def wanted_types(
         if experts > 1 and part == "ffn_down":
             number = _in_order(name)[0]
         place = Place(number, totals.get(part, model.num_layers), groups, importance)
-        if name == "output.weight" or (tied and name.endswith("token_embd.weight")):
+        if recipe.type in gguf.PLAIN:
+            kind = recipe.type
+        elif name == "output.weight" or (tied and name.endswith("token_embd.weight")):
             kind = "Q8_0" if recipe.type == "Q8_0" else "Q6_K"
         elif recipe.experts and len(shape) == 3:
             kind = recipe.experts
@@ -243,7 +248,7 @@ def _is_70b(model: Dimensions) -> bool:
 
 
 def _fits(kind: str, shape: tuple[int, ...]) -> bool:
-    return kind in ("F32", "BF16") or shape[-1] % formats.get(kind).block_size == 0
+    return kind in gguf.PLAIN or shape[-1] % formats.get(kind).block_size == 0
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:

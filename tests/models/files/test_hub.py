@@ -42,10 +42,10 @@ class Hub(types.ModuleType):
             raise RepositoryNotFoundError("404 Client Error\nRepository Not Found")
         return self.remote / repository
 
-    def list_repo_files(self, repository):
+    def model_info(self, repository, timeout):
         self.asked.append(("list", repository))
         root = self._reach(repository)
-        return [f.relative_to(root).as_posix() for f in sorted(root.rglob("*")) if f.is_file()]
+        return listing(f.relative_to(root).as_posix() for f in root.rglob("*") if f.is_file())
 
     def hf_hub_download(self, repository, file, local_files_only=False):
         self.asked.append(("file", repository, file))
@@ -69,6 +69,11 @@ class Hub(types.ModuleType):
                 (self.cache / repository).mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, self.cache / repository)
         return str(self.cache / repository)
+
+
+def listing(files):
+    siblings = [types.SimpleNamespace(rfilename=file) for file in sorted(files)]
+    return types.SimpleNamespace(siblings=siblings)
 
 
 @pytest.fixture
@@ -128,7 +133,7 @@ def test_the_type_chooses_the_file(fake):
         assert fake.asked == [("list", "org/m"), ("file", "org/m", file)]
     fake.asked.clear()
     models.load("org/m/m.q8_0.gguf")
-    assert fake.asked == [("file", "org/m", "m.q8_0.gguf")]
+    assert fake.asked == [("list", "org/m"), ("file", "org/m", "m.q8_0.gguf")]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_all_parts_are_fetched(fake):
     assert [asked[2] for asked in fake.asked[1:]] == [f"Q4_K_M/{part.name}" for part in parts]
     fake.asked.clear()
     models.load(f"org/m/Q4_K_M/{parts[0].name}")
-    assert len(fake.asked) == len(parts)
+    assert len(fake.asked) == 1 + len(parts)
 
 
 def test_a_checkpoint_without_what_could_run(fake):
@@ -220,7 +225,7 @@ def test_a_model_that_asks_for_consent(fake):
 
 def test_names_of_files_that_leave_the_folder(fake, monkeypatch):
     listed = ["../../x-Q4_K_M.gguf", "README.md"]
-    monkeypatch.setattr(fake, "list_repo_files", lambda repository: listed)
+    monkeypatch.setattr(fake, "model_info", lambda repository, timeout: listing(listed))
     with pytest.raises(FileNotFoundError, match="org/m has neither GGUF files nor"):
         models.load("org/m")
 

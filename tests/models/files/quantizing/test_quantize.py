@@ -106,6 +106,21 @@ def test_packed_weights_are_kept_or_quantized_again():
             assert value.to_gguf_bytes() == quantizers.quantize(decoded, "Q8_0").tobytes(), name
 
 
+@pytest.mark.parametrize("type", ["F32", "F16", "BF16"])
+def test_packed_weights_become_floats(type, recwarn):
+    before = models.named_tensors(model("llama-gqa"))
+    decoded = models.quantize(model("llama-gqa"), type)
+    assert not recwarn and decoded.metadata["general.file_type"] == recipes.get(type).file_type
+    for name, value in models.named_tensors(decoded).items():
+        want = before[name]
+        if isinstance(want, jq.QuantizedArray):
+            want = want.dequantize()
+        dtype = {"F16": jnp.float16, "BF16": jnp.bfloat16}.get(type, jnp.float32)
+        want = np.asarray(want, dtype if value.ndim > 1 else np.float32)
+        assert value.dtype == want.dtype, name
+        np.testing.assert_array_equal(value, want, err_msg=name)
+
+
 def odd():
     """A small bfloat16 model whose rows have 48, 64 and 40 weights."""
     config = models.Config("llama", 24, 64, 48, 40, 1, 2, 1, 32, 1e-5)
