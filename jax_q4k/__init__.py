@@ -9,14 +9,17 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from . import collecting
+from ptx_kernels import __version__
 
-with collecting.seldom_collecting():  # JAX comes with them
-    from ptx_kernels import __version__, formats
+from . import lazy_imports
 
-    from . import checkpoint_policies, environment, native
+if TYPE_CHECKING:
+    from ptx_kernels import formats
+
+    from . import cache, checkpoint_policies, collecting, environment, gguf, native, quantizers
     from .arrays import QuantizedArray, is_quantized
     from .arrays.planes import from_planes
+    from .arrays.quantize import quantize
     from .custom_call import EXPORT_CHECKS
     from .errors import (
         CheckpointError,
@@ -25,15 +28,7 @@ with collecting.seldom_collecting():  # JAX comes with them
         NativeUnavailableWarning,
         UnavailableError,
     )
-    from .explain import Explanation, explain
-    from .implementation import (
-        FUSIONS,
-        IMPLEMENTATIONS,
-        Selection,
-        current_selection,
-        implementation,
-        selected,
-    )
+    from .explanation import Explanation, explain
     from .ops.append_kv import append_kv
     from .ops.attention import attention
     from .ops.backends import default_implementation
@@ -64,10 +59,14 @@ with collecting.seldom_collecting():  # JAX comes with them
     from .ops.route import route
     from .ops.routed_mlp import routed_mlp
     from .ops.top_k import argmax, top_k
-    from .quantize import quantize
-
-if TYPE_CHECKING:
-    from . import cache, gguf, quantizers
+    from .selection import (
+        FUSIONS,
+        IMPLEMENTATIONS,
+        Selection,
+        current_selection,
+        implementation,
+        selected,
+    )
 else:
     #: Module names of earlier versions -> where the module is now.
     _RENAMED = {
@@ -75,19 +74,15 @@ else:
         "kept": "cache.program_cache",
         "replacing": "cache.atomic_files",
     }
+    _public, __dir__ = lazy_imports.attach(__name__)
 
     def __getattr__(name: str) -> Any:
-        """Imports rarely needed packages on first use."""
-        if name in ("cache", "gguf", "quantizers"):
-            return importlib.import_module(f".{name}", __name__)
-        if name in _RENAMED:
-            message = f"jax_q4k.{name} is now jax_q4k.{_RENAMED[name]}"
-            warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return importlib.import_module(f".{_RENAMED[name]}", __name__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        """Imports public names on first use, and modules by their earlier names with a warning."""
+        if name not in _RENAMED:
+            return _public(name)
+        message = f"jax_q4k.{name} is now jax_q4k.{_RENAMED[name]}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return importlib.import_module(f".{_RENAMED[name]}", __name__)
 
 
 __all__ = [
@@ -130,6 +125,7 @@ __all__ = [
     "gguf",
     "implementation",
     "is_quantized",
+    "lazy_imports",
     "linear",
     "matmul",
     "mlp",

@@ -5,10 +5,9 @@ Submodules are imported on first use, because importing Flax alone takes 0.2 s.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k import lazy_imports
 
 if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
@@ -38,41 +37,6 @@ if TYPE_CHECKING:
     from .support.assets import demo_path
     from .tasks.embeddings import embed
     from .tasks.perplexity import Score, score
-
-#: Public name of a module -> its path below this package.
-_MODULES = {"drafts": "runner.speculative.drafts", "states": "kv_cache.recurrent_states"}
-
-#: Public function or class -> the module that defines it.
-_HOMES = {
-    name: module
-    for module, names in {
-        "support.assets": ("demo_path",),
-        "network.build": ("named_tensors",),
-        "runner.exported_step": ("CompiledStep", "compile_step", "load_compiled"),
-        "config.config": ("Config",),
-        "engine.conversation": ("Conversation",),
-        "network.decoder": ("Decoder",),
-        "tasks.embeddings": ("embed",),
-        "files.checkpoints.checkpoint": ("CheckpointSource", "from_pretrained"),
-        "files.gguf": ("from_gguf", "save_gguf"),
-        "files.quantizing.imatrix": ("read_imatrix",),
-        "files.load": ("load",),
-        "files.lora.adapters": ("with_lora",),
-        "files.mtp": ("load_nextn",),
-        "files.quantizing.quantize": ("quantize", "quantize_file"),
-        "network.flax_types": ("Packed",),
-        "engine.generate": ("generate", "stream"),
-        "kv_cache.paged": ("PagedCache",),
-        "runner.model": ("Model",),
-        "engine.outputs": ("Output", "Piece", "Timings", "TokenLogprobs"),
-        "engine.prefix_cache": ("Prefix",),
-        "tasks.perplexity": ("Score", "score"),
-        "runner.programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
-        "engine.request": ("ContextShift",),
-        "sampling.params": ("Sampling",),
-    }.items()
-    for name in names
-}
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
@@ -118,17 +82,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES and name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with seldom_collecting():
-            module = _HOMES.get(name) or _MODULES.get(name, name)
-            found = importlib.import_module(f".{module}", __name__)
-        if name in _HOMES:
-            found = getattr(found, name)
-        globals()[name] = found
-        return found
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = lazy_imports.attach(__name__)

@@ -25,8 +25,8 @@ import ptx_kernels
 from ptx_kernels.file_stamp import file_stamp
 
 from ..errors import CompiledFileError
-from ..implementation import current_selection
 from ..jax_internals import trace_context
+from ..selection import current_selection
 from . import compiled_files
 
 __all__ = ["ProgramCache", "Types", "settings", "trace_context"]

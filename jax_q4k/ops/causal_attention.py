@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import causal_attention_takes
 
-from ..implementation import current_selection
 from ..native import calls
+from ..selection import current_selection
 from ..sharding.layout import Layout
 from . import checks
 from .op import KernelCall, Op

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from ..implementation import Selection, selected
+from ..selection import Selection, selected
 from .backends import Operation, of_leaves
 from .prefetch import own
 

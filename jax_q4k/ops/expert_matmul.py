@@ -12,8 +12,8 @@ from ptx_kernels import formats
 
 from ..arrays import QuantizedArray
 from ..arrays.transposed import TransposedArray
-from ..implementation import activations_of
 from ..native import calls
+from ..selection import activations_of
 from ..sharding.layout import Layout, Parts, Rows
 from . import checks, expert_kernels, grouped, quantize_q8_1
 from .derivatives import Linear

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..implementation import activations_of, current_selection
 from ..native import calls
+from ..selection import activations_of, current_selection
 from ..sharding.layout import Layout, Parts, Rows
 from . import checks, expert_kernels, expert_matmul, linear_op, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation

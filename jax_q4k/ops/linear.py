@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..arrays.indexed import Packed
 from ..arrays.transposed import TransposedArray
-from ..implementation import activations_of, current_selection
+from ..selection import activations_of, current_selection
 from ..sharding.layout import Rows
 from . import checks
 from .gates import check_activation

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from ptx_kernels.limits import GROUP, SUPER_BLOCK
 
 from ..arrays.indexed import Packed, axes
-from ..implementation import activations_of, current_selection
 from ..native import calls
+from ..selection import activations_of, current_selection
 from ..sharding.layout import Layout, Parts, Rows
 from . import checks, decoded, gemm, linear, linear_op, packed_matmul
 from .op import KernelCall, Op

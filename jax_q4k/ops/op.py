@@ -15,7 +15,6 @@ from ptx_kernels.devices import REFERENCE, Target, target
 from .. import native
 from ..custom_call import KernelCall, launch_simulated
 from ..errors import UnavailableError
-from ..implementation import current_selection
 from ..jax_internals import (
     Primitive,
     lower_with_devices,
@@ -23,6 +22,7 @@ from ..jax_internals import (
     run_eagerly,
     varying_as,
 )
+from ..selection import current_selection
 from ..sharding.layout import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
 from . import backends, derivatives, reports
 from .derivatives import Linear

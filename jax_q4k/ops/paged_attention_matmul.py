@@ -12,7 +12,7 @@ from ptx_kernels.limits import GROUP
 
 from ..arrays import QuantizedArray
 from ..arrays.indexed import Packed
-from ..implementation import activations_of, current_selection
+from ..selection import activations_of, current_selection
 from ..sharding.layout import Layout, Parts
 from . import attend, checks, decoded, gemm, gemv, linear, linear_op
 from .op import KernelCall, Op

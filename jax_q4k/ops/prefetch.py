@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from ..arrays.indexed import IndexedArray, Packed, layers
-from ..implementation import current_selection
+from ..selection import current_selection
 from . import checks
 from .backends import KernelCall
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..arrays.indexed import Packed, axes
-from ..implementation import activations_of, current_selection
+from ..selection import activations_of, current_selection
 from ..sharding.layout import Layout, Parts, Rows
 from . import append_kv, checks, gemm, gemv, linear, linear_op, rms_norm, rope_append, rotate
 from .groups import ungrouped

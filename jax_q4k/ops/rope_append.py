@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ..custom_call import ptx_name
-from ..implementation import current_selection
 from ..native import calls
+from ..selection import current_selection
 from ..sharding.layout import Layout
 from . import append_kv, checks, rms_norm, rotate
 from .groups import ungrouped

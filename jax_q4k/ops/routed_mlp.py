@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..implementation import activations_of
+from ..selection import activations_of
 from ..sharding.layout import Layout, Parts
 from . import checks, expert_kernels, expert_mlp, route
 from .op import KernelCall, Op

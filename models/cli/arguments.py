@@ -25,7 +25,7 @@ COMMANDS_ELSEWHERE = {
     "list": "downloaded models are listed by `hf cache ls`",
     "ls": "downloaded models are listed by `hf cache ls`",
     "show": "`jax-q4k inspect MODEL` shows a file",
-    "convert": "`jax-q4k quantize FOLDER OUT.gguf --type Q8_0` converts a checkpoint",
+    "convert": "`jax-q4k quantize FOLDER OUT.gguf --type BF16` converts a checkpoint",
     "benchmark": "`jax-q4k bench MODEL` measures speed",
 }
 

@@ -10,7 +10,7 @@ import pytest
 from support.statements import ROOT, Statements, quoted, table
 
 import jax_q4k as jq
-from jax_q4k import models
+from jax_q4k import gguf, models
 from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.files.quantizing import recipes
 from ptx_kernels import formats
@@ -338,10 +338,11 @@ def bits_a_weight(recipe: str) -> float:
     types = recipes.tensor_types(recipes.get(recipe), LLAMA_3_1_8B, shapes)
     bits = 0.0
     for name, kind in types.items():
-        block = None if kind == "F32" else formats.get(kind)
-        bits += math.prod(shapes[name]) * (
-            32 if block is None else 8 * block.block_bytes / block.block_size
-        )
+        if kind in gguf.PLAIN:
+            of_one = 8 * gguf.PLAIN[kind].dtype.itemsize
+        else:
+            of_one = 8 * formats.get(kind).block_bytes / formats.get(kind).block_size
+        bits += of_one * math.prod(shapes[name])
     return bits / sum(math.prod(shape) for shape in shapes.values())
 
 

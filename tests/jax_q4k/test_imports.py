@@ -14,6 +14,7 @@ from ptx_kernels import formats
 
 #: Modules that take tens of milliseconds each and that not every program needs.
 HEAVY = (
+    "jax",
     "flax",
     "gguf",
     "jax_q4k.gguf",
@@ -77,6 +78,7 @@ def test_every_public_name_is_there_and_listed(module):
                 "environment",
                 "formats",
                 "gguf",
+                "lazy_imports",
                 "native",
                 "quantizers",
             ],

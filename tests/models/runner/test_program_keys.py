@@ -20,7 +20,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.cache import program_cache
-from jax_q4k.implementation import Selection
+from jax_q4k.selection import Selection
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner import programs
 from jax_q4k.models.runner.model import Model

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import QuantizedArray
+from .quantized_array import QuantizedArray
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
@@ -15,7 +15,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
     Like `jax_q4k.quantizers.quantize`, with the same arguments and errors, but returns a
     QuantizedArray instead of bytes.
     """
-    from . import quantizers
+    from .. import quantizers
 
     packed = quantizers.quantize(w, format, importance)
     return QuantizedArray.from_gguf_bytes(packed, format, np.shape(w))
