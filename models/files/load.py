@@ -15,15 +15,13 @@ from jax_q4k import CheckpointError
 
 from ..runner.model import Model
 from ..sharding.plan import Rules
-from ..support.assets import demo_path
+from ..support.assets import DEMO, HUB_EXAMPLE, demo_path
 from . import hub
 from .checkpoints.checkpoint import from_pretrained
 from .gguf import from_gguf
 from .lora import adapters as lora_files
 from .sources import is_checkpoint
 
-DEMO = "demo"
-HUB_EXAMPLE = "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"
 #: Phrases for errors.
 KINDS = (
     "a model is a GGUF file, a checkpoint's folder, a name on the Hugging Face hub such as "

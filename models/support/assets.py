@@ -1,10 +1,14 @@
-"""Locates the package's data files: the demo model."""
+"""Names of models that come with the package or can be downloaded."""
 
 from __future__ import annotations
 
 import importlib.resources
 import os
 from pathlib import Path
+
+#: Name of the model that comes with the package.
+DEMO = "demo"
+HUB_EXAMPLE = "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"
 
 
 def demo_path() -> Path:

@@ -71,9 +71,8 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
             _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
         )
         tensors[name] = _array(pieces, kind, shapes[name])
-    return Model(
-        build(model.config, tensors), model.tokenizer, completed(model.metadata, recipe.file_type)
-    )
+    metadata = completed(model.metadata, recipes.file_type(type))
+    return Model(build(model.config, tensors), model.tokenizer, metadata)
 
 
 def quantize_file(
@@ -120,7 +119,7 @@ def quantize_file(
         }
         tensors = fused.joined(config, tensors, os.fsdecode(path))
         metadata, tensors = rope_divisors.in_metadata(config, opened.metadata, tensors)
-        metadata = completed(metadata, recipe.file_type)
+        metadata = completed(metadata, recipes.file_type(type))
         return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
 

@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from gguf.constants import LlamaFileType
-
-from jax_q4k import formats, gguf
+from ptx_kernels import formats
 
 
 class Dimensions(Protocol):
@@ -84,7 +82,6 @@ class Recipe:
       output_of_8: type of attn_output in models with eight experts; None means `type`.
     """
 
-    file_type: LlamaFileType
     type: str
     rules: Mapping[str, tuple[Rule, ...]] = dataclasses.field(default_factory=dict)
     experts: str | None = None
@@ -110,24 +107,25 @@ _IQ4 = {
 }
 
 RECIPES = {
-    "Q2_K": Recipe(LlamaFileType.MOSTLY_Q2_K, "Q2_K", _Q2_K, output_of_8="Q5_K"),
-    "Q3_K_S": Recipe(LlamaFileType.MOSTLY_Q3_K_S, "Q3_K", output_of_8="Q5_K"),
-    "Q3_K_M": Recipe(LlamaFileType.MOSTLY_Q3_K_M, "Q3_K", _Q3_K_M, output_of_8="Q5_K"),
-    "Q3_K_L": Recipe(LlamaFileType.MOSTLY_Q3_K_L, "Q3_K", _Q3_K_L),
-    "IQ4_XS": Recipe(LlamaFileType.MOSTLY_IQ4_XS, "IQ4_XS", _IQ4, output_of_8="Q5_K"),
-    "IQ4_NL": Recipe(LlamaFileType.MOSTLY_IQ4_NL, "IQ4_NL", _IQ4, output_of_8="Q5_K"),
-    "MXFP4_MOE": Recipe(LlamaFileType.MOSTLY_MXFP4_MOE, "Q8_0", experts="MXFP4"),
-    "Q4_K_M": Recipe(LlamaFileType.MOSTLY_Q4_K_M, "Q4_K", _K_M, output_of_8="Q5_K"),
-    "Q4_K_S": Recipe(LlamaFileType.MOSTLY_Q4_K_S, "Q4_K", _Q4_K_S, output_of_8="Q5_K"),
-    "Q5_K_M": Recipe(LlamaFileType.MOSTLY_Q5_K_M, "Q5_K", _K_M),
-    "Q5_K_S": Recipe(LlamaFileType.MOSTLY_Q5_K_S, "Q5_K"),
-    "Q6_K": Recipe(LlamaFileType.MOSTLY_Q6_K, "Q6_K"),
-    "Q8_0": Recipe(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
-    "F16": Recipe(LlamaFileType.MOSTLY_F16, "F16"),
-    "BF16": Recipe(LlamaFileType.MOSTLY_BF16, "BF16"),
-    "F32": Recipe(LlamaFileType.ALL_F32, "F32"),
+    "Q2_K": Recipe("Q2_K", _Q2_K, output_of_8="Q5_K"),
+    "Q3_K_S": Recipe("Q3_K", output_of_8="Q5_K"),
+    "Q3_K_M": Recipe("Q3_K", _Q3_K_M, output_of_8="Q5_K"),
+    "Q3_K_L": Recipe("Q3_K", _Q3_K_L),
+    "IQ4_XS": Recipe("IQ4_XS", _IQ4, output_of_8="Q5_K"),
+    "IQ4_NL": Recipe("IQ4_NL", _IQ4, output_of_8="Q5_K"),
+    "MXFP4_MOE": Recipe("Q8_0", experts="MXFP4"),
+    "Q4_K_M": Recipe("Q4_K", _K_M, output_of_8="Q5_K"),
+    "Q4_K_S": Recipe("Q4_K", _Q4_K_S, output_of_8="Q5_K"),
+    "Q5_K_M": Recipe("Q5_K", _K_M),
+    "Q5_K_S": Recipe("Q5_K"),
+    "Q6_K": Recipe("Q6_K"),
+    "Q8_0": Recipe("Q8_0"),
+    "F16": Recipe("F16"),
+    "BF16": Recipe("BF16"),
+    "F32": Recipe("F32"),
 }
 
+_FLOATS = ("F32", "F16", "BF16")
 #: Fallback types for rows whose length is not a multiple of 256.
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _FALLBACKS |= {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL"}
@@ -153,6 +151,13 @@ def get(name: str) -> Recipe:
     if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"type={name!r} must be one of {', '.join(RECIPES)}")
     return RECIPES[name]
+
+
+def file_type(name: str) -> int:
+    """Returns `general.file_type` of files that a recipe makes."""
+    from gguf.constants import LlamaFileType  # takes 0.1 s, which recipes' names need not
+
+    return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
 
 
 def kept(name: str, shape: tuple[int, ...]) -> bool:
@@ -203,7 +208,7 @@ def wanted_types(
         if experts > 1 and part == "ffn_down":
             number = _in_order(name)[0]
         place = Place(number, totals.get(part, model.num_layers), groups, importance)
-        if recipe.type in gguf.PLAIN:
+        if recipe.type in _FLOATS:
             kind = recipe.type
         elif name == "output.weight" or (tied and name.endswith("token_embd.weight")):
             kind = "Q8_0" if recipe.type == "Q8_0" else "Q6_K"
@@ -248,7 +253,7 @@ def _is_70b(model: Dimensions) -> bool:
 
 
 def _fits(kind: str, shape: tuple[int, ...]) -> bool:
-    return kind in gguf.PLAIN or shape[-1] % formats.get(kind).block_size == 0
+    return kind in _FLOATS or shape[-1] % formats.get(kind).block_size == 0
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:

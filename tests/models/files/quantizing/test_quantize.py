@@ -84,7 +84,7 @@ def test_larger_types_are_closer():
     want, found = original.logits(tokens), []
     for type in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"):
         quantized = models.quantize(original, type)
-        assert quantized.metadata["general.file_type"] == recipes.get(type).file_type
+        assert quantized.metadata["general.file_type"] == recipes.file_type(type)
         found.append(
             (nmse(quantized.logits(tokens), want), -sum(leaf.nbytes for leaf in quantized.weights))
         )
@@ -110,7 +110,7 @@ def test_packed_weights_are_kept_or_quantized_again():
 def test_packed_weights_become_floats(type, recwarn):
     before = models.named_tensors(model("llama-gqa"))
     decoded = models.quantize(model("llama-gqa"), type)
-    assert not recwarn and decoded.metadata["general.file_type"] == recipes.get(type).file_type
+    assert not recwarn and decoded.metadata["general.file_type"] == recipes.file_type(type)
     for name, value in models.named_tensors(decoded).items():
         want = before[name]
         if isinstance(want, jq.QuantizedArray):

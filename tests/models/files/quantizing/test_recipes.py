@@ -81,7 +81,7 @@ def test_golden_files_are_q4_k_m(name):
     shapes = {name: info.shape for name, info in header.tensors.items()}
     got = recipes.tensor_types(recipes.get("Q4_K_M"), Config.from_metadata(header.metadata), shapes)
     assert got == {name: info.type.name for name, info in header.tensors.items()}
-    assert header.metadata["general.file_type"] == recipes.get("Q4_K_M").file_type
+    assert header.metadata["general.file_type"] == recipes.file_type("Q4_K_M")
 
 
 def layers_of(runs: str) -> list[int]:
