@@ -20,7 +20,6 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.cache import program_cache
-from jax_q4k.selection import Selection
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner import programs
 from jax_q4k.models.runner.model import Model
@@ -28,6 +27,7 @@ from jax_q4k.models.runner.programs import Begin, Decode, Loop, Program, Score, 
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
+from jax_q4k.selection import Selection
 
 from .. import golden_files
 
