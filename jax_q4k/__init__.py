@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import collecting
 
-with collecting.seldom_collecting():  # JAX comes with them
+with collecting.gc_throttled():  # JAX comes with them
     from ptx_kernels import __version__, formats
 
     from . import checkpoint_policies, environment, native

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
@@ -122,7 +122,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _HOMES and name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with seldom_collecting():
+        with gc_throttled():
             module = _HOMES.get(name) or _MODULES.get(name, name)
             found = importlib.import_module(f".{module}", __name__)
         if name in _HOMES:

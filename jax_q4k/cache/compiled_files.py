@@ -168,12 +168,12 @@ def compile_here(
       AssertionError: the results have other shapes or dtypes.
     """
     lowered = program.lower(*arguments)
-    given, wanted = (
+    actual, wanted = (
         [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)]
         for each in (lowered.out_info, results)
     )
-    if given != wanted:
-        raise AssertionError(f"the program gives {given}; {wanted} was expected")
+    if actual != wanted:
+        raise AssertionError(f"the program gives {actual}; {wanted} was expected")
     executable, body = _compiled(lowered)
     return LoadedProgram(executable.runtime_executable(), device), body
 

@@ -99,8 +99,8 @@ def opened(source: Source) -> Iterator[tuple[Source, Header]]:
             sources.append(part)
             headers.append(parse_source(part))
             _check_part(part, headers[-1].metadata, number, source.name, header.metadata)
-        whole = JoinedSource(sources)
-        yield whole, _joined(whole, headers)
+        joined = JoinedSource(sources)
+        yield joined, _joined(joined, headers)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -162,11 +162,11 @@ def _check_part(
             part.fail(key, f"{what}: these are parts of different models")
 
 
-def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
+def _joined(joined: JoinedSource, headers: Sequence[Header]) -> Header:
     """Joins the headers of all parts into one Header, without the `split.*` metadata."""
     first = headers[0]
     tensors: dict[str, TensorInfo] = {}
-    for source, header, start in zip(whole.sources, headers, whole.starts, strict=True):
+    for source, header, start in zip(joined.sources, headers, joined.starts, strict=True):
         for name, info in header.tensors.items():
             if name in tensors:
                 source.fail(f"tensor {name!r}", "is in an earlier part, too")
@@ -174,26 +174,26 @@ def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
             tensors[name] = dataclasses.replace(info, offset=offset)
         if len(tensors) > MAX_ENTRIES:
             source.fail("tensor count", f"of this and the parts before is above {MAX_ENTRIES}")
-    said = Fields(first.metadata, whole.name).integer(TENSORS)
+    said = Fields(first.metadata, joined.name).integer(TENSORS)
     if said != len(tensors):
-        whole.fail(TENSORS, f"is {said}, but the {len(headers)} parts hold {len(tensors)}")
+        joined.fail(TENSORS, f"is {said}, but the {len(headers)} parts hold {len(tensors)}")
     return dataclasses.replace(
         first,
         metadata=without_parts(first.metadata),
         tensors=tensors,
         data_start=0,
-        file_size=whole.size,
-        parts=tuple(source.name for source in whole.sources),
+        file_size=joined.size,
+        parts=tuple(source.name for source in joined.sources),
     )
 
 
 def without_parts(metadata: Mapping[str, Any]) -> Metadata:
     """Returns the metadata without the `split.*` keys, for a model in one file."""
-    whole = Metadata(metadata)
+    remaining = Metadata(metadata)
     for key in (NUMBER, COUNT, TENSORS):
-        whole.pop(key, None)
-        whole.types.pop(key, None)
-    return whole
+        remaining.pop(key, None)
+        remaining.types.pop(key, None)
+    return remaining
 
 
 def metadata_of_part(

@@ -115,8 +115,8 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the fields of Sampling that the options of `add_sampling` set."""
     fields = [field for field in dataclasses.fields(Sampling) if hasattr(options, field.name)]
-    given = {field.name: getattr(options, field.name) for field in fields}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {field.name: getattr(options, field.name) for field in fields}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def add_cache_dtype(parser: argparse._ActionsContainer) -> None:

@@ -80,8 +80,8 @@ def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None 
         parts.append(f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens kept")
     if seed is not None:
         parts.append(f"seed {seed}")
-    kept = f", {timings.reused_tokens} of them kept" if timings.reused_tokens else ""
-    prompt = f"prompt {timings.first_token:.3f} ({timings.prompt_tokens} tokens{kept})"
+    cached = f", {timings.reused_tokens} of them kept" if timings.reused_tokens else ""
+    prompt = f"prompt {timings.first_token:.3f} ({timings.prompt_tokens} tokens{cached})"
     steps = [f"compiling {timings.compile:.2f}"] if timings.compile or clock else []
     steps += [prompt, f"decoding {timings.decode:.3f}"]
     if clock is None:

@@ -99,8 +99,8 @@ def _kv_heads(
     if not (kind.varied_kv_heads or kind.convolution):
         counts = (get.integer(_KV_COUNT, heads, least=1, most=heads, repeated=True),) * layers
     else:
-        least = 0 if kind.convolution else 1
-        counts = by_layer(get, _KV_COUNT, layers, blocks, default=heads, least=least, most=heads)
+        minimum = 0 if kind.convolution else 1
+        counts = by_layer(get, _KV_COUNT, layers, blocks, default=heads, least=minimum, most=heads)
     for count in set(counts) - {0}:
         if heads % count:
             get.fail(_KV_COUNT, f"{count} must divide attention.head_count={heads}")
@@ -142,8 +142,8 @@ def _latent_sizes(get: Fields, latent: Latent, heads: int, kv_heads: int) -> dic
         get.fail(_KV_COUNT, f"is {kv_heads}, expected 1, the latent vector")
     sizes = {"attention.key_length": latent.rank + rope_dim, "attention.value_length": latent.rank}
     for key, size in sizes.items():
-        if (given := get.integer(key, size)) != size:
-            get.fail(key, f"is {given}, expected {size}, as the latent vector has it")
+        if (value := get.integer(key, size)) != size:
+            get.fail(key, f"is {value}, expected {size}, as the latent vector has it")
     return fields
 
 
@@ -161,8 +161,8 @@ def by_layer(
 
     blocks: number of layers in the file; only the first `layers` are returned.
     """
-    given = get.value(key, None)
-    if not isinstance(given, np.ndarray):
+    value = get.value(key, None)
+    if not isinstance(value, np.ndarray):
         one = (
             get.integer(key, least=least, most=most)
             if default is None

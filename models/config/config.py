@@ -133,8 +133,8 @@ class Config:
     @property
     def logit_scale(self) -> float | None:
         """Factor of the logits; None means 1."""
-        given, factor = self.scales.logits, self.kind.logit_scale
-        return None if given is None or factor is None else factor(given)
+        scale, factor = self.scales.logits, self.kind.logit_scale
+        return None if scale is None or factor is None else factor(scale)
 
     def window_of(self, layer: int) -> int | None:
         """Returns the sliding window of a layer in tokens; None means full attention."""
@@ -341,11 +341,11 @@ def _windowed_layers(
 ) -> tuple[bool, ...] | None:
     """Returns whether each layer is windowed; None means that the architecture decides."""
     key = "attention.sliding_window_pattern"
-    given = get.value(key, None)
-    if given is None or kind.windowed is None:
+    value = get.value(key, None)
+    if value is None or kind.windowed is None:
         return None
-    if isinstance(given, np.ndarray) and given.dtype == bool:
-        pattern = tuple(given.tolist())
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        pattern = tuple(value.tolist())
         if len(pattern) != blocks:
             get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
         pattern = pattern[:layers]

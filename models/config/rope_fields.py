@@ -67,10 +67,10 @@ def write(fields: Mapping[str, Any], kind: Architecture) -> dict[str, Any]:
         "rope.freq_base_swa": ("local_rope_theta", None),
         "attention.temperature_scale": ("temperature_scale", 0.0),
     }
-    given = {
+    optional = {
         key: fields[name] for key, (name, default) in others.items() if fields[name] != default
     }
-    return values | given
+    return values | optional
 
 
 def _factor(get: Fields) -> float:

@@ -102,8 +102,8 @@ class Conversation:
         self.turns.append({"role": "user", "content": message})
         try:
             fields = {f.name for f in dataclasses.fields(Sampling)}
-            given = {name: options.pop(name) for name in [*options] if name in fields}
-            sampling = dataclasses.replace(sampling or Sampling(), **given)
+            overrides = {name: options.pop(name) for name in [*options] if name in fields}
+            sampling = dataclasses.replace(sampling or Sampling(), **overrides)
             if not self.has_template:
                 stops = (*sampling.stops, TRANSCRIPT_STOP)
                 sampling = dataclasses.replace(sampling, stop=stops)

@@ -80,10 +80,10 @@ def generate(
     timings: list[Timings] = []
     context = None if shift is None else model.config.context_length
     capacity, dtype = capacity_of(rows, samplings, context), page_dtype(cache_dtype, "cache_dtype")
-    most = memory.rows_at_once(model, len(rows), max(map(len, rows)), capacity, dtype)
-    for batch in memory.cut(len(rows), most):
-        given = rows[batch], samplings[batch], cache_dtype, draft
-        run = GenerationBatch(model, *given, filled_to=most, prefix=prefix, shift=shift)
+    batch_size = memory.rows_at_once(model, len(rows), max(map(len, rows)), capacity, dtype)
+    for batch in memory.cut(len(rows), batch_size):
+        args = rows[batch], samplings[batch], cache_dtype, draft
+        run = GenerationBatch(model, *args, filled_to=batch_size, prefix=prefix, shift=shift)
         try:
             run.start()
             run.finish()
@@ -92,8 +92,8 @@ def generate(
         outputs += run.outputs()
         timings.append(run.timings)
     if len(timings) > 1:
-        whole = Timings(*map(sum, zip(*map(dataclasses.astuple, timings), strict=True)))
-        outputs = [dataclasses.replace(output, timings=whole) for output in outputs]
+        total = Timings(*map(sum, zip(*map(dataclasses.astuple, timings), strict=True)))
+        outputs = [dataclasses.replace(output, timings=total) for output in outputs]
     return outputs[0] if single else outputs
 
 
@@ -190,8 +190,8 @@ def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     )
     rows = [prompts] if single else list(prompts)
     if len(prompts) and isinstance(prompts[0], Mapping):
-        given = "models.chat.encode(model.tokenizer, messages), or use a models.Conversation"
-        raise TypeError(f"prompts holds messages; pass {given}")
+        replacement = "models.chat.encode(model.tokenizer, messages), or use a models.Conversation"
+        raise TypeError(f"prompts holds messages; pass {replacement}")
     if not rows:
         raise ValueError("prompts is empty; at least one prompt of at least one token is needed")
     return [
@@ -224,9 +224,9 @@ def _check(
 
     Raises TypeError for other types of `prefix` or `shift`, ValueError for other problems.
     """
-    for name, given, kind in (("prefix", prefix, Prefix), ("shift", shift, ContextShift)):
-        if given is not None and not isinstance(given, kind):
-            found = f"{name} is of type {type(given).__name__}"
+    for name, value, kind in (("prefix", prefix, Prefix), ("shift", shift, ContextShift)):
+        if value is not None and not isinstance(value, kind):
+            found = f"{name} is of type {type(value).__name__}"
             raise TypeError(f"{found}; it must be a {kind.__name__} or None")
     context = model.config.context_length
     for ids, sampling in zip(prompts, samplings, strict=True):
@@ -243,6 +243,6 @@ def _check(
         if sampling.stop and model.tokenizer is None:
             raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
         vocab_size = model.config.vocab_size
-        most = max((token for token, _ in sampling.biases), default=0)
-        if most >= vocab_size:
-            raise ValueError(f"logit_bias names token {most}; ids must be 0 to {vocab_size - 1}")
+        highest = max((token for token, _ in sampling.biases), default=0)
+        if highest >= vocab_size:
+            raise ValueError(f"logit_bias names token {highest}; ids must be 0 to {vocab_size - 1}")

@@ -98,7 +98,7 @@ def load(
     """
     path = located(path)
     read = from_pretrained if is_checkpoint(path) else from_gguf
-    adapters = [] if lora is None else list(lora_files.given(lora))
+    adapters = [] if lora is None else list(lora_files.adapter_specs(lora))
     model = read(path, progress=progress, mesh=mesh, rules=rules)
     for adapter, scale in adapters:
         model = lora_files.with_lora(model, adapter, scale=scale)

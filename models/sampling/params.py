@@ -140,16 +140,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            if "range" in field.metadata and not (given is None and field.default is None):
+            value = getattr(self, field.name)
+            if "range" in field.metadata and not (value is None and field.default is None):
                 object.__setattr__(self, field.name, _in_range(field, getattr(self, field.name)))
-        given = self.max_new_tokens
+        value = self.max_new_tokens
         try:
-            object.__setattr__(self, "max_new_tokens", operator.index(given))
+            object.__setattr__(self, "max_new_tokens", operator.index(value))
         except TypeError:
-            raise TypeError(f"max_new_tokens={given!r} must be an integer") from None
-        if given < 1:
-            raise ValueError(f"max_new_tokens={given} must be at least 1")
+            raise TypeError(f"max_new_tokens={value!r} must be an integer") from None
+        if value < 1:
+            raise ValueError(f"max_new_tokens={value} must be at least 1")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", StopStrings(self.stop or ()).stops)
         object.__setattr__(self, "processors", _processors(self.processors))
@@ -181,17 +181,17 @@ class Sampling:
         return self.repetition_penalty != 1 or any(penalties)
 
 
-def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     """Returns a checked logit_bias as pairs, sorted by id."""
-    pairs = given.items() if isinstance(given, Mapping) else given
+    pairs = value.items() if isinstance(value, Mapping) else value
     try:
         found = sorted((operator.index(token), float(bias)) for token, bias in pairs)
     except (TypeError, ValueError):
         raise TypeError(
-            f"logit_bias={given!r} must hold pairs of a token id and a number"
+            f"logit_bias={value!r} must hold pairs of a token id and a number"
         ) from None
     except OverflowError:
-        raise ValueError(f"logit_bias={given!r:.100} holds a number beyond float64") from None
+        raise ValueError(f"logit_bias={value!r:.100} holds a number beyond float64") from None
     if len(found) > MAX_BIASES:
         raise ValueError(f"logit_bias names {len(found)} tokens; it may name {MAX_BIASES}")
     before = -1
@@ -206,16 +206,16 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
-def _processors(given: Any) -> tuple[Processor, ...]:
-    given = (given,) if callable(given) else given
+def _processors(value: Any) -> tuple[Processor, ...]:
+    value = (value,) if callable(value) else value
     try:
-        found = tuple(given)
+        found = tuple(value)
         for one in found:
             hash(one)
     except TypeError:
         found = (None,)
     if not all(map(callable, found)):
-        raise TypeError(f"processors={given!r} must be functions of logits, tokens and a length")
+        raise TypeError(f"processors={value!r} must be functions of logits, tokens and a length")
     return found
 
 

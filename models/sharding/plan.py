@@ -45,7 +45,7 @@ def tensor_axis(mesh: Mesh) -> str | None:
     )
 
 
-def place(
+def plan_sharding(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None
 ) -> Placement:
     """Chooses the sharding of each of `tensors`, by rules for tensor parallelism.
@@ -96,21 +96,21 @@ def _megatron(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, axis: str | None
 ) -> dict[str, PartitionSpec]:
     devices, expected = mesh.shape[axis] if axis else 1, expected_tensors(config)
-    specs, whole = {}, set()
+    specs, replicated = {}, set()
     for name, info in tensors.items():
         what, short, units = expected[name], short_name(name), _units(info)
-        split, is_matrix = what.split, what.beside is None and what.entry.is_matrix
+        split, is_matrix = what.split, what.suffix is None and what.entry.is_matrix
         fits = [at for at in (split, 0) if at is not None and units[at] % devices == 0]
         if _heads_of(config, name, devices) % devices:
             fits = []
         if split is None or not fits:
             specs[name] = PartitionSpec()
             if split is not None or is_matrix:
-                whole.add(short)
+                replicated.add(short)
         else:
             specs[name] = PartitionSpec(*[None] * fits[0], axis)
-    if whole and devices > 1:
-        names = ", ".join(sorted(whole))
+    if replicated and devices > 1:
+        names = ", ".join(sorted(replicated))
         warn(f"whole on each of {devices} devices, which cannot split them: {names}")
     return specs
 

@@ -232,8 +232,8 @@ class _Reader:
         if not any(name in self.name for name in PHI_3_NAMES):
             return frozenset()
         special = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
-        kept = np.flatnonzero(special).tolist()
-        return frozenset(i for i in kept if tokens[i] not in PHI_3_KEEPS)
+        special_ids = np.flatnonzero(special).tolist()
+        return frozenset(i for i in special_ids if tokens[i] not in PHI_3_KEEPS)
 
     def scores(self, count: int) -> np.ndarray:
         """Reads token scores, float32 (vocab,)."""

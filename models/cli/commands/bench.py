@@ -56,13 +56,13 @@ def add_parser(commands: Any) -> None:
         ("-d", "--n-depth", "depth", "0", 0, "tokens that are there before"),
         ("-b", "--batch", "batch", "1", 1, "sequences at a time"),
     )
-    for short, long, name, default, least, text in lists:
+    for short, long, name, default, minimum, text in lists:
         parser.add_argument(
             short,
             long,
             dest=name,
-            type=_numbers(least),
-            default=_numbers(least)(default),
+            type=_numbers(minimum),
+            default=_numbers(minimum)(default),
             metavar="N,...",
             help=f"{text}; default: {default}",
         )
@@ -83,16 +83,18 @@ def add_parser(commands: Any) -> None:
     add_no_cache(parser)
 
 
-def _numbers(least: int, most: int = 1 << 31) -> Any:
-    """Returns an argparse type for comma-separated integers from `least` to `most`."""
+def _numbers(minimum: int, maximum: int = 1 << 31) -> Any:
+    """Returns an argparse type for comma-separated integers from `minimum` to `maximum`."""
 
     def numbers(text: str) -> list[int]:
         parts = text.split(",")
         if not all(part.isascii() and part.isdecimal() and len(part) < 11 for part in parts):
             raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers between commas")
         found = list(dict.fromkeys(int(part) for part in parts))
-        if not all(least <= number <= most for number in found):
-            raise argparse.ArgumentTypeError(f"{text!r} must be numbers from {least} to {most}")
+        if not all(minimum <= number <= maximum for number in found):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} must be numbers from {minimum} to {maximum}"
+            )
         return found
 
     return numbers

@@ -210,7 +210,7 @@ def _broken() -> str | None:
         except jax.errors.JaxRuntimeError as error:
             return f"{native.build.LIBRARY} fails: {error}"
         if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):
-            apart = jnp.max(jnp.abs(got - want))
+            difference = jnp.max(jnp.abs(got - want))
             library = native.build.LIBRARY
-            return f"{library} computes a product that differs from plain JAX's by {apart}"
+            return f"{library} computes a product that differs from plain JAX's by {difference}"
     return None

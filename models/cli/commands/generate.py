@@ -76,20 +76,20 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
     texts = texts_of(options)
     with clock.loading():
         model = load_model(options.model, notes, options.devices, options.lora)
-    model.program_cache = options.kept
+    model.program_cache = options.program_cache
     prompts, sampling = ids_of(texts, model, options), sampling_of(options, model, notes)
     with clock.loading():
         draft = loaded_draft(options, notes)
     shift = _shift(options)
-    given = {"cache_dtype": options.cache_dtype, "draft": draft, "shift": shift}
+    settings = {"cache_dtype": options.cache_dtype, "draft": draft, "shift": shift}
     samplings = [sampling] * len(prompts)
     if shift is None:
         samplings = [_within(model, ids, sampling, notes) for ids in prompts]
     with jq.implementation(options.implementation):
         if len(prompts) == 1 and not (options.json or options.jsonl):
-            outputs = [_streamed(model, prompts[0], texts[0], samplings[0], given, notes)]
+            outputs = [_streamed(model, prompts[0], texts[0], samplings[0], settings, notes)]
         else:
-            outputs = _batch(model, prompts, samplings, given, notes)
+            outputs = _batch(model, prompts, samplings, settings, notes)
             _write(options, model, texts, outputs, samplings, clock)
     seed = None if sampling.greedy else sampling.seed
     notes.print(f"[dim]{timings_line(outputs[0].timings, clock, seed)}[/]", soft_wrap=True)
@@ -119,13 +119,13 @@ def _batch(
     model: Model,
     prompts: list[list[int]],
     samplings: list[Sampling],
-    given: dict[str, Any],
+    settings: dict[str, Any],
     notes: Console,
 ) -> list[Output]:
     rows = [s.replaced(seed=(s.seed + i) % 2**32) for i, s in enumerate(samplings)]
     with _status(notes):
         try:
-            return generate(model, prompts, rows, **given)
+            return generate(model, prompts, rows, **settings)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error
 
@@ -135,11 +135,11 @@ def _streamed(
     ids: list[int],
     text: str | list[int],
     sampling: Sampling,
-    given: dict[str, Any],
+    settings: dict[str, Any],
     notes: Console,
 ) -> Output:
     try:
-        pieces = stream(model, ids, sampling, **given)
+        pieces = stream(model, ids, sampling, **settings)
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
     with _status(notes):

@@ -20,19 +20,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_q4k import CheckpointError, QuantizedArray
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 from ...config.tensors import expected_tensors
-from ...network.lazy import unbuilt
+from ...network.lazy import lazy_decoder
 from ...runner.model import Model
-from ...sharding.plan import Rules
-from ...sharding.plan import place as placed
+from ...sharding.plan import Rules, plan_sharding
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
-from . import config_json, sentence_transformers, tensor_places, tokenizer_files
+from . import config_json, sentence_transformers, tensor_locations, tokenizer_files
 from .safetensors import PACKED, TYPES, Weights
-from .tensor_places import Place
+from .tensor_locations import Location
 
 # Early files store the rope frequencies, which follow from rope_theta.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -74,9 +73,9 @@ class CheckpointSource:
           OSError: a file cannot be read.
         """
         self.name = os.fsdecode(path)
-        given = Path(self.name)
-        folder = given.parent if given.is_file() else given
-        if not given.exists():
+        location = Path(self.name)
+        folder = location.parent if location.is_file() else location
+        if not location.exists():
             raise FileNotFoundError(2, "No such file or directory", self.name)
         fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
         self.description = config_json.describe(fields)
@@ -88,19 +87,19 @@ class CheckpointSource:
         vectors = sentence_transformers.metadata(folder, self.config.architecture)
         self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
-        self._weights = Weights(given)
+        self._weights = Weights(location)
         self._decoder = self._of_the_decoder()
         self._tied = self.description.tied and self._tie()
         self._expected = expected_tensors(self.config)
         checkpoint, packed = self.description.checkpoint, self.description.packed
-        of_class = tensor_places.places(self.config, checkpoint, packed, self._decoder)
-        self._places = self._match(
-            {name: place for name, place in of_class.items() if self._is_part(name)}
+        candidates = tensor_locations.locations(self.config, checkpoint, packed, self._decoder)
+        self._locations = self._match(
+            {name: location for name, location in candidates.items() if self._is_part(name)}
         )
         divisors = self.description.rope_divisors
         self.packed: dict[str, str] = {}  # empty: MXFP4 experts count as original weights
         self.tensors: dict[str, tuple[int, ...]] = {
-            name: self._expected[name].shape for name in self._places
+            name: self._expected[name].shape for name in self._locations
         } | {name: values.shape for name, values in divisors.items()}
         self.nbytes = self._nbytes() | {name: values.nbytes for name, values in divisors.items()}
 
@@ -132,12 +131,12 @@ class CheckpointSource:
             return self.description.rope_divisors[name]
         expected = self._expected[name]
         entry, is_bias = expected.entry, expected.is_bias
-        values = tensor_places.read(self._weights, self._places[name], expected.shape)
+        values = tensor_locations.read(self._weights, self._locations[name], expected.shape)
         if isinstance(values, QuantizedArray):
             return values
         if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:
             values = values.astype(np.float32)
-        offset = entry.is_norm and not is_bias and not self._places[name].plain
+        offset = entry.is_norm and not is_bias and not self._locations[name].plain
         if offset and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
         stays = not self.config.interleaved_rope or self.description.checkpoint.interleaved_rope
@@ -150,11 +149,11 @@ class CheckpointSource:
 
         Divides the bytes of a checkpoint tensor that holds several GGUF tensors.
         """
-        parts = collections.Counter(place.names for place in self._places.values())
+        parts = collections.Counter(location.names for location in self._locations.values())
         sizes = {}
-        for name, place in self._places.items():
-            stored = (self._weights.stored[part] for part in (*place.names, *place.scales))
-            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[place.names]
+        for name, location in self._locations.items():
+            stored = (self._weights.stored[part] for part in (*location.names, *location.scales))
+            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[location.names]
         return sizes
 
     def _of_the_decoder(self) -> dict[str, str]:
@@ -164,8 +163,8 @@ class CheckpointSource:
         """
         names = dict.fromkeys(self._weights.stored)
         if self.description.multimodal:
-            for what, beside in _BESIDE_THE_DECODER.items():
-                self._skip(names, [name for name in names if beside.match(name)], what)
+            for what, pattern in _BESIDE_THE_DECODER.items():
+                self._skip(names, [name for name in names if pattern.match(name)], what)
         multimodal = self.description.multimodal
         headless = not multimodal and "embed_tokens.weight" in names  # a class without lm_head
         found: dict[str, str] = {}
@@ -224,23 +223,23 @@ class CheckpointSource:
         for name in unused:
             del names[name]
 
-    def _match(self, places: dict[str, Place]) -> dict[str, Place]:
-        """Returns the places with names as in this checkpoint.
+    def _match(self, locations: dict[str, Location]) -> dict[str, Location]:
+        """Returns the locations with names as in this checkpoint.
 
         Raises CheckpointError for tensors that are missing, not part of the model, or of a wrong
         shape or type.
         """
         matched, known = {}, set()
-        for name, unresolved in places.items():
+        for name, unresolved in locations.items():
             first = self._decoder.get(unresolved.names[0], "")
             found = self._weights.stored.get(first)
-            place = unresolved.resolved(() if found is None else found.shape)
-            names = tuple(self._found(part, place.shape) for part in place.names)
-            matched[name] = dataclasses.replace(place, names=names)
-            for part in place.scales:
-                self._found(part, place.shape[:-1])
+            location = unresolved.resolved(() if found is None else found.shape)
+            names = tuple(self._found(part, location.shape) for part in location.names)
+            matched[name] = dataclasses.replace(location, names=names)
+            for part in location.scales:
+                self._found(part, location.shape[:-1])
             stored = [*names, *matched[name].scales]
-            self._check_types(stored, place.packed)
+            self._check_types(stored, location.packed)
             known.update(stored)
         for in_a_decoder, stored_name in self._decoder.items():
             if stored_name not in known and not _BUFFER.fullmatch(in_a_decoder):
@@ -294,7 +293,7 @@ class CheckpointSource:
         return entry.required or entry.gguf in self.description.tensors
 
 
-@seldom_collecting()
+@gc_throttled()
 def from_pretrained(
     path: str | os.PathLike[str],
     *,
@@ -321,7 +320,7 @@ def from_pretrained(
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
         shapes = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in source.tensors.items()}
-        placement = None if mesh is None else placed(source.config, shapes, mesh, rules)
+        placement = None if mesh is None else plan_sharding(source.config, shapes, mesh, rules)
         for name in source.tensors:
             if progress is not None:
                 progress(done, total)
@@ -330,7 +329,7 @@ def from_pretrained(
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
-        decoder = unbuilt(source.config, tensors)
+        decoder = lazy_decoder(source.config, tensors)
         return Model(decoder, source.tokenizer, source.model_metadata, placement)
 
 

@@ -164,11 +164,11 @@ def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
     """Returns the part of config.json that describes the decoder, with the class's defaults."""
-    given, prefix = fields.values, ""
+    values, prefix = fields.values, ""
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
-        given, prefix = fields.mapping("text_config"), "text_config."
+        values, prefix = fields.mapping("text_config"), "text_config."
     # null selects the default, except for sliding_window, where it means no window.
-    said = {k: value for k, value in given.items() if value is not None or k == "sliding_window"}
+    said = {k: value for k, value in values.items() if value is not None or k == "sliding_window"}
     return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
 
 
@@ -230,11 +230,11 @@ def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tupl
 
 def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
     """Returns whether experts are MXFP4; raises CheckpointError for other packed weights."""
-    given = fields.object("quantization_config")
-    if given is None:
+    quantization = fields.object("quantization_config")
+    if quantization is None:
         return False
     if checkpoint.quant_method is None or (
-        given.string("quant_method", None) != checkpoint.quant_method
+        quantization.string("quant_method", None) != checkpoint.quant_method
     ):
         _accept(fields, "quantization_config", ())
     return True

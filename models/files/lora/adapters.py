@@ -27,7 +27,7 @@ from ...network.parts import Parts
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from .. import fused
-from ..checkpoints import tensor_places
+from ..checkpoints import tensor_locations
 from ..checkpoints.checkpoint import interleaved, name_in_decoder
 from ..checkpoints.config_json import MAX_CONFIG
 from ..checkpoints.safetensors import TYPES, Weights
@@ -101,16 +101,16 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
         }
         for name, pair in sorted(pairs.items())
     }
-    places = {name: named[name] for name in adapters}
+    linears = {name: named[name] for name in adapters}
 
     def merge(state: dict[str, Any]) -> Decoder:
         from ...network.layers import AdaptedLinear  # imports Flax, which only programs need
 
         decoder = parts.merge(state["decoder"])
         for name, adapter in state["lora"].items():
-            layer, place = places[name]
+            layer, path = linears[name]
             owner: Any = decoder if layer is None else decoder.layers[layer]
-            *owners, last = place.split(".")
+            *owners, last = path.split(".")
             for step in owners:
                 owner = getattr(owner, step)
             setattr(owner, last, AdaptedLinear(getattr(owner, last), **adapter))
@@ -128,9 +128,9 @@ def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
     if optional := [name for name in pairs if not expected[name].required]:
         from ...network.build import named_tensors
 
-        there = named_tensors(model)
+        tensors = named_tensors(model)
         for name in optional:
-            if name not in there:
+            if name not in tensors:
                 tied = ": its output is tied to the embedding" if name == "output.weight" else ""
                 raise GGUFError(file, f"adapter of {name!r}", f"the model has no such matrix{tied}")
 
@@ -186,7 +186,7 @@ def _from_modules(
     for name, both in paired.items():
         if (earlier := modules.setdefault(name_in_decoder(name), name)) != name:
             fail(f"tensor {both[0]!r}", f"is of the module that {paired[earlier][0]!r} is of")
-    checkpoint, places = _places(config, modules, fail)
+    checkpoint, names_of = _places(config, modules, fail)
     _check_types(weights, fail)
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
@@ -195,12 +195,12 @@ def _from_modules(
         a, b = (weights.read(stored) for stored in names)
         if settings.of_mlx:
             a, b = a.T, b.T
-        gguf_names = places[f"{module}.weight"]
-        whole = sum(expected[part].shape[0] for part, _ in gguf_names if part in expected)
+        gguf_names = names_of[f"{module}.weight"]
+        outputs = sum(expected[part].shape[0] for part, _ in gguf_names if part in expected)
         for part, rows in gguf_names:
             if part not in targets:
                 fail(f"tensor {names[0]!r}", _not_adapted(part))
-            _check_shapes(a, b, (whole, expected[part].shape[-1]), names, fail)
+            _check_shapes(a, b, (outputs, expected[part].shape[-1]), names, fail)
             if settings.ranks is not None and a.shape[0] not in settings.ranks:
                 ranks = ", ".join(map(str, sorted(settings.ranks)))
                 problem = f"has rank {a.shape[0]}; r and rank_pattern of {_CONFIG} say {ranks}"
@@ -226,16 +226,18 @@ def _places(
         fail(_CONFIG, f"names modules of checkpoints, which {config.architecture} has none of")
     unknown = ""
     for checkpoint in classes:
-        places: dict[str, list[tuple[str, slice]]] = {}
-        for name, place in tensor_places.places(config, checkpoint).items():
-            as_they_lie = not (place.groups or place.channels or place.as_row or place.tiled)
-            if place.transposed is False and as_they_lie:
-                for stored in place.names:
-                    rows = slice(None) if place.of_experts else place.rows
-                    places.setdefault(stored, []).append((name, rows))
-        missing = [module for module in modules if f"{module}.weight" not in places]
+        gguf_names: dict[str, list[tuple[str, slice]]] = {}
+        for name, location in tensor_locations.locations(config, checkpoint).items():
+            as_they_lie = not (
+                location.groups or location.channels or location.as_row or location.tiled
+            )
+            if location.transposed is False and as_they_lie:
+                for stored in location.names:
+                    rows = slice(None) if location.of_experts else location.rows
+                    gguf_names.setdefault(stored, []).append((name, rows))
+        missing = [module for module in modules if f"{module}.weight" not in gguf_names]
         if not missing:
-            return checkpoint, places
+            return checkpoint, gguf_names
         unknown = unknown or missing[0]
     what = f"{config.architecture} model, or an adapter of it is not supported"
     fail(f"adapter of {modules[unknown]!r:.200}", f"is of no module of a {what}")
@@ -288,7 +290,7 @@ def _from_example(
     """
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
-    at_place = {place: name for name, place in named_linears(config).items()}
+    at_place = {path: name for name, path in named_linears(config).items()}
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
     found: dict[str, dict[str, str]] = {}
@@ -296,8 +298,8 @@ def _from_example(
         match = _TRAINED.fullmatch(name)
         assert match is not None
         found.setdefault(name.rpartition(".")[0], {})[match[4]] = name
-    for place, both in found.items():
-        match = _TRAINED.fullmatch(f"{place}.lora_a")
+    for path, both in found.items():
+        match = _TRAINED.fullmatch(f"{path}.lora_a")
         assert match is not None
         layer = int(match[2]) if match[2] and len(match[2]) < 7 else None
         target = at_place.get((layer, match[3])) if match[2] is None or layer is not None else None
@@ -385,7 +387,7 @@ def _failing(error: type[GGUFError] | type[CheckpointError], file: str) -> Fail:
     return fail
 
 
-def given(lora: Any) -> Iterator[tuple[str | os.PathLike[str], float]]:
+def adapter_specs(lora: Any) -> Iterator[tuple[str | os.PathLike[str], float]]:
     """Yields (path, scale) of each adapter in `lora`: a path, a pair, or a list of either."""
     for one in lora if isinstance(lora, list) else [lora]:
         if isinstance(one, str | os.PathLike):

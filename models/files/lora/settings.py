@@ -111,8 +111,8 @@ def _of_peft(fields: JSONFields) -> Settings:
 
     def scale(module: str, rank: int) -> float:
         names = (name for name in alphas if re.match(rf"(.*\.)?({name})$", module))
-        own = next((alphas[name] for name in names), alpha)
-        return own / (math.sqrt(rank) if by_root else rank)
+        numerator = next((alphas[name] for name in names), alpha)
+        return numerator / (math.sqrt(rank) if by_root else rank)
 
     return Settings(False, scale, frozenset(ranks))
 

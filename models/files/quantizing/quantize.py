@@ -139,9 +139,9 @@ def _types(
     has_importance = bool(importance)
 
     def choose(in_files: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-        given = recipe, config, in_files
-        types = recipes.tensor_types(*given, importance=has_importance)
-        _warn_of_fallbacks(recipes.wanted_types(*given, importance=has_importance), types)
+        args = recipe, config, in_files
+        types = recipes.tensor_types(*args, importance=has_importance)
+        _warn_of_fallbacks(recipes.wanted_types(*args, importance=has_importance), types)
         return types
 
     types = fused.types_by_file(config, shapes, choose)
@@ -252,10 +252,10 @@ def _checked(
 ) -> dict[str, np.ndarray]:
     """Checks importance matrices; returns tensor name -> weights (k,), or (matrices, k)."""
     checked: dict[str, np.ndarray] = {}
-    given = importance or {}
-    for name, weights in given.items():
+    weights_of = importance or {}
+    for name, weights in weights_of.items():
         parts = [part for part in fused.parts_of(config, name) if part in shapes]
-        if any(part in given and part != name for part in parts):
+        if any(part in weights_of and part != name for part in parts):
             parts = []
         if not parts and name not in shapes:
             raise ValueError(f"importance names {name!r}, which is no tensor of the model")

@@ -96,8 +96,8 @@ class Chunk:
         last = first + self.lengths[:, None] - 1
         at = last - (last - slots) % width  # the latest position stored in each slot
         new = jnp.clip(at - first, 0, x.shape[1] - 1)
-        given = jnp.take_along_axis(x, new[..., None], axis=1)
-        return jnp.where((at >= first)[..., None], given, self.state[0])
+        newest = jnp.take_along_axis(x, new[..., None], axis=1)
+        return jnp.where((at >= first)[..., None], newest, self.state[0])
 
 
 @dataclasses.dataclass(frozen=True)

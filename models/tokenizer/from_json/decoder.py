@@ -12,11 +12,11 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
 
     Raises CheckpointError for other decoders.
     """
-    given = steps(root.object("decoder"), "decoders")
-    if not given:
+    decoders = steps(root.object("decoder"), "decoders")
+    if not decoders:
         return _guessed(root)
     raw, strips = True, False
-    for step in given:
+    for step in decoders:
         match step.string("type"):
             case "ByteLevel":
                 raw = False

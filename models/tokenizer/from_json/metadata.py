@@ -96,9 +96,9 @@ def _special_tokens(
             JSONFields({}, described.config_file).fail(f"{name}_token", problem)
         adds = ids == (token,)
         if ids and not adds:
-            place = "before" if name == "bos" else "behind"
+            position = "before" if name == "bos" else "behind"
             shown = ", ".join(repr(tokens.texts[i]) for i in ids)
-            unsaid.append(f"that {shown} are put {place} texts: nothing is")
+            unsaid.append(f"that {shown} are put {position} texts: nothing is")
         if name == "bos" and not adds and model == "gemma4":
             problem = "puts no BOS before texts, but those of Gemma begin with one in GGUF"
             root.fail("post_processor", problem)

@@ -134,14 +134,14 @@ def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
         spans[left + right] = first, rank
     _check_complete(model, tokens, merges)
     scores = np.zeros(len(tokens.texts), np.float32)
-    place, last, previous = 0, -1, ""
+    order, last, previous = 0, -1, ""
     for text, (start, stop) in spans.items():  # ordered by first merge
         if start > last:
-            place += 1
+            order += 1
         elif len(set(text + previous)) > 1:
             problem = f"interleaves those of {previous!r} and {text!r}, which scores cannot say"
             model.fail("merges", problem)
-        scores[tokens.ids[text]] = -place
+        scores[tokens.ids[text]] = -order
         last, previous = max(last, stop), text
     return scores
 

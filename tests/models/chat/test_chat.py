@@ -12,7 +12,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.models import chat, tokenizer
-from jax_q4k.models.chat.marking import Marks
+from jax_q4k.models.chat.token_escaping import SpecialTokenEscaper
 
 VOCABULARIES = GOLDEN.parent / "tokenizers"
 SMALL = chat.Limits(seconds=5, characters=10_000, megabytes=256)
@@ -299,9 +299,9 @@ def test_a_conversation_of_all_private_characters() -> None:
 
 
 def test_overlapping_tokens_are_all_marked() -> None:
-    marks = Marks(["aab", "aa", "ba", "x"], ["aaab", "aba"])
+    marks = SpecialTokenEscaper(["aab", "aa", "ba", "x"], ["aaab", "aba"])
     for text in ("aaab", "aaa", "aabaaba", "baab"):
         marked = marks.marked(text)
         assert not any(token in marked for token in ("aab", "aa", "ba"))
         assert marked.translate(str.maketrans(marks.meanings)) == text
-    assert Marks(["x"], ["abc"]).meanings == {}
+    assert SpecialTokenEscaper(["x"], ["abc"]).meanings == {}

@@ -62,7 +62,7 @@ def test_files_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(prompts, "MAX_FILE", 5)
     file = tmp_path / "prompt.txt"
     for given, name in ((str(file), file), ("-", "standard input")):
-        options = argparse.Namespace(prompts=[prompts.Given("file", given)])
+        options = argparse.Namespace(prompts=[prompts.PromptOption("file", given)])
         for text in ("waves", "waves "):
             file.write_text(text)
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))

@@ -13,7 +13,7 @@ from support.helpers import nmse
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files.checkpoints import tensor_places
+from jax_q4k.models.files.checkpoints import tensor_locations
 from jax_q4k.models.files.lora import adapters
 from jax_q4k.models.network.build import build
 
@@ -266,7 +266,7 @@ def test_adapters_of_mlx_lm(tmp_path):
     """
     given = model("llama-gqa")
     pairs = random_pairs(given)
-    places = tensor_places.places(given.config, given.config.kind.checkpoints[0])
+    places = tensor_locations.locations(given.config, given.config.kind.checkpoints[0])
     expected, tensors = expected_tensors(given.config), {}
     for name, (a, b) in pairs.items():
         module, entry = places[name].names[0].removesuffix(".weight"), expected[name].entry
