@@ -123,7 +123,7 @@ class Explanation:
         if self.platform == "cuda":
             where = f"cuda ({self.device}: {self.target})"
         else:
-            says = f", as ${native.VARIABLE} says" if native.named() else ""
+            says = f", set by ${native.VARIABLE}" if native.named() else ""
             where = f"cpu ({native.problem() or f'kernels for {native.kernels()}{says}'})"
         total = sum(call.count for call in self.calls)
         head = (
@@ -300,7 +300,7 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         predicted = (
             f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
         )
-    prefetch = f", asks for {kernel.ahead_bytes / 1e6:.1f} MB ahead" if kernel.ahead_bytes else ""
+    prefetch = f", prefetches {kernel.ahead_bytes / 1e6:.1f} MB" if kernel.ahead_bytes else ""
     return (
         f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{prefetch}{predicted}"
     )

@@ -187,7 +187,7 @@ def _check_loadable(source: Source, header: Header) -> None:
     for info in header.tensors.values():
         if not info.supported:
             problem = (
-                f"{info.type.name} is not supported; supported are {', '.join(supported_types())}"
+                f"{info.type.name} is not supported; supported: {', '.join(supported_types())}"
             )
             source.fail(f"tensor {info.name!r}: type", problem)
     version = header.metadata.get("general.quantization_version", QUANTIZATION_VERSION)

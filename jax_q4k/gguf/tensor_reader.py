@@ -118,7 +118,7 @@ class TensorReader:
         (at,) = blocks.numbers([[first + int(i)] for (first, _), i in zip(box, index, strict=True)])
         found = f"{blocks.finite_name} {at} is NaN or infinite"
         file = self.source.file_at(self.data_start + blocks.info.offset)
-        file.fail(blocks.field, f"{found} (check_scales=False loads it all the same)")
+        file.fail(blocks.field, f"{found} (check_scales=False loads it anyway)")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _tensor_type(cursor: Cursor, field: str) -> GGMLQuantizationType:
         return GGMLQuantizationType(number)
     except ValueError:
         known = f"{_REMOVED[number]}, removed from ggml" if number in _REMOVED else "unknown"
-        cursor.fail(field, f"{number} ({known}); supported are {', '.join(supported_types())}")
+        cursor.fail(field, f"{number} ({known}); supported: {', '.join(supported_types())}")
 
 
 def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationType) -> int:

@@ -49,8 +49,8 @@ BACKENDS: dict[str, Backend] = {
     "ptx": Backend(
         "ptx",
         ("cuda",),
-        "needs a CUDA device; 'sim' runs the same kernels on the CPU, 'native' kernels of its own, "
-        "'xla' plain JAX",
+        "needs a CUDA device; 'sim' runs the same kernels on the CPU, 'native' has CPU kernels, "
+        "'xla' is plain JAX",
         launch_ptx,
     ),
     "native": Backend("native", ("cpu",), "runs on the CPU only; use 'ptx' or 'xla'"),

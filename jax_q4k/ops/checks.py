@@ -84,7 +84,7 @@ def matrix(name: str, w: Any) -> QuantizedArray:
     """Returns `w` as a QuantizedArray with two axes."""
     w = quantized(name, value(w))
     if w.ndim != 2:
-        rule = "it must have two axes (n, k); products take one of a stack by index=, jax.vmap all"
+        rule = "it must have two axes (n, k); select one of a stack by index=, or use jax.vmap"
         raise ValueError(f"{name} has shape {w.shape}; {rule}")
     return w
 

@@ -35,7 +35,10 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
     types = fields.array("layer_types", [])
     if not types and layers % 6:
-        fields.fail("layer_types", f"is missing, and {layers} layers do not end a pattern of 6")
+        fields.fail(
+            "layer_types",
+            f"is missing, and {layers} layers are not a multiple of the default pattern, 6",
+        )
     full = [i for i in range(layers) if (types[i] == "full_attention" if types else i % 6 == 5)]
     key, vocab_size = "vocab_size_per_layer_input", fields.integer("vocab_size")
     if fields.integer("hidden_size_per_layer_input") and fields.integer(key) != vocab_size:
@@ -96,7 +99,7 @@ def _of_full_layers(
         )
         found.append(sizes)
         if sizes != found[0]:
-            per_layer.fail(str(i), f"says {sizes}, expected {found[0]} as of layer {full[0]}")
+            per_layer.fail(str(i), f"gives {sizes}, expected {found[0]} as in layer {full[0]}")
     return found[0] if found else (head_dim, kv_heads)
 
 

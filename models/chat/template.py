@@ -187,7 +187,9 @@ def _template_of(
     """Returns a template's text, and the special tokens that it may use by name."""
     if isinstance(source, str):
         if name is not None:
-            raise ChatTemplateError(f"template {name!r}: a template's text has no further ones")
+            raise ChatTemplateError(
+                f"template {name!r}: a template given as text has no named templates"
+            )
         return source, {}
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
@@ -198,7 +200,7 @@ def _template_of(
             raise ChatTemplateError(f"{file}: tokenizer.chat_template: is missing")
     if name not in templates:
         available = ", ".join(sorted(templates)) or "none"
-        raise ChatTemplateError(f"{file}: has no chat template {name!r}; there are: {available}")
+        raise ChatTemplateError(f"{file}: has no chat template {name!r}; available: {available}")
     return templates[name], source.special_tokens
 
 

@@ -81,7 +81,7 @@ def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | 
             program_cache = ProgramCache(usable, MAX_BYTES)
         except _UnusableError as error:
             reason = escape(printable(str(error)))
-            notes.print(f"[dim]compiled programs are not kept: {reason}[/]", soft_wrap=True)
+            notes.print(f"[dim]compiled programs are not cached: {reason}[/]", soft_wrap=True)
     if not settings:
         yield None
         return

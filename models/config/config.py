@@ -301,7 +301,7 @@ class Config:
 
 def _unsupported(architecture: Any) -> str:
     found = "is missing" if architecture is None else f"{architecture!r} is not supported"
-    return f"{found}; supported are {', '.join(ARCHITECTURES)}"
+    return f"{found}; supported: {', '.join(ARCHITECTURES)}"
 
 
 def _norm_eps(kind: Architecture) -> str:
@@ -382,5 +382,5 @@ def _shared_kv_layers(
     count = get.integer(key, 0, least=0, most=layers - 1)
     windowed = windowed_layers or tuple(map(kind.windowed or (lambda _: False), range(layers)))
     if not set(windowed[layers - count :]) <= set(windowed[: layers - count]):
-        get.fail(key, f"{count} leaves a layer without one of its kind before it")
+        get.fail(key, f"{count} leaves a layer without an earlier layer of its kind")
     return count

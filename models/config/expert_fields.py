@@ -88,7 +88,7 @@ def _routing(
         number = get.integer(_GATING, default, least=0, most=255) or default
         if number not in _GATINGS:
             known = ", ".join(f"{n} ({name})" for n, name in _GATINGS.items())
-            get.fail(_GATING, f"{number} is not supported; supported are {known}")
+            get.fail(_GATING, f"{number} is not supported; supported: {known}")
         gating = _GATINGS[number]
     if normalize is None:
         normalize = get.boolean(_NORMALIZE, False)
@@ -99,7 +99,7 @@ def _routing(
     used = get.integer(_GROUPS_USED, 0, least=0, most=groups) or groups
     if (selectable := count // groups * used) < experts_used:
         get.fail(
-            _USED, f"{experts_used} are more than {selectable} experts of {_GROUPS_USED}={used}"
+            _USED, f"{experts_used} is more than the {selectable} experts of {_GROUPS_USED}={used}"
         )
     return {
         "gating": gating,

@@ -74,7 +74,7 @@ def check(get: Fields, kind: Architecture) -> None:
         elif key in neutral:
             refuse(get, key, neutral[key])
         elif key not in _READ and key not in _HARMLESS:
-            problem = "is not a known key: what it says may change the model's results"
+            problem = "is not a known key, and may change the model's results"
             get.fail(key[:200], problem)
 
 

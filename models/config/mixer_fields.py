@@ -94,7 +94,7 @@ def _delta(get: Fields) -> Delta:
     if delta.value_heads % delta.key_heads:
         get.fail(values, f"{delta.value_heads} must be a multiple of {keys}={delta.key_heads}")
     if (inner := get.integer("ssm.inner_size", delta.values)) != delta.values:
-        get.fail("ssm.inner_size", f"is {inner}, expected {delta.values}, {values} heads")
+        get.fail("ssm.inner_size", f"is {inner}, expected {delta.values}, for {values} heads")
     return delta
 
 

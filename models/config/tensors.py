@@ -223,7 +223,7 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
     )
     for name, other in (*_TOGETHER, *suffixed):
         if name in tensors and other not in tensors:
-            raise GGUFError(file, f"tensor {name!r}", f"is there without {other!r}")
+            raise GGUFError(file, f"tensor {name!r}", f"is present without {other!r}")
 
 
 def float_array(tensor: QuantizedArray | jax.Array) -> jax.Array:

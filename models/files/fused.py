@@ -50,7 +50,7 @@ def split(
             found[name] = info
             continue
         if present := [part for part in parts if part in tensors and part != name]:
-            raise GGUFError(file, f"tensor {name!r}", f"is there beside {present[0]!r}")
+            raise GGUFError(file, f"tensor {name!r}", f"is present in addition to {present[0]!r}")
         first = expected[parts[0]].shape
         at = max(len(first) - (2 if _suffix(name) == "weight" else 1), 0)
         rows = [expected[part].shape[at] for part in parts]
@@ -117,7 +117,7 @@ def joined(
         scales = [_scales(part, tensors) for part in parts]
         problem = f"the types {', '.join(types)}" if len(types) > 1 else ""
         if any(one != scales[0] for one in scales):
-            problem = problem or "scales that differ"
+            problem = problem or "different scales"
         if problem:
             if any(f".{short}." in fused for short in _ALWAYS):
                 problem = f"holds {' and '.join(parts)}, which have {problem}"

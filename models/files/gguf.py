@@ -106,7 +106,7 @@ def described_config(header: gguf.Header, file: str) -> Config:
     """
     if not header.tensors and other_files.kind_of(header.metadata) is None:
         content = (
-            "is a vocabulary alone" if "tokenizer.ggml.model" in header.metadata else "is empty"
+            "holds only a vocabulary" if "tokenizer.ggml.model" in header.metadata else "is empty"
         )
         raise GGUFError(file, "file", f"{content}: it has no weights")
     return Config.from_metadata(header.metadata, file)
@@ -118,9 +118,9 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
     if unused:
         kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in unused})
         shown = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
-        message = f"{len(unused)} tensors are skipped, which generating text does not use: {shown}"
+        message = f"{len(unused)} tensors are skipped, which text generation does not use: {shown}"
         if any(".nextn." in name for name in unused):
-            message += "; a layer that predicts further tokens is read for drafts alone"
+            message += "; the multi-token-prediction layer is read only for drafts"
         warn(message)
     used = {name: info for name, info in header.tensors.items() if name not in unused}
     return fused.split(Config.from_metadata(header.metadata, file), used, file)

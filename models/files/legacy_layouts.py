@@ -60,7 +60,7 @@ def described(
             found[name] = info
             continue
         if present := [part for part in parts if part in tensors]:
-            raise GGUFError(file, f"tensor {name!r}", f"is there beside {present[0]!r}")
+            raise GGUFError(file, f"tensor {name!r}", f"is present in addition to {present[0]!r}")
         if not all(part in expected for part in parts):  # in a layer of another kind
             raise GGUFError(file, f"tensor {name!r}", "is not part of this layer")
         if info.shape != (full := _fused_shape(config, name)):

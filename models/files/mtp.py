@@ -51,7 +51,7 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
     key = f"{trunk.architecture}.nextn_predict_layers"
     count = header.metadata.get(key, 0)
     if not trunk.kind.predicts_further or count != 1:
-        problem = f"is {count}; drafts take one such layer, of qwen35 or qwen35moe"
+        problem = f"is {count}; drafts need one such layer, in a qwen35 or qwen35moe model"
         raise GGUFError(file, key, problem)
     prefix = f"blk.{trunk.num_layers}."
     pattern = re.compile(re.escape(prefix) + r"nextn\.(\w+)\.weight")
@@ -119,7 +119,7 @@ def _check(
             raise GGUFError(file, f"tensor {full!r}", problem)
     if unknown := extra.keys() - expected.keys():
         name = f"{prefix}nextn.{min(unknown)}.weight"
-        raise GGUFError(file, f"tensor {name!r}", "is not part of a layer of further tokens")
+        raise GGUFError(file, f"tensor {name!r}", "is not part of a multi-token-prediction layer")
     zeros = jax.ShapeDtypeStruct((vocab, size), jnp.float32)
     main = {"token_embd.weight": zeros, "output_norm.weight": jax.ShapeDtypeStruct((size,), "f4")}
     check_tensors(config, main | dict(layer), file)

@@ -58,5 +58,5 @@ def default_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if np.ndim(value) or value != neutral[key]
     ]
     if ignored:
-        warn(f"the file suggests {', '.join(ignored)}: not applied")
+        warn(f"the file suggests {', '.join(ignored)}, which is not applied")
     return found

@@ -59,7 +59,7 @@ def changed(
             if processed.shape != logits.shape:
                 name = getattr(processor, "__name__", repr(processor))
                 found, wanted = processed.shape[1:], logits.shape[1:]
-                raise ValueError(f"{name} gave shape {found}; logits have {wanted}")
+                raise ValueError(f"{name} returned shape {found}; logits have {wanted}")
             processed = processed.astype(jnp.float32)
         logits = jnp.where((parameters.chain == chain)[:, None], processed, logits)
     return logits

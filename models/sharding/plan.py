@@ -111,7 +111,7 @@ def _megatron(
             specs[name] = PartitionSpec(*[None] * fits[0], axis)
     if replicated and devices > 1:
         names = ", ".join(sorted(replicated))
-        warn(f"whole on each of {devices} devices, which cannot split them: {names}")
+        warn(f"replicated on each of {devices} devices, because they cannot be split: {names}")
     return specs
 
 
@@ -128,7 +128,7 @@ def _ruled(tensors: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, Pa
     for name, spec in rules.items():
         if name not in known:
             raise ValueError(
-                f"rules[{name!r}]: the model has no such tensor, but {', '.join(sorted(known))}"
+                f"rules[{name!r}]: the model has no such tensor; it has {', '.join(sorted(known))}"
             )
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
@@ -154,7 +154,7 @@ def _checked(name: str, info: Any, mesh: Mesh, spec: PartitionSpec) -> Partition
         for axis in axes:
             if axis not in mesh.axis_names:
                 has = ", ".join(map(repr, mesh.axis_names))
-                raise ValueError(f"rules: the mesh has no axis {axis!r} for {name!r}, but {has}")
+                raise ValueError(f"rules: the mesh has no axis {axis!r} for {name!r}; it has {has}")
         parts = math.prod(mesh.shape[axis] for axis in axes)
         if units[at] % parts:
             size, block = info.shape[at], _block(info) if at == len(units) - 1 else 1

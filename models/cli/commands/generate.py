@@ -53,16 +53,14 @@ def add_parser(commands: Any) -> None:
     add_model(parser)
     add_prompts(parser)
     parser.add_argument(
-        "--chat", action="store_true", help="put the prompt into the file's chat template"
+        "--chat", action="store_true", help="insert the prompt into the file's chat template"
     )
     add_template(parser)
     written = parser.add_mutually_exclusive_group()
     written.add_argument(
         "--json", action="store_true", help="write one JSON object: outputs, tokens, timings"
     )
-    written.add_argument(
-        "--jsonl", action="store_true", help="write a line of JSON for each prompt"
-    )
+    written.add_argument("--jsonl", action="store_true", help="write one line of JSON per prompt")
     add_sampling(parser)
     running = parser.add_argument_group("running")
     add_context_shift(running)
@@ -72,7 +70,7 @@ def add_parser(commands: Any) -> None:
 def _generate(options: argparse.Namespace, notes: Console) -> None:
     clock = Clock()
     if not options.chat and (options.system is not None or options.no_thinking):
-        raise UsageError("--system and --no-thinking go with --chat")
+        raise UsageError("--system and --no-thinking need --chat")
     texts = texts_of(options)
     with clock.loading():
         model = load_model(options.model, notes, options.devices, options.lora)
@@ -108,8 +106,8 @@ def _within(model: Model, ids: list[int], sampling: Sampling, notes: Console) ->
     if left < 1 or sampling.max_new_tokens <= left:  # `generate` rejects a prompt that is too long
         return sampling
     notes.print(
-        f"[dim]The context of {model.config.context_length} tokens ends after {left} new ones; "
-        f"-n {sampling.max_new_tokens} asks for more: --context-shift goes on.[/]",
+        f"[dim]The context of {model.config.context_length} tokens has room for {left} new "
+        f"ones, not -n {sampling.max_new_tokens}; --context-shift continues beyond it.[/]",
         soft_wrap=True,
     )
     return sampling.replaced(max_new_tokens=left)

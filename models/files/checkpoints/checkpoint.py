@@ -173,7 +173,7 @@ class CheckpointSource:
             if headless and name != _HEAD:
                 in_a_decoder = f"model.{name}"
             if (earlier := found.setdefault(in_a_decoder, name)) != name:
-                self._fail(name, f"is the decoder's {in_a_decoder!r}, and so is {earlier!r}")
+                self._fail(name, f"is the decoder's {in_a_decoder!r}, like {earlier!r}")
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)
         unused = [
@@ -183,13 +183,13 @@ class CheckpointSource:
             unused += [name for name in found if name.removeprefix("model.").startswith(beginning)]
         self._skip(found, unused, "further tokens")
         scales = [name for name in found if _CACHE_SCALES.fullmatch(name)]
-        self._skip(found, scales, "scales of caches in FP8")
+        self._skip(found, scales, "scales of FP8 caches")
         shared = [
             name
             for name in found
             if (m := _KEYS_AND_VALUES.match(name)) and self._shares(int(m.group(1)))
         ]
-        self._skip(found, shared, "keys and values of layers that take those of others")
+        self._skip(found, shared, "keys and values of layers that reuse another layer's")
         return found
 
     def _tie(self) -> bool:
@@ -207,7 +207,9 @@ class CheckpointSource:
         if self._weights.equal(head, embedding):
             del self._decoder[_HEAD]
             return True
-        message = f"tie_word_embeddings holds, but {head!r} differs from {embedding!r} and is used"
+        message = (
+            f"tie_word_embeddings is true, but {head!r} differs from {embedding!r} and is used"
+        )
         warn(f"{self.name}: {message}")
         return False
 
@@ -218,7 +220,7 @@ class CheckpointSource:
     @staticmethod
     def _skip(names: dict[str, Any], unused: list[str], what: str) -> None:
         if unused:
-            message = "tensors are skipped, which generating text does not use"
+            message = "tensors are skipped, which text generation does not use"
             warn(f"{len(unused)} {message}: {what}")
         for name in unused:
             del names[name]
@@ -255,7 +257,7 @@ class CheckpointSource:
         if in_a_decoder not in self._decoder:
             problem = f"is missing, expected with shape {shape}"
             if in_a_decoder == _HEAD:
-                problem += ": config.json's tie_word_embeddings does not put the embedding there"
+                problem += ", because config.json's tie_word_embeddings is false"
             raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
         name = self._decoder[in_a_decoder]
         if (found := self._weights.stored[name].shape) != shape:
@@ -271,9 +273,7 @@ class CheckpointSource:
             dtype = self._weights.stored[name].dtype
             if dtype not in supported:
                 known = ", ".join(supported)
-                self._fail(
-                    name, f"has dtype {dtype}, which is not supported; supported are {known}"
-                )
+                self._fail(name, f"has dtype {dtype}, which is not supported; supported: {known}")
             if dtype != first:
                 self._fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
 

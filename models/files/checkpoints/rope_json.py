@@ -137,7 +137,7 @@ class Rope:
         if kind == "su" or (kind == "yarn" and "long_factor" in self._fields):
             return "longrope"  # early Phi 3 files use the other names
         if kind not in _KINDS:
-            problem = f"{kind[:100]!r} is not supported; supported are {', '.join(_KINDS)}"
+            problem = f"{kind[:100]!r} is not supported; supported: {', '.join(_KINDS)}"
             self._fields.fail("rope_type", problem)
         return kind
 
@@ -167,7 +167,7 @@ class Rope:
         sections = (self._fields if key in self._fields else self._config).array(key)
         valid = all(type(count) is int and 0 <= count <= pairs for count in sections)
         if len(sections) != 3 or not valid or sum(sections) != pairs:
-            problem = f"must be 3 counts of pairs, {pairs} in all, not {sections!r:.100}"
+            problem = f"must be 3 counts of pairs, {pairs} in total, not {sections!r:.100}"
             self._fields.fail(key, problem)
         return np.array([*sections, 0], np.int32)
 
@@ -266,7 +266,7 @@ class Rope:
         original = where.number(_ORIGINAL)  # some files write 4096.0
         if (other := self._config.number(_ORIGINAL, original)) != original:
             where.fail(
-                _ORIGINAL, f"is {original:g}, but beside {where.prefix[:-1]} it is {other:g}"
+                _ORIGINAL, f"is {original:g}, but outside {where.prefix[:-1]} it is {other:g}"
             )
         if not 0 < original <= 1 << 28 or original != int(original):
             where.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")

@@ -135,7 +135,7 @@ class Weights:
                     problem = f"has shape {shape}, beyond the {_MAX_ELEMENTS} elements of an array"
                     raise CheckpointError(str(file), f"tensor {name!r}", problem)
                 if name in self.stored:
-                    problem = f"is in {self.stored[name].file.name} too"
+                    problem = f"is also in {self.stored[name].file.name}"
                     raise CheckpointError(str(file), f"tensor {name!r}", problem)
                 self.stored[name] = Stored(file, dtype, shape)
 
@@ -174,4 +174,4 @@ def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except SafetensorError as error:
-        raise CheckpointError(str(file), field, f"safetensors refuses it: {error}") from None
+        raise CheckpointError(str(file), field, f"safetensors rejects it: {error}") from None

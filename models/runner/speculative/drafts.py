@@ -44,7 +44,7 @@ class PromptLookup:
         _check_tokens(self.tokens)
         if not 1 <= self.shortest <= self.longest <= 64:
             found = f"shortest={self.shortest} and longest={self.longest}"
-            raise ValueError(f"{found} must be 1 to 64, the longest not below the shortest")
+            raise ValueError(f"{found} must be 1 to 64, and longest at least shortest")
 
     def found(
         self, history: jax.Array, lengths: jax.Array, count: int

@@ -41,7 +41,7 @@ def affixes(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
                 continue
             first, last = positions[0], positions[-1] + 1
             if ids[first:last] != plain_ids:
-                problem = "must put tokens around one text, and change none of its own"
+                problem = "must only add tokens before and after one text"
                 raise CheckpointError(file, "post_processor", problem)
             return ids[:first], ids[last:]
     return ids, []

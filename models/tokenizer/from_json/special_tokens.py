@@ -60,7 +60,7 @@ def named_tokens(
             does = "adds one" if ids else "adds none"
             warn(
                 f"{config.file}: {key} is {str(asked).lower()}, but tokenizer.json's "
-                f"post_processor {does}; tokenizer.json counts"
+                f"post_processor {does}; using tokenizer.json"
             )
     others = {}
     for key in SPECIAL_TOKENS:
@@ -85,8 +85,8 @@ def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
                 f"{flags[0]} of {text[:100]!r}" if other and flags else f"{text[:100]!r} as {key}"
             )
             warn(
-                f"{config.file}: added_tokens_decoder gives {says}, tokenizer.json does not; "
-                "tokenizer.json counts"
+                f"{config.file}: added_tokens_decoder gives {says}, but tokenizer.json does "
+                "not; using tokenizer.json"
             )
             return
 

@@ -244,12 +244,12 @@ def test_a_file_with_several_templates() -> None:
     assert chat.render(t, [], tools=tools) == "T"
     assert chat.render(t, [], tools=tools, template="default") == "D"
     assert chat.render(t, [], template="rag") == "R"
-    problem = "model.gguf: has no chat template 'x'; there are: default, rag, tool_use"
+    problem = "model.gguf: has no chat template 'x'; available: default, rag, tool_use"
     with pytest.raises(chat.ChatTemplateError, match=problem):
         chat.render(t, [], template="x")
-    with pytest.raises(chat.ChatTemplateError, match="no chat template 'default'; there are: rag"):
+    with pytest.raises(chat.ChatTemplateError, match="no chat template 'default'; available: rag"):
         chat.render(named(rag="R"), [])
-    with pytest.raises(chat.ChatTemplateError, match="has no further ones"):
+    with pytest.raises(chat.ChatTemplateError, match="has no named templates"):
         chat.render("x", [], template="rag")
 
 

@@ -361,7 +361,7 @@ def test_wrong_meshes() -> None:
 
 
 def test_replicated_tensors_are_reported() -> None:
-    with pytest.warns(UserWarning, match="whole on each of 4 devices.*: attn_k, attn_v"):
+    with pytest.warns(UserWarning, match="replicated on each of 4 devices.*: attn_k, attn_v"):
         models.load(path("llama-gqa"), mesh=mesh(4))
 
 

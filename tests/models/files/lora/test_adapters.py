@@ -221,10 +221,10 @@ def test_adapters_of_the_example(tmp_path):
     adapted = models.with_lora(given, tmp_path / "lora.safetensors")
     assert nmse(adapted.logits(TOKENS), want) <= 1e-10
     for names, message in (
-        ({"layers.0.attention.query.lora_a": (256, 2)}, "is there without its lora_b"),
-        ({"layers.9.attention.query.lora_a": (256, 2)}, "is of no matrix of the model"),
-        ({f"layers.{'9' * 5000}.attention.query.lora_a": (1, 1)}, "is of no matrix of the model"),
-        ({"layers.0.attention.norm.lora_b": (256, 2)}, "is of no matrix of the model"),
+        ({"layers.0.attention.query.lora_a": (256, 2)}, "is present without its lora_b"),
+        ({"layers.9.attention.query.lora_a": (256, 2)}, "matches no matrix of the model"),
+        ({f"layers.{'9' * 5000}.attention.query.lora_a": (1, 1)}, "matches no matrix of the model"),
+        ({"layers.0.attention.norm.lora_b": (256, 2)}, "matches no matrix of the model"),
     ):
         bad = {name: np.zeros(shape, np.float32) for name, shape in names.items()}
         save_file(bad, tmp_path / "bad.safetensors")
@@ -287,7 +287,7 @@ def test_adapters_of_mlx_lm(tmp_path):
         ({"use_dora": True}, "use_dora: is True, which is not supported"),
         (
             {"lora_parameters": {"rank": RANK, "alpha": 2 * RANK, "scale": 1.0}},
-            "lora_parameters.alpha: is 6 with rank=3: mlx-lm's versions differ",
+            "lora_parameters.alpha: is 6 with rank=3: versions of mlx-lm differ",
         ),
         ({"lora_parameters": {"scale": "x"}}, "lora_parameters.scale: must be a number"),
     ):
