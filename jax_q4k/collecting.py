@@ -8,27 +8,30 @@ from collections.abc import Iterator
 
 from .process_wide import ProcessWide
 
-__all__ = ["seldom_collecting"]
+__all__ = ["gc_throttled"]
 
 #: Thresholds of the three generations, as for `gc.set_threshold`.
-_SELDOM = 50_000, 20, 100
+_THRESHOLDS = 50_000, 20, 100
 
 
-def _hold_back() -> tuple[int, int, int]:
+def _raise_thresholds() -> tuple[int, int, int]:
     before = gc.get_threshold()
-    gc.set_threshold(*_SELDOM)
+    gc.set_threshold(*_THRESHOLDS)
     return before
 
 
-_held_back = ProcessWide(_hold_back, lambda before: gc.set_threshold(*before))
+_throttled = ProcessWide(_raise_thresholds, lambda before: gc.set_threshold(*before))
 
 
 @contextlib.contextmanager
-def seldom_collecting() -> Iterator[None]:
+def gc_throttled() -> Iterator[None]:
     """Context manager in which Python's garbage collector runs less often, in all threads.
 
     Imports and tracing create objects that stay alive; scanning them again and again takes a tenth
     of the time to the first token. The old thresholds are restored when the last block ends.
     """
-    with _held_back.block():
+    with _throttled.block():
         yield
+
+
+seldom_collecting = gc_throttled  # deprecated name

@@ -32,14 +32,14 @@ def jit_cache() -> JitCache:
     named = os.environ.get("CUDA_CACHE_PATH")
     folder = Path(named or os.path.expanduser("~/.nv/ComputeCache"))
     if os.environ.get("CUDA_CACHE_DISABLE", "0") not in ("", "0"):
-        return JitCache(folder, "$CUDA_CACHE_DISABLE turns it off")
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return JitCache(folder, "$CUDA_CACHE_DISABLE disables it")
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return JitCache(folder)
-    whose = ", as $CUDA_CACHE_PATH says" if named else ""
-    return JitCache(folder, f"{folder}{whose}, cannot be written")
+    whose = " (from $CUDA_CACHE_PATH)" if named else ""
+    return JitCache(folder, f"{folder}{whose} cannot be written")
 
 
 def cuda_devices() -> int:

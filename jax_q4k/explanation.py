@@ -21,7 +21,7 @@ from .custom_call import simulate_p
 from .ops.backends import BACKENDS, decide
 from .ops.op import OPS, Op
 from .ops.op import device as device_here
-from .ops.prefetch import own
+from .ops.prefetch import without_prefetch
 from .sharding.gathers import Gather, of_call, recorded
 from .sharding.layout import axes_of
 
@@ -123,7 +123,7 @@ class Explanation:
         if self.platform == "cuda":
             where = f"cuda ({self.device}: {self.target})"
         else:
-            says = f", as ${native.VARIABLE} says" if native.named() else ""
+            says = f", set by ${native.VARIABLE}" if native.named() else ""
             where = f"cpu ({native.problem() or f'kernels for {native.kernels()}{says}'})"
         total = sum(call.count for call in self.calls)
         head = (
@@ -229,7 +229,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     with tuning.recorded() as made:
         inner = jax.make_jaxpr(op.inspected(decision.implementation, tree, params))(*shapes)
-    operands, params = own(avals, tree, params)
+    operands, params = without_prefetch(avals, tree, params)
     kernels, handlers, xla = [], [], Counter[str]()
     for part, times in _equations(inner.jaxpr):
         if part.primitive is simulate_p:
@@ -300,8 +300,10 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         predicted = (
             f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
         )
-    ahead = f", asks for {kernel.ahead_bytes / 1e6:.1f} MB ahead" if kernel.ahead_bytes else ""
-    return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{ahead}{predicted}"
+    prefetch = f", prefetches {kernel.ahead_bytes / 1e6:.1f} MB" if kernel.ahead_bytes else ""
+    return (
+        f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{prefetch}{predicted}"
+    )
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .collecting import seldom_collecting
+from .collecting import gc_throttled
 
 __all__ = ["attach"]
 
@@ -27,7 +27,7 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home, attribute = homes[name]
-        with seldom_collecting():
+        with gc_throttled():
             value = _imported(home, attribute, package)
         setattr(module, name, value)
         return value

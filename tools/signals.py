@@ -61,7 +61,7 @@ class Phase:
 
 _GENERATE = ("generate", "MODEL", "--tokens", "1,2,3", "-n", "100", "--cache-dtype", "float32")
 _QUANTIZE = ("quantize", "MODEL", "out.gguf", "--type", "Q8_0", "--force")
-_TIMES = b" s in all: "
+_TIMES = b" s in total: "
 _COMPILED = rb"Compiling.*\x1b\[\?25h"
 
 PHASES = {

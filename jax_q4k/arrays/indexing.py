@@ -57,9 +57,9 @@ def _checked(part: Any, axis: int, size: int) -> Any:
         return int(part)
     values = part if isinstance(part, jax.core.Tracer) else np.asarray(part)
     if not np.issubdtype(values.dtype, np.integer):
-        given = repr(part) if values.ndim == 0 else f"of dtype {values.dtype}"
+        shown = repr(part) if values.ndim == 0 else f"of dtype {values.dtype}"
         raise TypeError(
-            f"index {given} of axis {axis} must be an integer, a slice or an integer array"
+            f"index {shown} of axis {axis} must be an integer, a slice or an integer array"
         )
     if isinstance(values, np.ndarray) and ((values < -size) | (values >= size)).any():
         raise IndexError(

@@ -183,11 +183,11 @@ class QuantizedArray:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        raise TypeError(f"{self!r} is packed and no array of numbers: use w.dequantize()")
+        raise TypeError(f"{self!r} is packed, not an array of numbers: use w.dequantize()")
 
     def __jax_array__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r} is packed and no array of numbers: use jq.matmul(x, w), which is x @ w.T, "
+            f"{self!r} is packed, not an array of numbers: use jq.matmul(x, w), which is x @ w.T, "
             "or w.dequantize()"
         )
 

@@ -51,7 +51,7 @@ class TransposedArray:
         return type(self).matmul(x, self.T)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        raise TypeError(f"{self!r} is packed and no array of numbers: use w.dequantize().T")
+        raise TypeError(f"{self!r} is packed, not an array of numbers: use w.dequantize().T")
 
     def __repr__(self) -> str:
         return f"{self.T!r}.T"

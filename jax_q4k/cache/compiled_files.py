@@ -168,12 +168,12 @@ def compile_here(
       AssertionError: the results have other shapes or dtypes.
     """
     lowered = program.lower(*arguments)
-    given, wanted = (
+    actual, wanted = (
         [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(each)]
         for each in (lowered.out_info, results)
     )
-    if given != wanted:
-        raise AssertionError(f"the program gives {given}; {wanted} was expected")
+    if actual != wanted:
+        raise AssertionError(f"the program returns {actual}, expected {wanted}")
     executable, body = _compiled(lowered)
     return LoadedProgram(executable.runtime_executable(), device), body
 
@@ -257,11 +257,11 @@ def read(
     except (KeyError, TypeError, ValueError, OverflowError):
         agree = False
     if not agree:
-        raise CompiledFileError(file, "shapes", "do not go together")
+        raise CompiledFileError(file, "shapes", "do not fit together")
     try:
         return header, load_program(body, device)
     except jax.errors.JaxRuntimeError as error:
-        raise CompiledFileError(file, "body", f"XLA does not load it: {error}") from error
+        raise CompiledFileError(file, "body", f"XLA cannot load it: {error}") from error
 
 
 def _bytes_of(file: str, private: bool) -> bytes:
@@ -291,7 +291,7 @@ def _opened(path: str | os.PathLike[str], *, follow: bool) -> Iterator[BinaryIO]
     number = os.open(path, flags)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise CompiledFileError(os.fsdecode(path), "file", "is no regular file")
+            raise CompiledFileError(os.fsdecode(path), "file", "is not a regular file")
         with open(number, "rb", closefd=False) as opened:
             yield opened
     finally:
@@ -316,24 +316,24 @@ def _text(value: Any) -> str:
 def _parsed(file: str, data: bytes) -> tuple[Header, bytes]:
     """Parses and verifies a file's bytes; returns its Header and body (serialized executable)."""
     if not data.startswith(MAGIC):
-        problem = f"begins with {data[:16]!r}: this is no compiled program of jax-q4k"
+        problem = f"begins with {data[:16]!r}: this is not a compiled program of jax-q4k"
         raise CompiledFileError(file, "magic", problem)
     at = len(MAGIC)
     length = int.from_bytes(data[at : at + 4], "little")
     digest, text = data[at + 4 : at + 4 + _DIGEST], data[at + 4 + _DIGEST :][:length]
     if length > _LONGEST_HEADER or len(text) < length or hashlib.sha256(text).digest() != digest:
-        raise CompiledFileError(file, "header", "is damaged or cut off")
+        raise CompiledFileError(file, "header", "is damaged or truncated")
     body = data[at + 4 + _DIGEST + length :]
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError
-        raise CompiledFileError(file, "header", f"is no JSON: {error}") from error
+        raise CompiledFileError(file, "header", f"is not JSON: {error}") from error
     said = _checked(file, parsed)
     size, checksum = said.pop("body_bytes"), said.pop("body_sha256")
     if len(body) != size:
         raise CompiledFileError(file, "body", f"has {len(body)} of {size} bytes")
     if hashlib.sha256(body).hexdigest() != checksum:
-        raise CompiledFileError(file, "body", "is damaged: its checksum is another")
+        raise CompiledFileError(file, "body", "is damaged: its checksum differs")
     return Header(**said), body
 
 

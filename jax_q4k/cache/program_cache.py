@@ -96,7 +96,7 @@ class ProgramCache:
             _say(f"{name} is compiled: {error}")
             loaded, body = compiled_files.compile_here(program, arguments, results, device)
             if _sources_have_changed():  # the files hashed for the key may not be those imported
-                _say(f"{name} is not kept: the package's files have changed since the import")
+                _say(f"{name} is not cached: the package's files have changed since the import")
             else:
                 self._keep(path, header, body)
         else:
@@ -115,7 +115,7 @@ class ProgramCache:
                 if size > self.max_bytes or not compiled_files.is_of_this_format(file):
                     file.unlink(missing_ok=True)
         except OSError as error:
-            _say(f"{header.program} is not kept: {error}")
+            _say(f"{header.program} is not cached: {error}")
 
 
 class Types:

@@ -26,7 +26,7 @@ QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION for the supported block layo
 #: Header -> the tensors to read: those of the header, or parts of them.
 Select = Callable[[Header], Mapping[str, TensorInfo]]
 #: Tensor -> its sharding; None means the default device. Packed tensors have axes (..., n, blocks).
-Place = Callable[[TensorInfo], jax.sharding.Sharding | None]
+ShardingOf = Callable[[TensorInfo], jax.sharding.Sharding | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read(
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
-    place: Place | None = None,
+    place: ShardingOf | None = None,
 ) -> GGUFFile:
     """Loads a GGUF file: packed tensors as QuantizedArray; F32, F16 and BF16 as jax.Array.
 
@@ -134,14 +134,14 @@ def load(
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
-    place: Place | None = None,
+    place: ShardingOf | None = None,
 ) -> GGUFFile:
     """Like `read`, but loads from an open source."""
-    with opened(source) as (whole, header):
-        header = _loadable(whole, header, select)
+    with opened(source) as (tensor_source, header):
+        header = _loadable(tensor_source, header, select)
         if check is not None:
             check(header)
-        return GGUFFile(header, _tensors(whole, header, check_scales, progress, place))
+        return GGUFFile(header, _tensors(tensor_source, header, check_scales, progress, place))
 
 
 def _tensors(
@@ -149,7 +149,7 @@ def _tensors(
     header: Header,
     check_scales: bool,
     progress: Callable[[int, int], object] | None,
-    place: Place | None,
+    place: ShardingOf | None,
 ) -> dict[str, QuantizedArray | jax.Array]:
     infos = header.tensors.values()
     total, done = sum(info.nbytes for info in infos), 0
@@ -187,7 +187,7 @@ def _check_loadable(source: Source, header: Header) -> None:
     for info in header.tensors.values():
         if not info.supported:
             problem = (
-                f"{info.type.name} is not supported; supported are {', '.join(supported_types())}"
+                f"{info.type.name} is not supported; supported: {', '.join(supported_types())}"
             )
             source.fail(f"tensor {info.name!r}: type", problem)
     version = header.metadata.get("general.quantization_version", QUANTIZATION_VERSION)

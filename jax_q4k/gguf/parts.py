@@ -99,8 +99,8 @@ def opened(source: Source) -> Iterator[tuple[Source, Header]]:
             sources.append(part)
             headers.append(parse_source(part))
             _check_part(part, headers[-1].metadata, number, source.name, header.metadata)
-        whole = JoinedSource(sources)
-        yield whole, _joined(whole, headers)
+        joined = JoinedSource(sources)
+        yield joined, _joined(joined, headers)
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
@@ -134,14 +134,16 @@ def _others(source: Source, count: int) -> list[Path]:
     match = _NAME.fullmatch(source.name)
     if match is None or (int(match[2]), int(match[3])) != (1, count):
         expected = f"NAME-00001-of-{count:05d}.gguf"
-        problem = f"is {count}, but the file is not named {expected}, beside which the others are"
+        problem = (
+            f"is {count}, but the file is not named {expected}, from which the other names follow"
+        )
         source.fail(COUNT, problem)
     others = [_part(match[1], i, count) for i in range(1, count)]
     missing = [path.name for path in others if not path.exists()]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         some = f"{len(missing)} of them are" if len(missing) > 1 else "one of them is"
-        source.fail(COUNT, f"is {count} parts, but {some} missing beside the first: {shown}")
+        source.fail(COUNT, f"is {count} parts, but {some} missing next to the first: {shown}")
     return others
 
 
@@ -152,48 +154,50 @@ def _check_part(
     fields = Fields(metadata, part.name)
     if fields.integer(NUMBER) != number:
         found = metadata[NUMBER]
-        part.fail(NUMBER, f"is {found}, expected {number} of part {number + 1}: wrongly named")
+        part.fail(
+            NUMBER, f"is {found}, expected {number} for part {number + 1}: the file's name is wrong"
+        )
     for key in dict.fromkeys((COUNT, TENSORS, *metadata)):
         if key in (NUMBER, _ALIGNMENT):
             continue
         fields.value(key)  # raises if it is missing
         if key not in firsts or not np.array_equal(metadata[key], firsts[key]):
-            what = f"is not that of {os.path.basename(first)!r}"
+            what = f"differs from that of {os.path.basename(first)!r}"
             part.fail(key, f"{what}: these are parts of different models")
 
 
-def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
+def _joined(joined: JoinedSource, headers: Sequence[Header]) -> Header:
     """Joins the headers of all parts into one Header, without the `split.*` metadata."""
     first = headers[0]
     tensors: dict[str, TensorInfo] = {}
-    for source, header, start in zip(whole.sources, headers, whole.starts, strict=True):
+    for source, header, start in zip(joined.sources, headers, joined.starts, strict=True):
         for name, info in header.tensors.items():
             if name in tensors:
-                source.fail(f"tensor {name!r}", "is in an earlier part, too")
+                source.fail(f"tensor {name!r}", "is also in an earlier part")
             offset = start + header.data_start + info.offset
             tensors[name] = dataclasses.replace(info, offset=offset)
         if len(tensors) > MAX_ENTRIES:
-            source.fail("tensor count", f"of this and the parts before is above {MAX_ENTRIES}")
-    said = Fields(first.metadata, whole.name).integer(TENSORS)
+            source.fail("tensor count", f"of this part and the earlier ones exceeds {MAX_ENTRIES}")
+    said = Fields(first.metadata, joined.name).integer(TENSORS)
     if said != len(tensors):
-        whole.fail(TENSORS, f"is {said}, but the {len(headers)} parts hold {len(tensors)}")
+        joined.fail(TENSORS, f"is {said}, but the {len(headers)} parts hold {len(tensors)}")
     return dataclasses.replace(
         first,
         metadata=without_parts(first.metadata),
         tensors=tensors,
         data_start=0,
-        file_size=whole.size,
-        parts=tuple(source.name for source in whole.sources),
+        file_size=joined.size,
+        parts=tuple(source.name for source in joined.sources),
     )
 
 
 def without_parts(metadata: Mapping[str, Any]) -> Metadata:
     """Returns the metadata without the `split.*` keys, for a model in one file."""
-    whole = Metadata(metadata)
+    remaining = Metadata(metadata)
     for key in (NUMBER, COUNT, TENSORS):
-        whole.pop(key, None)
-        whole.types.pop(key, None)
-    return whole
+        remaining.pop(key, None)
+        remaining.types.pop(key, None)
+    return remaining
 
 
 def metadata_of_part(

@@ -78,13 +78,13 @@ class TensorReader:
         ends = [(min(side)[0], max(side)[1]) for side in zip(*boxes, strict=True)]
         filled = sum(map(_volume, boxes)) == _volume(ends)
         for box in [tuple(ends)] if filled else boxes:
-            own = planes[boxes.index(box)] if box in boxes else []
-            in_place = len(own) == 1  # a single plane has the blocks' bytes in file order
-            most = min(_volume(box), max(1, CHUNK // blocks.nbytes))
-            buffer = np.empty((0 if in_place else most, blocks.nbytes), np.uint8)
-            for piece in _pieces(box, most):
+            box_planes = planes[boxes.index(box)] if box in boxes else []
+            in_place = len(box_planes) == 1  # a single plane has the blocks' bytes in file order
+            max_blocks = min(_volume(box), max(1, CHUNK // blocks.nbytes))
+            buffer = np.empty((0 if in_place else max_blocks, blocks.nbytes), np.uint8)
+            for piece in _pieces(box, max_blocks):
                 if in_place:
-                    raw = own[0][_within(piece, box)]
+                    raw = box_planes[0][_within(piece, box)]
                 else:
                     raw = buffer[: _volume(piece)].reshape(*_extents(piece), -1)
                 self._read(blocks, piece, raw)
@@ -118,7 +118,7 @@ class TensorReader:
         (at,) = blocks.numbers([[first + int(i)] for (first, _), i in zip(box, index, strict=True)])
         found = f"{blocks.finite_name} {at} is NaN or infinite"
         file = self.source.file_at(self.data_start + blocks.info.offset)
-        file.fail(blocks.field, f"{found} (check_scales=False loads it all the same)")
+        file.fail(blocks.field, f"{found} (check_scales=False loads it anyway)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,15 +210,15 @@ def _scatter(
                 target[_within(common, box)] = plane[_within(common, piece)]
 
 
-def _pieces(box: Box, most: int) -> Iterator[Box]:
-    """Cuts a box into boxes of at most `most` blocks, in file order."""
-    if _volume(box) <= most:
+def _pieces(box: Box, max_blocks: int) -> Iterator[Box]:
+    """Cuts a box into boxes of at most `max_blocks` blocks, in file order."""
+    if _volume(box) <= max_blocks:
         yield box
         return
     (first, end), *rest = box
-    step = max(1, most // _volume(rest))
+    step = max(1, max_blocks // _volume(rest))
     for start in range(first, end, step):
-        for piece in _pieces(tuple(rest), most):
+        for piece in _pieces(tuple(rest), max_blocks):
             yield (start, min(start + step, end)), *piece
 
 

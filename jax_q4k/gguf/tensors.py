@@ -56,8 +56,8 @@ class TensorInfo:
         """
         shape = (*self.shape[:axis], rows, *self.shape[axis + 1 :])
         nbytes = self.nbytes * rows // self.shape[axis]
-        whole = first, self.shape[axis], self.name, axis
-        return TensorInfo(name, self.type, shape, self.offset, nbytes, *whole)
+        part_of = first, self.shape[axis], self.name, axis
+        return TensorInfo(name, self.type, shape, self.offset, nbytes, *part_of)
 
     @property
     def block_size(self) -> int:
@@ -96,7 +96,7 @@ def _tensor_type(cursor: Cursor, field: str) -> GGMLQuantizationType:
         return GGMLQuantizationType(number)
     except ValueError:
         known = f"{_REMOVED[number]}, removed from ggml" if number in _REMOVED else "unknown"
-        cursor.fail(field, f"{number} ({known}); supported are {', '.join(supported_types())}")
+        cursor.fail(field, f"{number} ({known}); supported: {', '.join(supported_types())}")
 
 
 def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationType) -> int:
@@ -130,8 +130,8 @@ def check_places(
         if info.offset % alignment:
             source.fail(field, f"{info.offset} must be a multiple of the alignment, {alignment}")
         if info.offset > available or info.nbytes > available - info.offset:
-            place = f"(from byte {data_start} of {source.size})"
-            rule = f"must lie within the {available} bytes of tensor data {place}"
+            where = f"(from byte {data_start} of {source.size})"
+            rule = f"must lie within the {available} bytes of tensor data {where}"
             source.fail(field, f"{info.offset} + {info.nbytes} bytes {rule}")
     placed = sorted(tensors, key=lambda info: info.offset)
     for before, after in zip(placed, placed[1:], strict=False):

@@ -53,7 +53,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
     try:
         if missing := elf.bytes_missing(path):
-            return None, f"{path} is cut: {missing} bytes are missing at its end; {build.HOW_TO}"
+            return (
+                None,
+                f"{path} is truncated: {missing} bytes are missing at its end; {build.HOW_TO}",
+            )
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()
@@ -61,7 +64,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         if now and built != now:
             return (
                 None,
-                f"{build.LIBRARY} was built from other sources than those beside it; "
+                f"{build.LIBRARY} was built from other sources than those next to it; "
                 f"{build.HOW_TO}",
             )
         library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
@@ -111,9 +114,9 @@ def _refusal(name: str, in_library: list[str]) -> str:
     if name not in build.kernels():
         why = f"must be one of {', '.join(build.kernels())}"
     elif name not in in_library:
-        why = "not in the library: its compiler did not know them"
+        why = "not in the library: its compiler does not support them"
     else:
-        why = "this processor lacks what they need"
+        why = "this processor does not support them"
     return f"${VARIABLE}={name!r}: {why}"
 
 
@@ -144,7 +147,7 @@ def warn_if_unavailable() -> None:
     The message says what is missing.
     """
     if not available():
-        message = f"plain JAX, which is slow, takes the place of the CPU's kernels: {problem()}"
+        message = f"plain JAX, which is slow, replaces the CPU kernels: {problem()}"
         warnings.warn(message, NativeUnavailableWarning, stacklevel=2)
 
 

@@ -29,7 +29,7 @@ def main() -> int:
     print(library_path())
     if left_out:
         print(
-            f"without kernels for {', '.join(left_out)}: this compiler does not know them",
+            f"without kernels for {', '.join(left_out)}: this compiler does not support them",
             file=sys.stderr,
         )
     return 0

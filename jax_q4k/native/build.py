@@ -88,7 +88,7 @@ def headers() -> str:
     try:
         import jaxlib  # all that an installation has; jax.ffi.include_dir() uses it, too
     except ImportError as error:
-        raise BuildError(f"no jaxlib, whose headers are needed: {error}") from error
+        raise BuildError(f"jaxlib, whose headers are needed, is missing: {error}") from error
     return str(Path(jaxlib.__file__).with_name("include"))
 
 

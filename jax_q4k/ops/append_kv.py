@@ -61,12 +61,12 @@ def append_kv(
     latent = v_pages is None
     if latent and v is not None:
         raise TypeError("v belongs to v_pages, which is None")
-    given = (
+    arrays = (
         checks.latent_pages(k_pages, k_scales, v_scales)
         if latent
         else checks.pages(k_pages, v_pages, k_scales, v_scales)
     )
-    pages = tuple(array for array in given if array is not None)
+    pages = tuple(array for array in arrays if array is not None)
     rows, slot_mapping = checks.new_tokens(
         {"k": k} if latent else {"k": k, "v": v}, slot_mapping, pages[0]
     )

@@ -71,7 +71,7 @@ class Operands(NamedTuple):
         """Returns the operands with q cast to float32, which the primitive requires."""
         return self._replace(q=self.q.astype(jnp.float32))
 
-    def given(self) -> list[jax.Array]:
+    def arrays(self) -> list[jax.Array]:
         """Returns the operands that are not None, in the order of the kernels' arguments."""
         return [array for array in self if array is not None]
 
@@ -121,8 +121,8 @@ def reference(
     value_dim: int | None,
 ) -> jax.Array:
     """The primitive in plain JAX."""
-    given = Operands(*operands).without_groups()  # type: ignore[arg-type]
-    keys, values, known = _tokens(given, value_dim)
+    args = Operands(*operands).without_groups()  # type: ignore[arg-type]
+    keys, values, known = _tokens(args, value_dim)
 
     def attended(q: jax.Array, lengths: jax.Array) -> jax.Array:
         """Attends with q (batch, num_heads, head_dim) to the first `lengths` cached tokens."""
@@ -139,8 +139,8 @@ def reference(
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         scores = jnp.where(mask, scores, -jnp.inf)
         top = jnp.max(scores, axis=-1, keepdims=True)
-        if given.sinks is not None:
-            logits = given.sinks.reshape(1, num_kv_heads, -1, 1)
+        if args.sinks is not None:
+            logits = args.sinks.reshape(1, num_kv_heads, -1, 1)
             top = jnp.maximum(top, logits)
         # Scores masked to -inf stay out of `exp`: in an empty sequence top is -inf too, and their
         # difference would be NaN.
@@ -148,33 +148,33 @@ def reference(
         # 0 * NaN would be NaN
         seen_values = jnp.where(visible[:, None, :, None], values, 0.0)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        if given.sinks is not None:
+        if args.sinks is not None:
             total += jnp.exp(logits - top)
         out = jnp.einsum("bhgt,bhtd->bhgd", weights, seen_values, precision=highest)
         out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out / total, 0.0)
         return out.reshape(*q.shape[:2], values.shape[-1])
 
-    if given.lengths is None:
-        return attended(given.q, given.context_lens)
-    pieces: jax.Array = jax.vmap(attended, 1, 1)(given.q, given.seen_by_token())
+    if args.lengths is None:
+        return attended(args.q, args.context_lens)
+    pieces: jax.Array = jax.vmap(attended, 1, 1)(args.q, args.seen_by_token())
     return pieces
 
 
-def _tokens(given: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _tokens(operands: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns keys and values, float32 (batch, num_kv_heads, capacity, width), and `known`.
 
     `known`, bool (batch, capacity), marks tokens in valid pages.
     """
-    rows = [given.k] if given.v is None else [given.k, given.v]
+    rows = [operands.k] if operands.v is None else [operands.k, operands.v]
     floats = [r.astype(jnp.float32) for r in rows]
-    scales = (given.k_scales, given.v_scales)
+    scales = (operands.k_scales, operands.v_scales)
     floats = [f if s is None else f * s[..., None] for f, s in zip(floats, scales, strict=False)]
-    if given.block_tables is None:
-        known = jnp.ones((given.k.shape[0], given.k.shape[2]), jnp.bool_)
+    if operands.block_tables is None:
+        known = jnp.ones((operands.k.shape[0], operands.k.shape[2]), jnp.bool_)
         return floats[0], floats[-1][..., :value_dim], known
-    num_pages, num_kv_heads, page_size, head_dim = given.k.shape
-    known = (given.block_tables >= 0) & (given.block_tables < num_pages)
-    pages = jnp.where(known, given.block_tables, 0)
+    num_pages, num_kv_heads, page_size, head_dim = operands.k.shape
+    known = (operands.block_tables >= 0) & (operands.block_tables < num_pages)
+    pages = jnp.where(known, operands.block_tables, 0)
     shape = (pages.shape[0], num_kv_heads, pages.shape[1] * page_size, head_dim)
     floats = [jnp.moveaxis(f[pages], 2, 1).reshape(shape) for f in floats]
     return floats[0], floats[-1][..., :value_dim], jnp.repeat(known, page_size, axis=1)
@@ -182,14 +182,14 @@ def _tokens(given: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Arra
 
 def ptx(launch: KernelCall, *operands: jax.Array | None, **params: Any) -> jax.Array:
     """The primitive by PTX kernels."""
-    given = Operands(*operands)  # type: ignore[arg-type]
-    (out,) = launches(launch, given, **params)
-    return out.reshape(*given.q.shape[:-1], out.shape[-1])
+    args = Operands(*operands)  # type: ignore[arg-type]
+    (out,) = launches(launch, args, **params)
+    return out.reshape(*args.q.shape[:-1], out.shape[-1])
 
 
 def launches(
     launch: KernelCall,
-    given: Operands,
+    operands: Operands,
     *,
     scale: float,
     window: int | None,
@@ -214,22 +214,22 @@ def launches(
     )
     from ptx_kernels.tuning import choose
 
-    given = given.without_groups()
-    num_pages, num_kv_heads, page_size, head_dim = given.k.shape
-    per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
+    operands = operands.without_groups()
+    num_pages, num_kv_heads, page_size, head_dim = operands.k.shape
+    per_sequence = 1 if operands.block_tables is None else operands.block_tables.shape[1]
     capacity = min(per_sequence * page_size, window or per_sequence * page_size)
-    dtype = ptx_name(given.k.dtype)
-    if given.lengths is not None:
-        pieces = *given.q.shape[:2], num_kv_heads, head_dim, capacity, dtype, value_dim
+    dtype = ptx_name(operands.k.dtype)
+    if operands.lengths is not None:
+        pieces = *operands.q.shape[:2], num_kv_heads, head_dim, capacity, dtype, value_dim
         if choose(piece_attention_rule, *pieces, per_sequence * page_size):
             options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-            return _of_pieces(launch, given, capacity, options, output)
-        given = given.by_token()
-    batch, num_heads, _ = given.q.shape
+            return _of_pieces(launch, operands, capacity, options, output)
+        operands = operands.by_token()
+    batch, num_heads, _ = operands.q.shape
     heads = num_heads, num_kv_heads, head_dim
     config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim, page_size)
-    whole = config.splits == 1 or config.cluster
-    if whole and output == "f16":
+    unsplit = config.splits == 1 or config.cluster
+    if unsplit and output == "f16":
         together = config.whole_heads(num_heads // num_kv_heads)
         output = output if leaves_f16(value_dim or head_dim, together) else "q8_1"
     kernel = paged_attention(
@@ -242,16 +242,16 @@ def launches(
         pages_per_sequence=per_sequence,
         scale=scale,
         dtype=dtype,
-        contiguous=given.contiguous,
+        contiguous=operands.contiguous,
         window=window,
         soft_cap=soft_cap,
-        sinks=given.sinks is not None,
+        sinks=operands.sinks is not None,
         value_dim=value_dim,
-        output=output if whole else "f32",
+        output=output if unsplit else "f32",
         config=config,
     )
-    results = launch(kernel, *given.given())
-    if whole:
+    results = launch(kernel, *operands.arrays())
+    if unsplit:
         return results
     return _merged(launch, results, output)
 
@@ -273,7 +273,7 @@ def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list
 
 
 def _of_pieces(
-    launch: KernelCall, given: Operands, capacity: int, options: dict[str, Any], output: str
+    launch: KernelCall, operands: Operands, capacity: int, options: dict[str, Any], output: str
 ) -> list[jax.Array]:
     """Launches the prefill kernel on chunks of tokens; it reads pages once per tile of queries.
 
@@ -285,10 +285,10 @@ def _of_pieces(
     from ptx_kernels.limits import PIECE_KEY_PARTS, PIECE_PARTS
     from ptx_kernels.tuning import choose
 
-    assert given.block_tables is not None
-    batch, time, num_heads, head_dim = given.q.shape
-    num_pages, num_kv_heads, page_size, _ = given.k.shape
-    per_sequence = given.block_tables.shape[1]
+    assert operands.block_tables is not None
+    batch, time, num_heads, head_dim = operands.q.shape
+    num_pages, num_kv_heads, page_size, _ = operands.k.shape
+    per_sequence = operands.block_tables.shape[1]
     sizes: dict[str, Any] = {
         "batch": batch,
         "time": time,
@@ -299,9 +299,11 @@ def _of_pieces(
         "page_size": page_size,
         "pages_per_sequence": per_sequence,
     }
-    dtype, parts = ptx_name(given.k.dtype), 1
-    pages = [x for x in (given.k, given.v, given.k_scales, given.v_scales) if x is not None]
-    tables, window = (given.block_tables, given.context_lens), options["window"]
+    dtype, parts = ptx_name(operands.k.dtype), 1
+    pages = [
+        x for x in (operands.k, operands.v, operands.k_scales, operands.v_scales) if x is not None
+    ]
+    tables, window = (operands.block_tables, operands.context_lens), options["window"]
     if dtype in PIECE_KEY_PARTS:
         parts = PIECE_KEY_PARTS[dtype]
         seen = None if window is None else window + time - 1
@@ -314,15 +316,15 @@ def _of_pieces(
     kernel = causal_attention(
         **sizes,
         num_heads=num_heads,
-        sinks=given.sinks is not None,
+        sinks=operands.sinks is not None,
         parts=PIECE_PARTS,
         key_parts=parts,
         dtype=dtype,
         config=config,
         **options,
     )
-    others = [x for x in (given.lengths, given.sinks) if x is not None]
-    results = launch(kernel, given.q, *pages, *tables, *others)
+    others = [x for x in (operands.lengths, operands.sinks) if x is not None]
+    results = launch(kernel, operands.q, *pages, *tables, *others)
     if config.splits > 1:
         return _merged(launch, results, output)
     (out,) = results
@@ -335,9 +337,9 @@ def _of_pieces(
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     """The primitive by the native kernels, which take each token as a separate sequence."""
     asked = Operands(*operands)  # type: ignore[arg-type]
-    given = asked.without_groups().by_token()
-    options = {"contiguous": given.contiguous, "sinks": given.sinks is not None}
-    out = calls.paged_attention(given.given(), **options, **params)
+    args = asked.without_groups().by_token()
+    options = {"contiguous": args.contiguous, "sinks": args.sinks is not None}
+    out = calls.paged_attention(args.arrays(), **options, **params)
     return out.reshape(*asked.q.shape[:-1], out.shape[-1])
 
 
@@ -352,10 +354,10 @@ def layout(*operands: Any, **_: Any) -> Layout:
     Pages serve any sequence of their group and are split with the groups. A single KV head is
     replicated on every device that has some of its query heads.
     """
-    given = Operands(*operands)
-    tables, heads = given.block_tables, "h" if given.k.shape[1] > 1 else "_"
+    args = Operands(*operands)
+    tables, heads = args.block_tables, "h" if args.k.shape[1] > 1 else "_"
     rows = f"b {heads}" if tables is None or tables.ndim == 3 else f"_ {heads}"
-    q = "b h _" if given.lengths is None else "b _ h _"
+    q = "b h _" if args.lengths is None else "b _ h _"
     names = Operands(q, rows, rows, rows, rows, "b _", "b", "b", "h")  # type: ignore[arg-type]
     return Layout(tuple(names), q)
 

@@ -49,8 +49,8 @@ BACKENDS: dict[str, Backend] = {
     "ptx": Backend(
         "ptx",
         ("cuda",),
-        "needs a CUDA device; 'sim' runs the same kernels on the CPU, 'native' kernels of its own, "
-        "'xla' plain JAX",
+        "needs a CUDA device; 'sim' runs the same kernels on the CPU, 'native' has CPU kernels, "
+        "'xla' is plain JAX",
         launch_ptx,
     ),
     "native": Backend("native", ("cpu",), "runs on the CPU only; use 'ptx' or 'xla'"),
@@ -148,12 +148,12 @@ def of_leaves(
     tree: tree structure of the operands.
     """
 
-    def whole(*leaves: Any) -> list[Any]:
+    def flat(*leaves: Any) -> list[Any]:
         # Callers who forbid rank promotion mean their own code.
         with jax.numpy_rank_promotion("allow"):
             return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves), **params))
 
-    return whole
+    return flat
 
 
 def _is_passed_over(implementation: str) -> bool:

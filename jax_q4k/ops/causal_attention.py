@@ -77,14 +77,14 @@ def causal_attention(
         raise ValueError(f"q has shape {q.shape}; head_dim=0 must be positive")
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
     sinks = checks.sinks(sinks, num_heads)
-    given = None if scale is None else checks.positive("scale", scale)
+    checked_scale = None if scale is None else checks.positive("scale", scale)
     params: dict[str, Any] = {
         "window": checks.window(window),
         "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
     }
     if q.size == 0 or v.shape[3] == 0:
         return jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
-    params["scale"] = head_dim**-0.5 if given is None else given
+    params["scale"] = head_dim**-0.5 if checked_scale is None else checked_scale
     params["activations"] = current_selection().activations
     floats = (x.astype(jnp.float32) for x in (q, k, v))
     out: jax.Array = _op.bind(*floats, lengths, sinks, **params)

@@ -84,7 +84,7 @@ def matrix(name: str, w: Any) -> QuantizedArray:
     """Returns `w` as a QuantizedArray with two axes."""
     w = quantized(name, value(w))
     if w.ndim != 2:
-        rule = "it must have two axes (n, k); products take one of a stack by index=, jax.vmap all"
+        rule = "it must have two axes (n, k); select one of a stack by index=, or use jax.vmap"
         raise ValueError(f"{name} has shape {w.shape}; {rule}")
     return w
 
@@ -323,22 +323,22 @@ def _keys(name: str, k: Any, axes: str, head_dims: tuple[int, ...]) -> jax.Array
     return k
 
 
-def _scales(name: str, rows: jax.Array, given: dict[str, Any]) -> dict[str, jax.Array | None]:
-    """Checks and returns the scales `given` by name for int8 keys or values `rows`.
+def _scales(name: str, rows: jax.Array, scales_of: dict[str, Any]) -> dict[str, jax.Array | None]:
+    """Checks and returns scales by name, those of int8 keys or values `rows`.
 
     Each must be None if `rows` are not int8.
     """
     if rows.dtype != jnp.int8:
-        for scales_name, scales in given.items():
+        for scales_name, scales in scales_of.items():
             if scales is not None:
                 raise TypeError(f"{scales_name} belongs to int8 {name}, which is {rows.dtype}")
-        return given
-    for scales_name, scales in given.items():
+        return scales_of
+    for scales_name, scales in scales_of.items():
         if scales is None:
             raise TypeError(f"int8 {name} needs {scales_name}, float32 of shape {rows.shape[:3]}")
-        given[scales_name] = checked = float_array(scales_name, scales, FLOAT32)
+        scales_of[scales_name] = checked = float_array(scales_name, scales, FLOAT32)
         same_shape(scales_name, checked, rows.shape[:3], f"the shape of {name} without head_dim")
-    return given
+    return scales_of
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:

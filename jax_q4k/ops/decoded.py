@@ -90,8 +90,8 @@ def products(
     ys = [y.astype(jnp.float32) * row * scale.astype(jnp.float32) for y, scale in factors]
     if activation:
         return [ACTIVATION_FUNCTIONS[activation](*ys)]
-    given = biases or [None] * len(weights)
-    ys = [y if bias is None else y + bias for y, bias in zip(ys, given, strict=True)]
+    terms = biases or [None] * len(weights)
+    ys = [y if bias is None else y + bias for y, bias in zip(ys, terms, strict=True)]
     return ys if residual is None else [residual + ys[0]]
 
 

@@ -16,7 +16,7 @@ from jax.interpreters import ad
 
 from ..selection import Selection, selected
 from .backends import Operation, of_leaves
-from .prefetch import own
+from .prefetch import without_prefetch
 
 Params = dict[str, Any]
 
@@ -68,7 +68,7 @@ def _own_jvp(
     rule: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> Any:
     """Calls a JVP rule without the operands that are only weights to prefetch."""
-    primals, params = own(primals, params["tree"], params)
+    primals, params = without_prefetch(primals, params["tree"], params)
     return rule(primals, tangents[: len(primals)], **params)
 
 
@@ -76,8 +76,8 @@ def _own_transpose(
     rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
 ) -> list[Any]:
     """Calls a transpose rule without the weights to prefetch, whose cotangents are None."""
-    given, params = own(operands, params["tree"], params)
-    return [*rule(cotangents, *given, **params), *[None] * (len(operands) - len(given))]
+    args, params = without_prefetch(operands, params["tree"], params)
+    return [*rule(cotangents, *args, **params), *[None] * (len(operands) - len(args))]
 
 
 def _no_derivative(op: Operation, *_: Any, **__: Any) -> NoReturn:
@@ -156,11 +156,11 @@ def _varied(
     The other operands are constants. The implementation in `params` is selected.
     """
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
-    whole = of_leaves(composition, params["tree"], plain)
+    composed = of_leaves(composition, params["tree"], plain)
 
     def function(*leaves: Any) -> list[Any]:
         varied = dict(zip(varying, leaves, strict=True))
         with selected(Selection(params["implementation"])):
-            return whole(*(varied.get(i, operand) for i, operand in enumerate(operands)))
+            return composed(*(varied.get(i, operand) for i, operand in enumerate(operands)))
 
     return function

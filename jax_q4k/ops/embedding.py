@@ -47,7 +47,7 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
     vocab, k = w.shape
     if math.prod(ids.shape) == 0 or vocab == 0:
         return jnp.full((*ids.shape, k), jnp.nan, dtype)
-    op, rows = _op if quantized else _float_op, Rows.of(ids, kept=0)
+    op, rows = _op if quantized else _float_op, Rows.of(ids, dims=0)
     return rows.split(op.bind(rows.merge(ids), w, dtype=dtype))
 
 
@@ -107,9 +107,9 @@ def _layout(*_: Any, **__: Any) -> Layout:
 def _split(parts: Parts, call: Any, ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
     """Looks up the ids in each device's shard of the table's rows, and sums over devices."""
     op = _op if isinstance(w, QuantizedArray) else _float_op
-    own, vocab = w.shape[0], w.shape[0] * parts.count("v")
-    local = ids - parts.index("v") * own
-    mine = (local >= 0) & (local < own)
+    local_vocab, vocab = w.shape[0], w.shape[0] * parts.count("v")
+    local = ids - parts.index("v") * local_vocab
+    mine = (local >= 0) & (local < local_vocab)
     rows = call(op, jnp.where(mine, local, 0), w, dtype=dtype)
     rows = parts.sum(jnp.where(mine[:, None], rows, jnp.zeros((), dtype)), "v")
     return _nan_outside(ids, vocab, rows)

@@ -93,17 +93,17 @@ def products(
     common |= {"config": config, "output": output, **norm}
     if config.activations != "q8_1":
         common["dtype"] = ptx_name(operands[0].dtype)
-    given: list[jax.Array] = []
+    terms: list[jax.Array] = []
     if activation is None:
         kernel = matvec(format=formats[0], **common)
     else:
         if any(bias is not None for bias in biases):
-            given = [jnp.zeros((experts, n)) if bias is None else bias for bias in biases]
+            terms = [jnp.zeros((experts, n)) if bias is None else bias for bias in biases]
         if router is not None:
             common["routing"] = router.routing
-        kernel = gated_matvec(formats=formats, activation=activation, biases=bool(given), **common)
+        kernel = gated_matvec(formats=formats, activation=activation, biases=bool(terms), **common)
     choice = [ids] if router is None else jax.tree.leaves((router.logits, router.bias))
-    return launch(kernel, *choice, *jax.tree.leaves(list(weights)), *operands, *given)
+    return launch(kernel, *choice, *jax.tree.leaves(list(weights)), *operands, *terms)
 
 
 def mixture(
@@ -181,8 +181,8 @@ def grouped(launch: KernelCall, x: jax.Array, ids: jax.Array, w: QuantizedArray)
     packed = quantize_q8_1.ptx(launch, x.reshape(-1, columns))
     kernel = gemm(format=w.format, n=n, columns=columns, m=m * top, experts=experts, config=config)
     (y,) = launch(kernel, tiles, *w.planes, *(part[rows] for part in packed))
-    places = jnp.zeros_like(order).at[order].set(jnp.arange(m * top, dtype=order.dtype))
-    return y[places].reshape(m, top, n)
+    positions = jnp.zeros_like(order).at[order].set(jnp.arange(m * top, dtype=order.dtype))
+    return y[positions].reshape(m, top, n)
 
 
 def _tiles(ids: jax.Array, experts: int, m_tile: int) -> tuple[jax.Array, jax.Array]:
@@ -205,8 +205,8 @@ def _tiles(ids: jax.Array, experts: int, m_tile: int) -> tuple[jax.Array, jax.Ar
     last = jnp.cumsum(tiles)
     number = jnp.arange(tile_count(slots, experts, m_tile), dtype=jnp.int32)
     of = jnp.sum(last[None] <= number[:, None], axis=1, dtype=jnp.int32)
-    there, of = of <= experts, jnp.minimum(of, experts)
+    exists, of = of <= experts, jnp.minimum(of, experts)
     first = (ends - counts)[of] + (number - (last - tiles)[of]) * m_tile
     end = jnp.minimum(first + m_tile, ends[of])
-    parts = of, jnp.where(there, first, 0), jnp.where(there, end, 0)
+    parts = of, jnp.where(exists, first, 0), jnp.where(exists, end, 0)
     return order, jnp.stack(parts, axis=1).astype(jnp.int32)

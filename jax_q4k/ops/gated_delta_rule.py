@@ -135,7 +135,7 @@ def stepwise(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array
         state, o = token(state, *(x[:, 0] for x in (q, k, v, g, beta)), scale=scale)
         return o[:, None], state
     state, o = jax.lax.scan(
-        lambda state, given: token(state, *given, scale=scale),
+        lambda state, inputs: token(state, *inputs, scale=scale),
         state,
         tuple(jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)),
     )
@@ -175,11 +175,11 @@ def chunked(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array,
     seen = product("nbhik,nbhjk->nbhij", q, k) * decay
     left = k * decay[..., -1, :, None]  # each token's key, decayed to the end of the chunk
 
-    def chunk(state: jax.Array, given: Any) -> tuple[jax.Array, jax.Array]:
-        q, u, w, seen, left, kept, idle = given
+    def chunk(state: jax.Array, inputs: Any) -> tuple[jax.Array, jax.Array]:
+        q, u, w, seen, left, decay, idle = inputs
         d = u - product("bhik,bhkv->bhiv", w, state)
         o = product("bhik,bhkv->bhiv", q, state) + product("bhij,bhjv->bhiv", seen, d)
-        after = state * kept[..., None] + product("bhik,bhiv->bhkv", left, d)
+        after = state * decay[..., None] + product("bhik,bhiv->bhkv", left, d)
         return jnp.where(idle[..., None], state, after), o
 
     idle = jnp.all(padding, axis=-2)

@@ -99,8 +99,8 @@ def gemm(
         x = _quantized(launch, x, norm_weight, eps, to)
     m, columns = x[0].shape
     (stack,) = {layers(w) for w in weights}
-    given = [bias for bias in biases or () if bias is not None]
-    plain = len(weights) == 1 and residual is None and not given and output == "f32"
+    terms = [bias for bias in biases or () if bias is not None]
+    plain = len(weights) == 1 and residual is None and not terms and output == "f32"
     products = _PRODUCTS[len(x)]
     if plain and products == "int8":
         config = choose(kernels.gemm_rule, formats[0], rows[0], columns, m)
@@ -117,16 +117,16 @@ def gemm(
         kernel = kernels.gemm(
             format=formats[0],
             n=rows[0],
-            bias=bool(given),
+            bias=bool(terms),
             residual=residual is not None,
             output=output,
             **common,
         )
-        given += [] if residual is None else [residual]
+        terms += [] if residual is None else [residual]
     else:
-        given = all_or_none(weights, biases or [None] * len(weights))
-        kernel = kernels.qkv_gemm(formats=formats, rows=rows, biases=bool(given), **common)
-    return launch(kernel, *jax.tree.leaves(list(weights)), *x, *given)
+        terms = all_or_none(weights, biases or [None] * len(weights))
+        kernel = kernels.qkv_gemm(formats=formats, rows=rows, biases=bool(terms), **common)
+    return launch(kernel, *jax.tree.leaves(list(weights)), *x, *terms)
 
 
 def _quantized(

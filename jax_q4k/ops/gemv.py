@@ -84,14 +84,14 @@ def gemv(
     count = 1 if activation else len(weights)
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
     products = formats, rows[:count], columns, m
-    given = [bias for bias in biases or () if bias is not None]
+    terms = [bias for bias in biases or () if bias is not None]
     rule: Rule[MatvecConfig]
     shape: tuple[Any, ...]
     if activations == "f32":
         rule, shape = float_matvec_rule, (*products, norm_weight is not None)
     else:
         rule, shape = fused_matvec_rule, (*products, floats, output)
-        plain = len(weights) == 1 and norm_weight is residual is None and not given
+        plain = len(weights) == 1 and norm_weight is residual is None and not terms
         if floats and plain and decide(rule, *shape).config.activations == "q8_1":
             rule, shape = matvec_rule, (formats[0], rows[0], columns, m)
     config = choose(rule, *shape)
@@ -105,7 +105,7 @@ def gemv(
             formats=formats, n=rows[0], activation=activation, output=output, **common
         )
     elif len(weights) == 1:
-        given += [] if residual is None else [residual]
+        terms += [] if residual is None else [residual]
         kernel = matvec(
             format=formats[0],
             n=rows[0],
@@ -114,9 +114,9 @@ def gemv(
             **common,
         )
     else:
-        given = all_or_none(weights, biases or [None] * len(weights))
-        kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **common)
-    return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *given)
+        terms = all_or_none(weights, biases or [None] * len(weights))
+        kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(terms), **common)
+    return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *terms)
 
 
 class Heads(NamedTuple):
@@ -163,9 +163,9 @@ def append_rule(
     from ptx_kernels.tuning import decide
 
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
-    given = heads.arguments
+    head_args = heads.arguments
     names = ("head_dim", "rope_dim", "interleaved", "pages")
-    if not takes(weights, m) or not takes_heads(*(given[name] for name in names)):
+    if not takes(weights, m) or not takes_heads(*(head_args[name] for name in names)):
         return None
     shape = formats, rows, weights[0].shape[1], m
     asked: list[tuple[Rule[MatvecConfig], tuple[Any, ...]]]
@@ -175,7 +175,7 @@ def append_rule(
         asked = [(fused_matvec_rule, (*shape, True)), (qkv_append_rule, (True, *shape))]
     for rule, arguments in asked:
         pairs = decide(rule, *arguments).config.rows_per_warp
-        if pairs % 2 == 0 == given["head_dim"] % pairs:
+        if pairs % 2 == 0 == head_args["head_dim"] % pairs:
             return rule, arguments
     return None
 
@@ -201,7 +201,7 @@ def append(
     (stack,) = {layers(w) for w in weights}
     if config.activations != "q8_1":
         norm["dtype"] = ptx_name(operands[0].dtype)
-    given = all_or_none(weights, biases)
+    terms = all_or_none(weights, biases)
     arguments = heads.arguments
     kernel = qkv_append_matvec(
         formats=tuple(w.format for w in weights),
@@ -209,14 +209,14 @@ def append(
         columns=x.shape[1],
         m=x.shape[0],
         layers=stack,
-        biases=bool(given),
+        biases=bool(terms),
         config=config,
         **arguments,
         **norm,
     )
     planes = jax.tree.leaves(list(weights))
     angles = heads.slot_mapping, heads.cos, heads.sin
-    return launch(kernel, *heads.pages, *planes, *operands, *angles, *given)
+    return launch(kernel, *heads.pages, *planes, *operands, *angles, *terms)
 
 
 def all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -> list[jax.Array]:

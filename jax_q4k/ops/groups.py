@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 
-def ungrouped(ids: jax.Array, kept: int, count: int) -> jax.Array:
+def ungrouped(ids: jax.Array, dims: int, count: int) -> jax.Array:
     """Converts page ids or slots from group-local to global: (groups * n, ...).
 
     Ids outside the group's part of the pages become -1. Ids without a group axis are returned
@@ -17,15 +17,15 @@ def ungrouped(ids: jax.Array, kept: int, count: int) -> jax.Array:
 
     Args:
       ids: (groups, n, ...), counted from the first page or slot of their group.
-      kept: number of axes of ids without a group axis.
+      dims: number of axes of ids without a group axis.
       count: number of pages or slots of all groups together.
     """
-    if ids.ndim == kept:
+    if ids.ndim == dims:
         return ids
     groups = ids.shape[0]
-    own, rows = count // groups, (-1, *ids.shape[2:])
+    group_size, rows = count // groups, (-1, *ids.shape[2:])
     if groups == 1:
         return ids.reshape(rows)
-    first = own * jnp.arange(groups, dtype=jnp.int32).reshape(-1, *[1] * kept)
-    known = (ids >= 0) & (ids < own)
+    first = group_size * jnp.arange(groups, dtype=jnp.int32).reshape(-1, *[1] * dims)
+    known = (ids >= 0) & (ids < group_size)
     return jnp.where(known, ids + first, jnp.int32(-1)).reshape(rows)

@@ -289,16 +289,16 @@ def _linear(
     packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
     one = packed or is_router(operands)  # one kernel computes all of it
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
-    around = (activation, operands.residual, operands.norm_weight, *operands.biases)
+    terms = (activation, operands.residual, operands.norm_weight, *operands.biases)
     ys: Sequence[jax.Array]
-    ahead = prefetched(prefetch)
-    if len(weights) == 1 and all(term is None for term in around) and not ahead:
+    prefetched_weights = prefetched(prefetch)
+    if len(weights) == 1 and all(term is None for term in terms) and not prefetched_weights:
         ys = [product(operands.x, weights[0], activations)]
     else:
         operands = operands._replace(x=operands.x.astype(jnp.float32))
         if one and operands.x.shape[0] and current_selection().fuses(name):
             params = {"eps": eps, "activation": activation, "activations": activations}
-            ys = op.bind(*operands, prefetch=ahead, **params)
+            ys = op.bind(*operands, prefetch=prefetched_weights, **params)
         else:
             ys = chain(operands, eps, activation, public_steps(activations))
     return tuple(rows.split(y).astype(x.dtype) for y in ys)

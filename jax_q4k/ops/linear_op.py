@@ -123,16 +123,16 @@ def ptx(
 
     `activations` None selects the fastest format.
     """
-    x, residual, norm_weight, weights, biases = given = Operands(*operands)
+    x, residual, norm_weight, weights, biases = args = Operands(*operands)
     launch = asking(launch, prefetch, x.shape[0])
-    if is_router(given):
+    if is_router(args):
         return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
     product = None
     if isinstance(weights[0], Packed):
         is_gated = activation is not None
         product = select_matmul_kernel(weights, x.shape[0], activations, gated=is_gated)
     if product is None:
-        return chain(given, eps, activation, ptx_steps(launch, activations))
+        return chain(args, eps, activation, ptx_steps(launch, activations))
     return product(
         launch,
         x,
@@ -200,15 +200,15 @@ def split(
     If only the matrices' rows are sharded, makes one call, or one call per matrix if the matrices
     are split differently.
     """
-    x, residual, norm_weight, weights, biases = given = Operands(*operands)
+    x, residual, norm_weight, weights, biases = args = Operands(*operands)
     if not parts.split("k"):
-        around = {"eps": eps, "activation": activation, **params}
+        options = {"eps": eps, "activation": activation, **params}
         if parts.alike(*_row_names(len(weights))):
-            ys: Sequence[jax.Array] = call(op, *given, **around)
+            ys: Sequence[jax.Array] = call(op, *args, **options)
             return ys
         pairs = zip(weights, biases, strict=True)
-        alone = (given._replace(weights=(w,), biases=(bias,)) for w, bias in pairs)
-        return [call(op, *single, **around)[0] for single in alone]
+        singles = (args._replace(weights=(w,), biases=(bias,)) for w, bias in pairs)
+        return [call(op, *single, **options)[0] for single in singles]
     if norm_weight is not None:
         x = rms_norm.split(parts, None, x, norm_weight, eps=eps)
 

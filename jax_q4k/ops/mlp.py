@@ -139,27 +139,27 @@ def ptx(
 
     prefetch: `down`, then the weights of the next operation.
     """
-    x, residual, norm_weight, gate, up, down = given = Operands(*operands)
+    x, residual, norm_weight, gate, up, down = args = Operands(*operands)
     m, inner = x.shape[0], gate.shape[0]
     of_pair = select_matmul_kernel([gate, up], m, activations, gated=True)
     last = select_matmul_kernel([down], m, activations)
     if of_pair is None:
-        return _chain(given, eps, activation, linear_op.ptx_steps(launch, activations))
+        return _chain(args, eps, activation, linear_op.ptx_steps(launch, activations))
     output = "f32"
     if decoded.products in (of_pair, last):
         output = "rows" if of_pair is last else "f32"
     elif activations != "f32" and last is not None:
         output = gemm.quantized_to([down], m, activations)
         output = "f32" if inner % {"q8_1": GROUP, "f16": SUPER_BLOCK}[output] else output
-    around: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
-    h = of_pair(asking(launch, prefetch[:1], m), x, [gate, up], output=output, **around)
+    epilogue: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
+    h = of_pair(asking(launch, prefetch[:1], m), x, [gate, up], output=output, **epilogue)
     if output == "rows":
         (y,) = decoded.products(launch, h[0], [down], residual=residual)
     elif output != "f32" and last is not None:
         (y,) = last(asking(launch, prefetch[1:], m), h, [down], residual=residual)
     else:
         options: dict[str, Any] = {"activations": activations, "prefetch": prefetch[1:]}
-        (y,) = linear_op.ptx(launch, *given.last(h[0]), **options)
+        (y,) = linear_op.ptx(launch, *args.last(h[0]), **options)
     return y
 
 
@@ -192,10 +192,10 @@ def _layout(*operands: Any, **_: Any) -> Layout:
 
     The names differ, as a shard boundary of f may cut quantization blocks of down.
     """
-    given = Operands(*operands)
-    inner = axes(given.gate, "f _"), axes(given.up, "f _")
-    around = "m _", "m n", "_"
-    return Layout((*around, *inner, axes(given.down, "n g")), "m n", combined="f g")
+    args = Operands(*operands)
+    inner = axes(args.gate, "f _"), axes(args.up, "f _")
+    others = "m _", "m n", "_"
+    return Layout((*others, *inner, axes(args.down, "n g")), "m n", combined="f g")
 
 
 def _split(
@@ -206,16 +206,16 @@ def _split(
     If only gate and up, or only down, are split along the inner axis, that axis of the activations
     is gathered or sliced.
     """
-    given = Operands(*operands)
+    args = Operands(*operands)
     params = {"activation": activation, "activations": activations}
     if parts.alike("f", "g"):
-        y: jax.Array = call(op, *given._replace(residual=None), eps=eps, **params)
-        return linear_op.plus(parts.sum(y, "g"), None, given.residual)
-    (h,) = call(linear_op.op, *given.gated(), eps=eps, **params)
+        y: jax.Array = call(op, *args._replace(residual=None), eps=eps, **params)
+        return linear_op.plus(parts.sum(y, "g"), None, args.residual)
+    (h,) = call(linear_op.op, *args.gated(), eps=eps, **params)
     h = parts.along(h, "f", "g")
     params["activation"] = None
-    (y,) = call(linear_op.op, *given._replace(residual=None).last(h), eps=0.0, **params)
-    return linear_op.plus(parts.sum(y, "g"), None, given.residual)
+    (y,) = call(linear_op.op, *args._replace(residual=None).last(h), eps=0.0, **params)
+    return linear_op.plus(parts.sum(y, "g"), None, args.residual)
 
 
 def _shapes(x: Any, *weights: Any, **_: Any) -> Any:

@@ -27,7 +27,7 @@ from ..sharding.layout import Layout, Parts, Plan, explicit_mesh, explicit_plan,
 from . import backends, derivatives, reports
 from .derivatives import Linear
 from .partition import partitioned
-from .prefetch import own, with_prefetch
+from .prefetch import with_prefetch, without_prefetch
 from .vmaps import Rule, by_examples
 
 __all__ = ["OPS", "KernelCall", "Op", "device"]
@@ -122,9 +122,9 @@ class Op:
             placed = explicit_plan(self.name, mesh, layout, operands, shapes)
             results = _over_devices(self, kind, mesh, placed)(*leaves)
         else:
-            more, ahead = with_prefetch(prefetch)
+            more, extra = with_prefetch(prefetch)
             results = self.primitive.bind(
-                *leaves, *more, tree=tree, implementation=asked, **params, **ahead
+                *leaves, *more, tree=tree, implementation=asked, **params, **extra
             )
         if kind not in self._result_trees:
             self._result_trees[kind] = jax.tree.structure(self._shapes(*operands, **params))
@@ -150,10 +150,10 @@ class Op:
         return function
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
-        given, params = own(avals, tree, params)
-        shapes = tuple((aval.shape, aval.dtype) for aval in given)
+        args, params = without_prefetch(avals, tree, params)
+        shapes = tuple((aval.shape, aval.dtype) for aval in args)
         results = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
-        return varying_as(given, results)
+        return varying_as(args, results)
 
     def _lower(
         self,
@@ -173,8 +173,8 @@ class Op:
         backend = backends.BACKENDS[decision.implementation]
         split = not backend.by_callbacks and partitioned_devices(ctx) > 1
         if self.layout is not None and split:
-            given, params = own(ctx.avals_in, tree, params)  # type: ignore[attr-defined]
-            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
+            args, params = without_prefetch(ctx.avals_in, tree, params)  # type: ignore[attr-defined]
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
             operands = jax.tree.unflatten(tree, shapes)
             function = partitioned(
                 self.name,
@@ -201,13 +201,13 @@ class Op:
         """
         composition = backends.composition(self, implementation, launch)
         launches = backends.BACKENDS[implementation].launch is not None and self.ptx is not None
-        ahead = params.get("prefetch") if launches else None
+        prefetch = params.get("prefetch") if launches else None
 
         def function(*leaves: Any) -> list[Any]:
-            mine, given = own(leaves, tree, params)
-            if ahead is not None:
-                given["prefetch"] = jax.tree.unflatten(ahead, leaves[len(mine) :])
-            return backends.of_leaves(composition, tree, given)(*mine)
+            mine, own_params = without_prefetch(leaves, tree, params)
+            if prefetch is not None:
+                own_params["prefetch"] = jax.tree.unflatten(prefetch, leaves[len(mine) :])
+            return backends.of_leaves(composition, tree, own_params)(*mine)
 
         return function
 
@@ -222,7 +222,7 @@ class Op:
 def _mapped(op: Op, rule: Rule, leaves: Any, axes: Any, **params: Any) -> Any:
     """Applies a `vmap` rule to the operands' leaves, without the weights to prefetch."""
     count = params["tree"].num_leaves
-    leaves, params = own(leaves, params["tree"], params)
+    leaves, params = without_prefetch(leaves, params["tree"], params)
     return rule(op, leaves, axes[:count], params)
 
 

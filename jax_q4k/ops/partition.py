@@ -31,10 +31,10 @@ def partitioned(
     record = gathers.record()  # here, because the partitioner runs in a thread of its own
     called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
 
-    def place(mesh: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
+    def partition(mesh: Any, arg_shapes: Sequence[Any], result_shapes: Sequence[Any]) -> Any:
         specs = [
             [spec_of(leaf.sharding, mesh, len(leaf.shape)) for leaf in leaves]
-            for leaves in (given, made)
+            for leaves in (arg_shapes, result_shapes)
         ]
         found = plan(
             operation,
@@ -44,11 +44,11 @@ def partitioned(
             dict(mesh.shape),
             strict=False,
         )
-        record.extend(gathers.gathers(operation, given, specs[0], found.operands))
+        record.extend(gathers.gathers(operation, arg_shapes, specs[0], found.operands))
         return mesh, _on_parts(function, found), *_shardings(mesh, found)
 
     rule, options = sharding_rule(layout, operands, results)
-    called.def_partition(partition=place, sharding_rule=rule, decode_shardings=False, **options)
+    called.def_partition(partition=partition, sharding_rule=rule, decode_shardings=False, **options)
     count = len(jax.tree.leaves(operands))
     return lambda *leaves: called(*leaves[:count])
 
@@ -81,18 +81,18 @@ def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dic
     combined = set(layout.combined.split())
     possible = {n for n in passed | combined if n != WHOLE and shared.get(n, 1) > 1}
     reduced: dict[str, None] = {}  # factors that results lack, by first appearance, as in Shardy
-    whole: list[str] = []  # factors that are not split
+    unsplit: list[str] = []  # factors that are not split
     sizes: dict[str, int] = {}  # sizes of factors of axes that have several
-    alone: set[str] = set()  # factors that are a complete axis somewhere
+    complete: set[str] = set()  # factors that are a complete axis somewhere
 
     def entry(name: str, size: int) -> str:
         if name in (possible & combined) - passed:
             reduced[name] = None
         if name in possible and size == shared[name]:
-            alone.add(name)
+            complete.add(name)
             return name
-        rest = f"whole{len(whole)}"
-        whole.append(rest)
+        rest = f"whole{len(unsplit)}"
+        unsplit.append(rest)
         if name not in possible:
             return rest
         sizes.update({name: shared[name], rest: size // shared[name]})
@@ -107,6 +107,6 @@ def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dic
     rule = f"{side(named[0])} -> {side(named[1])}"
     return rule, {
         "reduction_factors": tuple(reduced),
-        "need_replication_factors": tuple(whole),
-        **{name: size for name, size in sizes.items() if name not in alone},
+        "need_replication_factors": tuple(unsplit),
+        **{name: size for name, size in sizes.items() if name not in complete},
     }

@@ -29,8 +29,8 @@ def prefetched(weights: Sequence[Any]) -> tuple[Packed, ...]:
     """Returns the packed ones among `weights`, or () if `implementation` disables prefetching."""
     if not current_selection().prefetch:
         return ()
-    given = map(checks.value, weights)
-    return tuple(w for w in given if isinstance(w, Packed) and all(w.shape))
+    values = map(checks.value, weights)
+    return tuple(w for w in values if isinstance(w, Packed) and all(w.shape))
 
 
 def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]:
@@ -44,7 +44,7 @@ def with_prefetch(weights: Sequence[Packed]) -> tuple[list[Any], dict[str, Any]]
     return leaves, {"prefetch": tree}
 
 
-def own(
+def without_prefetch(
     leaves: Sequence[Any], tree: Any, params: dict[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """Drops the weights to prefetch from a primitive's leaves and parameters.
@@ -67,8 +67,8 @@ def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
     from ptx_kernels.kernels import FAMILIES, prefetch_rule
     from ptx_kernels.tuning import choose
 
-    most = choose(prefetch_rule) if weights and m <= MOST_ROWS else 0
-    if not most:
+    limit = choose(prefetch_rule) if weights and m <= MOST_ROWS else 0
+    if not limit:
         return launch
     total, asked = sum(map(_nbytes, weights)), 0
 
@@ -77,7 +77,7 @@ def asking(launch: KernelCall, weights: Sequence[Packed], m: int) -> KernelCall:
         family = FAMILIES[kernel.family]
         if asked == total or not (family.weights or family.name == "paged_attention"):
             return launch(kernel, *operands)
-        first, asked = asked, min(total, asked + most)
+        first, asked = asked, min(total, asked + limit)
         wanted = tuple(_part(w, first / total, asked / total) for w in weights)
         kernel = family.build(**kernel.arguments, prefetch=wanted)
         return launch(kernel, *operands, *jax.tree.leaves(list(weights)))

@@ -47,7 +47,7 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     interleaved = checks.flag("interleaved", interleaved)
     if x.size == 0:
         return x
-    tokens = Rows.of(x, kept=2)
+    tokens = Rows.of(x, dims=2)
     merged = (tokens.merge(a).astype(jnp.float32) for a in (x, cos, sin))
     return tokens.split(_op.bind(*merged, interleaved=interleaved)).astype(x.dtype)
 

@@ -92,9 +92,9 @@ def checked(
         raise ValueError(f"groups={groups} must divide the number of experts, {experts}")
     if not 1 <= used <= groups:
         raise ValueError(f"groups_used={used} must be 1 to groups={groups}")
-    top, most = checks.integer("top", top), experts // groups * used
-    if not 1 <= top <= most:
-        raise ValueError(f"top={top} must be 1 to {most}, the experts to choose from")
+    top, selectable = checks.integer("top", top), experts // groups * used
+    if not 1 <= top <= selectable:
+        raise ValueError(f"top={top} must be 1 to {selectable}, the experts to choose from")
     if bias is not None:
         bias = checks.float32(bias_name, bias, (experts,), "(experts,)")
     return (

@@ -30,8 +30,8 @@ def by_examples(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params
 
     def example(parts: list[Any]) -> Any:
         left = iter(parts)
-        given = (a if axis is None else next(left) for a, axis in zip(leaves, axes, strict=True))
-        return op.primitive.bind(*given, **params)
+        operands = (a if axis is None else next(left) for a, axis in zip(leaves, axes, strict=True))
+        return op.primitive.bind(*operands, **params)
 
     out = jax.lax.map(example, mapped)
     return out, [0] * len(out)
@@ -46,18 +46,20 @@ def by_layers(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) 
     parts, tree = jax.tree.flatten(operands, is_leaf=lambda a: isinstance(a, Packed))
     at = iter(axes)
     over = [[next(at) for _ in jax.tree.leaves(part)] for part in parts]
-    for i, (part, own) in enumerate(zip(parts, over, strict=True)):
-        if isinstance(part, IndexedArray) or (is_quantized(part) and None in own):
+    for i, (part, mapped) in enumerate(zip(parts, over, strict=True)):
+        if isinstance(part, IndexedArray) or (is_quantized(part) and None in mapped):
             return by_examples(op, leaves, axes, params)
         if is_quantized(part):
             planes = [
-                jnp.moveaxis(a, axis or 0, 0) for a, axis in zip(part.planes, own, strict=True)
+                jnp.moveaxis(a, axis or 0, 0) for a, axis in zip(part.planes, mapped, strict=True)
             ]
             stack = jax.tree.unflatten(jax.tree.structure(part), planes)
             parts[i] = IndexedArray(stack, jnp.arange(len(planes[0]), dtype=jnp.int32))
             over[i] = [None] * len(planes) + [0]
     leaves, tree = jax.tree.flatten(jax.tree.unflatten(tree, parts))
-    return by_examples(op, leaves, [axis for own in over for axis in own], params | {"tree": tree})
+    return by_examples(
+        op, leaves, [axis for mapped in over for axis in mapped], params | {"tree": tree}
+    )
 
 
 def by_reference(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:

@@ -95,9 +95,9 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
 
 
 def _multiples(
-    choices: Sequence[jax.Array], cost: jax.Array, most: int
+    choices: Sequence[jax.Array], cost: jax.Array, maximum: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds an f16 d (blocks,) and integers n (sub-blocks, blocks) in 0 to `most`: d * n ~ values.
+    """Finds f16 d (blocks,) and integers n (sub-blocks, blocks), 0 to `maximum`: d * n ~ values.
 
     `cost` weights the errors. It and every choice are (sub-blocks, blocks). Of the `choices` for a
     value, the one nearest to a multiple of d counts. Candidates for d are the three largest first
@@ -113,7 +113,7 @@ def _multiples(
 
         def distance(values: jax.Array) -> Best:
             values = values.reshape(len(values), *(1,) * (d.ndim - 1), -1)
-            n = rounded(values * (1 / d), 0, most)
+            n = rounded(values * (1 / d), 0, maximum)
             return jnp.abs(values - d * n), n
 
         return functools.reduce(
@@ -125,18 +125,18 @@ def _multiples(
     def trial(parts: jax.Array) -> Best:
         d = jnp.maximum(nearest_f16(largest / parts), SMALLEST_F16)
         error = (cost[:, None] * nearest(d)[0] ** 2).sum(0)
-        return jnp.where(d * (most + 0.5) < largest[0], jnp.inf, error), d
+        return jnp.where(d * (maximum + 0.5) < largest[0], jnp.inf, error), d
 
     start = (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_F16))
-    error, d = best_of(np.arange(most, most // 4, -1), trial, start)
+    error, d = best_of(np.arange(maximum, maximum // 4, -1), trial, start)
     d = jnp.take_along_axis(d, jnp.argmin(error, axis=0)[None], axis=0)[0]
     return d, nearest(d)[1]
 
 
-def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[jax.Array, ...]:
+def super_blocks(x: jax.Array, w: jax.Array, top: int, maximum: int = 63) -> tuple[jax.Array, ...]:
     """Quantizes x (values, sub-blocks, blocks), errors weighted by w of that shape.
 
-    weight = d * scale * q - dmin * min with scales and mins of 0 to `most`; d and dmin are
+    weight = d * scale * q - dmin * min with scales and mins of 0 to `maximum`; d and dmin are
     non-negative f16 values.
 
     Returns d, dmin (blocks,), scales, mins (sub-blocks, blocks), quants of x's shape, all float32.
@@ -155,9 +155,9 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[
         m = best_m(s, quants(s, dmin * minimum))
 
         def trial(step: jax.Array) -> Best:
-            n = jnp.clip(scale + step[0], 0, most)
+            n = jnp.clip(scale + step[0], 0, maximum)
             moved = jnp.round((m + step[2] * s) * reciprocal(dmin))
-            n_min = jnp.clip(jnp.where(step[2] == 0, minimum + step[1], moved), 0, most)
+            n_min = jnp.clip(jnp.where(step[2] == 0, minimum + step[1], moved), 0, maximum)
             return (
                 (w * (d * n * quants(d * n, dmin * n_min) - dmin * n_min - x) ** 2).sum(0),
                 n,
@@ -171,12 +171,12 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[
     q = quants(s, m)
     # the cost of an error in s when m compensates for it
     spread = (w * q * q).sum(0) - (w * q).sum(0) ** 2 / sum_w
-    d, scale = _multiples([s], jnp.maximum(spread, 0), most)
+    d, scale = _multiples([s], jnp.maximum(spread, 0), maximum)
     s = d * scale
     m = jnp.maximum(best_m(s, quants(s, m)), 0)
     room = top - quants(s, m).max(0)
     dmin, minimum = _multiples(
-        [m + jnp.minimum(room, shift) * s for shift in range(_SHIFTS + 1)], sum_w, most
+        [m + jnp.minimum(room, shift) * s for shift in range(_SHIFTS + 1)], sum_w, maximum
     )
     best = neighbours(d, dmin, scale, minimum)
 

@@ -10,7 +10,7 @@ from . import pack, symmetric
 from .fit import LARGEST_F16
 from .quantizer import Fields, Quantizer, searched
 
-_GRID = symmetric.table(TABLE, around=9)
+_GRID = symmetric.table(TABLE, margin=9)
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:

@@ -11,7 +11,7 @@ from . import pack, symmetric
 from .fit import Best, best_of
 from .quantizer import Fields, Quantizer, searched
 
-_GRID = symmetric.table(sorted(set(TABLE)), around=0)
+_GRID = symmetric.table(sorted(set(TABLE)), margin=0)
 _LARGEST = max(TABLE) * 2.0**57  # squares of weights stay far from the largest f32
 
 

@@ -9,7 +9,7 @@ from . import pack, symmetric
 from .fit import LARGEST_F16
 from .quantizer import Fields, Quantizer, as_bytes, searched
 
-_GRID = symmetric.integers(32, least=17, fractions=4)
+_GRID = symmetric.integers(32, minimum=17, fractions=4)
 
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:

@@ -34,25 +34,25 @@ class Grid(NamedTuple):
     levels: np.ndarray
 
 
-def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
+def integers(top: int, minimum: int = 1, fractions: int = 8) -> Grid:
     """Returns the Grid of the integers from -top to top - 1.
 
-    Its levels to try are integers down to `least`, and fractions near `top`.
+    Its levels to try are integers down to `minimum`, and fractions near `top`.
 
     A negative level lets the largest value reach -top. The opposite level is tried only if it would
     round to `top` and be clipped; smaller ones give the same quants with the other sign.
     """
     parts = top + np.arange(-2 * fractions + 1, fractions) / fractions
     parts = parts[parts % 1 != 0]
-    whole = np.arange(top, least - 1, -1)
-    levels = np.concatenate([-whole, -parts, parts[(parts >= top - 0.5) & (parts < top)]])
+    integral = np.arange(top, minimum - 1, -1)
+    levels = np.concatenate([-integral, -parts, parts[(parts >= top - 0.5) & (parts < top)]])
     return Grid(lambda x: rounded(x, -top, top - 1), levels)
 
 
-def table(entries: Sequence[int], around: int) -> Grid:
+def table(entries: Sequence[int], margin: int) -> Grid:
     """Returns the Grid of an ascending table's entries.
 
-    Its levels to try are the entries, and integers `around` both ends.
+    Its levels to try are the entries, and integers up to `margin` around both ends.
     """
     numbers = np.array(entries, np.float32)
 
@@ -62,8 +62,8 @@ def table(entries: Sequence[int], around: int) -> Grid:
             found = jnp.where(x > (low + high) / 2, high, found)
         return found
 
-    beside = np.arange(-around, around + 1)
-    ends = np.concatenate([numbers[0] + beside, numbers[-1] + beside])
+    offsets = np.arange(-margin, margin + 1)
+    ends = np.concatenate([numbers[0] + offsets, numbers[-1] + offsets])
     return Grid(nearest, np.unique(np.concatenate([numbers, ends])))
 
 
@@ -102,12 +102,12 @@ def blocks(x: jax.Array, w: jax.Array, grid: Grid) -> tuple[jax.Array, jax.Array
 
 
 def super_blocks(
-    x: jax.Array, w: jax.Array, grid: Grid, most: int
+    x: jax.Array, w: jax.Array, grid: Grid, maximum: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Quantizes x (values, sub-blocks, blocks), errors weighted by w of that shape.
 
-    weight = d * scale * q with scales in -most to most - 1. Candidates for d are the largest step
-    divided by integers.
+    weight = d * scale * q with scales in -maximum to maximum - 1. Candidates for d are the
+    largest step divided by integers.
 
     Returns d, (blocks,) of f16 values, scales (sub-blocks, blocks), quants of x's shape, all
     float32.
@@ -120,7 +120,7 @@ def super_blocks(
         """Returns the best (error of the super-block, d, scales) among scales up to 1 away."""
 
         def trial(step: jax.Array) -> Best:
-            n = jnp.clip(scale + step, -most, most - 1)
+            n = jnp.clip(scale + step, -maximum, maximum - 1)
             return (w * (d * n * quants(d * n) - x) ** 2).sum(0), n
 
         error, n = best_of([0, 1, -1], trial, (jnp.full_like(scale, jnp.inf), scale))
@@ -133,14 +133,14 @@ def super_blocks(
     def multiple(parts: jax.Array) -> Best:
         d = nearest_f16(largest / parts)
         d = jnp.where(jnp.abs(d) < SMALLEST_F16, jnp.copysign(SMALLEST_F16, d), d)
-        return (cost * (s - d * rounded(s / d, -most, most - 1)) ** 2).sum(0), d
+        return (cost * (s - d * rounded(s / d, -maximum, maximum - 1)) ** 2).sum(0), d
 
-    parts = np.arange(most, most // 2 - 1, -1)
+    parts = np.arange(maximum, maximum // 2 - 1, -1)
     parts = np.concatenate([-parts, parts[1:]])
     _, d = best_of(
         parts, multiple, (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_F16))
     )
-    best = neighbours(d, rounded(s / d, -most, most - 1))
+    best = neighbours(d, rounded(s / d, -maximum, maximum - 1))
 
     _, d, scale = best
     a = scale * quants(d * scale)  # x ~ d * a

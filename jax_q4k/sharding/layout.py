@@ -77,9 +77,9 @@ class Parts:
 
     def gather(self, x: jax.Array, name: str) -> jax.Array:
         """All-gathers a small array over the shards of axis `name`: returns (count, ...)."""
-        own = jnp.arange(self.count(name)) == self.index(name)
-        own = own.reshape(-1, *[1] * x.ndim)
-        return self.sum(jnp.where(own, x[None], jnp.zeros((), x.dtype)), name)
+        is_own = jnp.arange(self.count(name)) == self.index(name)
+        is_own = is_own.reshape(-1, *[1] * x.ndim)
+        return self.sum(jnp.where(is_own, x[None], jnp.zeros((), x.dtype)), name)
 
     def along(self, x: jax.Array, have: str, want: str) -> jax.Array:
         """Reshards the columns of x (m, k): split like axis `have` before, like `want` after."""
@@ -225,9 +225,9 @@ def explicit_plan(
     """Returns the plan for operands that are split over explicit axes of `mesh`."""
     specs = [jax.typeof(leaf).sharding.spec for leaf in jax.tree.leaves(operands)]
     nowhere = [()] * len(jax.tree.leaves(results))
-    given = leaves_of(layout.operands, operands, specs)
+    args = leaves_of(layout.operands, operands, specs)
     made = leaves_of(layout.results, results, nowhere)
-    return plan(operation, given, made, layout.combined, dict(mesh.shape), strict=True)
+    return plan(operation, args, made, layout.combined, dict(mesh.shape), strict=True)
 
 
 def explicit_axes(mesh: AbstractMesh) -> frozenset[str]:
@@ -266,7 +266,7 @@ def _placed(leaf: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
 
 
 class Rows(NamedTuple):
-    """Reshapes arrays (..., *kept) to (rows, *kept) and back, for operations that work row by row.
+    """Reshapes arrays (..., *rest) to (rows, *rest) and back, for operations that work row by row.
 
     On an explicit mesh, shards of the leading axes stay in place. The rows are then in the order of
     the devices, which makes no difference to such an operation.
@@ -277,26 +277,26 @@ class Rows(NamedTuple):
     spec: tuple[Any, ...]
 
     @classmethod
-    def of(cls, x: Any, kept: int = 1) -> Rows:
-        """Returns the Rows for the leading axes of `x`, all but the last `kept`."""
-        count = x.ndim - kept
+    def of(cls, x: Any, dims: int = 1) -> Rows:
+        """Returns the Rows for the leading axes of `x`, all but the last `dims`."""
+        count = x.ndim - dims
         sharding = jax.typeof(x).sharding
         spec = tuple(sharding.spec)[:count]
         mesh = sharding.mesh if any(axes_of(entry) for entry in spec) else None
         return cls(x.shape[:count], mesh, spec)
 
     def merge(self, x: Any) -> jax.Array:
-        """Reshapes (..., *kept) to (rows, *kept)."""
-        kept = x.shape[len(self.shape) :]
+        """Reshapes (..., *rest) to (rows, *rest)."""
+        trailing = x.shape[len(self.shape) :]
         if self.mesh is None:
-            return x.reshape(math.prod(self.shape), *kept)
+            return x.reshape(math.prod(self.shape), *trailing)
         rest = tuple(jax.typeof(x).sharding.spec)[len(self.shape) :]
         rest = tuple(None if {*axes_of(e)} & {*self._all()} else e for e in rest)
         x = _placed(x, self.mesh, PartitionSpec(*self.spec, *rest))
         return self._reshape((*self.spec, *rest), (self._all(), *rest), len(self.shape), ())(x)
 
     def split(self, y: Any) -> jax.Array:
-        """Reshapes (rows, *kept) to (..., *kept)."""
+        """Reshapes (rows, *rest) to (..., *rest)."""
         if self.mesh is None:
             return y.reshape(*self.shape, *y.shape[1:])
         rest = tuple(jax.typeof(y).sharding.spec)[1:]

@@ -27,5 +27,5 @@ ARCHITECTURE = Architecture(
     rotated=lambda layer, windowed: windowed,
     windowed=lambda layer: layer % 4 < 3,
     window=4096,
-    logit_scale=lambda given: given,
+    logit_scale=lambda scale: scale,
 )

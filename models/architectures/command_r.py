@@ -24,5 +24,5 @@ ARCHITECTURE = Architecture(
     norms=PARALLEL_NORM,
     layer_norm=True,
     interleaved_rope=True,
-    logit_scale=lambda given: given,
+    logit_scale=lambda scale: scale,
 )

@@ -56,7 +56,9 @@ def of_glm(fields: JSONFields) -> dict[str, Any]:
         dense = layers.index("sparse") if "sparse" in layers else len(layers)
         expected = fields.integer("num_hidden_layers", least=dense, most=1024) - dense
         if layers != ["dense"] * dense + ["sparse"] * expected:
-            fields.fail("mlp_layer_types", "must say dense of the first layers, sparse of the rest")
+            fields.fail(
+                "mlp_layer_types", "must list dense for the first layers and sparse for the rest"
+            )
     return {**with_sigmoid(fields), "leading_dense_block_count": dense}
 
 

@@ -35,7 +35,10 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
     types = fields.array("layer_types", [])
     if not types and layers % 6:
-        fields.fail("layer_types", f"is missing, and {layers} layers do not end a pattern of 6")
+        fields.fail(
+            "layer_types",
+            f"is missing, and {layers} layers are not a multiple of the default pattern, 6",
+        )
     full = [i for i in range(layers) if (types[i] == "full_attention" if types else i % 6 == 5)]
     key, vocab_size = "vocab_size_per_layer_input", fields.integer("vocab_size")
     if fields.integer("hidden_size_per_layer_input") and fields.integer(key) != vocab_size:
@@ -75,19 +78,19 @@ def _of_full_layers(
 
     Reads per_layer_config, or two keys in earlier files.
     """
-    given = fields.object("per_layer_config")
-    if given is None:
+    per_layer = fields.object("per_layer_config")
+    if per_layer is None:
         said = fields.boolean("attention_k_eq_v") and "num_global_key_value_heads" in fields
         if said:
             kv_heads = fields.integer("num_global_key_value_heads", least=1, most=1 << 24)
         return fields.integer("global_head_dim", 512), kv_heads
     known = {str(i) for i in full}
-    for layer in given.values:
+    for layer in per_layer.values:
         if layer not in known:
-            given.fail(layer, f"must be one of the layers with full attention, {full}")
+            per_layer.fail(layer, f"must be one of the layers with full attention, {full}")
     found = []
     for i in full:
-        of_layer = given.object(str(i)) or JSONFields({}, fields.file)
+        of_layer = per_layer.object(str(i)) or JSONFields({}, fields.file)
         if other := of_layer.values.keys() - {"head_dim", "num_key_value_heads"}:
             of_layer.fail(min(other), "is not supported")
         sizes = (
@@ -96,7 +99,7 @@ def _of_full_layers(
         )
         found.append(sizes)
         if sizes != found[0]:
-            given.fail(str(i), f"says {sizes}, expected {found[0]} as of layer {full[0]}")
+            per_layer.fail(str(i), f"gives {sizes}, expected {found[0]} as in layer {full[0]}")
     return found[0] if found else (head_dim, kv_heads)
 
 

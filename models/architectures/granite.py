@@ -28,5 +28,5 @@ ARCHITECTURE = Architecture(
     interleaved_rope=True,
     optional_rope=True,
     scales=("embedding_scale", "residual_scale", "attention.scale"),
-    logit_scale=lambda given: 1 / given,
+    logit_scale=lambda scale: 1 / scale,
 )

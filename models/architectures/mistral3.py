@@ -19,10 +19,10 @@ def of_text(fields: JSONFields) -> dict[str, Any]:
     kind = fields.string("model_type", "mistral")
     if kind not in needed:
         known = ", ".join(needed)
-        fields.fail("model_type", f"{kind!r:.100} is not supported; supported are {known}")
+        fields.fail("model_type", f"{kind!r:.100} is not supported; supported: {known}")
     for key in needed[kind]:
         if key not in fields and not (key == "rope_parameters" and "rope_scaling" in fields):
-            fields.fail(key, f"is missing, as is {kind}'s default of it here")
+            fields.fail(key, f"is missing, and {kind} has no default for it here")
     return {}
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..tokenizer import Tokenizer
-from .forms import Forms
-from .marking import Marks
 from .process import PROCESS, ChatTemplateError
+from .template_capabilities import TemplateCapabilities
+from .token_escaping import SpecialTokenEscaper
 
 #: Number of templates whose probe results are cached.
 _REMEMBERED = 32
@@ -110,7 +110,7 @@ def encode(
     job = _Job(text, tokens | variables, add_generation_prompt, now, limits)
     checked, described = _checked(messages), _checked_tools(tools)
     try:
-        marks = Marks(source.control_tokens, [checked, described])
+        marks = SpecialTokenEscaper(source.control_tokens, [checked, described])
         rendered = job.render(checked, described, marks)
     except RecursionError:
         raise ValueError("messages are nested too deeply") from None
@@ -128,18 +128,21 @@ class _Job:
     limits: Limits
 
     def render(
-        self, messages: list[Mapping[str, Any]], tools: list[Any] | None, marks: Marks | None
+        self,
+        messages: list[Mapping[str, Any]],
+        tools: list[Any] | None,
+        marks: SpecialTokenEscaper | None,
     ) -> str:
         """Renders the prompt; escapes special tokens in messages and tools if `marks` is set."""
         found = _found(self.template, _digest(self.variables))
         if not isinstance(self.now, datetime.datetime | None):
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
-        given: Any = Forms(self.template, self._probe, found).adapt(messages)
+        adapted: Any = TemplateCapabilities(self.template, self._probe, found).adapt(messages)
         if marks is not None:
-            given, tools = marks.marked(given), marks.marked(tools)
+            adapted, tools = marks.marked(adapted), marks.marked(tools)
         context = {
             "tools": tools,
-            "messages": given,
+            "messages": adapted,
             "add_generation_prompt": self.add_generation_prompt,
         }
         answer = self._run(context, "" if marks is None else "".join(marks.meanings))
@@ -184,7 +187,9 @@ def _template_of(
     """Returns a template's text, and the special tokens that it may use by name."""
     if isinstance(source, str):
         if name is not None:
-            raise ChatTemplateError(f"template {name!r}: a template's text has no further ones")
+            raise ChatTemplateError(
+                f"template {name!r}: a template given as text has no named templates"
+            )
         return source, {}
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
@@ -194,8 +199,8 @@ def _template_of(
         if name not in templates and not templates:
             raise ChatTemplateError(f"{file}: tokenizer.chat_template: is missing")
     if name not in templates:
-        there = ", ".join(sorted(templates)) or "none"
-        raise ChatTemplateError(f"{file}: has no chat template {name!r}; there are: {there}")
+        available = ", ".join(sorted(templates)) or "none"
+        raise ChatTemplateError(f"{file}: has no chat template {name!r}; available: {available}")
     return templates[name], source.special_tokens
 
 

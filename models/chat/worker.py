@@ -43,7 +43,7 @@ class Sandbox:
 
     Attributes:
       clock: time for `strftime_now`.
-      marks: characters that `tojson` never escapes; see `marking.py`.
+      marks: characters that `tojson` never escapes; see `token_escaping.py`.
     """
 
     def __init__(self, template: str) -> None:
@@ -130,11 +130,11 @@ def limit_memory(megabytes: int | None) -> None:
         return  # other systems ignore the limit, or it breaks the interpreter
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    size = most if megabytes is None else megabytes << 20
-    if most != resource.RLIM_INFINITY:
-        size = min(size, most)
-    resource.setrlimit(resource.RLIMIT_AS, (size, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    size = hard_limit if megabytes is None else megabytes << 20
+    if hard_limit != resource.RLIM_INFINITY:
+        size = min(size, hard_limit)
+    resource.setrlimit(resource.RLIMIT_AS, (size, hard_limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

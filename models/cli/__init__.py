@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 from . import cache, interrupts
 from .arguments import COMMANDS_ELSEWHERE, Parser, add_elsewhere, finish
@@ -68,12 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        with interrupts.ending_at_once(), seldom_collecting():
+        with interrupts.ending_at_once(), gc_throttled():
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # fails with one line if there is no device
-            kept = cache.programs(notes, wanted=options.keeps_programs)
-            with kept if options.runs_programs else contextlib.nullcontext() as options.kept:
+            program_cache = cache.programs(notes, wanted=options.keeps_programs)
+            with (
+                program_cache
+                if options.runs_programs
+                else contextlib.nullcontext() as options.program_cache
+            ):
                 code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:  # outside the block, or while a line is typed

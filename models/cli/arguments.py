@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ..files.load import DEMO, HUB_EXAMPLE
 
 MODEL = (
-    "a GGUF file (the first one, if there are several), a folder with one, a checkpoint's folder, "
+    "a GGUF file (the first part of a split one), a folder with one, a checkpoint folder, "
     f"a name on the Hugging Face hub such as {HUB_EXAMPLE}, or demo, the small model that comes "
     "with this package"
 )
@@ -20,7 +20,7 @@ COMMANDS_ELSEWHERE = {
     "text",
     "serve": "there is no server; `jax-q4k chat MODEL` talks to a model",
     "server": "there is no server; `jax-q4k chat MODEL` talks to a model",
-    "pull": "a model of the hub is downloaded when a command first names it: "
+    "pull": "a hub model is downloaded when a command first uses it: "
     "`jax-q4k generate ORG/NAME:Q4_K_M -p TEXT`",
     "list": "downloaded models are listed by `hf cache ls`",
     "ls": "downloaded models are listed by `hf cache ls`",
@@ -32,9 +32,9 @@ COMMANDS_ELSEWHERE = {
 #: Options of other tools -> what happens here instead.
 OPTIONS_ELSEWHERE = {
     ("-t", "--threads"): "all cores are used; `taskset -c 0-3 jax-q4k ...` limits them",
-    ("-c", "--ctx-size", "--context"): "the context grows with the text, up to the model's; "
-    "--context-shift goes on beyond it",
-    ("-ngl", "--gpu-layers", "--n-gpu-layers"): "a GPU runs all layers where JAX finds one",
+    ("-c", "--ctx-size", "--context"): "the context grows as needed, up to the model's; "
+    "--context-shift continues beyond it",
+    ("-ngl", "--gpu-layers", "--n-gpu-layers"): "if JAX finds a GPU, it runs all layers",
     ("--jinja", "-cnv"): "`jax-q4k chat` and `generate --chat` use the model's chat template",
 }
 
@@ -100,7 +100,7 @@ def finish(options: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
         elif words:
             options.model = words.pop(0)
         else:
-            parser.error(f"no model is named; MODEL is {MODEL}")
+            parser.error(f"no model given; MODEL is {MODEL}")
     if options.takes_prompt and len(words) == 1 and not options.prompts:
         options.prompts = [options.takes_prompt(words.pop())]
     if words:

@@ -35,9 +35,9 @@ class _UnusableError(Exception):
 
 def folder() -> Path:
     """Returns the cache's folder, `jax-q4k/programs` in the XDG cache folder of the user."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):  # the specification says to ignore relative paths
-        return Path(given) / "jax-q4k" / "programs"
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache_home):  # the specification says to ignore relative paths
+        return Path(cache_home) / "jax-q4k" / "programs"
     return Path("~/.cache/jax-q4k/programs").expanduser()
 
 
@@ -71,24 +71,24 @@ def programs(notes: Console, *, wanted: bool = True) -> Iterator[ProgramCache | 
     unchanged. If the folder cannot hold a cache, prints one line with the reason.
     """
     settings: dict[str, object] = {}
-    whole: ProgramCache | None = None
+    program_cache: ProgramCache | None = None
     if not wanted:
         settings = {"jax_enable_compilation_cache": False}
     elif _setting("jax_compilation_cache_dir") is None and _setting("jax_enable_compilation_cache"):
         try:
             usable = _usable()
             settings = {"jax_compilation_cache_dir": str(usable), **_SETTINGS}
-            whole = ProgramCache(usable, MAX_BYTES)
+            program_cache = ProgramCache(usable, MAX_BYTES)
         except _UnusableError as error:
             reason = escape(printable(str(error)))
-            notes.print(f"[dim]compiled programs are not kept: {reason}[/]", soft_wrap=True)
+            notes.print(f"[dim]compiled programs are not cached: {reason}[/]", soft_wrap=True)
     if not settings:
         yield None
         return
     before = {name: _setting(name) for name in settings}
     try:
         _update(settings)
-        yield whole
+        yield program_cache
     finally:
         _update(before)
 

@@ -27,7 +27,7 @@ HELP = {
     "top_k": "keep the N most likely tokens, 0 all; default: the model file's, else 0",
     "top_p": "keep the most likely tokens up to this total probability, 1 all; default: the model "
     "file's, else 1",
-    "repetition_penalty": "divide the logits of earlier tokens, 1 does nothing; default: the model "
+    "repetition_penalty": "divide the logits of earlier tokens, 1 disables it; default: the model "
     "file's, else 1",
     "seed": "seed of the random numbers; default: random, and printed",
 }
@@ -101,7 +101,7 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
         with warnings_in_a_line(notes):
             of_file = default_sampling(model.metadata)
     except ValueError as error:
-        problem = escape(printable(f"What the file suggests is ignored: {error}"))
+        problem = escape(printable(f"The file's default sampling parameters are ignored: {error}"))
         notes.print(f"[dim]{problem}[/]", soft_wrap=True)
         of_file = {}
     usual = of_file or USUAL
@@ -115,8 +115,8 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the fields of Sampling that the options of `add_sampling` set."""
     fields = [field for field in dataclasses.fields(Sampling) if hasattr(options, field.name)]
-    given = {field.name: getattr(options, field.name) for field in fields}
-    return {name: value for name, value in given.items() if value is not None}
+    values = {field.name: getattr(options, field.name) for field in fields}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def add_cache_dtype(parser: argparse._ActionsContainer) -> None:
@@ -125,7 +125,7 @@ def add_cache_dtype(parser: argparse._ActionsContainer) -> None:
         "--cache-dtype",
         choices=[str(d) for d in jq.PAGE_DTYPES],
         default="float32",
-        help="of cached keys and values; default: float32",
+        help="type of cached keys and values; default: float32",
     )
 
 
@@ -134,9 +134,9 @@ def add_draft(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--draft",
         metavar="lookup|nextn|MODEL",
-        help="guess tokens, and check several in one pass: lookup, what followed the last ones "
-        "before; nextn, by the layer of the model's file that predicts further ones; or a smaller "
-        "model with the same vocabulary",
+        help="source of draft tokens, several of which are verified in one pass. lookup: what "
+        "followed the last tokens before; nextn: the multi-token-prediction layer of the model's "
+        "file; or a smaller model with the same vocabulary",
     )
 
 
@@ -145,14 +145,14 @@ def add_context_shift(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--context-shift",
         action="store_true",
-        help="go on where the context is full, without half of what came before",
+        help="when the context is full, drop the older half and continue",
     )
     parser.add_argument(
         "--keep",
         type=int,
         default=1,
         metavar="N",
-        help="tokens at the prompt's beginning that stay then; default: 1",
+        help="first tokens of the prompt that --context-shift keeps; default: 1",
     )
 
 
@@ -163,7 +163,7 @@ def add_lora(parser: argparse._ActionsContainer) -> None:
         action="append",
         type=_adapter,
         metavar="FILE[=SCALE]",
-        help="an adapter beside the weights: a GGUF file, or PEFT's folder; may be repeated",
+        help="apply a LoRA adapter: a GGUF file, or a PEFT folder; may be repeated",
     )
 
 
@@ -182,7 +182,7 @@ def add_no_cache(parser: argparse._ActionsContainer) -> None:
         "--no-cache",
         action="store_false",
         dest="keeps_programs",
-        help="compile anew: neither use nor keep programs of earlier runs",
+        help="do not use the on-disk cache of compiled programs",
     )
 
 
@@ -193,7 +193,7 @@ def add_devices(parser: argparse._ActionsContainer) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="split the model over N GPUs, or over as many parts of a CPU; default: 1",
+        help="split the model over N GPUs, or over N parts of a CPU; default: 1",
     )
 
 
@@ -202,6 +202,6 @@ def add_implementation(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--implementation",
         choices=jq.IMPLEMENTATIONS,
-        help="ptx: kernels for CUDA, the default there; native: kernels for CPUs, the default "
-        "there if `jax-q4k doctor` finds them; xla: plain JAX; sim: CUDA's kernels, simulated",
+        help="ptx: CUDA kernels, the default on GPUs; native: CPU kernels, the default on CPUs if "
+        "`jax-q4k doctor` finds them; xla: plain JAX; sim: the CUDA kernels in a simulator",
     )

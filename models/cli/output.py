@@ -77,17 +77,17 @@ def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None 
     if timings.decoded_tokens:
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
     if timings.drafted_tokens:
-        parts.append(f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens kept")
+        parts.append(f"{timings.accepted_tokens} of {timings.drafted_tokens} draft tokens accepted")
     if seed is not None:
         parts.append(f"seed {seed}")
-    kept = f", {timings.reused_tokens} of them kept" if timings.reused_tokens else ""
-    prompt = f"prompt {timings.first_token:.3f} ({timings.prompt_tokens} tokens{kept})"
+    cached = f", {timings.reused_tokens} cached" if timings.reused_tokens else ""
+    prompt = f"prompt {timings.first_token:.3f} ({timings.prompt_tokens} tokens{cached})"
     steps = [f"compiling {timings.compile:.2f}"] if timings.compile or clock else []
     steps += [prompt, f"decoding {timings.decode:.3f}"]
     if clock is None:
         return f"{', '.join(parts)}; seconds: {', '.join(steps)}"
     steps = [f"imports {clock.imports:.2f}", f"loading {clock.load:.2f}", *steps]
-    return f"{', '.join(parts)}; {since_start():.2f} s in all: {', '.join(steps)}"
+    return f"{', '.join(parts)}; {since_start():.2f} s in total: {', '.join(steps)}"
 
 
 def devices(*platform: str) -> list[jax.Device]:
@@ -128,7 +128,7 @@ def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> M
     """
     found = devices()
     if not 1 <= count <= len(found):
-        raise UsageError(f"--devices {count} must be 1 to {len(found)}, the devices that there are")
+        raise UsageError(f"--devices {count} must be 1 to {len(found)}, the number of devices")
     path = os.fspath(located(path))  # a download shows its own progress bars
     mesh = None
     if count > 1:
@@ -142,6 +142,6 @@ def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
     named = options.draft
     if named == "nextn":
         if options.model == DEMO or not os.path.isfile(options.model):
-            raise UsageError("--draft nextn takes a GGUF file that has such a layer")
+            raise UsageError("--draft nextn needs a GGUF file with a multi-token-prediction layer")
         return load_nextn(options.model)
     return named if named in (None, "lookup") else load_model(named, notes, options.devices)

@@ -17,7 +17,7 @@ MAX_FILE = 1 << 26
 
 
 @dataclass(frozen=True)
-class Given:
+class PromptOption:
     """Value of option -p, -f or --tokens; `kind` says which option."""
 
     kind: str
@@ -26,10 +26,10 @@ class Given:
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     """Adds -p, -f and --tokens, for one or more prompts."""
-    group = parser.add_argument_group("prompts", "one, or several, which run as a batch")
+    group = parser.add_argument_group("prompts", "one or more prompts, run as one batch")
     for names, kind, metavar, help in (
         (("-p", "--prompt"), "text", "TEXT", "text to continue"),
-        (("-f", "--file"), "file", "FILE", "a file's text; -: standard input's"),
+        (("-f", "--file"), "file", "FILE", "read the text from a file; -: standard input"),
         (("--tokens",), "tokens", "IDS", "token ids: 1,15043,29892"),
     ):
         make = _Maker(kind)
@@ -40,13 +40,13 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
 
 
 class _Maker:
-    """Argparse type that converts an option's value to Given; messages show the type's name."""
+    """Argparse type that makes a PromptOption of a value; messages show the type's name."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self.__name__ = kind, kind
 
-    def __call__(self, value: str) -> Given:
-        return Given(self._kind, value)
+    def __call__(self, value: str) -> PromptOption:
+        return PromptOption(self._kind, value)
 
 
 def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
@@ -55,13 +55,13 @@ def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
     Raises UsageError if there is no prompt, or a prompt cannot be read.
     """
     if not options.prompts and is_piped():
-        options.prompts = [Given("file", "-")]
+        options.prompts = [PromptOption("file", "-")]
     if not options.prompts:
-        raise UsageError("no prompt: give -p TEXT, -f FILE, --tokens IDS, or pipe a text")
-    if [given.value for given in options.prompts if given.kind == "file"].count("-") > 1:
+        raise UsageError("no prompt: give -p TEXT, -f FILE, --tokens IDS, or pipe text")
+    if [prompt.value for prompt in options.prompts if prompt.kind == "file"].count("-") > 1:
         raise UsageError("-f - can be given once: standard input is read once")
-    texts = [_text(given) for given in options.prompts]
-    if texts == [""] and options.prompts == [Given("file", "-")]:
+    texts = [_text(prompt) for prompt in options.prompts]
+    if texts == [""] and options.prompts == [PromptOption("file", "-")]:
         raise UsageError("no prompt: standard input is empty; give -p TEXT or -f FILE")
     return texts
 
@@ -71,20 +71,20 @@ def is_piped() -> bool:
     return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
 
 
-def _text(given: Given) -> str | list[int]:
-    if given.kind == "text":
+def _text(prompt: PromptOption) -> str | list[int]:
+    if prompt.kind == "text":
         try:
-            given.value.encode()
+            prompt.value.encode()
         except UnicodeEncodeError as error:  # Python passes invalid bytes as surrogates
-            problem = f"-p is no UTF-8 text: the byte behind {error.start} characters is none of it"
+            problem = f"-p is not UTF-8 text: invalid byte after {error.start} characters"
             raise UsageError(problem) from None
-        return given.value
-    if given.kind == "file":
-        return _file_text(given.value)
+        return prompt.value
+    if prompt.kind == "file":
+        return _file_text(prompt.value)
     try:
-        return [int(part) for part in given.value.split(",")]
+        return [int(part) for part in prompt.value.split(",")]
     except ValueError:
-        raise UsageError(f"--tokens {given.value!r} must be integers between commas") from None
+        raise UsageError(f"--tokens {prompt.value!r} must be comma-separated integers") from None
 
 
 def read_up_to(count: int, path: str) -> bytes:
@@ -105,7 +105,9 @@ def _file_text(path: str) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise UsageError(
+            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
     return text.removesuffix("\n")
 
 
@@ -142,7 +144,7 @@ def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> 
             raise UsageError("--chat needs the prompt as text, not as --tokens")
         return prompt
     if model.tokenizer is None:
-        raise UsageError(f"{options.model} holds no tokenizer: give the prompt as --tokens")
+        raise UsageError(f"{options.model} has no tokenizer: give the prompt as --tokens")
     try:
         if options.chat:
             system = [] if options.system is None else [_message("system", options.system)]

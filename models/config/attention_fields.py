@@ -81,7 +81,7 @@ def _sizes(get: Fields, default: int, suffix: str) -> tuple[int, int]:
     head_dim = integer(key, default, most=_MAX_SIZE)
     if head_dim not in HEAD_DIMS:
         supported = ", ".join(map(str, HEAD_DIMS))
-        get.fail(key, f"a head_dim of {head_dim} is not supported; supported are {supported}")
+        get.fail(key, f"a head_dim of {head_dim} is not supported; supported: {supported}")
     value_length = integer(value_key, head_dim, most=_MAX_SIZE)
     if value_length != head_dim:
         get.fail(value_key, f"{value_length} must equal the key length, {head_dim}")
@@ -99,8 +99,8 @@ def _kv_heads(
     if not (kind.varied_kv_heads or kind.convolution):
         counts = (get.integer(_KV_COUNT, heads, least=1, most=heads, repeated=True),) * layers
     else:
-        least = 0 if kind.convolution else 1
-        counts = by_layer(get, _KV_COUNT, layers, blocks, default=heads, least=least, most=heads)
+        minimum = 0 if kind.convolution else 1
+        counts = by_layer(get, _KV_COUNT, layers, blocks, default=heads, least=minimum, most=heads)
     for count in set(counts) - {0}:
         if heads % count:
             get.fail(_KV_COUNT, f"{count} must divide attention.head_count={heads}")
@@ -129,21 +129,19 @@ def _latent_sizes(get: Fields, latent: Latent, heads: int, kv_heads: int) -> dic
     if rope_dim % 2:
         get.fail("rope.dimension_count", f"{rope_dim} must be even")
     if (stored := latent.stored_dim(rope_dim)) > LATENT_DIMS[-1]:
-        problem = (
-            f"{stored} elements of a latent vector and its key are more than {LATENT_DIMS[-1]}"
-        )
+        problem = f"a latent vector and its key have {stored} elements, more than {LATENT_DIMS[-1]}"
         get.fail("attention.kv_lora_rank", f"{problem}, which is not supported")
     fields = {"head_dim": head_dim, "rope_dim": rope_dim}
     if not is_today:
         if kv_heads != heads:
-            get.fail(_KV_COUNT, f"is {kv_heads}, expected {heads}, or {LATENT_KEY} beside it")
+            get.fail(_KV_COUNT, f"is {kv_heads}, expected {heads}, or {LATENT_KEY} in addition")
         return {**fields, "num_kv_heads": 1}
     if kv_heads != 1:
-        get.fail(_KV_COUNT, f"is {kv_heads}, expected 1, the latent vector")
+        get.fail(_KV_COUNT, f"is {kv_heads}, expected 1 for the latent vector")
     sizes = {"attention.key_length": latent.rank + rope_dim, "attention.value_length": latent.rank}
     for key, size in sizes.items():
-        if (given := get.integer(key, size)) != size:
-            get.fail(key, f"is {given}, expected {size}, as the latent vector has it")
+        if (value := get.integer(key, size)) != size:
+            get.fail(key, f"is {value}, expected {size}, the latent vector's size")
     return fields
 
 
@@ -161,8 +159,8 @@ def by_layer(
 
     blocks: number of layers in the file; only the first `layers` are returned.
     """
-    given = get.value(key, None)
-    if not isinstance(given, np.ndarray):
+    value = get.value(key, None)
+    if not isinstance(value, np.ndarray):
         one = (
             get.integer(key, least=least, most=most)
             if default is None

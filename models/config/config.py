@@ -133,8 +133,8 @@ class Config:
     @property
     def logit_scale(self) -> float | None:
         """Factor of the logits; None means 1."""
-        given, factor = self.scales.logits, self.kind.logit_scale
-        return None if given is None or factor is None else factor(given)
+        scale, factor = self.scales.logits, self.kind.logit_scale
+        return None if scale is None or factor is None else factor(scale)
 
     def window_of(self, layer: int) -> int | None:
         """Returns the sliding window of a layer in tokens; None means full attention."""
@@ -301,7 +301,7 @@ class Config:
 
 def _unsupported(architecture: Any) -> str:
     found = "is missing" if architecture is None else f"{architecture!r} is not supported"
-    return f"{found}; supported are {', '.join(ARCHITECTURES)}"
+    return f"{found}; supported: {', '.join(ARCHITECTURES)}"
 
 
 def _norm_eps(kind: Architecture) -> str:
@@ -341,11 +341,11 @@ def _windowed_layers(
 ) -> tuple[bool, ...] | None:
     """Returns whether each layer is windowed; None means that the architecture decides."""
     key = "attention.sliding_window_pattern"
-    given = get.value(key, None)
-    if given is None or kind.windowed is None:
+    value = get.value(key, None)
+    if value is None or kind.windowed is None:
         return None
-    if isinstance(given, np.ndarray) and given.dtype == bool:
-        pattern = tuple(given.tolist())
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        pattern = tuple(value.tolist())
         if len(pattern) != blocks:
             get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
         pattern = pattern[:layers]
@@ -382,5 +382,5 @@ def _shared_kv_layers(
     count = get.integer(key, 0, least=0, most=layers - 1)
     windowed = windowed_layers or tuple(map(kind.windowed or (lambda _: False), range(layers)))
     if not set(windowed[layers - count :]) <= set(windowed[: layers - count]):
-        get.fail(key, f"{count} leaves a layer without one of its kind before it")
+        get.fail(key, f"{count} leaves a layer without an earlier layer of its kind")
     return count

@@ -44,11 +44,11 @@ class Experts:
 
 
 def read(
-    get: Fields, kind: Architecture, layers: int, vocab_size: int, most: int, inner: int
+    get: Fields, kind: Architecture, layers: int, vocab_size: int, max_size: int, inner: int
 ) -> Experts | None:
     """Reads experts from the architecture's metadata; None means that every layer is dense.
 
-    most: largest accepted size. inner: inner size of a dense layer. Raises GGUFError that names
+    max_size: largest accepted size. inner: inner size of a dense layer. Raises GGUFError that names
     the invalid key.
     """
     integer = functools.partial(get.integer, repeated=True)
@@ -63,10 +63,10 @@ def read(
     )
     if not count:
         return None
-    size = integer(_SIZE, inner if kind.mlp else REQUIRED, least=1, most=most)
-    shared = integer(_SHARED_SIZE, 0, least=0, most=most)
+    size = integer(_SIZE, inner if kind.mlp else REQUIRED, least=1, most=max_size)
+    shared = integer(_SHARED_SIZE, 0, least=0, most=max_size)
     if not shared:
-        shared = size * integer(_SHARED_COUNT, 0, least=0, most=most // size)
+        shared = size * integer(_SHARED_COUNT, 0, least=0, most=max_size // size)
     used = integer(_USED, least=1, most=count)
     return Experts(
         count=count,
@@ -88,7 +88,7 @@ def _routing(
         number = get.integer(_GATING, default, least=0, most=255) or default
         if number not in _GATINGS:
             known = ", ".join(f"{n} ({name})" for n, name in _GATINGS.items())
-            get.fail(_GATING, f"{number} is not supported; supported are {known}")
+            get.fail(_GATING, f"{number} is not supported; supported: {known}")
         gating = _GATINGS[number]
     if normalize is None:
         normalize = get.boolean(_NORMALIZE, False)
@@ -97,8 +97,10 @@ def _routing(
     if count % groups:
         get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")
     used = get.integer(_GROUPS_USED, 0, least=0, most=groups) or groups
-    if (most := count // groups * used) < experts_used:
-        get.fail(_USED, f"{experts_used} are more than {most} experts of {_GROUPS_USED}={used}")
+    if (selectable := count // groups * used) < experts_used:
+        get.fail(
+            _USED, f"{experts_used} is more than the {selectable} experts of {_GROUPS_USED}={used}"
+        )
     return {
         "gating": gating,
         "normalize": normalize,

@@ -74,7 +74,7 @@ def check(get: Fields, kind: Architecture) -> None:
         elif key in neutral:
             refuse(get, key, neutral[key])
         elif key not in _READ and key not in _HARMLESS:
-            problem = "is not a known key: what it says may change the model's results"
+            problem = "is not a known key, and may change the model's results"
             get.fail(key[:200], problem)
 
 
@@ -84,9 +84,9 @@ def _check_magnitude(get: Fields) -> None:
     Converters write the magnitude, and llama.cpp ignores it.
     """
     value, factor = get.number(_MAGNITUDE), get.number("rope.scaling.factor", 1.0)
-    own = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
-    if value != 1 and not math.isclose(value, own, rel_tol=1e-5):
-        get.fail(_MAGNITUDE, f"{value!r} is not supported, expected 1 or {own:g}")
+    default = 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+    if value != 1 and not math.isclose(value, default, rel_tol=1e-5):
+        get.fail(_MAGNITUDE, f"{value!r} is not supported, expected 1 or {default:g}")
 
 
 def _of_kind(kind: Architecture) -> dict[str, tuple[Any, ...]]:

@@ -67,18 +67,18 @@ def read(
 
 
 def _delta_layers(get: Fields, layers: int, blocks: int) -> tuple[MixerKind, ...]:
-    given = get.value(_RECURRENT, None)
-    if given is None:
+    flags = get.value(_RECURRENT, None)
+    if flags is None:
         interval = get.integer(_INTERVAL, 4, least=1, most=1 << 20)
         recurrent = [(i + 1) % interval != 0 for i in range(layers)]
     else:
-        if not isinstance(given, np.ndarray) or given.dtype != bool or given.shape != (blocks,):
+        if not isinstance(flags, np.ndarray) or flags.dtype != bool or flags.shape != (blocks,):
             get.fail(_RECURRENT, f"must hold a boolean for each of {blocks} layers")
-        recurrent = given[:layers].tolist()
+        recurrent = flags[:layers].tolist()
     if all(recurrent):
         # The pages of attention layers define the capacity of the KV cache.
         problem = f"leaves none of {layers} layers with attention, which is not supported"
-        get.fail(_INTERVAL if given is None else _RECURRENT, problem)
+        get.fail(_INTERVAL if flags is None else _RECURRENT, problem)
     return tuple("delta" if delta else "attention" for delta in recurrent)
 
 
@@ -94,7 +94,7 @@ def _delta(get: Fields) -> Delta:
     if delta.value_heads % delta.key_heads:
         get.fail(values, f"{delta.value_heads} must be a multiple of {keys}={delta.key_heads}")
     if (inner := get.integer("ssm.inner_size", delta.values)) != delta.values:
-        get.fail("ssm.inner_size", f"is {inner}, expected {delta.values}, {values} heads")
+        get.fail("ssm.inner_size", f"is {inner}, expected {delta.values}, for {values} heads")
     return delta
 
 

@@ -38,7 +38,7 @@ def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
       ValueError: the file's pooling is unknown or not supported; the message names the key.
     """
     if (reason := metadata.get(UNSUPPORTED)) is not None:
-        raise ValueError(f"{reason}; pass pooling=, one of {', '.join(POOLINGS)}, to do without")
+        raise ValueError(f"{reason}; pass pooling=, one of {', '.join(POOLINGS)}, to override it")
     key = key_of(architecture)
     value = metadata.get(key)
     if value is None:
@@ -49,7 +49,7 @@ def pooling_of(metadata: Mapping[str, Any], architecture: str) -> str:
     if name not in POOLINGS:
         known = ", ".join(f"{i} ({names[i]})" for i in names if names[i] in POOLINGS)
         shown = f"{value!r} ({name})" if name else repr(value)
-        raise ValueError(f"{key} is {shown}; supported are {known}: pass pooling= to choose one")
+        raise ValueError(f"{key} is {shown}; supported: {known}; pass pooling= to choose one")
     return name
 
 

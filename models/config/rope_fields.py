@@ -34,7 +34,7 @@ def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]
     scaling = get.value("rope.scaling.type", "linear")
     if not isinstance(scaling, str) or scaling not in _SCALINGS:
         supported = ", ".join(_SCALINGS)
-        get.fail("rope.scaling.type", f"{scaling!r} is not supported; supported are {supported}")
+        get.fail("rope.scaling.type", f"{scaling!r} is not supported; supported: {supported}")
     finetuned = get.boolean("rope.scaling.finetuned", True) if kind.optional_rope else True
     key = "rope.scaling.original_context_length"
     original = get.integer(key, context_length, least=1, most=MAX_CONTEXT)
@@ -67,10 +67,10 @@ def write(fields: Mapping[str, Any], kind: Architecture) -> dict[str, Any]:
         "rope.freq_base_swa": ("local_rope_theta", None),
         "attention.temperature_scale": ("temperature_scale", 0.0),
     }
-    given = {
+    optional = {
         key: fields[name] for key, (name, default) in others.items() if fields[name] != default
     }
-    return values | given
+    return values | optional
 
 
 def _factor(get: Fields) -> float:

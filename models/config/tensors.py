@@ -48,8 +48,8 @@ def _is_there(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
 
 def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
     """Returns the tensor with its module path in `mixer` instead of attention."""
-    owner, _, place = tensor.module.partition(".")
-    module = f"{mixer}.{place}" if owner == "attention" else tensor.module
+    owner, _, attribute = tensor.module.partition(".")
+    module = f"{mixer}.{attribute}" if owner == "attention" else tensor.module
     return dataclasses.replace(tensor, module=module)
 
 
@@ -124,7 +124,7 @@ class Expected(NamedTuple):
     """Shape and properties of a tensor that a model's file may hold.
 
     required: whether every GGUF file holds it. split: see `Tensor.split`. entry: the weight's entry
-    in the table; for a bias or scale, that of its weight. beside: "bias" or one of SCALES for a
+    in the table; for a bias or scale, that of its weight. suffix: "bias" or one of SCALES for a
     bias or scale of `entry`; None for `entry` itself.
     """
 
@@ -132,12 +132,12 @@ class Expected(NamedTuple):
     required: bool
     split: int | None
     entry: Tensor
-    beside: str | None
+    suffix: str | None
 
     @property
     def is_bias(self) -> bool:
         """Whether this tensor is the bias of `entry`."""
-        return self.beside == "bias"
+        return self.suffix == "bias"
 
 
 def expected_tensors(config: Config) -> dict[str, Expected]:
@@ -216,14 +216,14 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
         if name not in expected:
             problem = f"is not part of a {config.architecture} model"
             raise GGUFError(file, f"tensor {name!r}", problem)
-    beside = (
+    suffixed = (
         (name, f"{name.rpartition('.')[0]}.{what.entry.suffix}")
         for name, what in expected.items()
-        if what.beside
+        if what.suffix
     )
-    for name, other in (*_TOGETHER, *beside):
+    for name, other in (*_TOGETHER, *suffixed):
         if name in tensors and other not in tensors:
-            raise GGUFError(file, f"tensor {name!r}", f"is there without {other!r}")
+            raise GGUFError(file, f"tensor {name!r}", f"is present without {other!r}")
 
 
 def float_array(tensor: QuantizedArray | jax.Array) -> jax.Array:

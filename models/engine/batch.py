@@ -141,7 +141,7 @@ class GenerationBatch:
         # taken at the call, because a stream may be read in another context
         self._selection = current_selection()
         self._programs = CachedPrograms(model, weights, self._selection)
-        self._samplings, self._way, self._end_ids = samplings, stages, end_ids
+        self._samplings, self._stages, self._end_ids = samplings, stages, end_ids
         self._batch = model.padded_batch(max(len(prompts), filled_to))
         self._lay_out()
         self._capacity = capacity_of(prompts, samplings, context.get("context"))
@@ -164,8 +164,8 @@ class GenerationBatch:
         samplings = [_with_room(*pair) for pair in rows]
         samplings += [Sampling()] * filling
         steps = [row.begun for row in self.rows] + [0] * filling
-        given = self._end_ids, self._way, _breaks_of(self._model), steps
-        self._parameters = self._model.put(SamplingArrays.of(samplings, *given))
+        args = self._end_ids, self._stages, _breaks_of(self._model), steps
+        self._parameters = self._model.put(SamplingArrays.of(samplings, *args))
 
     @property
     def done(self) -> bool:
@@ -214,15 +214,15 @@ class GenerationBatch:
         seconds = 0.0
         length, batch = int(self._lengths[0]), len(self._prompts)
         self.timings.reused_tokens = count
-        whole = np.zeros((batch, self._capacity), np.int32)
-        whole[0, :length] = self._prompts[0, :length]
+        tokens = np.zeros((batch, self._capacity), np.int32)
+        tokens[0, :length] = self._prompts[0, :length]
         for first in range(count, length, PIECE):
             last = min(first + PIECE, length)
             piece = np.zeros((batch, min(self._model.padded_length(last - first), PIECE)), np.int32)
-            piece[0, : last - first] = whole[0, first:last]
-            history = TokenHistory(whole, np.array([last], np.int32))  # type: ignore[arg-type]
-            given = piece, np.array([last - first], np.int32), cache, self._parameters, history
-            seconds += self._call(Start(*self._sampled), *given)
+            piece[0, : last - first] = tokens[0, first:last]
+            history = TokenHistory(tokens, np.array([last], np.int32))  # type: ignore[arg-type]
+            args = piece, np.array([last - first], np.int32), cache, self._parameters, history
+            seconds += self._call(Start(*self._sampled), *args)
             cache = self._state.cache  # only the last chunk's token belongs to the output
         return seconds + self._collect()
 

@@ -92,7 +92,7 @@ class Conversation:
 
     def _check_turn(self) -> None:
         if self._answers:
-            problem = "another answer of the conversation is under way"
+            problem = "another answer of the conversation is in progress"
             raise RuntimeError(f"{problem}: read its stream to the end, or close it")
 
     def _stream(
@@ -102,8 +102,8 @@ class Conversation:
         self.turns.append({"role": "user", "content": message})
         try:
             fields = {f.name for f in dataclasses.fields(Sampling)}
-            given = {name: options.pop(name) for name in [*options] if name in fields}
-            sampling = dataclasses.replace(sampling or Sampling(), **given)
+            overrides = {name: options.pop(name) for name in [*options] if name in fields}
+            sampling = dataclasses.replace(sampling or Sampling(), **overrides)
             if not self.has_template:
                 stops = (*sampling.stops, TRANSCRIPT_STOP)
                 sampling = dataclasses.replace(sampling, stop=stops)
@@ -127,7 +127,7 @@ class Conversation:
         with self._lock:
             self._check_turn()
             if self.turns != before:
-                raise RuntimeError("the conversation has gone on since its stream was asked for")
+                raise RuntimeError("the conversation has changed since this stream was created")
             self._answers = True
             self.turns.append(asked)
         text = ""

@@ -75,15 +75,15 @@ def generate(
     samplings = _samplings(sampling, fields, len(rows))
     _check(model, rows, samplings, prefix, shift)
     if prefix is not None and len(rows) > 1:
-        raise ValueError(f"prefix serves one prompt; there are {len(rows)}")
+        raise ValueError(f"prefix takes one prompt, not {len(rows)}")
     outputs: list[Output] = []
     timings: list[Timings] = []
     context = None if shift is None else model.config.context_length
     capacity, dtype = capacity_of(rows, samplings, context), page_dtype(cache_dtype, "cache_dtype")
-    most = memory.rows_at_once(model, len(rows), max(map(len, rows)), capacity, dtype)
-    for batch in memory.cut(len(rows), most):
-        given = rows[batch], samplings[batch], cache_dtype, draft
-        run = GenerationBatch(model, *given, filled_to=most, prefix=prefix, shift=shift)
+    batch_size = memory.rows_at_once(model, len(rows), max(map(len, rows)), capacity, dtype)
+    for batch in memory.cut(len(rows), batch_size):
+        args = rows[batch], samplings[batch], cache_dtype, draft
+        run = GenerationBatch(model, *args, filled_to=batch_size, prefix=prefix, shift=shift)
         try:
             run.start()
             run.finish()
@@ -92,8 +92,8 @@ def generate(
         outputs += run.outputs()
         timings.append(run.timings)
     if len(timings) > 1:
-        whole = Timings(*map(sum, zip(*map(dataclasses.astuple, timings), strict=True)))
-        outputs = [dataclasses.replace(output, timings=whole) for output in outputs]
+        total = Timings(*map(sum, zip(*map(dataclasses.astuple, timings), strict=True)))
+        outputs = [dataclasses.replace(output, timings=total) for output in outputs]
     return outputs[0] if single else outputs
 
 
@@ -128,7 +128,7 @@ def _samplings(sampling: Any, fields: dict[str, Any], rows: int) -> list[Samplin
     """Returns the sampling parameters of each prompt; a shared entry gets consecutive seeds."""
     if isinstance(sampling, Sequence):
         if len(sampling) != rows:
-            problem = f"sampling holds {len(sampling)} ways for {rows} prompts"
+            problem = f"sampling has {len(sampling)} items for {rows} prompts"
             raise ValueError(f"{problem}; it must be one, or one for each")
         return [_sampling(one, fields) for one in sampling]
     one = _sampling(sampling, fields)
@@ -176,9 +176,9 @@ def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     """Tokenizes prompts: returns int32 ids per prompt, and whether `prompts` was a single one."""
     if not isinstance(model, Model):
         found = f"model is of type {type(model).__name__}"
-        raise TypeError(f"{found}; it must be a Model, such as models.load(path) gives")
+        raise TypeError(f"{found}; it must be a Model, such as models.load(path) returns")
     if isinstance(prompts, bytes | bytearray):
-        raise TypeError("prompts is of bytes; decode them to a text, or pass a list of token ids")
+        raise TypeError("prompts is bytes; decode them to text, or pass a list of token ids")
     is_rows = isinstance(prompts, Sequence | np.ndarray | jax.Array)  # a str is a Sequence
     if not is_rows or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(
@@ -190,8 +190,8 @@ def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     )
     rows = [prompts] if single else list(prompts)
     if len(prompts) and isinstance(prompts[0], Mapping):
-        given = "models.chat.encode(model.tokenizer, messages), or use a models.Conversation"
-        raise TypeError(f"prompts holds messages; pass {given}")
+        replacement = "models.chat.encode(model.tokenizer, messages), or use a models.Conversation"
+        raise TypeError(f"prompts holds messages; pass {replacement}")
     if not rows:
         raise ValueError("prompts is empty; at least one prompt of at least one token is needed")
     return [
@@ -224,25 +224,29 @@ def _check(
 
     Raises TypeError for other types of `prefix` or `shift`, ValueError for other problems.
     """
-    for name, given, kind in (("prefix", prefix, Prefix), ("shift", shift, ContextShift)):
-        if given is not None and not isinstance(given, kind):
-            found = f"{name} is of type {type(given).__name__}"
+    for name, value, kind in (("prefix", prefix, Prefix), ("shift", shift, ContextShift)):
+        if value is not None and not isinstance(value, kind):
+            found = f"{name} is of type {type(value).__name__}"
             raise TypeError(f"{found}; it must be a {kind.__name__} or None")
     context = model.config.context_length
     for ids, sampling in zip(prompts, samplings, strict=True):
         if shift is not None and (len(ids) >= context or shift.keep > context // 2):
-            problem = f"a prompt of {len(ids)} tokens, of which keep={shift.keep} stay,"
+            problem = f"a prompt of {len(ids)} tokens with keep={shift.keep}"
             raise ValueError(f"{problem} leaves no room in the context length, {context}")
         if shift is None and len(ids) + sampling.max_new_tokens > context:
             raise ValueError(
-                f"a prompt of {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} are "
-                f"more than the context length, {context}"
+                f"a prompt of {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} "
+                f"exceed the context length, {context}"
             )
         if sampling.dry_multiplier and sampling.dry_sequence_breakers and model.tokenizer is None:
-            raise ValueError("dry_sequence_breakers needs a tokenizer, which the model has not")
+            raise ValueError(
+                "dry_sequence_breakers needs a tokenizer, which the model does not have"
+            )
         if sampling.stop and model.tokenizer is None:
-            raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
+            raise ValueError(
+                f"stop={sampling.stop!r} needs a tokenizer, which the model does not have"
+            )
         vocab_size = model.config.vocab_size
-        most = max((token for token, _ in sampling.biases), default=0)
-        if most >= vocab_size:
-            raise ValueError(f"logit_bias names token {most}; ids must be 0 to {vocab_size - 1}")
+        highest = max((token for token, _ in sampling.biases), default=0)
+        if highest >= vocab_size:
+            raise ValueError(f"logit_bias names token {highest}; ids must be 0 to {vocab_size - 1}")

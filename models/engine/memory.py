@@ -34,8 +34,8 @@ def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_
     free = free_bytes(model)
     if free is None:
         return min(prompts, MAX_ROWS)
-    most = int(SHARE * free) // _row_bytes(model, longest, capacity, cache_dtype)
-    return max(1, min(prompts, MAX_ROWS, most))
+    fitting = int(SHARE * free) // _row_bytes(model, longest, capacity, cache_dtype)
+    return max(1, min(prompts, MAX_ROWS, fitting))
 
 
 def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> int:

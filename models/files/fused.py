@@ -44,21 +44,21 @@ def split(
         if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
             parts = ()
         is_scale = _suffix(name) in SCALES
-        if is_scale and _beside(name) not in tensors:  # the weights are not fused
+        if is_scale and _with_suffix(name) not in tensors:  # the weights are not fused
             parts = ()
         if not parts:
             found[name] = info
             continue
-        if beside := [part for part in parts if part in tensors and part != name]:
-            raise GGUFError(file, f"tensor {name!r}", f"is there beside {beside[0]!r}")
+        if present := [part for part in parts if part in tensors and part != name]:
+            raise GGUFError(file, f"tensor {name!r}", f"is present in addition to {present[0]!r}")
         first = expected[parts[0]].shape
         at = max(len(first) - (2 if _suffix(name) == "weight" else 1), 0)
         rows = [expected[part].shape[at] for part in parts]
-        whole = (*first[:at], rows[0] if is_scale else sum(rows), *first[at + 1 :])
-        if info.shape != whole:
-            problem = f"has shape {info.shape}, expected {whole}"
+        shape = (*first[:at], rows[0] if is_scale else sum(rows), *first[at + 1 :])
+        if info.shape != shape:
+            problem = f"has shape {info.shape}, expected {shape}"
             raise GGUFError(file, f"tensor {name!r}", problem)
-        if at == len(whole) - 1 and any(count % info.block_size for count in rows):
+        if at == len(shape) - 1 and any(count % info.block_size for count in rows):
             problem = f"holds {' + '.join(map(str, rows))} elements in blocks of {info.block_size}"
             raise GGUFError(file, f"tensor {name!r}", problem)
         starts = itertools.repeat(0) if is_scale else itertools.accumulate(rows, initial=0)
@@ -80,27 +80,27 @@ def parts_of(config: Config, name: str) -> tuple[str, ...]:
 
 def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
     """Returns whether `name` is a plain `ffn_up`, not fused, as the file also has `ffn_gate`."""
-    return name in parts and all(_beside(part) in tensors for part in parts)
+    return name in parts and all(_with_suffix(part) in tensors for part in parts)
 
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _beside(name: str, suffix: str = "weight") -> str:
+def _with_suffix(name: str, suffix: str = "weight") -> str:
     """Returns the name of a related tensor, such as the bias of a weight."""
     return f"{name.rpartition('.')[0]}.{suffix}"
 
 
-def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _fused_names(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields (fused name, names of its parts) for tensors that the architecture's files fuse."""
     for layer, short, suffix in itertools.product(
         range(config.num_layers), config.kind.fused, ("weight", "bias")
     ):
-        whole = f"blk.{layer}.{short}.{suffix}"
-        parts = parts_of(config, whole)
+        fused = f"blk.{layer}.{short}.{suffix}"
+        parts = parts_of(config, fused)
         if all(part in names for part in parts):
-            yield whole, parts
+            yield fused, parts
 
 
 def joined(
@@ -111,31 +111,31 @@ def joined(
     Parts with different types or scales are not fused. Raises GGUFError if files must fuse them.
     """
     found = dict(tensors)
-    for whole, parts in _wholes(config, tensors):
+    for fused, parts in _fused_names(config, tensors):
         pieces = [tensors[part] for part in parts]
         types = sorted({piece.type for piece in pieces})
         scales = [_scales(part, tensors) for part in parts]
         problem = f"the types {', '.join(types)}" if len(types) > 1 else ""
         if any(one != scales[0] for one in scales):
-            problem = problem or "scales that differ"
+            problem = problem or "different scales"
         if problem:
-            if any(f".{short}." in whole for short in _ALWAYS):
+            if any(f".{short}." in fused for short in _ALWAYS):
                 problem = f"holds {' and '.join(parts)}, which have {problem}"
-                raise GGUFError(file, f"tensor {whole!r}", problem)
+                raise GGUFError(file, f"tensor {fused!r}", problem)
             continue
         for part, suffix in itertools.product(parts, scales[0]):
-            scale = found.pop(_beside(part, suffix))
-            found[_beside(whole, suffix)] = scale
+            scale = found.pop(_with_suffix(part, suffix))
+            found[_with_suffix(fused, suffix)] = scale
         for part in parts:
             del found[part]
-        shape = _shape([piece.shape for piece in pieces], _of_experts(whole))
-        found[whole] = gguf.TensorPieces(types[0], shape, _chained(pieces, _of_experts(whole)))
+        shape = _shape([piece.shape for piece in pieces], _of_experts(fused))
+        found[fused] = gguf.TensorPieces(types[0], shape, _chained(pieces, _of_experts(fused)))
     return found
 
 
-def _of_experts(whole: str) -> bool:
+def _of_experts(fused: str) -> bool:
     """Returns whether a fused tensor is fused within each expert."""
-    return "_exps." in whole
+    return "_exps." in fused
 
 
 def _shape(parts: list[tuple[int, ...]], of_experts: bool) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def _scales(
     """Returns suffix -> (type, shape, bytes) of the scales of a weight."""
     if _suffix(name) != "weight":
         return {}
-    held = {suffix: tensors.get(_beside(name, suffix)) for suffix in SCALES}
+    held = {suffix: tensors.get(_with_suffix(name, suffix)) for suffix in SCALES}
     return {
         suffix: (scale.type, scale.shape, b"".join(bytes(piece) for piece in scale.pieces()))
         for suffix, scale in held.items()
@@ -188,11 +188,11 @@ def types_by_file(
     types: function that chooses types: name -> shape of a file's tensors, fused ones included, to
     name -> type.
     """
-    wholes, in_files = dict(_wholes(config, shapes)), dict(shapes)
-    for whole, parts in wholes.items():
+    parts_of_fused, in_files = dict(_fused_names(config, shapes)), dict(shapes)
+    for fused, parts in parts_of_fused.items():
         for part in parts:
             del in_files[part]
-        in_files[whole] = _shape([shapes[part] for part in parts], _of_experts(whole))
+        in_files[fused] = _shape([shapes[part] for part in parts], _of_experts(fused))
     chosen = types(in_files)
-    of_parts = {part: chosen[whole] for whole, parts in wholes.items() for part in parts}
+    of_parts = {part: chosen[fused] for fused, parts in parts_of_fused.items() for part in parts}
     return {name: of_parts[name] if name in of_parts else chosen[name] for name in shapes}

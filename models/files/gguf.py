@@ -19,17 +19,17 @@ from gguf.constants import LlamaFileType
 from jax.sharding import Mesh
 
 from jax_q4k import GGUFError, QuantizedArray, gguf
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 from .. import tokenizer
 from ..config import Config, other_files
 from ..config.rope import DIVISORS
 from ..config.rope_fields import MIN_DIVISOR
 from ..config.tensors import check_tensors, float_array, unused_tensors, without_unused_layers
-from ..network.lazy import unbuilt
+from ..network.lazy import lazy_decoder
 from ..runner.model import Model
 from ..sharding.placement import Placement
-from ..sharding.plan import Rules, place
+from ..sharding.plan import Rules, plan_sharding
 from ..support.warn import warn
 from ..tokenizer import Tokenizer
 from . import fused, legacy_layouts, rope_divisors
@@ -37,7 +37,7 @@ from . import fused, legacy_layouts, rope_divisors
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
 
-@seldom_collecting()
+@gc_throttled()
 def from_gguf(
     path: str | os.PathLike[str],
     *,
@@ -73,7 +73,7 @@ def from_gguf(
         tensors = legacy_layouts.described(config, header.tensors, file)
         described.append(describe(header.metadata, tensors, file))
         if mesh is not None:
-            placements.append(place(described[0][0], tensors, mesh, rules))
+            placements.append(plan_sharding(described[0][0], tensors, mesh, rules))
 
     loaded = gguf.read(
         path,
@@ -85,7 +85,7 @@ def from_gguf(
     )
     config, text_tokenizer = described[0]
     placement = placements[0] if placements else None
-    tensors = legacy_layouts.as_today(config, loaded.tensors)
+    tensors = legacy_layouts.current_tensors(config, loaded.tensors)
     if placement is not None:
         new = tensors.keys() - loaded.tensors.keys()
         tensors |= {name: jax.device_put(tensors[name], placement.tensors[name]) for name in new}
@@ -94,8 +94,8 @@ def from_gguf(
         divisors = tensors.get(name)
         if divisors is not None and not (float_array(divisors) > MIN_DIVISOR).all():
             raise GGUFError(file, f"tensor {name!r}", f"must hold numbers above {MIN_DIVISOR}")
-    metadata = legacy_layouts.metadata_as_today(config, without_unused_layers(loaded.metadata))
-    return Model(unbuilt(config, tensors), text_tokenizer, metadata, placement)
+    metadata = legacy_layouts.current_metadata(config, without_unused_layers(loaded.metadata))
+    return Model(lazy_decoder(config, tensors), text_tokenizer, metadata, placement)
 
 
 def described_config(header: gguf.Header, file: str) -> Config:
@@ -105,8 +105,10 @@ def described_config(header: gguf.Header, file: str) -> Config:
       GGUFError: the file holds no language model, or one that is not supported.
     """
     if not header.tensors and other_files.kind_of(header.metadata) is None:
-        alone = "is a vocabulary alone" if "tokenizer.ggml.model" in header.metadata else "is empty"
-        raise GGUFError(file, "file", f"{alone}: it has no weights")
+        content = (
+            "holds only a vocabulary" if "tokenizer.ggml.model" in header.metadata else "is empty"
+        )
+        raise GGUFError(file, "file", f"{content}: it has no weights")
     return Config.from_metadata(header.metadata, file)
 
 
@@ -116,9 +118,9 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
     if unused:
         kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in unused})
         shown = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
-        message = f"{len(unused)} tensors are skipped, which generating text does not use: {shown}"
+        message = f"{len(unused)} tensors are skipped, which text generation does not use: {shown}"
         if any(".nextn." in name for name in unused):
-            message += "; a layer that predicts further tokens is read for drafts alone"
+            message += "; the multi-token-prediction layer is read only for drafts"
         warn(message)
     used = {name: info for name, info in header.tensors.items() if name not in unused}
     return fused.split(Config.from_metadata(header.metadata, file), used, file)
@@ -253,9 +255,9 @@ def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]
     weights: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
         weights[tensor.type] += math.prod(tensor.shape)
-    [(most, _)] = weights.most_common(1)
+    [(common, _)] = weights.most_common(1)
     said = metadata.get("general.file_type")
-    if most not in gguf.PLAIN and said is not None and said not in _FLOAT_FILES:
+    if common not in gguf.PLAIN and said is not None and said not in _FLOAT_FILES:
         return said
-    names = (f"ALL_{most}", *(f"MOSTLY_{most}{end}" for end in ("", "_M", "_MOE")))
+    names = (f"ALL_{common}", *(f"MOSTLY_{common}{end}" for end in ("", "_M", "_MOE")))
     return next(int(LlamaFileType[name]) for name in names if name in LlamaFileType.__members__)

@@ -46,8 +46,7 @@ _OF_PARTS = re.compile(r"-(\d{5})-of-(\d{5})$")
 #: Exceptions with which the hub refuses a request, by class name; the cache is not used after them.
 _REFUSED = {
     "RepositoryNotFoundError": "there is no such model on the Hugging Face hub, or it is private",
-    "GatedRepoError": "its owner asks for consent: give it on the model's page, then `hf auth "
-    "login`",
+    "GatedRepoError": "it is gated: accept its terms on the model's page, then run `hf auth login`",
     "RemoteEntryNotFoundError": "the model has no such file on the Hugging Face hub",
     "EntryNotFoundError": "the model has no such file on the Hugging Face hub",
 }
@@ -164,7 +163,7 @@ def _chosen(name: Name, files: list[str], *, all_of_them: bool = True) -> list[s
         _fail(name, f"{name.repository} has {what}; give one: {_some(name, found or firsts)}")
     parts = _parts_of(found[0])
     if missing := set(parts) - set(files):
-        _fail(name, f"{name.repository} lacks a part of the model, {min(missing)}")
+        _fail(name, f"{name.repository} is missing a part of the model, {min(missing)}")
     return parts
 
 

@@ -59,12 +59,12 @@ def described(
         if not parts:
             found[name] = info
             continue
-        if beside := [part for part in parts if part in tensors]:
-            raise GGUFError(file, f"tensor {name!r}", f"is there beside {beside[0]!r}")
+        if present := [part for part in parts if part in tensors]:
+            raise GGUFError(file, f"tensor {name!r}", f"is present in addition to {present[0]!r}")
         if not all(part in expected for part in parts):  # in a layer of another kind
             raise GGUFError(file, f"tensor {name!r}", "is not part of this layer")
-        if info.shape != (whole := _whole(config, name)):
-            problem = f"has shape {info.shape}, expected {whole}"
+        if info.shape != (full := _fused_shape(config, name)):
+            problem = f"has shape {info.shape}, expected {full}"
             raise GGUFError(file, f"tensor {name!r}", problem)
         for part in parts:
             turned = part.endswith("attn_k_b.weight") and info.type.name not in gguf.PLAIN
@@ -74,7 +74,7 @@ def described(
     return found
 
 
-def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def current_tensors(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Converts legacy tensors to current ones; returns all tensors by their current names.
 
     A packed `attn_k_b` becomes float32, because its blocks run along the other axis.
@@ -86,7 +86,7 @@ def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metadata:
+def current_metadata(config: Config, metadata: Mapping[str, Any]) -> gguf.Metadata:
     """Returns metadata with legacy keys of attention heads replaced by the current ones."""
     found, prefix = gguf.Metadata(metadata), metadata["general.architecture"]
     if config.latent is not None and f"{prefix}.{attention_fields.LATENT_KEY}" not in found:
@@ -95,7 +95,7 @@ def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metad
     return found
 
 
-def _whole(config: Config, name: str) -> tuple[int, int]:
+def _fused_shape(config: Config, name: str) -> tuple[int, int]:
     """Returns the shape of a legacy tensor."""
     if config.latent is not None:
         of_head = config.head_dim - config.rope_dim + config.latent.value_dim
@@ -117,18 +117,18 @@ def _rows(tensor: Any, heads: int, take: Callable[[Any], Any]) -> Any:
     return QuantizedArray(tensor.format, (*planes[0].shape[:-2], tensor.shape[-1]), planes)
 
 
-def _key(config: Config, whole: Any) -> jax.Array:
+def _key(config: Config, fused: Any) -> jax.Array:
     part = config.head_dim - config.rope_dim
-    key = _rows(whole, config.num_heads, lambda x: x[:, :part])
+    key = _rows(fused, config.num_heads, lambda x: x[:, :part])
     return jnp.swapaxes(float_array(key) if isinstance(key, QuantizedArray) else key, 1, 2)
 
 
-def _value(config: Config, whole: Any) -> Any:
+def _value(config: Config, fused: Any) -> Any:
     part = config.head_dim - config.rope_dim
-    return _rows(whole, config.num_heads, lambda x: x[:, part:])
+    return _rows(fused, config.num_heads, lambda x: x[:, part:])
 
 
-def _qkv(config: Config, whole: Any) -> Any:
+def _qkv(config: Config, fused: Any) -> Any:
     delta = config.delta
     assert delta is not None
     dim, ends = delta.head_dim, 2 * delta.head_dim + delta.values // delta.key_heads
@@ -137,11 +137,11 @@ def _qkv(config: Config, whole: Any) -> Any:
         parts = x[:, :dim], x[:, dim : 2 * dim], x[:, 2 * dim : ends]
         return jnp.concatenate([part.reshape(-1, *x.shape[2:]) for part in parts])
 
-    return _rows(whole, delta.key_heads, take)
+    return _rows(fused, delta.key_heads, take)
 
 
-def _gate(config: Config, whole: Any) -> Any:
+def _gate(config: Config, fused: Any) -> Any:
     delta = config.delta
     assert delta is not None
     rows = delta.values // delta.key_heads
-    return _rows(whole, delta.key_heads, lambda x: x[:, -rows:].reshape(-1, *x.shape[2:]))
+    return _rows(fused, delta.key_heads, lambda x: x[:, -rows:].reshape(-1, *x.shape[2:]))

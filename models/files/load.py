@@ -24,10 +24,10 @@ from .sources import is_checkpoint
 
 #: Phrases for errors.
 KINDS = (
-    "a model is a GGUF file, a checkpoint's folder, a name on the Hugging Face hub such as "
+    "a model is a GGUF file, a checkpoint folder, a name on the Hugging Face hub such as "
     f"{HUB_EXAMPLE}, or demo"
 )
-CHECKPOINT = "a checkpoint's folder holds config.json, *.safetensors and tokenizer.json"
+CHECKPOINT = "a checkpoint folder holds config.json, *.safetensors and tokenizer.json"
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
@@ -54,10 +54,12 @@ def _gguf_file_of(folder: str) -> str:
         return os.path.join(folder, models[0])
     if models:
         named = ", ".join(models[:4]) + (", ..." if len(models) > 4 else "")
-        raise CheckpointError(folder, "folder", f"holds {len(models)} models, name one: {named}")
+        raise CheckpointError(folder, "folder", f"holds {len(models)} models; name one: {named}")
     if os.path.exists(os.path.join(folder, "adapter_config.json")):
         raise CheckpointError(
-            folder, "folder", "is a LoRA adapter; load its base model, with it as lora= or --lora"
+            folder,
+            "folder",
+            "is a LoRA adapter; load its base model, with the adapter as lora= or --lora",
         )
     raise FileNotFoundError(errno.ENOENT, f"no model in this folder; {CHECKPOINT}", folder)
 
@@ -96,7 +98,7 @@ def load(
     """
     path = located(path)
     read = from_pretrained if is_checkpoint(path) else from_gguf
-    adapters = [] if lora is None else list(lora_files.given(lora))
+    adapters = [] if lora is None else list(lora_files.adapter_specs(lora))
     model = read(path, progress=progress, mesh=mesh, rules=rules)
     for adapter, scale in adapters:
         model = lora_files.with_lora(model, adapter, scale=scale)

@@ -51,10 +51,10 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
     key = f"{trunk.architecture}.nextn_predict_layers"
     count = header.metadata.get(key, 0)
     if not trunk.kind.predicts_further or count != 1:
-        problem = f"is {count}; drafts take one such layer, of qwen35 or qwen35moe"
+        problem = f"is {count}; drafts need one such layer, in a qwen35 or qwen35moe model"
         raise GGUFError(file, key, problem)
     prefix = f"blk.{trunk.num_layers}."
-    own = re.compile(re.escape(prefix) + r"nextn\.(\w+)\.weight")
+    pattern = re.compile(re.escape(prefix) + r"nextn\.(\w+)\.weight")
 
     def select(header: gguf.Header) -> dict[str, gguf.TensorInfo]:
         return {n: info for n, info in header.tensors.items() if n.startswith(prefix)}
@@ -63,7 +63,7 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
     config = dataclasses.replace(trunk, num_layers=1, mixers=None)
     layer, weights = {}, {}
     for name, tensor in read.items():
-        if match := own.fullmatch(name):
+        if match := pattern.fullmatch(name):
             weights[match[1]] = tensor
         else:
             layer[name.replace(prefix, _PREFIX, 1)] = tensor
@@ -99,7 +99,7 @@ def _drafter(config: Config, weights: Mapping[str, Any], trunk: Decoder) -> Draf
 def _check(
     config: Config,
     layer: Mapping[str, Any],
-    own: Mapping[str, Any],
+    extra: Mapping[str, Any],
     file: str,
     prefix: str,
 ) -> None:
@@ -110,16 +110,16 @@ def _check(
     expected |= dict.fromkeys(("embed_tokens", "shared_head_head"), (vocab, size))
     for name, shape in expected.items():
         full = f"{prefix}nextn.{name}.weight"
-        if name not in own:
+        if name not in extra:
             if _OWN[name] is None:
                 problem = f"is missing, expected with shape {shape}"
                 raise GGUFError(file, f"tensor {full!r}", problem)
-        elif tuple(own[name].shape) != shape:
-            problem = f"has shape {tuple(own[name].shape)}, expected {shape}"
+        elif tuple(extra[name].shape) != shape:
+            problem = f"has shape {tuple(extra[name].shape)}, expected {shape}"
             raise GGUFError(file, f"tensor {full!r}", problem)
-    if unknown := own.keys() - expected.keys():
+    if unknown := extra.keys() - expected.keys():
         name = f"{prefix}nextn.{min(unknown)}.weight"
-        raise GGUFError(file, f"tensor {name!r}", "is not part of a layer of further tokens")
+        raise GGUFError(file, f"tensor {name!r}", "is not part of a multi-token-prediction layer")
     zeros = jax.ShapeDtypeStruct((vocab, size), jnp.float32)
-    whole = {"token_embd.weight": zeros, "output_norm.weight": jax.ShapeDtypeStruct((size,), "f4")}
-    check_tensors(config, whole | dict(layer), file)
+    main = {"token_embd.weight": zeros, "output_norm.weight": jax.ShapeDtypeStruct((size,), "f4")}
+    check_tensors(config, main | dict(layer), file)

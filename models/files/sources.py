@@ -55,11 +55,11 @@ class GGUFSource(gguf.TensorFile):
         config = described_config(header, self.name)
         described = legacy_layouts.described(config, header.tensors, self.name)
         metadata = without_unused_layers(header.metadata)
-        self.metadata = legacy_layouts.metadata_as_today(config, metadata)
+        self.metadata = legacy_layouts.current_metadata(config, metadata)
         self.tensors = {name: info.shape for name, info in described.items()}
         types = {name: info.type.name for name, info in described.items()}
         self.packed = {name: kind for name, kind in types.items() if kind not in gguf.PLAIN}
-        self._whole = {
+        self._fused = {
             part: (name, take)
             for name in header.tensors
             for part, take in legacy_layouts.parts_of(config, name).items()
@@ -67,10 +67,10 @@ class GGUFSource(gguf.TensorFile):
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         """Reads one tensor, see `TensorSource.read`."""
-        if name not in self._whole:
+        if name not in self._fused:
             return super().read(name)
-        whole, take = self._whole[name]
-        return jax.tree.map(np.asarray, take(super().read(whole)))
+        fused, take = self._fused[name]
+        return jax.tree.map(np.asarray, take(super().read(fused)))
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:

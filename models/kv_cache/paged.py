@@ -103,8 +103,8 @@ class PagedCache:
         def like(values: np.ndarray) -> Any:
             return jax.ShapeDtypeStruct(values.shape, values.dtype)
 
-        given = PAGE_SIZE, jq.page_dtype(dtype), ahead, None, like, array
-        return cls._of(config, batch, per_sequence, *given)
+        args = PAGE_SIZE, jq.page_dtype(dtype), ahead, None, like, array
+        return cls._of(config, batch, per_sequence, *args)
 
     @classmethod
     def _of(
@@ -128,9 +128,9 @@ class PagedCache:
 
         def pages(layer: int) -> Pages:
             """Creates the KV pages of a layer."""
-            own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
+            count = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
             heads, over = heads_of(config, layer, placement)
-            arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
+            arrays = page_shapes(config, layer, batch * count, page_size, dtype, heads)
             return tuple(zeros(shape, dtype, over) for shape, dtype in arrays)
 
         def state(layer: int) -> State:
@@ -141,9 +141,9 @@ class PagedCache:
 
         def tables(window: int | None) -> jax.Array:
             """Creates the block tables, which give each sequence consecutive pages."""
-            own = min(per_sequence, window_pages(window, page_size, ahead))
-            first = np.arange(batch // groups, dtype=np.int32)[:, None] * own
-            group = first + np.arange(per_sequence, dtype=np.int32) % own
+            count = min(per_sequence, window_pages(window, page_size, ahead))
+            first = np.arange(batch // groups, dtype=np.int32)[:, None] * count
+            group = first + np.arange(per_sequence, dtype=np.int32) % count
             return put(group if groups == 1 else np.stack([group] * groups))
 
         return cls(

@@ -61,15 +61,15 @@ def build(
         if dimensions == 1 or tensor.table:
             return flax_types.variable(weight)
         scales = (tensors.get(f"{prefix}{tensor.gguf}.{suffix}") for suffix in SCALES)
-        given = bias, *(None if scale is None else float_array(scale) for scale in scales)
-        return Linear(weight, *given) if dimensions == 2 else ExpertLinear(weight, *given)
+        optional = bias, *(None if scale is None else float_array(scale) for scale in scales)
+        return Linear(weight, *optional) if dimensions == 2 else ExpertLinear(weight, *optional)
 
     def owners(tensors: Iterable[tuple[Tensor, str]]) -> dict[str, dict[str, Any]]:
         """Builds tensors' modules: path of the owning module -> attribute -> module or variable."""
         parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
         for tensor, prefix in tensors:
-            owner, _, place = tensor.module.rpartition(".")
-            parts[owner][place] = held(tensor, prefix)
+            owner, _, attribute = tensor.module.rpartition(".")
+            parts[owner][attribute] = held(tensor, prefix)
         return parts
 
     top = owners((tensor, "") for tensor, _, _, at in table(config) if at is None)
@@ -174,9 +174,9 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
             raise TypeError(f"{problem}; a GGUF file holds what Linear and RMSNorm hold")
         tensors[prefix + tensor.name] = module.weight.get_value()
         for suffix in ("bias", *SCALES):
-            beside = getattr(module, suffix, None)
-            if beside is not None:
-                tensors[f"{prefix}{tensor.gguf}.{suffix}"] = beside.get_value()
+            variable = getattr(module, suffix, None)
+            if variable is not None:
+                tensors[f"{prefix}{tensor.gguf}.{suffix}"] = variable.get_value()
     return tensors
 
 
@@ -184,7 +184,7 @@ def _with_strangers(config: Config) -> Iterator[tuple[Tensor, str, str, int | No
     """Yields `table(config)`, then other architectures' tensors at module paths that it lacks."""
     yield from table(config)
     for i in range(config.num_layers):
-        own = {tensor.module for tensor in layer_tensors(config, i)}
-        for place, tensor in OF_A_LAYER.items():
-            if place not in own:
+        modules = {tensor.module for tensor in layer_tensors(config, i)}
+        for module, tensor in OF_A_LAYER.items():
+            if module not in modules:
                 yield tensor, f"blk.{i}.", f"model.layers.{i}.", i

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .decoder import Decoder
 
 
-def unbuilt(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
+def lazy_decoder(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
     """Returns the decoder of `tensors` as Parts; modules are built only when Parts are merged."""
     held = {
         name: tensor if len(tensor.shape) > 1 else float_array(tensor)

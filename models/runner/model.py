@@ -93,7 +93,7 @@ class Model:
         self.ready = LRUCache(MOST_PROGRAMS)
         self._programs = LRUCache(MOST_PROGRAMS)
         self.stage_sets = SharedStages()
-        rows = (lambda x: x) if placement is None else placement.rows
+        rows = (lambda x: x) if placement is None else placement.shard_rows
 
         def full_pass() -> Any:
             return jax.jit(lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest))
@@ -150,10 +150,10 @@ class Model:
         self.check_ids("tokens", array)
         padded = np.zeros((batch, self.padded_length(time)), np.int32)
         padded[:, :time] = array
-        given = self.put((padded, np.full(batch, time, np.int32)))
+        args = self.put((padded, np.full(batch, time, np.int32)))
         with self.on_devices():
             full_pass = self.ready.get(("logits", padded.shape), self._full_pass)
-            return _first(full_pass(self.weights, *given), time)
+            return _first(full_pass(self.weights, *args), time)
 
     def vectors(self, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
         """Returns the decoder's last hidden states, after the final norm.
@@ -162,10 +162,10 @@ class Model:
 
         tokens: int32 (batch, time). lengths: int32 (batch,), tokens of each row before padding.
         """
-        given = self.put((tokens, lengths))
+        args = self.put((tokens, lengths))
         with self.on_devices():
             full_pass = self.ready.get(("vectors", tokens.shape), self._vectors_pass)
-            return full_pass(self.weights, *given)
+            return full_pass(self.weights, *args)
 
     def put(self, arrays: Any) -> Any:
         """Replicates NumPy arrays on the model's devices; they must be equal in every process."""

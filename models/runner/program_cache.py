@@ -12,7 +12,7 @@ import jax
 
 from jax_q4k import selected
 from jax_q4k.cache.program_cache import Types, settings, trace_context
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 from .model import Model
 from .programs import Begin, Loop, Start
@@ -56,7 +56,7 @@ class CachedPrograms:
             state = ready(*arguments)
         return state, time.perf_counter() - began
 
-    @seldom_collecting()
+    @gc_throttled()
     def _compiled(
         self, program: Start | Begin | Loop, arguments: tuple[Any, ...], on_disk: bool
     ) -> Callable[..., State]:
@@ -98,8 +98,8 @@ def cached_program(
 
     def run(*arguments: Any) -> State:
         leaves = jax.tree.leaves(arguments)
-        given = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in leaves]
-        state: State = jax.tree.unflatten(tree, loaded(given))
+        placed = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in leaves]
+        state: State = jax.tree.unflatten(tree, loaded(placed))
         return state
 
     return run
@@ -110,5 +110,5 @@ def is_cacheable(model: Model, program: Start | Begin | Loop) -> bool:
 
     It can without user functions and drafts, on one device, if the model has an on-disk cache.
     """
-    alone = model.placement is None and program.draft is None and not program.stages.processors
-    return model.program_cache is not None and alone
+    simple = model.placement is None and program.draft is None and not program.stages.processors
+    return model.program_cache is not None and simple

@@ -129,7 +129,7 @@ class Program:
 
     def _rows(self, x: jax.Array) -> jax.Array:
         placement = self.network.placement
-        return x if placement is None else placement.rows(x)
+        return x if placement is None else placement.shard_rows(x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +169,11 @@ class _Sampling(Program):
         if not self.stages.is_argmax:  # an argmax works on sharded logits
             logits = _whole(logits)
         lengths, history = cache.context_lens, state.history
-        given = None if history is None else TokenHistory(history, lengths)
+        past = None if history is None else TokenHistory(history, lengths)
         steps = state.counts + parameters.first_step
-        token = sample(logits, self.stages, parameters, steps, state.seen, given)
+        token = sample(logits, self.stages, parameters, steps, state.seen, past)
         if self.network.placement is not None:
-            token = self.network.placement.all_rows(token)
+            token = self.network.placement.replicate_rows(token)
         token = jnp.where(active, token, state.token)
         counts = state.counts + active.astype(jnp.int32)
         ended = parameters.are_ends(token) | (counts >= parameters.max_new_tokens)
@@ -230,21 +230,17 @@ class Start(_Sampling):
             drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
             count = self.draft_tokens
             speculation = verify.begin(batch, count, drafter_cache)
-        goes_on = history is not None
-        run = decoder.extend_vectors if goes_on else decoder.prefill_vectors
+        run = decoder.prefill_vectors if history is None else decoder.extend_vectors
         vectors, cache = run(self._rows(tokens), lengths, cache)
         logits = decoder.logits(last_tokens(vectors, lengths))
-        whole = (
-            history
-            if history is not None
-            else TokenHistory(_padded(tokens, cache.capacity), lengths)
-        )
+        if history is None:
+            history = TokenHistory(_padded(tokens, cache.capacity), lengths)
         vocab_size = decoder.config.vocab_size
         state = dataclasses.replace(
             _state(self, batch, cache, jnp.zeros),
             finished=lengths == 0,  # padding rows of the batch
-            seen=count_tokens(*whole, vocab_size) if self.stages.penalizes else None,
-            history=whole.tokens if self.reads_history else None,
+            seen=count_tokens(*history, vocab_size) if self.stages.penalizes else None,
+            history=history.tokens if self.reads_history else None,
             speculation=speculation,
         )
         state = self._take(state, parameters, logits, cache)
@@ -384,9 +380,9 @@ class Programs:
     def __init__(
         self, network: Network, stages: SamplingStages, draft: Draft | None = None
     ) -> None:
-        given = network, stages, draft
-        self.start, self.loop = Start(*given).jitted(), Loop(*given).jitted()
-        self.decode, self.score = Decode(*given).jitted(), Score(network).jitted()
+        args = network, stages, draft
+        self.start, self.loop = Start(*args).jitted(), Loop(*args).jitted()
+        self.decode, self.score = Decode(*args).jitted(), Score(network).jitted()
 
 
 def _shapes(tree: Any) -> Any:

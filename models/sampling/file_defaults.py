@@ -51,12 +51,12 @@ def default_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     neutral = dict(_NOT_APPLIED)
     if found.get("repetition_penalty", 1) != 1:
         neutral[_LAST_TOKENS] = -1
-    given = {key: metadata[key] for key in neutral if key in metadata}
+    suggested = {key: metadata[key] for key in neutral if key in metadata}
     ignored = [
         f"{key}={str(value):.60}"
-        for key, value in given.items()
+        for key, value in suggested.items()
         if np.ndim(value) or value != neutral[key]
     ]
     if ignored:
-        warn(f"the file suggests {', '.join(ignored)}: not applied")
+        warn(f"the file suggests {', '.join(ignored)}, which is not applied")
     return found

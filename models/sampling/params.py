@@ -75,7 +75,9 @@ class Sampling:
       ignore_end: continue after the tokenizer's end tokens.
     """
 
-    max_new_tokens: int = _field(64, "most new tokens; default: 64", short="-n", metavar="N")
+    max_new_tokens: int = _field(
+        64, "maximum number of new tokens; default: 64", short="-n", metavar="N"
+    )
     temperature: float = _field(
         0.0, "randomness; 0, the default, takes the most likely token", range=(0, 100), metavar="T"
     )
@@ -105,22 +107,33 @@ class Sampling:
         0.0, "subtract X per earlier occurrence; default: 0", range=(-100, 100), metavar="X"
     )
     dry_multiplier: float = _field(
-        0.0, "strength of DRY, against repeated runs; default: 0, off", range=(0, 100), metavar="X"
+        0.0,
+        "strength of the DRY penalty on repeated sequences; default: 0, off",
+        range=(0, 100),
+        metavar="X",
     )
     dry_base: float = _field(
-        1.75, "growth per token of a longer run; default: 1.75", range=(1, 100), metavar="X"
+        1.75,
+        "growth of the DRY penalty per repeated token; default: 1.75",
+        range=(1, 100),
+        metavar="X",
     )
     dry_allowed_length: int = _field(
-        2, "longest run without a penalty; default: 2", range=(1, 2**31 - 1), metavar="N"
+        2,
+        "longest repeated sequence without a DRY penalty; default: 2",
+        range=(1, 2**31 - 1),
+        metavar="N",
     )
     dry_penalty_last_n: int = _field(
         -1,
-        "search the last N tokens for runs; default: -1, all",
+        "search the last N tokens for repetitions; default: -1, all",
         range=(-1, 2**31 - 1),
         metavar="N",
     )
     dry_sequence_breakers: str | Sequence[str] = _field(
-        ("\n", ":", '"', "*"), "runs end at tokens with TEXT; may be repeated", metavar="TEXT"
+        ("\n", ":", '"', "*"),
+        "DRY sequences end at tokens that contain TEXT; may be repeated",
+        metavar="TEXT",
     )
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _field(
         (), "add X to the logits of token ID; may be repeated", metavar="ID=X"
@@ -134,22 +147,22 @@ class Sampling:
     )
     seed: int = _field(0, "seed of the random numbers; default: 0", range=(0, 2**32 - 1))
     stop: str | Sequence[str] | None = _field(
-        (), "end before this text; may be repeated", metavar="TEXT"
+        (), "stop before this text; may be repeated", metavar="TEXT"
     )
-    ignore_end: bool = _field(False, "go on beyond the model's end token")
+    ignore_end: bool = _field(False, "continue after the model's end token")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            if "range" in field.metadata and not (given is None and field.default is None):
+            value = getattr(self, field.name)
+            if "range" in field.metadata and not (value is None and field.default is None):
                 object.__setattr__(self, field.name, _in_range(field, getattr(self, field.name)))
-        given = self.max_new_tokens
+        value = self.max_new_tokens
         try:
-            object.__setattr__(self, "max_new_tokens", operator.index(given))
+            object.__setattr__(self, "max_new_tokens", operator.index(value))
         except TypeError:
-            raise TypeError(f"max_new_tokens={given!r} must be an integer") from None
-        if given < 1:
-            raise ValueError(f"max_new_tokens={given} must be at least 1")
+            raise TypeError(f"max_new_tokens={value!r} must be an integer") from None
+        if value < 1:
+            raise ValueError(f"max_new_tokens={value} must be at least 1")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", StopStrings(self.stop or ()).stops)
         object.__setattr__(self, "processors", _processors(self.processors))
@@ -181,24 +194,24 @@ class Sampling:
         return self.repetition_penalty != 1 or any(penalties)
 
 
-def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
     """Returns a checked logit_bias as pairs, sorted by id."""
-    pairs = given.items() if isinstance(given, Mapping) else given
+    pairs = value.items() if isinstance(value, Mapping) else value
     try:
         found = sorted((operator.index(token), float(bias)) for token, bias in pairs)
     except (TypeError, ValueError):
         raise TypeError(
-            f"logit_bias={given!r} must hold pairs of a token id and a number"
+            f"logit_bias={value!r} must hold pairs of a token id and a number"
         ) from None
     except OverflowError:
-        raise ValueError(f"logit_bias={given!r:.100} holds a number beyond float64") from None
+        raise ValueError(f"logit_bias={value!r:.100} holds a number outside of float64") from None
     if len(found) > MAX_BIASES:
-        raise ValueError(f"logit_bias names {len(found)} tokens; it may name {MAX_BIASES}")
+        raise ValueError(f"logit_bias names {len(found)} tokens; it may name up to {MAX_BIASES}")
     before = -1
     for token, bias in found:
         in_range = bias == -math.inf or LEAST_BIAS <= bias <= MOST_BIAS  # written so that NaN fails
         if not 0 <= token < 2**31 or not in_range:
-            rule = f"ids are from 0, numbers in [{LEAST_BIAS:.8g}, {MOST_BIAS:g}] or -inf"
+            rule = f"ids must be at least 0, numbers in [{LEAST_BIAS:.8g}, {MOST_BIAS:g}] or -inf"
             raise ValueError(f"logit_bias has {token}: {bias}; {rule}")
         if token == before:
             raise ValueError(f"logit_bias names token {token} twice")
@@ -206,16 +219,16 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
-def _processors(given: Any) -> tuple[Processor, ...]:
-    given = (given,) if callable(given) else given
+def _processors(value: Any) -> tuple[Processor, ...]:
+    value = (value,) if callable(value) else value
     try:
-        found = tuple(given)
+        found = tuple(value)
         for one in found:
             hash(one)
     except TypeError:
         found = (None,)
     if not all(map(callable, found)):
-        raise TypeError(f"processors={given!r} must be functions of logits, tokens and a length")
+        raise TypeError(f"processors={value!r} must be functions of logits, tokens and a length")
     return found
 
 
@@ -235,5 +248,5 @@ def _in_range(field: dataclasses.Field[Any], value: Any) -> float:
         raise ValueError(message)
     # All temperatures near 0 select the most likely token.
     if 0 < abs(number) < _LEAST_NORMAL and field.name != "temperature":
-        raise ValueError(f"{message}; float32 takes it for 0")
+        raise ValueError(f"{message}; float32 rounds it to 0")
     return number

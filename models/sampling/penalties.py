@@ -54,12 +54,12 @@ def changed(
         assert history is not None
         processed = logits
         for processor in processors:
-            given = processed, history.tokens, history.lengths
-            processed = jax.vmap(processor)(*given)
+            args = processed, history.tokens, history.lengths
+            processed = jax.vmap(processor)(*args)
             if processed.shape != logits.shape:
                 name = getattr(processor, "__name__", repr(processor))
                 found, wanted = processed.shape[1:], logits.shape[1:]
-                raise ValueError(f"{name} gave shape {found}; logits have {wanted}")
+                raise ValueError(f"{name} returned shape {found}; logits have {wanted}")
             processed = processed.astype(jnp.float32)
         logits = jnp.where((parameters.chain == chain)[:, None], processed, logits)
     return logits
@@ -101,7 +101,7 @@ def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size:
     breaks = inside & jnp.take_along_axis(parameters.dry_breaks, tokens, axis=1)
     # Runs begin after the last break.
     first = jnp.max(jnp.where(breaks, at + 1, start), axis=1, keepdims=True)
-    most = lengths - first
+    longest = lengths - first
 
     def going_on(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         return carry[1].any()
@@ -116,16 +116,16 @@ def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size:
         size, alike, runs = carry
         last = jnp.take_along_axis(tokens, jnp.maximum(lengths - 1 - size, 0), axis=1)
         before = jnp.take_along_axis(tokens, jnp.maximum(at - 1 - size, 0), axis=1)
-        alike &= (before == last) & (at - 1 - size >= start) & (size < most)
+        alike &= (before == last) & (at - 1 - size >= start) & (size < longest)
         return size + 1, alike, runs + alike.astype(jnp.int32)
 
     _, _, runs = jax.lax.while_loop(
         going_on, longer, (jnp.int32(0), inside, jnp.zeros_like(tokens))
     )
     multiplier, base = parameters.dry_multiplier[:, None], parameters.dry_base[:, None]
-    beyond = runs - parameters.dry_allowed_length[:, None]
-    penalties = jnp.minimum(multiplier * base ** beyond.astype(jnp.float32), _MOST)
-    penalties = jnp.where((runs > 0) & (beyond >= 0), penalties, 0.0)
+    excess = runs - parameters.dry_allowed_length[:, None]
+    penalties = jnp.minimum(multiplier * base ** excess.astype(jnp.float32), _MOST)
+    penalties = jnp.where((runs > 0) & (excess >= 0), penalties, 0.0)
     rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
     return jnp.zeros((batch, vocab_size), jnp.float32).at[rows, tokens].max(penalties)
 

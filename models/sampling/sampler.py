@@ -62,8 +62,8 @@ def sample(
     logits = changed(logits.astype(jnp.float32), stages, parameters, counts, history)
     if not stages.draws:
         return jq.argmax(logits)
-    kept, tokens, enough = filtered(logits, stages, parameters)
-    chosen = _drawn(kept, tokens, parameters, steps)
+    remaining, tokens, enough = filtered(logits, stages, parameters)
+    chosen = _drawn(remaining, tokens, parameters, steps)
     if not stages.checks or stages.candidates >= logits.shape[1]:
         return chosen
 
@@ -72,8 +72,8 @@ def sample(
 
         Sorting takes as long for some rows as for all.
         """
-        kept, tokens, _ = filtered(logits, stages._replace(candidates=ALL), parameters)
-        return jnp.where(enough, chosen, _drawn(kept, tokens, parameters, steps))
+        remaining, tokens, _ = filtered(logits, stages._replace(candidates=ALL), parameters)
+        return jnp.where(enough, chosen, _drawn(remaining, tokens, parameters, steps))
 
     return jax.lax.cond(jnp.all(enough), lambda chosen: chosen, of_all, chosen)
 
@@ -103,7 +103,7 @@ def filtered(
     tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
     enough = jnp.ones(len(logits), bool)
     if stages.candidates:
-        whole, some = logits, 0 < stages.candidates < vocab
+        all_logits, some = logits, 0 < stages.candidates < vocab
         if some:
             logits, tokens = jq.top_k(logits, stages.candidates)
         else:
@@ -114,7 +114,7 @@ def filtered(
         logits = jnp.where((rank < top_k) | (top_k == 0), logits, -jnp.inf)
         norm = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         if stages.checks or not some:  # rows without top-k normalize over all tokens
-            norm = jnp.where(top_k == 0, jax.nn.logsumexp(whole, axis=-1, keepdims=True), norm)
+            norm = jnp.where(top_k == 0, jax.nn.logsumexp(all_logits, axis=-1, keepdims=True), norm)
         shares = jnp.exp(logits - norm)
         sums = jnp.cumsum(shares, axis=-1)
         before = jnp.pad(sums[:, :-1], ((0, 0), (1, 0)), constant_values=-1.0)
@@ -123,8 +123,8 @@ def filtered(
             greedy = parameters.temperature[:, None] < LEAST_TEMPERATURE
             reached = (sums[:, -1:] >= top_p) & (top_p < 1)
             enough = ((top_k > 0) | reached | greedy)[:, 0]
-    least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(parameters.min_p)[:, None]
-    return jnp.where(logits < least, -jnp.inf, logits), tokens, enough
+    threshold = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(parameters.min_p)[:, None]
+    return jnp.where(logits < threshold, -jnp.inf, logits), tokens, enough
 
 
 def logprobs_of(logits: jax.Array, chosen: jax.Array, count: int) -> Logprobs:

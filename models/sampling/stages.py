@@ -55,7 +55,7 @@ class SamplingStages(NamedTuple):
         end_ids: end tokens, for requests that do not ignore them.
         """
         drawn = [sampling for sampling in samplings if not sampling.greedy]
-        most = max((len(sampling.biases) for sampling in samplings), default=0)
+        count = max((len(sampling.biases) for sampling in samplings), default=0)
         candidates, checks = _candidates(drawn)
         logprobs = [sampling.logprobs for sampling in samplings if sampling.logprobs is not None]
         return cls(
@@ -64,7 +64,7 @@ class SamplingStages(NamedTuple):
             checks=checks,
             penalizes=any(sampling.penalizes for sampling in samplings),
             dry=any(sampling.dry_multiplier for sampling in samplings),
-            biases=bucket(most) if most else 0,
+            biases=bucket(count) if count else 0,
             ends=bucket(len(end_ids)) if end_ids else 0,
             logprobs=(bucket(max(logprobs)) if max(logprobs) else 0) if logprobs else None,
             processors=_chains(samplings),
@@ -132,13 +132,13 @@ class SharedStages:
 def _candidates(drawn: Sequence[Sampling]) -> tuple[int, bool]:
     """Returns `SamplingStages.candidates` and `SamplingStages.checks` for these parameters."""
     ordered = [sampling for sampling in drawn if sampling.top_k or sampling.top_p < 1]
-    most = max((sampling.top_k for sampling in drawn), default=0)
+    max_top_k = max((sampling.top_k for sampling in drawn), default=0)
     if not ordered:
         return 0, False
-    if most > MOST_CANDIDATES:
+    if max_top_k > MOST_CANDIDATES:
         return ALL, False
     if all(sampling.top_k for sampling in drawn):
-        return max(bucket(most), FEWEST_CANDIDATES), False
+        return max(bucket(max_top_k), FEWEST_CANDIDATES), False
     return MOST_CANDIDATES, True
 
 
@@ -249,5 +249,5 @@ def _breaks(
         return np.zeros((len(samplings), 0), bool)
     if breaks is None:
         raise ValueError("DRY needs the tokens that break a run: pass breaks")
-    given = [tuple(s.dry_sequence_breakers) if s.dry_multiplier else () for s in samplings]
-    return np.stack([breaks(texts) for texts in given])
+    breakers = [tuple(s.dry_sequence_breakers) if s.dry_multiplier else () for s in samplings]
+    return np.stack([breaks(texts) for texts in breakers])

@@ -34,7 +34,7 @@ class Placement(NamedTuple):
         return int(self.mesh.shape[self.data]) if self.data else 1
 
     @property
-    def whole(self) -> NamedSharding:
+    def replicated(self) -> NamedSharding:
         """Fully replicated sharding."""
         return NamedSharding(self.mesh, PartitionSpec())
 
@@ -46,19 +46,19 @@ class Placement(NamedTuple):
     @property
     def spans_processes(self) -> bool:
         """Whether the mesh has devices of other processes."""
-        return not self.whole.is_fully_addressable
+        return not self.replicated.is_fully_addressable
 
-    def rows(self, x: jax.Array) -> jax.Array:
+    def shard_rows(self, x: jax.Array) -> jax.Array:
         """Shards the rows of x (batch, ...) over `data` if they divide evenly, inside jit."""
         if self.data is None or x.shape[0] % self.groups:
             return x
         return self._moved(x, PartitionSpec(self.data))
 
-    def all_rows(self, x: jax.Array) -> jax.Array:
+    def replicate_rows(self, x: jax.Array) -> jax.Array:
         """Replicates a small x (batch, ...) whose rows may be sharded, inside jit."""
-        return x if self.data is None else self.everywhere(x)
+        return x if self.data is None else self.replicate(x)
 
-    def everywhere(self, x: jax.Array) -> jax.Array:
+    def replicate(self, x: jax.Array) -> jax.Array:
         """Replicates x, inside jit."""
         return self._moved(x, PartitionSpec())
 
@@ -69,13 +69,13 @@ class Placement(NamedTuple):
     def put(self, arrays: Any) -> Any:
         """Replicates a tree of NumPy arrays over the mesh; they must be equal in every process."""
         if not self.spans_processes:
-            return jax.device_put(arrays, self.whole)
-        return jax.tree.map(self._put_own, arrays)
+            return jax.device_put(arrays, self.replicated)
+        return jax.tree.map(self._put_local, arrays)
 
-    def _put_own(self, array: Any) -> jax.Array:
+    def _put_local(self, array: Any) -> jax.Array:
         # `device_put` would compare the values of all processes: one program and sum per array.
-        given = np.asarray(array)
-        return jax.make_array_from_callback(given.shape, self.whole, lambda index: given[index])
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, self.replicated, lambda index: host[index])
 
     def spread(self, arrays: list[Any]) -> list[Any]:
         """Returns the arrays, replicating those that are not yet on the mesh's devices."""

@@ -45,7 +45,7 @@ def tensor_axis(mesh: Mesh) -> str | None:
     )
 
 
-def place(
+def plan_sharding(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, rules: Rules | None = None
 ) -> Placement:
     """Chooses the sharding of each of `tensors`, by rules for tensor parallelism.
@@ -96,22 +96,22 @@ def _megatron(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, axis: str | None
 ) -> dict[str, PartitionSpec]:
     devices, expected = mesh.shape[axis] if axis else 1, expected_tensors(config)
-    specs, whole = {}, set()
+    specs, replicated = {}, set()
     for name, info in tensors.items():
         what, short, units = expected[name], short_name(name), _units(info)
-        split, is_matrix = what.split, what.beside is None and what.entry.is_matrix
+        split, is_matrix = what.split, what.suffix is None and what.entry.is_matrix
         fits = [at for at in (split, 0) if at is not None and units[at] % devices == 0]
         if _heads_of(config, name, devices) % devices:
             fits = []
         if split is None or not fits:
             specs[name] = PartitionSpec()
             if split is not None or is_matrix:
-                whole.add(short)
+                replicated.add(short)
         else:
             specs[name] = PartitionSpec(*[None] * fits[0], axis)
-    if whole and devices > 1:
-        names = ", ".join(sorted(whole))
-        warn(f"whole on each of {devices} devices, which cannot split them: {names}")
+    if replicated and devices > 1:
+        names = ", ".join(sorted(replicated))
+        warn(f"replicated on each of {devices} devices, because they cannot be split: {names}")
     return specs
 
 
@@ -128,7 +128,7 @@ def _ruled(tensors: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, Pa
     for name, spec in rules.items():
         if name not in known:
             raise ValueError(
-                f"rules[{name!r}]: the model has no such tensor, but {', '.join(sorted(known))}"
+                f"rules[{name!r}]: the model has no such tensor; it has {', '.join(sorted(known))}"
             )
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
@@ -154,7 +154,7 @@ def _checked(name: str, info: Any, mesh: Mesh, spec: PartitionSpec) -> Partition
         for axis in axes:
             if axis not in mesh.axis_names:
                 has = ", ".join(map(repr, mesh.axis_names))
-                raise ValueError(f"rules: the mesh has no axis {axis!r} for {name!r}, but {has}")
+                raise ValueError(f"rules: the mesh has no axis {axis!r} for {name!r}; it has {has}")
         parts = math.prod(mesh.shape[axis] for axis in axes)
         if units[at] % parts:
             size, block = info.shape[at], _block(info) if at == len(units) - 1 else 1

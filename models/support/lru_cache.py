@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class LRUCache:
-    """Thread-safe LRU cache of up to `most` values; each value is computed by one thread."""
+    """Thread-safe LRU cache of up to `maximum` values; each value is computed by one thread."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
         self._values: OrderedDict[Any, Any] = OrderedDict()
         # key -> (set when done, id of the thread that computes the value)
         self._making: dict[Any, tuple[threading.Event, int]] = {}
@@ -43,7 +43,7 @@ class LRUCache:
             value = make()
             with self._lock:
                 self._values[key] = value
-                while len(self._values) > self._most:
+                while len(self._values) > self._maximum:
                     self._values.popitem(last=False)
             return value
         finally:

@@ -79,9 +79,9 @@ def _rows(model: Model, texts: Any) -> tuple[list[np.ndarray], bool]:
     if not isinstance(texts, str) and len(texts) == 0:
         raise ValueError("texts is empty; at least one text is needed")
     single = isinstance(texts, str) or (not isinstance(texts[0], str) and np.ndim(texts[0]) == 0)
-    given = [texts] if single else list(texts)
-    names = ["texts"] if single else [f"texts[{i}]" for i in range(len(given))]
-    return [_ids(model, text, name) for text, name in zip(given, names, strict=True)], single
+    prompts = [texts] if single else list(texts)
+    names = ["texts"] if single else [f"texts[{i}]" for i in range(len(prompts))]
+    return [_ids(model, text, name) for text, name in zip(prompts, names, strict=True)], single
 
 
 def _ids(model: Model, text: Any, name: str) -> np.ndarray:

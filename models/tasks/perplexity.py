@@ -117,12 +117,12 @@ def score(
         if progress is not None:
             progress(at + len(rows), len(cut))
     targets = [window[first:] for window in cut]
-    whole = _score(tokenizer, nats, targets)
+    total = _score(tokenizer, nats, targets)
     if windows == "whole":
-        return whole
-    behind = length // 2  # the token at this index predicts the first one that is scored
-    halves = [row[behind:] for row in nats], [ids[behind:] for ids in targets]
-    return dataclasses.replace(whole, second_halves=_score(tokenizer, *halves))
+        return total
+    half = length // 2  # the token at this index predicts the first one that is scored
+    halves = [row[half:] for row in nats], [ids[half:] for ids in targets]
+    return dataclasses.replace(total, second_halves=_score(tokenizer, *halves))
 
 
 def _score(tokenizer: Tokenizer, nats: list[np.ndarray], targets: list[list[int]]) -> Score:

@@ -147,9 +147,9 @@ def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
 
     def ids_of(part: str) -> list[int]:
         is_run = pre.whole_lines and part.startswith("\n")
-        whole = vocabulary.ids.get(part) if is_run else None
-        if whole is not None:
-            return [whole]
+        token = vocabulary.ids.get(part) if is_run else None
+        if token is not None:
+            return [token]
         return tokenizer.encode(part, add_special_tokens=False).ids
 
     return lambda text: [
@@ -216,7 +216,7 @@ def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
     def encode(text: str) -> list[int]:
         symbols = list(text.replace(" ", SPACE))
         count = len(symbols)
-        before, behind = list(range(-1, count - 1)), list(range(1, count + 1))
+        previous, next_ = list(range(-1, count - 1)), list(range(1, count + 1))
         pairs: list[tuple[float, int, str]] = []
 
         def add(left: int, right: int) -> None:
@@ -229,15 +229,15 @@ def _leftmost(vocabulary: GGUFVocabulary, formed: set[str]) -> TextEncoder:
             add(i, i + 1)
         while pairs:
             _, left, token = heapq.heappop(pairs)
-            right = behind[left]
+            right = next_[left]
             if not symbols[left] or right >= count or symbols[left] + symbols[right] != token:
                 continue  # one of the two was joined with another symbol
             symbols[left], symbols[right] = token, ""
-            behind[left] = behind[right]
-            if behind[left] < count:
-                before[behind[left]] = left
-            add(before[left], left)
-            add(left, behind[left])
+            next_[left] = next_[right]
+            if next_[left] < count:
+                previous[next_[left]] = left
+            add(previous[left], left)
+            add(left, next_[left])
         return [i for symbol in symbols if symbol for i in ids_of(symbol)]
 
     return encode

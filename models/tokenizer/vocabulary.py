@@ -136,9 +136,7 @@ class _Reader:
         model = fields.string("model", None)
         if model not in ("llama", "gpt2", "gemma4"):
             found = "is missing" if model is None else f"is {model!r}"
-            supported = (
-                "supported are 'llama' (SentencePiece), 'gpt2' (byte-level BPE) and 'gemma4'"
-            )
+            supported = "supported: 'llama' (SentencePiece), 'gpt2' (byte-level BPE) and 'gemma4'"
             fields.fail("model", f"{found}; {supported}")
         spm = model == "llama"
         pre = None if spm else "gemma4" if model == "gemma4" else self.pre_tokenizer()
@@ -153,7 +151,7 @@ class _Reader:
         add_eos = fields.boolean("add_eos_token", False)
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if wanted and token is None:
-                problem = f"is missing, but every text is to have one (add_{name}_token)"
+                problem = f"is missing, but add_{name}_token asks for one in every text"
                 fields.fail(f"{name}_token_id", problem)
 
         keys = eos, *(self.token_id(f"{name}_token_id", count) for name in ("eot", "eom"))
@@ -232,14 +230,14 @@ class _Reader:
         if not any(name in self.name for name in PHI_3_NAMES):
             return frozenset()
         special = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
-        kept = np.flatnonzero(special).tolist()
-        return frozenset(i for i in kept if tokens[i] not in PHI_3_KEEPS)
+        special_ids = np.flatnonzero(special).tolist()
+        return frozenset(i for i in special_ids if tokens[i] not in PHI_3_KEEPS)
 
     def scores(self, count: int) -> np.ndarray:
         """Reads token scores, float32 (vocab,)."""
         scores = self.per_token("scores", np.float32, count)
         if scores is None:
-            problem = "is missing, but a SentencePiece vocabulary merges by it"
+            problem = "is missing, but SentencePiece merges by it"
             self.fields.fail("scores", problem)
         if np.isnan(scores).any():
             problem = f"is NaN for id {int(np.flatnonzero(np.isnan(scores))[0])}"
@@ -270,5 +268,5 @@ class _Reader:
         pre = self.fields.string("pre", "default")
         if pre not in PRE_TOKENIZERS:
             supported = ", ".join(sorted(PRE_TOKENIZERS))
-            self.fields.fail("pre", f"is {pre!r}, which is unknown; supported are {supported}")
+            self.fields.fail("pre", f"is {pre!r}, which is unknown; supported: {supported}")
         return pre

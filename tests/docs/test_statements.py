@@ -477,7 +477,7 @@ def packed_is_no_array():
         lambda: np.asarray(w),
         lambda: jnp.ones((64, 256)) + w,
     ):
-        with pytest.raises(TypeError, match="is packed and no array of numbers: use "):
+        with pytest.raises(TypeError, match="is packed, not an array of numbers: use "):
             use()
 
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 
 def test_thresholds_come_back_with_the_last_block_of_all_threads() -> None:
@@ -19,12 +19,12 @@ def test_thresholds_come_back_with_the_last_block_of_all_threads() -> None:
         entered, leave = threading.Event(), threading.Event()
 
         def other() -> None:
-            with seldom_collecting():
+            with gc_throttled():
                 entered.set()
                 leave.wait()
 
         thread = threading.Thread(target=other)
-        with seldom_collecting():
+        with gc_throttled():
             thread.start()
             entered.wait()
             held = gc.get_threshold()
@@ -40,7 +40,7 @@ def test_an_exception_ends_a_block() -> None:
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     try:
-        with pytest.raises(KeyError), seldom_collecting():
+        with pytest.raises(KeyError), gc_throttled():
             raise KeyError
         assert gc.get_threshold() == (700, 10, 10)
     finally:

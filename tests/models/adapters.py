@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files.checkpoints import tensor_places
+from jax_q4k.models.files.checkpoints import tensor_locations
 from jax_q4k.models.files.lora import adapters
 
 from .checkpoints import halves
@@ -55,7 +55,7 @@ def write_peft(folder, given, pairs, config=CONFIG):
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tensors, kind = {}, given.config.kind
-    places = tensor_places.places(given.config, kind.checkpoints[0])
+    places = tensor_locations.locations(given.config, kind.checkpoints[0])
     expected = expected_tensors(given.config)
     for name, (a, b) in pairs.items():
         place, entry = places[name], expected[name].entry

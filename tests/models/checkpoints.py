@@ -14,7 +14,7 @@ from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.architectures.base import CheckpointClass
 from jax_q4k.models.config import Config
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files.checkpoints import tensor_places
+from jax_q4k.models.files.checkpoints import tensor_locations
 
 from .golden_files import path
 
@@ -90,7 +90,7 @@ def stored(
 ) -> dict[str, np.ndarray]:
     """Converts tensors of a GGUF file to those of a checkpoint of this class."""
     expected, tensors = expected_tensors(config), {}
-    for name, place in tensor_places.places(config, checkpoint).items():
+    for name, place in tensor_locations.locations(config, checkpoint).items():
         if name not in arrays:
             continue
         rows, entry = arrays[name], expected[name].entry

@@ -44,25 +44,25 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
         help="measure a model's speed",
-        description="Tokens per second of prompts (pp) and of decoding (tg), mean and standard "
-        "deviation, after one run that does not count and compiles. Lists, 128,512, measure every "
-        "combination.",
+        description="Measure tokens per second of prompts (pp) and of decoding (tg): mean and "
+        "standard deviation, after a warm-up run that compiles. Comma-separated lists (128,512) "
+        "measure every combination.",
     )
     parser.set_defaults(command=_bench, runs_programs=True)
     add_model(parser)
     lists = (
-        ("-p", "--n-prompt", "prompt", "512", 0, "tokens of a prompt; 0: none is measured"),
-        ("-n", "--n-gen", "new", "128", 0, "tokens to decode; 0: none"),
-        ("-d", "--n-depth", "depth", "0", 0, "tokens that are there before"),
-        ("-b", "--batch", "batch", "1", 1, "sequences at a time"),
+        ("-p", "--n-prompt", "prompt", "512", 0, "prompt tokens; 0 skips this test"),
+        ("-n", "--n-gen", "new", "128", 0, "tokens to decode; 0 skips this test"),
+        ("-d", "--n-depth", "depth", "0", 0, "tokens already in the context"),
+        ("-b", "--batch", "batch", "1", 1, "sequences per batch"),
     )
-    for short, long, name, default, least, text in lists:
+    for short, long, name, default, minimum, text in lists:
         parser.add_argument(
             short,
             long,
             dest=name,
-            type=_numbers(least),
-            default=_numbers(least)(default),
+            type=_numbers(minimum),
+            default=_numbers(minimum)(default),
             metavar="N,...",
             help=f"{text}; default: {default}",
         )
@@ -71,28 +71,30 @@ def add_parser(commands: Any) -> None:
         "--threads",
         type=_numbers(1, MOST_THREADS),
         metavar="N,...",
-        help="of a CPU, each number in a process of its own; default: a thread for each CPU",
+        help="CPU threads, each number in its own process; default: one per CPU",
     )
     parser.add_argument(
         "-r", "--repetitions", type=_numbers(1), default=[5], metavar="N", help="default: 5"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, with every repetition")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw them, too, over the depth")
+    parser.add_argument("--plot", metavar="FILE.png", help="also plot speed over depth")
     add_cache_dtype(parser)
     add_implementation(parser)
     add_no_cache(parser)
 
 
-def _numbers(least: int, most: int = 1 << 31) -> Any:
-    """Returns an argparse type for comma-separated integers from `least` to `most`."""
+def _numbers(minimum: int, maximum: int = 1 << 31) -> Any:
+    """Returns an argparse type for comma-separated integers from `minimum` to `maximum`."""
 
     def numbers(text: str) -> list[int]:
         parts = text.split(",")
         if not all(part.isascii() and part.isdecimal() and len(part) < 11 for part in parts):
-            raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers between commas")
+            raise argparse.ArgumentTypeError(f"{text!r} must be comma-separated integers")
         found = list(dict.fromkeys(int(part) for part in parts))
-        if not all(least <= number <= most for number in found):
-            raise argparse.ArgumentTypeError(f"{text!r} must be numbers from {least} to {most}")
+        if not all(minimum <= number <= maximum for number in found):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} must be numbers from {minimum} to {maximum}"
+            )
         return found
 
     return numbers
@@ -107,7 +109,7 @@ def _bench(options: argparse.Namespace, notes: Console) -> int:
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install matplotlib")
     if options.threads and devices()[0].platform != "cpu":
-        raise UsageError("--threads is of a CPU; JAX_PLATFORMS=cpu measures one")
+        raise UsageError("--threads is for CPUs; JAX_PLATFORMS=cpu selects the CPU")
     if options.threads:
         rows = []
         for count in options.threads:

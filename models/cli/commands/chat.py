@@ -31,16 +31,16 @@ MAX_NEW_TOKENS = 1024
 
 HELP = """\
 /system TEXT  set the system message; without TEXT, remove it
-/reset        forget the conversation, but not the system message
+/reset        forget the conversation, but keep the system message
 /save FILE    write the messages as JSON
-/quit         end, as Ctrl-D does
-/help         these lines
-A line that ends with \\ goes on with the next; \"\"\" begins and ends a message of several lines.
-Ctrl-C stops an answer; at the prompt, twice ends."""
+/quit         quit, like Ctrl-D
+/help         show this help
+A line that ends with \\ continues on the next; \"\"\" starts and ends a message of several lines.
+Ctrl-C stops an answer; at the prompt, pressing it twice quits."""
 
 
 def add_parser(commands: Any) -> None:
-    description = "Chat with a model in the terminal. Reads messages from a pipe, too."
+    description = "Chat with a model in the terminal. Also reads messages from a pipe."
     parser = commands.add_parser("chat", help="chat with a model", description=description)
     parser.set_defaults(command=_chat, runs_programs=True)
     add_model(parser)
@@ -54,8 +54,8 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
         raise UsageError("standard input is closed")
     model = load_model(options.model, notes, options.devices, options.lora)
     if model.tokenizer is None:
-        raise UsageError(f"{options.model} holds no tokenizer: a chat needs one")
-    model.program_cache = options.kept
+        raise UsageError(f"{options.model} has no tokenizer, which a chat needs")
+    model.program_cache = options.program_cache
     sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
     conversation = Conversation(model, options.system, variables=template_variables(options))
@@ -96,9 +96,9 @@ class Session:
     def run(self) -> int:
         """Runs the session; returns the exit code."""
         if self.interactive:
-            self.say("/help lists commands; Ctrl-D ends.")
+            self.say("/help lists commands; Ctrl-D quits.")
         if not self.conversation.has_template:
-            self.say("The file holds no chat template: the model continues a transcript.")
+            self.say("The file has no chat template: the model continues a transcript.")
         read = line_reader()
         with interrupts.noticing() as self.pressed:
             while True:
@@ -116,7 +116,7 @@ class Session:
                     if self.pressed.once:
                         return 128 + signal.SIGINT
                     self.pressed.once = True
-                    self.say("Ctrl-C once more, or Ctrl-D, ends.")
+                    self.say("Press Ctrl-C again, or Ctrl-D, to quit.")
                     continue
                 self.pressed.once = False
                 if message.split(" ")[0] in ("/quit", "/exit", "/bye"):
@@ -147,11 +147,11 @@ class Session:
 
     def reset(self, _: str) -> None:
         self.conversation.turns.clear()
-        self.say("The conversation begins anew.")
+        self.say("The conversation starts over.")
 
     def save(self, file: str) -> None:
         if not file:
-            raise ValueError("/save needs a file's name")
+            raise ValueError("/save needs a file name")
         file = os.path.expanduser(file)
         if os.path.exists(file) and os.path.realpath(file) not in self.saved:
             raise ValueError(f"{file} exists; choose another name")

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 SHELLS = ("bash", "zsh", "tcsh")
-DESCRIPTION = "Write a script for a shell to standard output, which completes options and files."
+DESCRIPTION = "Print a shell script that completes options and files."
 EXAMPLES = """\
 examples:
   eval "$(jax-q4k completion bash)"                                        # in ~/.bashrc

@@ -43,8 +43,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="show what runs here, and why",
-        description="Show which kernels run on this machine, and which parts are missing for more. "
-        "Exit code 1: something is broken.",
+        description="Show which kernels run on this machine, and which missing parts would enable "
+        "more. Exit code 1: something is broken.",
     )
     parser.set_defaults(command=_doctor)
 
@@ -58,8 +58,8 @@ def _doctor(options: argparse.Namespace, notes: Console) -> int:
     table_console().print(table)
     if (cache := _jit_cache()) and cache.problem:
         notes.print(
-            "[bold yellow]warning:[/] the CUDA driver keeps no machine code and makes it again for"
-            f" every launch of every program: {escape(cache.problem)}",
+            "[bold yellow]warning:[/] the CUDA driver does not cache machine code, and compiles "
+            f"every kernel again in every process: {escape(cache.problem)}",
             soft_wrap=True,
         )
     broken = _broken()
@@ -92,14 +92,14 @@ def instruction_sets() -> frozenset[str]:
 def _cpu() -> Iterator[tuple[str, str]]:
     has = instruction_sets()
     known = sorted({name for needed in NEEDS.values() for name in needed} & has)
-    yield "instruction sets", ", ".join(known) or "none that there are kernels for"
+    yield "instruction sets", ", ".join(known) or "none with kernels here"
     yield "threads of XLA", _threads()
     yield "C++ compiler", _compiler()
     path, problem = native.library_path(), native.problem()
     yield (
         "CPU kernels",
         problem
-        or f"{path}{', built from the sources beside it' if native.build.fingerprint() else ''}",
+        or f"{path}{', built from the sources next to it' if native.build.fingerprint() else ''}",
     )
     used, compiled = native.kernels(), native.compiled()
     for name in native.build.kernels():
@@ -111,9 +111,9 @@ def _cpu() -> Iterator[tuple[str, str]]:
         elif used is None:
             state = "not in use: the library is not"
         elif name not in compiled:
-            state = "not in the library: its compiler did not know them"
+            state = "not in the library: its compiler does not support them"
         elif native.named():
-            state = f"not in use: ${native.VARIABLE} says {used}"
+            state = f"not in use: ${native.VARIABLE} is {used}"
         else:
             state = f"not in use: {used} is faster"
         yield f"  {name}", state
@@ -123,27 +123,27 @@ def _threads() -> str:
     """Describes how many threads XLA's CPU client starts, and why."""
     for name in ("PJRT_NPROC", "NPROC"):
         if os.environ.get(name, "").isdecimal():
-            return f"{os.environ[name]}, as ${name} says"
+            return f"{os.environ[name]}, set by ${name}"
     return f"{len(os.sched_getaffinity(0))}, the CPUs that this process may use"
 
 
 def _compiler() -> str:
     command = native.build.compiler()
     if not command or shutil.which(command[0]) is None:
-        return f"not found: {' '.join(command)}; $CXX names another"
+        return f"not found: {' '.join(command)}; set $CXX to use another"
     try:
         printed = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=20
         ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{' '.join(command)} does not run: {error}"
-    return f"{' '.join(command)}: {next(iter(printed.splitlines()), 'of no known version')}"
+    return f"{' '.join(command)}: {next(iter(printed.splitlines()), 'unknown version')}"
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
     plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
-    yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone brings it"
+    yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone installs it"
     yield "CUDA driver", environment.cuda_driver()
     if cache := _jit_cache():
         yield (
@@ -210,7 +210,7 @@ def _broken() -> str | None:
         except jax.errors.JaxRuntimeError as error:
             return f"{native.build.LIBRARY} fails: {error}"
         if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):
-            apart = jnp.max(jnp.abs(got - want))
+            difference = jnp.max(jnp.abs(got - want))
             library = native.build.LIBRARY
-            return f"{library} computes a product that differs from plain JAX's by {apart}"
+            return f"{library} computes a product that differs from plain JAX's by {difference}"
     return None

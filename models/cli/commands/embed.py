@@ -25,9 +25,9 @@ MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "embed",
-        help="make vectors of texts",
-        description="Vectors of texts, as OpenAI's JSON of embeddings: the output of the model's "
-        "final norm.",
+        help="compute embeddings of texts",
+        description="Print embeddings of texts, the output of the model's final norm, in the JSON "
+        "format of OpenAI's API.",
     )
     parser.set_defaults(command=_embed, runs_programs=True)
     add_model(parser)
@@ -36,14 +36,14 @@ def add_parser(commands: Any) -> None:
         "-p", "--prompt", action="append", dest="prompts", metavar="TEXT", help="may be repeated"
     )
     texts.add_argument(
-        "-f", "--file", metavar="FILE", help="UTF-8, a text per line; -: standard input"
+        "-f", "--file", metavar="FILE", help="UTF-8, one text per line; -: standard input"
     )
     parser.set_defaults(takes_prompt=str)
     parser.add_argument(
         "--pooling",
         choices=POOLINGS,
-        help="which tokens' vectors: the mean of all, the last one's, the first one's (cls), or "
-        "each one's (none); default: as the model's file says, else mean",
+        help="mean of all tokens, last token, first token (cls), or one vector per token (none); "
+        "default: the model file's, else mean",
     )
     parser.add_argument(
         "--normalize",

@@ -53,16 +53,14 @@ def add_parser(commands: Any) -> None:
     add_model(parser)
     add_prompts(parser)
     parser.add_argument(
-        "--chat", action="store_true", help="put the prompt into the file's chat template"
+        "--chat", action="store_true", help="insert the prompt into the file's chat template"
     )
     add_template(parser)
     written = parser.add_mutually_exclusive_group()
     written.add_argument(
         "--json", action="store_true", help="write one JSON object: outputs, tokens, timings"
     )
-    written.add_argument(
-        "--jsonl", action="store_true", help="write a line of JSON for each prompt"
-    )
+    written.add_argument("--jsonl", action="store_true", help="write one line of JSON per prompt")
     add_sampling(parser)
     running = parser.add_argument_group("running")
     add_context_shift(running)
@@ -72,24 +70,24 @@ def add_parser(commands: Any) -> None:
 def _generate(options: argparse.Namespace, notes: Console) -> None:
     clock = Clock()
     if not options.chat and (options.system is not None or options.no_thinking):
-        raise UsageError("--system and --no-thinking go with --chat")
+        raise UsageError("--system and --no-thinking need --chat")
     texts = texts_of(options)
     with clock.loading():
         model = load_model(options.model, notes, options.devices, options.lora)
-    model.program_cache = options.kept
+    model.program_cache = options.program_cache
     prompts, sampling = ids_of(texts, model, options), sampling_of(options, model, notes)
     with clock.loading():
         draft = loaded_draft(options, notes)
     shift = _shift(options)
-    given = {"cache_dtype": options.cache_dtype, "draft": draft, "shift": shift}
+    settings = {"cache_dtype": options.cache_dtype, "draft": draft, "shift": shift}
     samplings = [sampling] * len(prompts)
     if shift is None:
         samplings = [_within(model, ids, sampling, notes) for ids in prompts]
     with jq.implementation(options.implementation):
         if len(prompts) == 1 and not (options.json or options.jsonl):
-            outputs = [_streamed(model, prompts[0], texts[0], samplings[0], given, notes)]
+            outputs = [_streamed(model, prompts[0], texts[0], samplings[0], settings, notes)]
         else:
-            outputs = _batch(model, prompts, samplings, given, notes)
+            outputs = _batch(model, prompts, samplings, settings, notes)
             _write(options, model, texts, outputs, samplings, clock)
     seed = None if sampling.greedy else sampling.seed
     notes.print(f"[dim]{timings_line(outputs[0].timings, clock, seed)}[/]", soft_wrap=True)
@@ -108,8 +106,8 @@ def _within(model: Model, ids: list[int], sampling: Sampling, notes: Console) ->
     if left < 1 or sampling.max_new_tokens <= left:  # `generate` rejects a prompt that is too long
         return sampling
     notes.print(
-        f"[dim]The context of {model.config.context_length} tokens ends after {left} new ones; "
-        f"-n {sampling.max_new_tokens} asks for more: --context-shift goes on.[/]",
+        f"[dim]The context of {model.config.context_length} tokens has room for {left} new "
+        f"ones, not -n {sampling.max_new_tokens}; --context-shift continues beyond it.[/]",
         soft_wrap=True,
     )
     return sampling.replaced(max_new_tokens=left)
@@ -119,13 +117,13 @@ def _batch(
     model: Model,
     prompts: list[list[int]],
     samplings: list[Sampling],
-    given: dict[str, Any],
+    settings: dict[str, Any],
     notes: Console,
 ) -> list[Output]:
     rows = [s.replaced(seed=(s.seed + i) % 2**32) for i, s in enumerate(samplings)]
     with _status(notes):
         try:
-            return generate(model, prompts, rows, **given)
+            return generate(model, prompts, rows, **settings)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error
 
@@ -135,11 +133,11 @@ def _streamed(
     ids: list[int],
     text: str | list[int],
     sampling: Sampling,
-    given: dict[str, Any],
+    settings: dict[str, Any],
     notes: Console,
 ) -> Output:
     try:
-        pieces = stream(model, ids, sampling, **given)
+        pieces = stream(model, ids, sampling, **settings)
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
     with _status(notes):

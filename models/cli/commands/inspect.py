@@ -54,7 +54,7 @@ def show(header: Header, console: Console) -> None:
     if unused:
         skipped = sum(header.tensors[name].nbytes for name in unused)
         console.print(
-            f"{len(unused)} of the tensors, {skipped:,} bytes, are skipped: generating text does "
+            f"{len(unused)} of the tensors, {skipped:,} bytes, are skipped: text generation does "
             "not use them"
         )
 

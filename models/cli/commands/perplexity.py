@@ -25,10 +25,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "perplexity",
         help="score a text",
-        description="A text's perplexity per token, predicted in windows that do not overlap: as "
-        "llama.cpp counts it, of the second halves of windows, and of all tokens, with bits per "
-        "byte. llama.cpp on a CPU rounds activations to int8: --activations f32 gives what it "
-        "gives for the same weights in F32.",
+        description="Compute a text's perplexity per token in windows that do not overlap: of the "
+        "second half of each window, like llama.cpp, and of all tokens, with bits per byte. "
+        "llama.cpp on a CPU rounds activations to int8; --activations f32 matches its result for "
+        "the same weights in F32.",
     )
     parser.set_defaults(command=_perplexity, runs_programs=True)
     add_model(parser)
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--activations",
         choices=("q8_1", "f32"),
-        help="round what weights are multiplied by to int8, the default, or do not",
+        help="round activations of matmuls to int8 (q8_1, the default), or not (f32)",
     )
     add_devices(parser)
     add_implementation(parser)
@@ -87,7 +87,7 @@ def _score(model: Model, text: str, context: int | None, report: Any, notes: Con
     try:
         return score(model, text, context=context, windows="llama.cpp", progress=report)
     except TooShortError as error:
-        notes.print(f"[dim]{error}: only all tokens are counted.[/]", soft_wrap=True)
+        notes.print(f"[dim]{error}: reporting only the result for all tokens.[/]", soft_wrap=True)
         return score(model, text, context=context, progress=report)
 
 

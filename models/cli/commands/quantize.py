@@ -28,7 +28,7 @@ _NUMBER = "[0-9]" * 5
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "quantize",
-        help="make a smaller file of a model",
+        help="quantize a model's weights",
         description="Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a "
         "time.",
     )
@@ -41,12 +41,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it is there")
+    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it exists")
     parser.add_argument(
         "--split-max-size",
         type=_bytes,
         metavar="N[M|G]",
-        help="bytes of weights in a file; more goes into several, OUT-00001-of-00003.gguf, ...",
+        help="most bytes of weights per file; larger models become OUT-00001-of-00003.gguf, ...",
     )
     add_no_cache(parser)
 
@@ -86,16 +86,18 @@ def _check_targets(source: Path, options: argparse.Namespace) -> None:
         targets += map(Path, sorted(glob.glob(f"{name}-{_NUMBER}-of-{_NUMBER}.gguf")))
     for file in filter(Path.exists, targets):
         if source.exists() and any(file.samefile(part) for part in _files(source)):
-            raise UsageError(f"{file} is the input: give another name")
+            raise UsageError(f"{file} is the input: choose another name")
         if not options.force:
-            raise UsageError(f"{file} is there already: --force replaces it")
+            raise UsageError(f"{file} already exists; --force replaces it")
 
 
 def _bytes(text: str) -> int:
     """Parses a size such as "500M" or "2G" to bytes, like llama-gguf-split."""
     match = re.fullmatch(r"([1-9][0-9]{0,11})([MG]?)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, or one and M or G")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be an integer, optionally followed by M or G"
+        )
     return int(match[1]) * {"": 1, "M": 10**6, "G": 10**9}[match[2]]
 
 

@@ -20,19 +20,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jax_q4k import CheckpointError, QuantizedArray
-from jax_q4k.collecting import seldom_collecting
+from jax_q4k.collecting import gc_throttled
 
 from ...config.tensors import expected_tensors
-from ...network.lazy import unbuilt
+from ...network.lazy import lazy_decoder
 from ...runner.model import Model
-from ...sharding.plan import Rules
-from ...sharding.plan import place as placed
+from ...sharding.plan import Rules, plan_sharding
 from ...support.json_fields import JSONFields
 from ...support.warn import warn
 from ..gguf import with_tokenizer
-from . import config_json, sentence_transformers, tensor_places, tokenizer_files
+from . import config_json, sentence_transformers, tensor_locations, tokenizer_files
 from .safetensors import PACKED, TYPES, Weights
-from .tensor_places import Place
+from .tensor_locations import Location
 
 # Early files store the rope frequencies, which follow from rope_theta.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -74,9 +73,9 @@ class CheckpointSource:
           OSError: a file cannot be read.
         """
         self.name = os.fsdecode(path)
-        given = Path(self.name)
-        folder = given.parent if given.is_file() else given
-        if not given.exists():
+        location = Path(self.name)
+        folder = location.parent if location.is_file() else location
+        if not location.exists():
             raise FileNotFoundError(2, "No such file or directory", self.name)
         fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
         self.description = config_json.describe(fields)
@@ -88,19 +87,19 @@ class CheckpointSource:
         vectors = sentence_transformers.metadata(folder, self.config.architecture)
         self.model_metadata: dict[str, Any] = self.description.metadata | title | vectors
         self.model_metadata |= tokenizer_files.sampling(folder, fields)
-        self._weights = Weights(given)
+        self._weights = Weights(location)
         self._decoder = self._of_the_decoder()
         self._tied = self.description.tied and self._tie()
         self._expected = expected_tensors(self.config)
         checkpoint, packed = self.description.checkpoint, self.description.packed
-        of_class = tensor_places.places(self.config, checkpoint, packed, self._decoder)
-        self._places = self._match(
-            {name: place for name, place in of_class.items() if self._is_part(name)}
+        candidates = tensor_locations.locations(self.config, checkpoint, packed, self._decoder)
+        self._locations = self._match(
+            {name: location for name, location in candidates.items() if self._is_part(name)}
         )
         divisors = self.description.rope_divisors
         self.packed: dict[str, str] = {}  # empty: MXFP4 experts count as original weights
         self.tensors: dict[str, tuple[int, ...]] = {
-            name: self._expected[name].shape for name in self._places
+            name: self._expected[name].shape for name in self._locations
         } | {name: values.shape for name, values in divisors.items()}
         self.nbytes = self._nbytes() | {name: values.nbytes for name, values in divisors.items()}
 
@@ -132,12 +131,12 @@ class CheckpointSource:
             return self.description.rope_divisors[name]
         expected = self._expected[name]
         entry, is_bias = expected.entry, expected.is_bias
-        values = tensor_places.read(self._weights, self._places[name], expected.shape)
+        values = tensor_locations.read(self._weights, self._locations[name], expected.shape)
         if isinstance(values, QuantizedArray):
             return values
         if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:
             values = values.astype(np.float32)
-        offset = entry.is_norm and not is_bias and not self._places[name].plain
+        offset = entry.is_norm and not is_bias and not self._locations[name].plain
         if offset and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
         stays = not self.config.interleaved_rope or self.description.checkpoint.interleaved_rope
@@ -150,11 +149,11 @@ class CheckpointSource:
 
         Divides the bytes of a checkpoint tensor that holds several GGUF tensors.
         """
-        parts = collections.Counter(place.names for place in self._places.values())
+        parts = collections.Counter(location.names for location in self._locations.values())
         sizes = {}
-        for name, place in self._places.items():
-            stored = (self._weights.stored[part] for part in (*place.names, *place.scales))
-            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[place.names]
+        for name, location in self._locations.items():
+            stored = (self._weights.stored[part] for part in (*location.names, *location.scales))
+            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[location.names]
         return sizes
 
     def _of_the_decoder(self) -> dict[str, str]:
@@ -164,8 +163,8 @@ class CheckpointSource:
         """
         names = dict.fromkeys(self._weights.stored)
         if self.description.multimodal:
-            for what, beside in _BESIDE_THE_DECODER.items():
-                self._skip(names, [name for name in names if beside.match(name)], what)
+            for what, pattern in _BESIDE_THE_DECODER.items():
+                self._skip(names, [name for name in names if pattern.match(name)], what)
         multimodal = self.description.multimodal
         headless = not multimodal and "embed_tokens.weight" in names  # a class without lm_head
         found: dict[str, str] = {}
@@ -174,7 +173,7 @@ class CheckpointSource:
             if headless and name != _HEAD:
                 in_a_decoder = f"model.{name}"
             if (earlier := found.setdefault(in_a_decoder, name)) != name:
-                self._fail(name, f"is the decoder's {in_a_decoder!r}, and so is {earlier!r}")
+                self._fail(name, f"is the decoder's {in_a_decoder!r}, like {earlier!r}")
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)
         unused = [
@@ -184,13 +183,13 @@ class CheckpointSource:
             unused += [name for name in found if name.removeprefix("model.").startswith(beginning)]
         self._skip(found, unused, "further tokens")
         scales = [name for name in found if _CACHE_SCALES.fullmatch(name)]
-        self._skip(found, scales, "scales of caches in FP8")
+        self._skip(found, scales, "scales of FP8 caches")
         shared = [
             name
             for name in found
             if (m := _KEYS_AND_VALUES.match(name)) and self._shares(int(m.group(1)))
         ]
-        self._skip(found, shared, "keys and values of layers that take those of others")
+        self._skip(found, shared, "keys and values of layers that reuse another layer's")
         return found
 
     def _tie(self) -> bool:
@@ -208,7 +207,9 @@ class CheckpointSource:
         if self._weights.equal(head, embedding):
             del self._decoder[_HEAD]
             return True
-        message = f"tie_word_embeddings holds, but {head!r} differs from {embedding!r} and is used"
+        message = (
+            f"tie_word_embeddings is true, but {head!r} differs from {embedding!r} and is used"
+        )
         warn(f"{self.name}: {message}")
         return False
 
@@ -219,28 +220,28 @@ class CheckpointSource:
     @staticmethod
     def _skip(names: dict[str, Any], unused: list[str], what: str) -> None:
         if unused:
-            message = "tensors are skipped, which generating text does not use"
+            message = "tensors are skipped, which text generation does not use"
             warn(f"{len(unused)} {message}: {what}")
         for name in unused:
             del names[name]
 
-    def _match(self, places: dict[str, Place]) -> dict[str, Place]:
-        """Returns the places with names as in this checkpoint.
+    def _match(self, locations: dict[str, Location]) -> dict[str, Location]:
+        """Returns the locations with names as in this checkpoint.
 
         Raises CheckpointError for tensors that are missing, not part of the model, or of a wrong
         shape or type.
         """
         matched, known = {}, set()
-        for name, unresolved in places.items():
+        for name, unresolved in locations.items():
             first = self._decoder.get(unresolved.names[0], "")
             found = self._weights.stored.get(first)
-            place = unresolved.resolved(() if found is None else found.shape)
-            names = tuple(self._found(part, place.shape) for part in place.names)
-            matched[name] = dataclasses.replace(place, names=names)
-            for part in place.scales:
-                self._found(part, place.shape[:-1])
+            location = unresolved.resolved(() if found is None else found.shape)
+            names = tuple(self._found(part, location.shape) for part in location.names)
+            matched[name] = dataclasses.replace(location, names=names)
+            for part in location.scales:
+                self._found(part, location.shape[:-1])
             stored = [*names, *matched[name].scales]
-            self._check_types(stored, place.packed)
+            self._check_types(stored, location.packed)
             known.update(stored)
         for in_a_decoder, stored_name in self._decoder.items():
             if stored_name not in known and not _BUFFER.fullmatch(in_a_decoder):
@@ -256,7 +257,7 @@ class CheckpointSource:
         if in_a_decoder not in self._decoder:
             problem = f"is missing, expected with shape {shape}"
             if in_a_decoder == _HEAD:
-                problem += ": config.json's tie_word_embeddings does not put the embedding there"
+                problem += ", because config.json's tie_word_embeddings is false"
             raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
         name = self._decoder[in_a_decoder]
         if (found := self._weights.stored[name].shape) != shape:
@@ -272,9 +273,7 @@ class CheckpointSource:
             dtype = self._weights.stored[name].dtype
             if dtype not in supported:
                 known = ", ".join(supported)
-                self._fail(
-                    name, f"has dtype {dtype}, which is not supported; supported are {known}"
-                )
+                self._fail(name, f"has dtype {dtype}, which is not supported; supported: {known}")
             if dtype != first:
                 self._fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
 
@@ -294,7 +293,7 @@ class CheckpointSource:
         return entry.required or entry.gguf in self.description.tensors
 
 
-@seldom_collecting()
+@gc_throttled()
 def from_pretrained(
     path: str | os.PathLike[str],
     *,
@@ -321,7 +320,7 @@ def from_pretrained(
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
         shapes = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in source.tensors.items()}
-        placement = None if mesh is None else placed(source.config, shapes, mesh, rules)
+        placement = None if mesh is None else plan_sharding(source.config, shapes, mesh, rules)
         for name in source.tensors:
             if progress is not None:
                 progress(done, total)
@@ -330,7 +329,7 @@ def from_pretrained(
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
-        decoder = unbuilt(source.config, tensors)
+        decoder = lazy_decoder(source.config, tensors)
         return Model(decoder, source.tokenizer, source.model_metadata, placement)
 
 

@@ -164,11 +164,11 @@ def is_tied(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
     """Returns the part of config.json that describes the decoder, with the class's defaults."""
-    given, prefix = fields.values, ""
+    values, prefix = fields.values, ""
     if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
-        given, prefix = fields.mapping("text_config"), "text_config."
+        values, prefix = fields.mapping("text_config"), "text_config."
     # null selects the default, except for sliding_window, where it means no window.
-    said = {k: value for k, value in given.items() if value is not None or k == "sliding_window"}
+    said = {k: value for k, value in values.items() if value is not None or k == "sliding_window"}
     return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
 
 
@@ -230,11 +230,11 @@ def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tupl
 
 def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
     """Returns whether experts are MXFP4; raises CheckpointError for other packed weights."""
-    given = fields.object("quantization_config")
-    if given is None:
+    quantization = fields.object("quantization_config")
+    if quantization is None:
         return False
     if checkpoint.quant_method is None or (
-        given.string("quant_method", None) != checkpoint.quant_method
+        quantization.string("quant_method", None) != checkpoint.quant_method
     ):
         _accept(fields, "quantization_config", ())
     return True
@@ -254,9 +254,9 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
         name = f"{name.removesuffix('Model')}ForCausalLM"
     if not isinstance(name, str) or name not in known:
         supported = ", ".join(known)
-        fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
+        fields.fail("architectures", f"{names!r:.200} is not supported; supported: {supported}")
     if of_type and name not in of_type:
-        fields.fail("model_type", f"is {kind!r}, which is {of_type[0]}'s, not {name}'s")
+        fields.fail("model_type", f"is {kind!r}, the type of {of_type[0]}, not of {name}")
     config_keys.check_code(fields, name)
     return known[name]
 
@@ -277,13 +277,13 @@ def _layer_types(
     other = _MIXERS.get(_recurrent(architecture), _WINDOWED)
     for i, kind in enumerate(types):
         if kind not in (_FULL, other):
-            problem = f"{kind!r:.100} is not supported; supported are {_FULL}, {other}"
+            problem = f"{kind!r:.100} is not supported; supported: {_FULL}, {other}"
             fields.fail("layer_types", problem)
         if architecture.windowed is None or other != _WINDOWED or checkpoint.layer_types:
             continue
         expected = _WINDOWED if architecture.windowed(i) else _FULL
         if kind != expected:
-            fields.fail("layer_types", f"says {kind} of layer {i}, expected {expected}")
+            fields.fail("layer_types", f"lists {kind} for layer {i}, expected {expected}")
     if not types or not (checkpoint.layer_types or other != _WINDOWED):
         return {}
     layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
@@ -291,7 +291,7 @@ def _layer_types(
         fields.fail("layer_types", f"has {len(types)} entries, expected {layers}")
     if checkpoint.layer_types:
         if types[-1] != _FULL:
-            fields.fail("layer_types", f"says {types[-1]} of the last layer, expected {_FULL}")
+            fields.fail("layer_types", f"lists {types[-1]} for the last layer, expected {_FULL}")
         return {"attention.sliding_window_pattern": np.array([t == _WINDOWED for t in types])}
     if architecture.delta:
         return {"attention.recurrent_layers": np.array([t == other for t in types])}

@@ -227,11 +227,11 @@ def check_code(fields: JSONFields, name: str) -> None:
 
     Accepts the code of class `name`.
     """
-    own = fields.object("auto_map")
+    auto_map = fields.object("auto_map")
     for key in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForVision2Seq"):
-        code = None if own is None else own.string(key, None)
-        if own is not None and code is not None and code.rpartition(".")[2] != name:
-            own.fail(key, f"is {code!r:.100}, code of the model's own, expected {name}")
+        code = None if auto_map is None else auto_map.string(key, None)
+        if auto_map is not None and code is not None and code.rpartition(".")[2] != name:
+            auto_map.fail(key, f"is {code!r:.100}, the model's own code, expected {name}")
 
 
 def check_rope(fields: JSONFields) -> None:
@@ -242,5 +242,5 @@ def check_rope(fields: JSONFields) -> None:
 
 
 def _refuse_unknown(fields: JSONFields, key: str) -> None:
-    problem = "is not a known key: what it says may change the model's results"
+    problem = "is not a known key, and may change the model's results"
     fields.fail(key[:200], f"{problem}; remove it if it does not")

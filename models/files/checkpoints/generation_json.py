@@ -81,5 +81,5 @@ def _warn(fields: JSONFields, settings: dict[str, tuple[Any, ...]]) -> None:
         if value not in (None, [], {}, *settings[key])
     ]
     if found:
-        message = f"{', '.join(found)}: not applied to what is generated; transformers does"
+        message = f"{', '.join(found)}: ignored here, but applied by transformers"
         warn(f"{fields.file}: {message}")

@@ -22,7 +22,7 @@ _STANDS_STILL = 1e30
 _THETA = 10000.0
 
 
-def _given(fields: JSONFields) -> JSONFields | None:
+def _rope_section(fields: JSONFields) -> JSONFields | None:
     """Returns the object `rope_scaling` or `rope_parameters` of config.json; None if absent.
 
     If both exist, returns `rope_scaling`, as in transformers 5. Raises CheckpointError if they
@@ -30,17 +30,19 @@ def _given(fields: JSONFields) -> JSONFields | None:
     """
     keys = "rope_parameters", "rope_scaling"
     found = [inner for key in keys if (inner := fields.object(key)) is not None and inner.values]
-    for given in found:
-        of_types = (given.object(f"{kind}_attention") for kind in ("full", "sliding"))
-        for inner in filter(None, (given, *of_types)):
+    for section in found:
+        of_types = (section.object(f"{kind}_attention") for kind in ("full", "sliding"))
+        for inner in filter(None, (section, *of_types)):
             config_keys.check_rope(inner)
     if len(found) < 2:
         return found[0] if found else None
-    new, early = (_renamed(given.values) for given in found)
+    new, early = (_renamed(section.values) for section in found)
     defaults = {"rope_theta": _THETA, "partial_rotary_factor": 1.0, "rope_type": "default"}
     for key, value in new.items():
-        beside = fields.values.get(key) if key in ("rope_theta", "partial_rotary_factor") else None
-        other = early.get(key, defaults.get(key) if beside is None else beside)
+        top_level = (
+            fields.values.get(key) if key in ("rope_theta", "partial_rotary_factor") else None
+        )
+        other = early.get(key, defaults.get(key) if top_level is None else top_level)
         if value != other:
             fields.fail("rope_scaling", f"differs from rope_parameters in {key}")
     return found[1]
@@ -64,20 +66,20 @@ class Rope:
     def __init__(
         self, fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
     ) -> None:
-        given = _given(fields)
-        if given is None and checkpoint.rope_needed:
+        rope = _rope_section(fields)
+        if rope is None and checkpoint.rope_needed:
             fields.fail("rope_parameters", "is missing, as is rope_scaling")
         self._config, self._kind_of_decoder = fields, architecture
-        self._outer = self._fields = fields if given is None else given
-        if given is not None and checkpoint.rope_by_type and given.prefix.endswith("parameters."):
-            given.mapping("full_attention")
+        self._outer = self._fields = fields if rope is None else rope
+        if rope is not None and checkpoint.rope_by_type and rope.prefix.endswith("parameters."):
+            rope.mapping("full_attention")
         self.values: dict[str, Any] = {}
-        if given is not None and (whole := given.object("full_attention")) is not None:
+        if rope is not None and (full := rope.object("full_attention")) is not None:
             self._read_local(self._fields.object("sliding_attention"))
-            self._fields = whole
+            self._fields = full
         theta = self._fields if "rope_theta" in self._fields else fields
         self.values["rope.freq_base"] = theta.number("rope_theta", _THETA)
-        self._kind = "default" if given is None else self._kind_of_scaling(checkpoint)
+        self._kind = "default" if rope is None else self._kind_of_scaling(checkpoint)
         part = 1.0 if self._kind == "proportional" else self._partial(checkpoint)
         if part != 1.0:
             self.values["rope.dimension_count"] = int(self._head_dim() * part)
@@ -135,7 +137,7 @@ class Rope:
         if kind == "su" or (kind == "yarn" and "long_factor" in self._fields):
             return "longrope"  # early Phi 3 files use the other names
         if kind not in _KINDS:
-            problem = f"{kind[:100]!r} is not supported; supported are {', '.join(_KINDS)}"
+            problem = f"{kind[:100]!r} is not supported; supported: {', '.join(_KINDS)}"
             self._fields.fail("rope_type", problem)
         return kind
 
@@ -163,9 +165,9 @@ class Rope:
         """Returns the numbers of pairs rotated by time, height and width."""
         key, pairs = "mrope_section", int(self._head_dim() * part) // 2
         sections = (self._fields if key in self._fields else self._config).array(key)
-        whole = all(type(count) is int and 0 <= count <= pairs for count in sections)
-        if len(sections) != 3 or not whole or sum(sections) != pairs:
-            problem = f"must be 3 counts of pairs, {pairs} in all, not {sections!r:.100}"
+        valid = all(type(count) is int and 0 <= count <= pairs for count in sections)
+        if len(sections) != 3 or not valid or sum(sections) != pairs:
+            problem = f"must be 3 counts of pairs, {pairs} in total, not {sections!r:.100}"
             self._fields.fail(key, problem)
         return np.array([*sections, 0], np.int32)
 
@@ -264,7 +266,7 @@ class Rope:
         original = where.number(_ORIGINAL)  # some files write 4096.0
         if (other := self._config.number(_ORIGINAL, original)) != original:
             where.fail(
-                _ORIGINAL, f"is {original:g}, but beside {where.prefix[:-1]} it is {other:g}"
+                _ORIGINAL, f"is {original:g}, but outside {where.prefix[:-1]} it is {other:g}"
             )
         if not 0 < original <= 1 << 28 or original != int(original):
             where.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")
@@ -308,8 +310,8 @@ class Rope:
         # original_max_position_embeddings / wavelength
         periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
         # Fraction of a frequency that is not stretched.
-        kept = np.clip((periods - low) / (high - low), 0.0, 1.0)
-        return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+        unscaled = np.clip((periods - low) / (high - low), 0.0, 1.0)
+        return (1 / ((1 - unscaled) / factor + unscaled)).astype(np.float32)
 
     def _factor(self) -> float:
         factor = self._fields.number("factor")

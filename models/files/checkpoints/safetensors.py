@@ -84,15 +84,15 @@ class Weights:
         stored = self.stored[name]
         file, shape = str(stored.file), stored.shape
         if rows is None or not shape:
-            first, whole, wanted = 0, True, shape
+            first, complete, wanted = 0, True, shape
         else:
             first, last, _ = rows.indices(shape[0])
             part, wanted = slice(first, last), (last - first, *shape[1:])
-            whole = wanted == shape
+            complete = wanted == shape
 
         def values_of() -> np.ndarray:
             handle = self._handle(stored.file)
-            return handle.get_tensor(name) if whole else handle.get_slice(name)[part]
+            return handle.get_tensor(name) if complete else handle.get_slice(name)[part]
 
         values = _checked(stored.file, f"tensor {name!r}", values_of)
         if values.shape != wanted or values.dtype != stored.numpy_dtype:
@@ -135,28 +135,28 @@ class Weights:
                     problem = f"has shape {shape}, beyond the {_MAX_ELEMENTS} elements of an array"
                     raise CheckpointError(str(file), f"tensor {name!r}", problem)
                 if name in self.stored:
-                    problem = f"is in {self.stored[name].file.name} too"
+                    problem = f"is also in {self.stored[name].file.name}"
                     raise CheckpointError(str(file), f"tensor {name!r}", problem)
                 self.stored[name] = Stored(file, dtype, shape)
 
     def _list_shards(self, index: Path) -> None:
         fields = JSONFields.read(index, MAX_INDEX)
-        places: dict[str, str] = fields.mapping("weight_map")
-        for name, shard in places.items():
+        weight_map: dict[str, str] = fields.mapping("weight_map")
+        for name, shard in weight_map.items():
             is_name = isinstance(shard, str) and Path(shard).name == shard
             if not is_name or not shard.endswith(".safetensors"):
                 problem = f"must name a .safetensors file in its folder, not {shard!r:.200}"
                 fields.fail(f"weight_map[{name[:100]!r}]", problem)
-        for shard in dict.fromkeys(places.values()):
+        for shard in dict.fromkeys(weight_map.values()):
             if not (index.parent / shard).exists():
                 fields.fail("weight_map", f"names {shard!r}, which is missing")
             self._list(index.parent / shard)
-        for name, shard in places.items():
+        for name, shard in weight_map.items():
             if name not in self.stored or self.stored[name].file.name != shard:
                 problem = f"names {shard!r}, which does not hold the tensor"
                 fields.fail(f"weight_map[{name[:100]!r}]", problem)
         for name, stored in self.stored.items():
-            if name not in places:
+            if name not in weight_map:
                 problem = f"is not in {index.name}"
                 raise CheckpointError(str(stored.file), f"tensor {name!r}", problem)
 
@@ -174,4 +174,4 @@ def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except SafetensorError as error:
-        raise CheckpointError(str(file), field, f"safetensors refuses it: {error}") from None
+        raise CheckpointError(str(file), field, f"safetensors rejects it: {error}") from None

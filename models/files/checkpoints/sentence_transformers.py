@@ -52,9 +52,9 @@ def _metadata(folder: Path, architecture: str) -> dict[str, Any]:
         elif kind == "Pooling" and pooling is None and not normalize:
             pooling = _pooling(folder / path / "config.json")
         else:
-            known = "Transformer, Pooling and Normalize"
+            known = "Transformer, Pooling, Normalize"
             _refuse(
-                folder / "modules.json", f"module {kind[:100]!r} here", f"supported are {known}"
+                folder / "modules.json", f"module {kind[:100]!r} here", f"expected one of {known}"
             )
     _check_texts(folder)
     found: dict[str, Any] = {} if pooling is None else metadata_of(architecture, pooling)
@@ -84,9 +84,11 @@ def _pooling(file: Path) -> str:
         modes = [_NAMES.get(name, name)]
     if len(modes) != 1 or modes[0] not in _NAMES.values():
         shown = " and ".join(modes)[:200] or "nothing"
-        _refuse(file, f"pooling of {shown}", "supported is one of mean, cls and lasttoken")
+        _refuse(file, f"pooling of {shown}", "expected one of mean, cls and lasttoken")
     if not config.boolean("include_prompt", True):
-        _refuse(file, "include_prompt=false", "texts here do not say which tokens are a prompt")
+        _refuse(
+            file, "include_prompt=false", "the prompt's tokens cannot be told from the text's here"
+        )
     return modes[0]
 
 

@@ -47,8 +47,8 @@ def load(folder: Path, config: JSONFields, vocab_size: int) -> Tokenizer | None:
     if templates := _templates(folder):  # since transformers 4.51; they take precedence
         values["chat_template"] = templates
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
-    given = generation, config, config.object("text_config")
-    sources = [source for source in given if source is not None]
+    candidates = generation, config, config.object("text_config")
+    sources = [source for source in candidates if source is not None]
     _, bos_ids = _named_ids(sources, "bos_token_id", vocab_size)
     eos_file, eos_ids = _named_ids(sources, "eos_token_id", vocab_size)
     return tokenizer.from_json(

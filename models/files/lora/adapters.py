@@ -27,7 +27,7 @@ from ...network.parts import Parts
 from ...runner.model import Model
 from ...support.json_fields import JSONFields
 from .. import fused
-from ..checkpoints import tensor_places
+from ..checkpoints import tensor_locations
 from ..checkpoints.checkpoint import interleaved, name_in_decoder
 from ..checkpoints.config_json import MAX_CONFIG
 from ..checkpoints.safetensors import TYPES, Weights
@@ -88,7 +88,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale={scale!r} must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}")
     if model.placement is not None:
-        raise ValueError("model lies on several devices; adapters are for models on one")
+        raise ValueError("model is on several devices; adapters need a model on one device")
     named = named_linears(model.config)
     pairs = read(path, model.config, frozenset(named))
     _check_there(model, pairs, os.fsdecode(path))
@@ -101,16 +101,16 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
         }
         for name, pair in sorted(pairs.items())
     }
-    places = {name: named[name] for name in adapters}
+    linears = {name: named[name] for name in adapters}
 
     def merge(state: dict[str, Any]) -> Decoder:
         from ...network.layers import AdaptedLinear  # imports Flax, which only programs need
 
         decoder = parts.merge(state["decoder"])
         for name, adapter in state["lora"].items():
-            layer, place = places[name]
+            layer, path = linears[name]
             owner: Any = decoder if layer is None else decoder.layers[layer]
-            *owners, last = place.split(".")
+            *owners, last = path.split(".")
             for step in owners:
                 owner = getattr(owner, step)
             setattr(owner, last, AdaptedLinear(getattr(owner, last), **adapter))
@@ -128,9 +128,9 @@ def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
     if optional := [name for name in pairs if not expected[name].required]:
         from ...network.build import named_tensors
 
-        there = named_tensors(model)
+        tensors = named_tensors(model)
         for name in optional:
-            if name not in there:
+            if name not in tensors:
                 tied = ": its output is tied to the embedding" if name == "output.weight" else ""
                 raise GGUFError(file, f"adapter of {name!r}", f"the model has no such matrix{tied}")
 
@@ -178,15 +178,15 @@ def _from_modules(
 ) -> dict[str, Pair]:
     """Reads adapters of PEFT or mlx-lm, whose names are those of a checkpoint's modules."""
     if not description.exists():
-        raise CheckpointError(str(file), _CONFIG, "is missing beside it")
+        raise CheckpointError(str(file), _CONFIG, "is missing next to it")
     settings = lora_settings.read(JSONFields.read(description, MAX_CONFIG))
     fail = _failing(CheckpointError, str(file))
     paired = _paired(weights.stored, _MLX if settings.of_mlx else _PEFT, fail)
     modules: dict[str, str] = {}
     for name, both in paired.items():
         if (earlier := modules.setdefault(name_in_decoder(name), name)) != name:
-            fail(f"tensor {both[0]!r}", f"is of the module that {paired[earlier][0]!r} is of")
-    checkpoint, places = _places(config, modules, fail)
+            fail(f"tensor {both[0]!r}", f"is of the same module as {paired[earlier][0]!r}")
+    checkpoint, names_of = _places(config, modules, fail)
     _check_types(weights, fail)
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
@@ -195,15 +195,15 @@ def _from_modules(
         a, b = (weights.read(stored) for stored in names)
         if settings.of_mlx:
             a, b = a.T, b.T
-        gguf_names = places[f"{module}.weight"]
-        whole = sum(expected[part].shape[0] for part, _ in gguf_names if part in expected)
+        gguf_names = names_of[f"{module}.weight"]
+        outputs = sum(expected[part].shape[0] for part, _ in gguf_names if part in expected)
         for part, rows in gguf_names:
             if part not in targets:
                 fail(f"tensor {names[0]!r}", _not_adapted(part))
-            _check_shapes(a, b, (whole, expected[part].shape[-1]), names, fail)
+            _check_shapes(a, b, (outputs, expected[part].shape[-1]), names, fail)
             if settings.ranks is not None and a.shape[0] not in settings.ranks:
                 ranks = ", ".join(map(str, sorted(settings.ranks)))
-                problem = f"has rank {a.shape[0]}; r and rank_pattern of {_CONFIG} say {ranks}"
+                problem = f"has rank {a.shape[0]}; r and rank_pattern in {_CONFIG} are {ranks}"
                 fail(f"tensor {names[0]!r}", problem)
             of_part, entry = b[rows], expected[part].entry
             if entry.rotated and config.interleaved_rope and not checkpoint.interleaved_rope:
@@ -223,22 +223,24 @@ def _places(
     """
     classes = config.kind.checkpoints
     if not classes:
-        fail(_CONFIG, f"names modules of checkpoints, which {config.architecture} has none of")
+        fail(_CONFIG, f"names modules of checkpoints, but {config.architecture} has none")
     unknown = ""
     for checkpoint in classes:
-        places: dict[str, list[tuple[str, slice]]] = {}
-        for name, place in tensor_places.places(config, checkpoint).items():
-            as_they_lie = not (place.groups or place.channels or place.as_row or place.tiled)
-            if place.transposed is False and as_they_lie:
-                for stored in place.names:
-                    rows = slice(None) if place.of_experts else place.rows
-                    places.setdefault(stored, []).append((name, rows))
-        missing = [module for module in modules if f"{module}.weight" not in places]
+        gguf_names: dict[str, list[tuple[str, slice]]] = {}
+        for name, location in tensor_locations.locations(config, checkpoint).items():
+            as_they_lie = not (
+                location.groups or location.channels or location.as_row or location.tiled
+            )
+            if location.transposed is False and as_they_lie:
+                for stored in location.names:
+                    rows = slice(None) if location.of_experts else location.rows
+                    gguf_names.setdefault(stored, []).append((name, rows))
+        missing = [module for module in modules if f"{module}.weight" not in gguf_names]
         if not missing:
-            return checkpoint, places
+            return checkpoint, gguf_names
         unknown = unknown or missing[0]
     what = f"{config.architecture} model, or an adapter of it is not supported"
-    fail(f"adapter of {modules[unknown]!r:.200}", f"is of no module of a {what}")
+    fail(f"adapter of {modules[unknown]!r:.200}", f"matches no module of a {what}")
 
 
 def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str, Pair]:
@@ -254,9 +256,9 @@ def _from_gguf(file: Path, config: Config, targets: frozenset[str]) -> dict[str,
                 fields.fail(key, f"is {found!r:.100}, expected {value!r}")
         for key in fields.values:
             if key == "adapter.alora.invocation_tokens":
-                fields.fail(key, "are there: activated LoRA is not supported")
+                fields.fail(key, "is present: activated LoRA is not supported")
             if key.startswith("adapter.") and key not in _GGUF_KEYS:
-                fields.fail(key, "is not known; it may make another adapter of the same tensors")
+                fields.fail(key, "is not a known key, and may change the adapter")
         alpha = fields.number("adapter.lora.alpha", 0.0, most=MAX_SCALE, above=-MAX_SCALE)
         pairs: dict[str, Pair] = {}
         expected = expected_tensors(config)
@@ -288,7 +290,7 @@ def _from_example(
     """
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
-    at_place = {place: name for name, place in named_linears(config).items()}
+    at_place = {path: name for name, path in named_linears(config).items()}
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
     found: dict[str, dict[str, str]] = {}
@@ -296,16 +298,16 @@ def _from_example(
         match = _TRAINED.fullmatch(name)
         assert match is not None
         found.setdefault(name.rpartition(".")[0], {})[match[4]] = name
-    for place, both in found.items():
-        match = _TRAINED.fullmatch(f"{place}.lora_a")
+    for path, both in found.items():
+        match = _TRAINED.fullmatch(f"{path}.lora_a")
         assert match is not None
         layer = int(match[2]) if match[2] and len(match[2]) < 7 else None
         target = at_place.get((layer, match[3])) if match[2] is None or layer is not None else None
         if target is None or target not in targets:
-            fail(f"tensor {next(iter(both.values()))!r}", "is of no matrix of the model")
+            fail(f"tensor {next(iter(both.values()))!r}", "matches no matrix of the model")
         if len(both) < 2:
             missing = {"a", "b"}.difference(both).pop()
-            fail(f"tensor {next(iter(both.values()))!r}", f"is there without its lora_{missing}")
+            fail(f"tensor {next(iter(both.values()))!r}", f"is present without its lora_{missing}")
         a, b = (weights.read(both[end]) for end in "ab")
         if a.ndim == b.ndim == 2:
             a, b = a.T, b.T
@@ -323,37 +325,37 @@ def _paired(
     for name in names:
         match = pattern.fullmatch(name)
         if match is None:
-            fail(f"tensor {name!r:.200}", "is no part of a LoRA adapter of matrices")
+            fail(f"tensor {name!r:.200}", "is not part of a LoRA adapter for matrices")
         found.setdefault(match[1], {})[match[2].lower()] = name
     if not found:
-        fail("tensors", "holds none: there is no adapter")
+        fail("tensors", "are missing: there is no adapter")
     for both in found.values():
         if len(both) < 2:
             missing = {"a", "b"}.difference(both).pop()
             name = next(iter(both.values()))
-            fail(f"tensor {name!r:.200}", f"is there without its lora_{missing}")
+            fail(f"tensor {name!r:.200}", f"is present without its lora_{missing}")
     return {name: (both["a"], both["b"]) for name, both in found.items()}
 
 
 def _add(pairs: dict[str, Pair], matrix: str, pair: Pair, fail: Fail) -> None:
     """Adds a pair to `pairs`; fails for a matrix's second adapter, or if float32 overflows."""
     if matrix in pairs:
-        problem = f"is of {matrix}, and so is {pairs[matrix].names[0]!r}"
+        problem = f"is of {matrix}, like {pairs[matrix].names[0]!r}"
         fail(f"tensor {pair.names[0]!r}", problem)
     between = np.abs(pair.a).astype(np.float64).sum(axis=1)  # bound of |A x| for |x| <= 1
     added = abs(pair.scale) * (np.abs(pair.b).astype(np.float64) @ between)
     for name, reach in zip(pair.names, (between.max(), added.max()), strict=True):
         if not reach <= _MAX_FLOAT32:
-            problem = "holds numbers so large that the adapter is infinite in float32"
+            problem = "is so large that the adapter is infinite in float32"
             fail(f"tensor {name!r}", problem)
     pairs[matrix] = pair
 
 
 def _not_adapted(name: str) -> str:
-    kinds = "matrices of attention, of networks and of the output"
+    kinds = "attention, MLP and output matrices"
     if "_exps." in name:
-        return f"is of experts ({name}), whose adapters are not supported: those of {kinds} are"
-    return f"is of {name}, which is none of a model's {kinds}, or not one of this model's"
+        return f"is of experts ({name}), which is not supported; supported: {kinds}"
+    return f"is of {name}, which is not one of this model's {kinds}"
 
 
 def _check_shapes(
@@ -371,7 +373,7 @@ def _check_types(weights: Weights, fail: Fail) -> None:
     for name, stored in weights.stored.items():
         if stored.dtype not in TYPES:
             known = ", ".join(TYPES)
-            fail(f"tensor {name!r:.200}", f"has dtype {stored.dtype}; supported are {known}")
+            fail(f"tensor {name!r:.200}", f"has dtype {stored.dtype}; supported: {known}")
 
 
 def _floats(tensor: QuantizedArray | np.ndarray) -> np.ndarray:
@@ -385,7 +387,7 @@ def _failing(error: type[GGUFError] | type[CheckpointError], file: str) -> Fail:
     return fail
 
 
-def given(lora: Any) -> Iterator[tuple[str | os.PathLike[str], float]]:
+def adapter_specs(lora: Any) -> Iterator[tuple[str | os.PathLike[str], float]]:
     """Yields (path, scale) of each adapter in `lora`: a path, a pair, or a list of either."""
     for one in lora if isinstance(lora, list) else [lora]:
         if isinstance(one, str | os.PathLike):

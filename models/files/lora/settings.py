@@ -86,7 +86,7 @@ def _of_mlx(fields: JSONFields) -> Settings:
     scale = parameters.number("scale", most=MAX_SCALE, above=-MAX_SCALE)
     if (alpha := parameters.value("alpha", None)) is not None:
         if alpha != (rank := parameters.value("rank", None)):
-            problem = f"is {alpha!r:.100} with rank={rank!r:.100}: mlx-lm's versions differ in"
+            problem = f"is {alpha!r:.100} with rank={rank!r:.100}: versions of mlx-lm differ in"
             parameters.fail("alpha", f"{problem} whether alpha / rank multiplies the scale")
     return Settings(True, lambda module, rank: scale)
 
@@ -111,8 +111,8 @@ def _of_peft(fields: JSONFields) -> Settings:
 
     def scale(module: str, rank: int) -> float:
         names = (name for name in alphas if re.match(rf"(.*\.)?({name})$", module))
-        own = next((alphas[name] for name in names), alpha)
-        return own / (math.sqrt(rank) if by_root else rank)
+        numerator = next((alphas[name] for name in names), alpha)
+        return numerator / (math.sqrt(rank) if by_root else rank)
 
     return Settings(False, scale, frozenset(ranks))
 
@@ -129,8 +129,8 @@ def _check_initial(fields: JSONFields) -> None:
         return
     if not isinstance(initial, str) or initial.lower() not in _BASE_STAYS:
         stay = ", ".join(("true", "false", *map(repr, _BASE_STAYS)))
-        problem = f"is {initial!r:.100}, whose training changes the base weights"
-        problem += f" (known to leave them are {stay}), so that the adapter is none of the model's"
+        problem = f"is {initial!r:.100}, which changes the base weights"
+        problem += f" (unlike {stay}), so that the adapter does not fit the model"
         convert = "save_pretrained(..., path_initial_model_for_weight_conversion=...) converts most"
         fields.fail("init_lora_weights", f"{problem}; PEFT's {convert}")
 
@@ -142,7 +142,7 @@ def _alphas(fields: JSONFields) -> dict[str, float]:
         return {}
     for pattern in of_modules.values:
         if not _PLAIN.fullmatch(pattern):
-            problem = f"holds {pattern!r:.100}; only plain names of modules are supported"
+            problem = f"holds {pattern!r:.100}; only plain module names are supported"
             fields.fail("alpha_pattern", problem)
     return {
         pattern: of_modules.number(pattern, most=MAX_SCALE, above=-MAX_SCALE)

@@ -138,9 +138,9 @@ def _types(
     has_importance = bool(importance)
 
     def choose(in_files: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-        given = recipe, config, in_files
-        types = recipes.tensor_types(*given, importance=has_importance)
-        _warn_of_fallbacks(recipes.wanted_types(*given, importance=has_importance), types)
+        args = recipe, config, in_files
+        types = recipes.tensor_types(*args, importance=has_importance)
+        _warn_of_fallbacks(recipes.wanted_types(*args, importance=has_importance), types)
         return types
 
     types = fused.types_by_file(config, shapes, choose)
@@ -156,8 +156,8 @@ def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> N
     if pairs:
         shown = ", ".join(f"{n} {kind} -> {got}" for (kind, got), n in sorted(pairs.items()))
         warn(
-            f"{sum(pairs.values())} of {len(types)} tensors have rows that are no multiple of "
-            f"their type's block and get another type: {shown}"
+            f"{sum(pairs.values())} of {len(types)} tensors have rows that are not a multiple of "
+            f"their type's block, and get another type: {shown}"
         )
 
 
@@ -171,7 +171,7 @@ def _warn_of_unweighted(config: Config, types: Mapping[str, str], importance: Im
     ]
     if missing := [name for name in matrices if name not in importance]:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        message = f"importance has no weights of {len(missing)} of {len(matrices)} matrices"
+        message = f"importance has no weights for {len(missing)} of {len(matrices)} matrices"
         warn(f"{message}, which are quantized without: {shown}")
 
 
@@ -183,8 +183,8 @@ def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None
     )
     if again:
         shown = ", ".join(f"{count} {kind}" for kind, count in sorted(again.items()))
-        problem = f"{sum(again.values())} tensors are quantized already ({shown})"
-        advice = "quantizing them again adds to their error; take floats where there are any"
+        problem = f"{sum(again.values())} tensors are already quantized ({shown})"
+        advice = "quantizing them again adds error; start from a float model if there is one"
         warn(f"{problem}: {advice}")
 
 
@@ -255,13 +255,13 @@ def _checked(
 ) -> dict[str, np.ndarray]:
     """Checks importance matrices; returns tensor name -> weights (k,), or (matrices, k)."""
     checked: dict[str, np.ndarray] = {}
-    given = importance or {}
-    for name, weights in given.items():
+    weights_of = importance or {}
+    for name, weights in weights_of.items():
         parts = [part for part in fused.parts_of(config, name) if part in shapes]
-        if any(part in given and part != name for part in parts):
+        if any(part in weights_of and part != name for part in parts):
             parts = []
         if not parts and name not in shapes:
-            raise ValueError(f"importance names {name!r}, which is no tensor of the model")
+            raise ValueError(f"importance names {name!r}, which is not a tensor of the model")
         for part in parts or [name]:
             checked[part] = _of_matrices(name, np.asarray(weights), shapes[part])
     return checked

@@ -28,7 +28,7 @@ class Dimensions(Protocol):
     def kv_heads(self) -> tuple[int, ...] | None: ...
 
 
-class Place(NamedTuple):
+class RuleInput(NamedTuple):
     """Input of a rule: a tensor's index among tensors of its kind, and properties of the model."""
 
     number: int
@@ -37,38 +37,38 @@ class Place(NamedTuple):
     importance: bool  # whether there is an importance matrix
 
 
-Rule = tuple[str, Callable[[Place], bool]]  # a type, and whether a tensor gets it
+Rule = tuple[str, Callable[[RuleInput], bool]]  # a type, and whether a tensor gets it
 
 
-def _always(_: Place) -> bool:
+def _always(_: RuleInput) -> bool:
     return True
 
 
-def _outer_and_every_third(place: Place) -> bool:
+def _outer_and_every_third(tensor: RuleInput) -> bool:
     """Returns whether a layer counts as sensitive to quantization.
 
     Sensitive are the first and the last eighth of the layers, and every third in between.
     """
-    layer, layers = place.number, place.total
+    layer, layers = tensor.number, tensor.total
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _first(layers: int) -> Callable[[Place], bool]:
-    return lambda place: place.number < layers
+def _first(layers: int) -> Callable[[RuleInput], bool]:
+    return lambda tensor: tensor.number < layers
 
 
-def _first_of(parts: int) -> Callable[[Place], bool]:
+def _first_of(parts: int) -> Callable[[RuleInput], bool]:
     """Returns a condition that is true for the layers in the first 1 / `parts` of all layers."""
-    return lambda place: place.number < place.total // parts
+    return lambda tensor: tensor.number < tensor.total // parts
 
 
-def _grouped(place: Place) -> bool:
+def _grouped(tensor: RuleInput) -> bool:
     """Returns whether at least four query heads share a value head.
 
     The matrix of values is then small, and sensitive to quantization.
     """
-    return place.heads_per_kv_head >= 4
+    return tensor.heads_per_kv_head >= 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ _Q3_K_L = {part: (("Q5_K", _always),) for part in ("attn_v", "ffn_down", "attn_o
 _Q4_K_S = {"attn_v": (("Q5_K", _first(4)),), "ffn_down": (("Q5_K", _first_of(8)),)}
 _IQ4 = {
     "attn_v": (("Q5_K", _grouped),),
-    "ffn_down": (("Q5_K", lambda place: not place.importance and _first_of(8)(place)),),
+    "ffn_down": (("Q5_K", lambda tensor: not tensor.importance and _first_of(8)(tensor)),),
 }
 
 RECIPES = {
@@ -141,9 +141,15 @@ _PARTS = {
     "ffn_down": "ffn_down",
 }
 #: Substrings of the names of matrices that are not quantized.
-_KEPT: tuple[str, ...] = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "ssm_conv1d")
-_KEPT += ("shortconv.conv.weight", "per_layer_model_proj")
-_KEPT_AS_BF16 = "per_layer_model_proj"  # as in llama.cpp's converter; others become F32
+_UNQUANTIZED: tuple[str, ...] = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "altup",
+    "laurel",
+    "ssm_conv1d",
+)
+_UNQUANTIZED += ("shortconv.conv.weight", "per_layer_model_proj")
+_STORED_AS_BF16 = "per_layer_model_proj"  # as in llama.cpp's converter; others become F32
 
 
 def get(name: str) -> Recipe:
@@ -160,9 +166,9 @@ def file_type(name: str) -> int:
     return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
 
 
-def kept(name: str, shape: tuple[int, ...]) -> bool:
+def is_unquantized(name: str, shape: tuple[int, ...]) -> bool:
     """Returns whether no recipe quantizes a tensor: norms, biases, routers, short convolutions."""
-    return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _KEPT)
+    return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _UNQUANTIZED)
 
 
 def tensor_types(
@@ -186,7 +192,7 @@ def wanted_types(
 ) -> dict[str, str]:
     """Returns tensor name -> ggml type name by the recipe, whether or not k fits the block size.
 
-    Tensors that are `kept` get F32, one kind of them BF16.
+    Unquantized tensors get F32, one kind of them BF16.
 
     Args:
       shapes: row-major shapes of all tensors of a model.
@@ -194,20 +200,20 @@ def wanted_types(
     """
     tied = "output.weight" not in shapes
     experts = max((s[0] for name, s in shapes.items() if "_exps." in name), default=0)
-    quantized = sorted((n for n, s in shapes.items() if not kept(n, s)), key=_in_order)
+    quantized = sorted((n for n, s in shapes.items() if not is_unquantized(n, s)), key=_in_order)
     parts = {name: _part(name) for name in quantized}
     totals = {"attn_v": list(parts.values()).count("attn_v")}
     kv_heads = model.num_kv_heads if model.kv_heads is None else model.kv_heads[0]
     groups = model.num_heads // kv_heads if kv_heads else 0  # of the first layer, as in llama.cpp
     seen: dict[str, int] = {}
-    types = {name: "BF16" if _KEPT_AS_BF16 in name else "F32" for name in shapes}
+    types = {name: "BF16" if _STORED_AS_BF16 in name else "F32" for name in shapes}
     for name in quantized:
         part, shape = parts[name], shapes[name]
         number = seen.get(part, 0)
         seen[part] = number + 1
         if experts > 1 and part == "ffn_down":
             number = _in_order(name)[0]
-        place = Place(number, totals.get(part, model.num_layers), groups, importance)
+        tensor = RuleInput(number, totals.get(part, model.num_layers), groups, importance)
         if recipe.type in _FLOATS:
             kind = recipe.type
         elif name == "output.weight" or (tied and name.endswith("token_embd.weight")):
@@ -217,7 +223,7 @@ def wanted_types(
         elif recipe.experts:
             kind = recipe.type
         else:
-            kind = _matrix_type(recipe, model, part, place, experts)
+            kind = _matrix_type(recipe, model, part, tensor, experts)
         types[name] = kind
     return types
 
@@ -232,13 +238,15 @@ def _part(name: str) -> str:
     return next((part for piece, part in _PARTS.items() if piece in name), "")
 
 
-def _matrix_type(recipe: Recipe, model: Dimensions, part: str, place: Place, experts: int) -> str:
+def _matrix_type(
+    recipe: Recipe, model: Dimensions, part: str, tensor: RuleInput, experts: int
+) -> str:
     if experts == 8 and part in ("attn_v", "attn_k"):
         return "Q8_0"  # small compared with the experts
     if experts == 8 and part == "attn_output":
         return recipe.output_of_8 or recipe.type
     rules = recipe.rules.get(part, ())
-    kind = next((kind for kind, holds in rules if holds(place)), recipe.type)
+    kind = next((kind for kind, holds in rules if holds(tensor)), recipe.type)
     if part == "attn_v" and kind in ("Q3_K", "Q4_K") and _is_70b(model):
         return "Q5_K"  # shared by eight query heads, so it is small and sensitive
     return kind

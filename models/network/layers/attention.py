@@ -100,8 +100,8 @@ class Attention(nnx.Module):
     def _is_plain(self) -> bool:
         """Whether heads need only a norm per head and rotation between projection and cache."""
         of_heads = self.q_norm is None or self._per_head(self.q_norm)
-        apart = self.output_gate or self.value_eps is not None
-        return len(self.first) == 3 and of_heads and not apart
+        separate = self.output_gate or self.value_eps is not None
+        return len(self.first) == 3 and of_heads and not separate
 
     def _projected(self, x: Array, kv: KV, norms: Any) -> tuple[Array, Array | None, KV]:
         """Projects x step by step, without fusing, for layers that are not plain.
@@ -198,8 +198,8 @@ class Fresh:
             cos, sin, _ = self.rotation
             rotation = self.rotation._replace(cos=flat_rows(cos), sin=flat_rows(sin))
             # attends to returned keys, because those in pages may be rounded
-            given = vectors, self.pages, self.slots, rotation, norms
-            rotated, *stored, keys = _appended(*given, return_keys=True)
+            args = vectors, self.pages, self.slots, rotation, norms
+            rotated, *stored, keys = _appended(*args, return_keys=True)
             q, k, pages = rotated.reshape(q.shape), keys.reshape(k.shape), tuple(stored)
         else:
             q, k = (_rotated(x, norm, self.rotation) for x, norm in zip((q, k), norms, strict=True))
@@ -298,8 +298,8 @@ class Paged:
         The result is (batch, num_heads, rank).
         """
         options = {"value_dim": rank, "scale": scale} | self._options
-        given = self._of_sequences(q), self.pages[0], None, self.block_tables, self.lens
-        return jq.paged_attention(*given, **options).reshape(*q.shape[:-1], rank)
+        args = self._of_sequences(q), self.pages[0], None, self.block_tables, self.lens
+        return jq.paged_attention(*args, **options).reshape(*q.shape[:-1], rank)
 
     def query(self, q: Array, norm: Norm | None) -> Array:
         """Like `Fresh.query`, for q (batch, heads, head_dim)."""

@@ -32,24 +32,24 @@ class ShortConvolution(nnx.Module):
         return [self.input]
 
     def __call__(
-        self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
+        self, x: Array, cache: Memory, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Memory]:
-        """Returns residual + convolution(x), (..., hidden_size), and the updated memory.
+        """Returns residual + convolution(x), (..., hidden_size), and the updated cache.
 
         residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         (projected,) = linear(x, self.input, norm=self.norm, prefetch=[self.output])
-        before, behind, value = jnp.split(projected, 3, axis=-1)
-        given = before * value
-        rows = memory.rows(given) if isinstance(memory, Chunk) else given
-        y, ring = memory.convolved(rows, self.taps.get_value())
-        y = behind * y.reshape(given.shape).astype(given.dtype)
+        input_gate, output_gate, value = jnp.split(projected, 3, axis=-1)
+        gated = input_gate * value
+        rows = cache.rows(gated) if isinstance(cache, Chunk) else gated
+        y, ring = cache.convolved(rows, self.taps.get_value())
+        y = output_gate * y.reshape(gated.shape).astype(gated.dtype)
         if ring is not None:
-            memory = memory.kept((ring,), rows)
-        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
+            cache = cache.with_state((ring,), rows)
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], cache
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
-        """Returns the memory after the accepted draft tokens of a trial: the first `lengths`."""
-        memory, (given,) = trial.shortened(lengths), trial.inputs
-        return memory.kept((memory.ring(given, self.taps.get_value().shape[1]),))
+        """Returns the cache after the accepted draft tokens of a trial: the first `lengths`."""
+        cache, (gated,) = trial.shortened(lengths), trial.inputs
+        return cache.with_state((cache.ring(gated, self.taps.get_value().shape[1]),))

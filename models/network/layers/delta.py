@@ -53,19 +53,19 @@ class GatedDeltaNet(nnx.Module):
         return [projection for projection in given if projection is not None]
 
     def __call__(
-        self, x: Array, memory: Memory, residual: Array | None = None, prefetch: Ahead = ()
+        self, x: Array, cache: Memory, residual: Array | None = None, prefetch: Ahead = ()
     ) -> tuple[Array, Memory]:
-        """Returns residual + delta_net(x), (..., hidden_size), and the updated memory.
+        """Returns residual + delta_net(x), (..., hidden_size), and the updated cache.
 
         residual: x if None. prefetch: projections that run next.
         """
         residual = x if residual is None else residual
         qkv, gate, alpha, beta = self._projected(x)
-        if isinstance(memory, Chunk):
-            y, memory = self._chunk(memory, *map(memory.rows, (qkv, gate, alpha, beta)))
+        if isinstance(cache, Chunk):
+            y, cache = self._chunk(cache, *map(cache.rows, (qkv, gate, alpha, beta)))
             y = y.reshape(gate.shape)
         else:
-            columns, matrices = memory.state
+            columns, matrices = cache.state
             y, *after = jq.gated_delta_step(
                 qkv,
                 gate,
@@ -73,7 +73,7 @@ class GatedDeltaNet(nnx.Module):
                 beta,
                 columns,
                 matrices,
-                memory.positions,
+                cache.positions,
                 conv_weight=self.taps.get_value(),
                 dt_bias=self.step_bias.get_value(),
                 decay=self.decay.get_value(),
@@ -81,9 +81,9 @@ class GatedDeltaNet(nnx.Module):
                 eps=self.output_norm.eps,
                 tiled=self.tiled,
             )
-            memory = memory.kept(tuple(after))
+            cache = cache.with_state(tuple(after))
         y = y.astype(x.dtype)
-        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], memory
+        return linear(y, self.output, residual=residual, prefetch=prefetch)[0], cache
 
     def _projected(self, x: Array) -> tuple[Array, Array, Array, Array]:
         if self.beta_alpha is None:
@@ -97,14 +97,14 @@ class GatedDeltaNet(nnx.Module):
         return qkv, gate, alpha, beta
 
     def _chunk(
-        self, memory: Chunk, qkv: Array, gate: Array, alpha: Array, beta: Array
+        self, cache: Chunk, qkv: Array, gate: Array, alpha: Array, beta: Array
     ) -> tuple[Array, Chunk]:
         """Runs a chunk of projected tokens.
 
-        Returns the input (batch, time, values) of the output projection, and the updated memory.
+        Returns the input (batch, time, values) of the output projection, and the updated cache.
         """
         shape, (batch, time, _) = self.shape, qkv.shape
-        convolved, ring = memory.convolved(qkv, self.taps.get_value())
+        convolved, ring = cache.convolved(qkv, self.taps.get_value())
         parts = jnp.split(jax.nn.silu(convolved), (shape.keys, 2 * shape.keys), axis=-1)
         q, k, v = (part.reshape(batch, time, -1, shape.head_dim) for part in parts)
         eps = self.output_norm.eps
@@ -112,15 +112,15 @@ class GatedDeltaNet(nnx.Module):
         step_bias, decay = (x.get_value()[None, None] for x in (self.step_bias, self.decay))
         step = jax.nn.softplus(alpha.astype(jnp.float32) + step_bias)
         g, learned = step * decay, jax.nn.sigmoid(beta.astype(jnp.float32))
-        o, after = self._rule(memory, q, k, v, g, learned)
+        o, after = self._rule(cache, q, k, v, g, learned)
         y = jq.rms_norm(o, self.output_norm.weight.get_value(), eps=eps)
         y = y.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
         if ring is not None:
-            memory = memory.kept((ring, after), qkv, q, k, v, g, learned)
-        return y, memory
+            cache = cache.with_state((ring, after), qkv, q, k, v, g, learned)
+        return y, cache
 
     def _rule(
-        self, memory: Chunk, q: Array, k: Array, v: Array, g: Array, beta: Array
+        self, cache: Chunk, q: Array, k: Array, v: Array, g: Array, beta: Array
     ) -> tuple[Array, Array]:
         """Applies the gated delta rule; returns its output and the new state.
 
@@ -128,14 +128,14 @@ class GatedDeltaNet(nnx.Module):
         """
         shape, batch = self.shape, len(q)
         before = batch, shape.value_heads, shape.head_dim, shape.head_dim
-        matrices = memory.state[1] if memory.state else jnp.zeros(before, jnp.float32)
-        real = memory.real(q.shape[1])[..., None]
+        matrices = cache.state[1] if cache.state else jnp.zeros(before, jnp.float32)
+        real = cache.real(q.shape[1])[..., None]
         g, beta = (jnp.where(real, x, 0.0) for x in (g, beta))
-        o, after = jq.gated_delta_rule(q, k, v, g, beta, memory.before(matrices), tiled=self.tiled)
+        o, after = jq.gated_delta_rule(q, k, v, g, beta, cache.before(matrices), tiled=self.tiled)
         return o, after
 
     def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
-        """Returns the memory after the accepted draft tokens of a trial: the first `lengths`."""
-        memory, (qkv, *given) = trial.shortened(lengths), trial.inputs
-        _, after = self._rule(memory, *given)
-        return memory.kept((memory.ring(qkv, self.shape.width), after))
+        """Returns the cache after the accepted draft tokens of a trial: the first `lengths`."""
+        cache, (qkv, *others) = trial.shortened(lengths), trial.inputs
+        _, after = self._rule(cache, *others)
+        return cache.with_state((cache.ring(qkv, self.shape.width), after))

@@ -93,8 +93,8 @@ class LatentAttention(nnx.Module):
         """
         shape, dim = self.shape, self.shape.stored_dim(self.rope_dim)
         between = shape.stored_rank - shape.rank
-        behind = dim - shape.stored_rank - self.rope_dim
-        parts = (_widened(latent, between), _widened(rotated, behind))
+        padding = dim - shape.stored_rank - self.rope_dim
+        parts = (_widened(latent, between), _widened(rotated, padding))
         return jnp.concatenate(parts, axis=-1)
 
     def _projected(self, x: Array) -> tuple[Array, Array, Array]:

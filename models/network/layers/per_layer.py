@@ -47,7 +47,7 @@ class PerLayer(nnx.Module):
     post_norm: Norm
     activation: str
 
-    def __call__(self, x: Array, given: Array) -> Array:
+    def __call__(self, x: Array, embeddings: Array) -> Array:
         """Maps x (..., hidden_size) and given (..., per_layer_size) to (..., hidden_size)."""
-        h = activate(self.activation, *linear(x, self.gate)) * given
+        h = activate(self.activation, *linear(x, self.gate)) * embeddings
         return x + self.post_norm(linear(h, self.output)[0])

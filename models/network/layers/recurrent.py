@@ -69,7 +69,7 @@ class Chunk:
         """Returns the mask (batch, time) of tokens that are not padding."""
         return _counted(time) < self.lengths[:, None]
 
-    def kept(self, after: State, *inputs: Array) -> Chunk:
+    def with_state(self, after: State, *inputs: Array) -> Chunk:
         """Returns the chunk with its new state `after`; a trial stores `inputs` instead.
 
         Rows without tokens keep their old state.
@@ -96,8 +96,8 @@ class Chunk:
         last = first + self.lengths[:, None] - 1
         at = last - (last - slots) % width  # the latest position stored in each slot
         new = jnp.clip(at - first, 0, x.shape[1] - 1)
-        given = jnp.take_along_axis(x, new[..., None], axis=1)
-        return jnp.where((at >= first)[..., None], given, self.state[0])
+        newest = jnp.take_along_axis(x, new[..., None], axis=1)
+        return jnp.where((at >= first)[..., None], newest, self.state[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Step:
         seen = jnp.where(at[..., None] < 0, 0.0, seen)
         return jnp.sum(seen * taps.T[None], axis=1), ring
 
-    def kept(self, after: State, *_: Array) -> Step:
+    def with_state(self, after: State, *_: Array) -> Step:
         """Returns the step with its new state `after`."""
         return dataclasses.replace(self, state=after)
 

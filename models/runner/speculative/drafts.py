@@ -44,7 +44,7 @@ class PromptLookup:
         _check_tokens(self.tokens)
         if not 1 <= self.shortest <= self.longest <= 64:
             found = f"shortest={self.shortest} and longest={self.longest}"
-            raise ValueError(f"{found} must be 1 to 64, the longest not below the shortest")
+            raise ValueError(f"{found} must be 1 to 64, and longest at least shortest")
 
     def found(
         self, history: jax.Array, lengths: jax.Array, count: int
@@ -56,8 +56,10 @@ class PromptLookup:
         """
         capacity = history.shape[1]
         at = jnp.arange(capacity, dtype=jnp.int32)[None]  # position after a run
-        places = lengths[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32)[None]
-        last = jnp.take_along_axis(history, jnp.maximum(places, 0), axis=1)  # the last token first
+        positions = lengths[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32)[None]
+        last = jnp.take_along_axis(
+            history, jnp.maximum(positions, 0), axis=1
+        )  # the last token first
         alike, run = at < lengths[:, None], jnp.zeros_like(history)
         for i in range(self.longest):
             alike &= (jnp.roll(history, i + 1, axis=1) == last[:, i : i + 1]) & (at > i)
@@ -66,8 +68,8 @@ class PromptLookup:
         best = jnp.max(jnp.where(run >= self.shortest, run * capacity + at, -1), axis=1)
         found = jnp.where(best < 0, -1, best % capacity)
         period = jnp.maximum(lengths - found, 1)[:, None]
-        behind = found[:, None] + jnp.arange(count, dtype=jnp.int32)[None] % period
-        drafts = jnp.take_along_axis(history, jnp.maximum(behind, 0), axis=1)
+        following = found[:, None] + jnp.arange(count, dtype=jnp.int32)[None] % period
+        drafts = jnp.take_along_axis(history, jnp.maximum(following, 0), axis=1)
         return drafts, found >= 0
 
 

@@ -72,16 +72,16 @@ class Drafter:
         (batch, time, hidden_size). lengths: (batch,), pairs per row. Returns the normalized output
         of each row's last pair, (batch, hidden_size), and the cache.
         """
-        given = self._given(tokens, vectors)
-        x, cache = self.decoder.prefill_vectors(tokens, lengths, cache, given)
+        inputs = self._layer_input(tokens, vectors)
+        x, cache = self.decoder.prefill_vectors(tokens, lengths, cache, inputs)
         return self.decoder.norm(last_tokens(x, lengths)), cache
 
     def follow(
         self, tokens: Array, vectors: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, PagedCache]:
         """Like `begin`, for pairs that continue the cache; output is unspecified without pairs."""
-        given = self._given(tokens, vectors)
-        x, cache = self.decoder.extend_vectors(tokens, lengths, cache, given)
+        inputs = self._layer_input(tokens, vectors)
+        x, cache = self.decoder.extend_vectors(tokens, lengths, cache, inputs)
         return self.decoder.norm(last_tokens(x, lengths)), cache
 
     def drafts(
@@ -96,12 +96,12 @@ class Drafter:
         for i in range(count):
             tokens.append(jnp.argmax(self._logits(vector), axis=-1).astype(jnp.int32))
             if i + 1 < count:
-                given = self._given(tokens[-1], vector)
-                x, cache = self.decoder.decode_vectors(tokens[-1], cache, active, given)
+                inputs = self._layer_input(tokens[-1], vector)
+                x, cache = self.decoder.decode_vectors(tokens[-1], cache, active, inputs)
                 vector = self.decoder.norm(x)
         return jnp.stack(tokens, axis=1), dataclasses.replace(cache, context_lens=lens)
 
-    def _given(self, tokens: Array, vectors: Array) -> Array:
+    def _layer_input(self, tokens: Array, vectors: Array) -> Array:
         embedded = self.embedding_norm(self.decoder.embedded(tokens))
         both = jnp.concatenate([embedded, self.vector_norm(vectors)], axis=-1)
         return self.projection(both)

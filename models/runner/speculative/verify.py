@@ -68,9 +68,9 @@ class Speculation:
         if not isinstance(self.drafter, Drafter) or speculation.cache is None:
             return state
         at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] == lengths[:, None] - 1
-        behind = jnp.where(at, state.token[:, None], jnp.roll(tokens, -1, axis=1))
+        next_tokens = jnp.where(at, state.token[:, None], jnp.roll(tokens, -1, axis=1))
         normalized = self.decoder.norm(vectors)
-        vector, cache = self.drafter.begin(behind, normalized, lengths, speculation.cache)
+        vector, cache = self.drafter.begin(next_tokens, normalized, lengths, speculation.cache)
         speculation = dataclasses.replace(speculation, vector=vector, cache=cache)
         return dataclasses.replace(state, speculation=speculation)
 
@@ -125,11 +125,11 @@ class Speculation:
             return state, speculation.drafts
         if isinstance(self.drafter, Drafter):
             assert speculation.vector is not None
-            given = speculation.vector, speculation.cache, self.tokens, tried
-            drafts, cache = self.drafter.drafts(*given)
+            args = speculation.vector, speculation.cache, self.tokens, tried
+            drafts, cache = self.drafter.drafts(*args)
         else:
-            given = state.token, speculation.cache, self.tokens, tried
-            drafts, cache = model_drafts(self.drafter, *given)
+            args = state.token, speculation.cache, self.tokens, tried
+            drafts, cache = model_drafts(self.drafter, *args)
         speculation = dataclasses.replace(speculation, cache=cache)
         return dataclasses.replace(state, speculation=speculation), drafts
 
@@ -140,16 +140,16 @@ class Speculation:
         count = drafts.shape[1]
         drafted = jnp.where(tried, count, 0)
         lengths = active.astype(jnp.int32) + drafted
-        given = jnp.concatenate([state.token[:, None], drafts], axis=1)
+        tokens = jnp.concatenate([state.token[:, None], drafts], axis=1)
         if count == 0:
             token = self._rows(state.token)
             x, cache = self.decoder.decode_vectors(token, state.cache, active)
             x = x[:, None]
         else:
-            x, accepted = self.decoder.try_tokens(self._rows(given), lengths, state.cache)
+            x, accepted = self.decoder.try_tokens(self._rows(tokens), lengths, state.cache)
         logits = self.decoder.logits(x)
         if self.placement is not None:
-            logits = self.placement.everywhere(logits)
+            logits = self.placement.replicate(logits)
         sampled, seen = self._sample(state, logits, drafts)
         right = (sampled[:, :-1] == drafts) & tried[:, None]
         accepted_counts = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
@@ -164,14 +164,14 @@ class Speculation:
         speculation = self._update_credit(
             _of(state), drafted, accepted_counts, active, checks=count > 0
         )
-        speculation = self._advance_draft_cache(speculation, given, sampled, x, counts)
+        speculation = self._advance_draft_cache(speculation, tokens, sampled, x, counts)
         ended |= state.counts >= self.parameters.max_new_tokens
         return dataclasses.replace(
             state, cache=cache, finished=state.finished | ended, speculation=speculation
         )
 
     def _rows(self, x: jax.Array) -> jax.Array:
-        return x if self.placement is None else self.placement.rows(x)
+        return x if self.placement is None else self.placement.shard_rows(x)
 
     def _sample(
         self, state: State, logits: jax.Array, drafts: jax.Array
@@ -211,7 +211,7 @@ class Speculation:
     def _advance_draft_cache(
         self,
         speculation: SpeculationState,
-        given: jax.Array,
+        tokens: jax.Array,
         sampled: jax.Array,
         vectors: jax.Array,
         counts: jax.Array,
@@ -223,7 +223,7 @@ class Speculation:
         if self.drafter is None or speculation.cache is None:
             return speculation
         if not isinstance(self.drafter, Drafter):
-            _, cache = self.drafter.extend(given, counts, speculation.cache, every=False)
+            _, cache = self.drafter.extend(tokens, counts, speculation.cache, every=False)
             return dataclasses.replace(speculation, cache=cache)
         normalized = self.decoder.norm(vectors)
         vector, cache = self.drafter.follow(sampled, normalized, counts, speculation.cache)
@@ -274,8 +274,8 @@ def _with_tokens(
     # The history is one token longer than the cache.
     history = written(state.history, sampled, state.cache.context_lens + 1)
     if logprobs is not None:
-        given = state.logprobs, logprobs
-        logprobs = jax.tree.map(lambda all, new: written(all, new, state.counts), *given)
+        old_and_new = state.logprobs, logprobs
+        logprobs = jax.tree.map(lambda all, new: written(all, new, state.counts), *old_and_new)
     last = jnp.maximum(counts - 1, 0)[:, None]
     token = jnp.where(counts > 0, jnp.take_along_axis(sampled, last, axis=1)[:, 0], state.token)
     if seen is not None and state.seen is not None:

@@ -66,7 +66,7 @@ def from_json(
     except CheckpointError:
         merges_of(model, tokens.ids)  # as slow as the library, but names the invalid merge
         raise
-    before, after = library.around(found, file)
+    before, after = library.affixes(found, file)
     for token in (*before, *after):
         if token >= len(tokens.texts):
             root.fail("post_processor", f"adds token {token}, which is not in the vocabulary")
@@ -123,7 +123,7 @@ def _model(root: JSONFields) -> JSONFields:
 def _vocabulary(
     tokens: Tokens,
     named: Named,
-    around: tuple[list[int], list[int]],
+    affixes: tuple[list[int], list[int]],
     *,
     strips: bool,
     templates: dict[str, str],
@@ -151,8 +151,8 @@ def _vocabulary(
         eos_token_id=named.eos,
         unknown_token_id=named.unknown,
         eos_token_ids=ends,
-        before=tuple(around[0]),
-        after=tuple(around[1]),
+        before=tuple(affixes[0]),
+        after=tuple(affixes[1]),
         special_ids=special_ids,
         chat_templates=templates,
         file=file,

@@ -38,13 +38,13 @@ def byte_level(
                 patterns.append(r"\p{N}")
             case "ByteLevel" if i == len(splitting) - 1:
                 if step.boolean("add_prefix_space", True):
-                    step.fail("add_prefix_space", "is true, which GGUF cannot say")
+                    step.fail("add_prefix_space", "is true, which GGUF cannot express")
                 if step.boolean("use_regex", True):
                     patterns.append(PRE_TOKENIZERS["gpt-2"].patterns[0])
             case kind:
                 step.fail("type", f"{kind[:100]!r} has no name in GGUF here")
     if lacking := len(set(pre_tokenizers.ByteLevel.alphabet()) - tokens.ids.keys()):
-        unsaid.append(f"that {lacking} bytes without a token vanish before texts are merged")
+        unsaid.append(f"that {lacking} bytes without a token are dropped before merging")
     ignore_merges = model.boolean("ignore_merges", False)
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:

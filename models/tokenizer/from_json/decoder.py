@@ -12,11 +12,11 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
 
     Raises CheckpointError for other decoders.
     """
-    given = steps(root.object("decoder"), "decoders")
-    if not given:
+    decoders = steps(root.object("decoder"), "decoders")
+    if not decoders:
         return _guessed(root)
     raw, strips = True, False
-    for step in given:
+    for step in decoders:
         match step.string("type"):
             case "ByteLevel":
                 raw = False
@@ -29,7 +29,7 @@ def decoding(root: JSONFields) -> tuple[bool, bool]:
             case "Metaspace" if step.string("replacement", SPACE) == SPACE:
                 strips = prepends(step)
             case kind:
-                expected = f"expected are 'ByteLevel', or steps that write {SPACE!r} as a space"
+                expected = f"expected 'ByteLevel', or steps that write {SPACE!r} as a space"
                 step.fail("type", f"{kind[:100]!r} of this kind is not supported; {expected}")
     return raw, raw and strips
 

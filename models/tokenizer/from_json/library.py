@@ -28,20 +28,20 @@ def read(content: Mapping[str, Any], file: str) -> Tokenizer:
     return tokenizer
 
 
-def around(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
+def affixes(tokenizer: Tokenizer, file: str) -> tuple[list[int], list[int]]:
     """Returns the ids that the post-processor adds before and after a text."""
     ids: list[int] = []
     plain = _copy(tokenizer, (), set())
     with _errors(file, "post_processor"):
         for probe in _PROBES:
-            whole = tokenizer.encode(probe)
-            ids, own = whole.ids, plain.encode(probe).ids
-            places = [i for i, added in enumerate(whole.special_tokens_mask) if not added]
-            if not places:
+            encoding = tokenizer.encode(probe)
+            ids, plain_ids = encoding.ids, plain.encode(probe).ids
+            positions = [i for i, added in enumerate(encoding.special_tokens_mask) if not added]
+            if not positions:
                 continue
-            first, last = places[0], places[-1] + 1
-            if ids[first:last] != own:
-                problem = "must put tokens around one text, and change none of its own"
+            first, last = positions[0], positions[-1] + 1
+            if ids[first:last] != plain_ids:
+                problem = "must only add tokens before and after one text"
                 raise CheckpointError(file, "post_processor", problem)
             return ids[:first], ids[last:]
     return ids, []

@@ -64,7 +64,7 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
         unsaid += _flags(tokens.flagged, ("normalized",))  # the added space is part of them
     found |= _special_tokens(root, described, found[KEY + "model"], unsaid)
     for what in unsaid:
-        warn(f"{file}: GGUF cannot say {what}")
+        warn(f"{file}: GGUF cannot express {what}")
     return found | template_metadata(described.vocabulary.chat_templates)
 
 
@@ -96,11 +96,11 @@ def _special_tokens(
             JSONFields({}, described.config_file).fail(f"{name}_token", problem)
         adds = ids == (token,)
         if ids and not adds:
-            place = "before" if name == "bos" else "behind"
+            position = "before" if name == "bos" else "after"
             shown = ", ".join(repr(tokens.texts[i]) for i in ids)
-            unsaid.append(f"that {shown} are put {place} texts: nothing is")
+            unsaid.append(f"that {shown} are added {position} texts: nothing is added")
         if name == "bos" and not adds and model == "gemma4":
-            problem = "puts no BOS before texts, but those of Gemma begin with one in GGUF"
+            problem = "adds no BOS before texts, but Gemma's texts begin with one in GGUF"
             root.fail("post_processor", problem)
         found[f"{KEY}add_{name}_token"] = adds
     if named.unknown is not None:
@@ -108,7 +108,7 @@ def _special_tokens(
     found |= {KEY + SPECIAL_TOKENS[name]: token for name, token in named.others.items()}
     others = [token for token in named.ends if tokens.texts[token] not in END_TEXTS]
     if len(others) > 2:
-        problem = f"{others!r:.200} are more tokens that end generation than GGUF can name"
+        problem = f"{others!r:.200} are more end tokens than GGUF can name"
         JSONFields({}, described.eos_file).fail("eos_token_id", problem)
     names = zip(others, ("eot", "eom"), strict=False)
     return found | {f"{KEY}{other}_token_id": token for token, other in names}

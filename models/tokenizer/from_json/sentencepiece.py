@@ -88,7 +88,7 @@ def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
             case "Replace" if _is_space(step.object("pattern")) and step.string("content") == SPACE:
                 replaced = True
             case kind:
-                expected = f"expected are spaces written as {SPACE!r}"
+                expected = f"expected spaces written as {SPACE!r}"
                 step.fail("type", f"{kind[:100]!r} of this kind is not supported; {expected}")
     return prefix, replaced
 
@@ -104,11 +104,11 @@ def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
         step.fail("type", f"{kind[:100]!r} is not supported, {expected}")
     spaced = (text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added)
     if step.boolean("split", True) and (inner := next(spaced, None)) is not None:
-        problem = f"is true, so that {inner!r} would never be formed; GGUF cannot say so"
+        problem = f"is true, so that {inner!r} is never formed, which GGUF cannot express"
         step.fail("split", problem)
     if prepends(step):
         how = "after special tokens and before a text's own leading space"
-        unsaid.append(f"where Metaspace puts no space: {how} there will be one")
+        unsaid.append(f"where Metaspace adds no space: {how} there will be one")
     return prepends(step)
 
 
@@ -134,14 +134,14 @@ def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
         spans[left + right] = first, rank
     _check_complete(model, tokens, merges)
     scores = np.zeros(len(tokens.texts), np.float32)
-    place, last, previous = 0, -1, ""
+    order, last, previous = 0, -1, ""
     for text, (start, stop) in spans.items():  # ordered by first merge
         if start > last:
-            place += 1
+            order += 1
         elif len(set(text + previous)) > 1:
-            problem = f"interleaves those of {previous!r} and {text!r}, which scores cannot say"
+            problem = f"interleaves those of {previous!r} and {text!r}, which scores cannot express"
             model.fail("merges", problem)
-        scores[tokens.ids[text]] = -place
+        scores[tokens.ids[text]] = -order
         last, previous = max(last, stop), text
     return scores
 
@@ -163,5 +163,5 @@ def _check_complete(model: JSONFields, tokens: Tokens, merges: Merges) -> None:
         # Early converters lost merges of the first token, because they took its score 0 for a
         # missing one. Here 0 is the highest score too, so the order stays.
         if len(lacking) > 1 or tokens.ids[text] > first:
-            join = f"which SentencePiece would join to {text!r}: ids would differ"
+            join = f"which SentencePiece would merge to {text!r}: ids would differ"
             model.fail("merges", f"lacks {left!r}, {right!r}, {join}")

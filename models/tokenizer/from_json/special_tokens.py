@@ -35,7 +35,7 @@ def named_tokens(
     config: JSONFields,
     model: JSONFields,
     tokens: Tokens,
-    around: tuple[list[int], list[int]],
+    affixes: tuple[list[int], list[int]],
     bos_token_id: int | None,
     eos_token_ids: Sequence[int],
 ) -> Named:
@@ -49,7 +49,7 @@ def named_tokens(
     found = {key: _token_id(config, key, tokens) for key in ("bos_token", "eos_token", "unk_token")}
     if found["unk_token"] is None and (text := model.string("unk_token", None)) is not None:
         found["unk_token"] = tokens.ids[text]
-    before, after = around
+    before, after = affixes
     first = [*before, *([] if bos_token_id is None else [bos_token_id])]
     last = [*reversed(after), *eos_token_ids]
     for key, ids, usual in (("bos_token", first, "<s>"), ("eos_token", last, "</s>")):
@@ -60,7 +60,7 @@ def named_tokens(
             does = "adds one" if ids else "adds none"
             warn(
                 f"{config.file}: {key} is {str(asked).lower()}, but tokenizer.json's "
-                f"post_processor {does}; tokenizer.json counts"
+                f"post_processor {does}; using tokenizer.json"
             )
     others = {}
     for key in SPECIAL_TOKENS:
@@ -85,8 +85,8 @@ def warn_of_added_tokens(root: JSONFields, config: JSONFields) -> None:
                 f"{flags[0]} of {text[:100]!r}" if other and flags else f"{text[:100]!r} as {key}"
             )
             warn(
-                f"{config.file}: added_tokens_decoder gives {says}, tokenizer.json does not; "
-                "tokenizer.json counts"
+                f"{config.file}: added_tokens_decoder gives {says}, but tokenizer.json does "
+                "not; using tokenizer.json"
             )
             return
 

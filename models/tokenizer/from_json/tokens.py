@@ -73,8 +73,8 @@ class Tokens:
             text, token = entry.string("content"), entry.integer("id")
             if size is not None and token >= size and text not in ids:
                 warn(
-                    f"{root.file}: {text[:100]!r} is left out, an added token whose id "
-                    f"{token} is beyond the model's vocab_size, {size}"
+                    f"{root.file}: {text[:100]!r} is left out: the id "
+                    f"{token} of this added token is beyond the model's vocab_size, {size}"
                 )
                 continue
             if ids.setdefault(text, token) != token:
@@ -110,7 +110,7 @@ class Tokens:
         padded = [texts.get(i, f"[PAD{i}]") for i in range(count)]
         for i in range(count):
             if i not in texts and padded[i] in self.ids:
-                model.fail("vocab", f"holds {padded[i]!r}, the name of padding")
+                model.fail("vocab", f"holds {padded[i]!r}, the name of a padding token")
         return padded
 
 
@@ -155,5 +155,7 @@ def merge_texts(model: JSONFields, ids: Mapping[str, int]) -> list[str]:
     merges = merges_of(model, ids)
     for rank, pair in enumerate(merges):
         if any(" " in part for part in pair):
-            model.fail(f"merges[{rank}]", f"is {list(pair)!r:.200}, whose spaces GGUF cannot say")
+            model.fail(
+                f"merges[{rank}]", f"is {list(pair)!r:.200}, whose spaces GGUF cannot express"
+            )
     return [f"{left} {right}" for left, right in merges]

@@ -21,7 +21,7 @@ from jax_q4k.models.config.tensors import expected_tensors
 from jax_q4k.models.network import build as model_build
 from jax_q4k.models.sampling.stages import SamplingArrays
 from jax_q4k.models.sharding.placement import Placement
-from jax_q4k.models.sharding.plan import place
+from jax_q4k.models.sharding.plan import plan_sharding
 from tools import aot
 from tools.random_model import LLAMA_3_1_8B
 
@@ -69,7 +69,7 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
         if expected.required or name == "output.weight"
     }
     infos = {name: Info(t.shape, getattr(t, "format", "F32")) for name, t in tensors.items()}
-    where = place(CONFIG, infos, mesh)
+    where = plan_sharding(CONFIG, infos, mesh)
     tensors = {name: placed(tensor, where.tensors[name]) for name, tensor in tensors.items()}
     with mock.patch.object(model_build, "float_array", lambda tensor: tensor):
         model = models.Model(model_build.build(CONFIG, tensors))

@@ -253,4 +253,4 @@ def test_a_folder_that_is_not_there(tmp_path, caplog):
         with jax.explain_cache_misses(True):
             assert calls() == 2
     compiled, kept = (m for m in caplog.messages if m.startswith("program is "))
-    assert "program is compiled: " in compiled and "program is not kept: " in kept
+    assert "program is compiled: " in compiled and "program is not cached: " in kept

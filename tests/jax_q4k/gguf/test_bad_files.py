@@ -229,20 +229,20 @@ CASES = [
     Case(
         "type-negative",
         one_tensor(kind=-1),
-        r"tensor 'w': type: -1 \(unknown\); supported are F32, F16",
+        r"tensor 'w': type: -1 \(unknown\); supported: F32, F16",
     ),
     Case(
         "type-unknown",
         one_tensor(kind=9999),
-        r"type: 9999 \(unknown\); supported are .*Q4_K, Q5_K, Q6_K",
+        r"type: 9999 \(unknown\); supported: .*Q4_K, Q5_K, Q6_K",
     ),
-    Case("type-removed", one_tensor(kind=4), r"type: 4 \(Q4_2, removed from ggml\); supported are"),
+    Case("type-removed", one_tensor(kind=4), r"type: 4 \(Q4_2, removed from ggml\); supported:"),
     *(
         Case(
             f"type-{kind.name}",
             build(tensors=[tensor("w", [256], kind)], data=bytes(4096)),
             f"tensor 'w': type: {kind.name} is not supported; "
-            f"supported are {', '.join(jq.gguf.supported_types())}$",
+            f"supported: {', '.join(jq.gguf.supported_types())}$",
         )
         for kind in Tensor
         if kind.name not in jq.gguf.supported_types()

@@ -172,9 +172,9 @@ def test_the_name_of_the_first_part_must_lead_to_the_others(split, tmp_path):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"count": 2}, "split.count: is not that of 'm-00001-of-.*': .* of different models"),
-        ({"tensors": 3}, "split.tensors.count: is not that of .*: .* of different models"),
-        ({"no": 2}, "split.no: is 2, expected 1 of part 2: wrongly named"),
+        ({"count": 2}, "split.count: differs from that of 'm-00001-of-.*': .* of different models"),
+        ({"tensors": 3}, "split.tensors.count: differs from that of .*: .* of different models"),
+        ({"no": 2}, "split.no: is 2, expected 1 for part 2: the file's name is wrong"),
         ({"no": -1}, "split.no: is -1, expected 1"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_part_of_another_model(split, entries, message):
 def test_a_part_with_other_metadata_than_the_first(split):
     key = "general.architecture"
     split[1].write_bytes(rewritten(split[1], {key: entry(key, Value.STRING, string("qwen2"))}))
-    refused(split[0], f"{key}: is not that of .*different models", file=split[1])
+    refused(split[0], f"{key}: differs from that of .*different models", file=split[1])
 
 
 def test_an_ordinary_file_in_a_parts_place(split, tmp_path):
@@ -208,7 +208,7 @@ def test_a_tensor_that_is_in_two_parts(split):
     """Part 3 is a copy of part 2 with its own number."""
     shutil.copy(split[1], split[2])
     changed(split[2], no=2)
-    refused(split[0], "tensor 'packed.*': is in an earlier part, too", file=split[2])
+    refused(split[0], "tensor 'packed.*': is also in an earlier part", file=split[2])
 
 
 def test_tensors_that_no_part_has(whole, split):

@@ -49,12 +49,12 @@ def test_kernels_that_the_environment_names(environment, capsys, name):
     environment(name)
     assert native.kernels() == name and native.problem() == ""
     report = str(jq.explain(product, X))
-    assert report.startswith(f"on cpu (kernels for {name}, as $JAX_Q4K_KERNELS says): ")
+    assert report.startswith(f"on cpu (kernels for {name}, set by $JAX_Q4K_KERNELS): ")
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert re.search(rf"\$JAX_Q4K_KERNELS +{name} *\n", out)
     assert re.search(rf" {name} +in use *\n", out)
-    assert "not in use: $JAX_Q4K_KERNELS says" in out
+    assert "not in use: $JAX_Q4K_KERNELS is" in out
 
 
 @needs_native
@@ -69,8 +69,8 @@ def test_an_empty_name_in_the_environment_is_none(environment):
     "name, in_library, why",
     [
         ("sse9", "avx2 portable ", f"must be one of {', '.join(build.kernels())}"),
-        ("portable", "avx2 ", "not in the library: its compiler did not know them"),
-        ("portable", "avx2 portable ", "this processor lacks what they need"),
+        ("portable", "avx2 ", "not in the library: its compiler does not support them"),
+        ("portable", "avx2 portable ", "this processor does not support them"),
     ],
     ids=["unknown", "not compiled", "not run"],
 )

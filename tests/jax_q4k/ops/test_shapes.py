@@ -10,7 +10,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k.ops.op import OPS
-from jax_q4k.ops.prefetch import own
+from jax_q4k.ops.prefetch import without_prefetch
 
 from .random_weights import random_weights
 
@@ -116,7 +116,7 @@ def equations(name):
 def test_are_the_references(name):
     for equation in equations(name):
         op, tree = OPS[equation.primitive], equation.params["tree"]
-        operands, params = own(equation.invars, tree, equation.params)
+        operands, params = without_prefetch(equation.invars, tree, equation.params)
         params = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
         leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
         found = jax.eval_shape(

@@ -58,8 +58,8 @@ def test_the_side_of_the_longer_range_is_the_largest_values():
 
 def test_super_blocks_give_what_the_fields_hold():
     x = heavy(16, 16, 50)
-    grid = symmetric.integers(32, least=17, fractions=4)
-    function = functools.partial(symmetric.super_blocks, grid=grid, most=128)
+    grid = symmetric.integers(32, minimum=17, fractions=4)
+    function = functools.partial(symmetric.super_blocks, grid=grid, maximum=128)
     d, scale, q = map(np.asarray, jax.jit(function)(x, np.ones_like(x)))
     assert q.min() >= -32 and q.max() <= 31 and (q == np.rint(q)).all()
     assert scale.min() >= -128 and scale.max() <= 127 and (scale == np.rint(scale)).all()

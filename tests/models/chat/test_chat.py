@@ -12,7 +12,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.models import chat, tokenizer
-from jax_q4k.models.chat.marking import Marks
+from jax_q4k.models.chat.token_escaping import SpecialTokenEscaper
 
 VOCABULARIES = GOLDEN.parent / "tokenizers"
 SMALL = chat.Limits(seconds=5, characters=10_000, megabytes=256)
@@ -244,12 +244,12 @@ def test_a_file_with_several_templates() -> None:
     assert chat.render(t, [], tools=tools) == "T"
     assert chat.render(t, [], tools=tools, template="default") == "D"
     assert chat.render(t, [], template="rag") == "R"
-    problem = "model.gguf: has no chat template 'x'; there are: default, rag, tool_use"
+    problem = "model.gguf: has no chat template 'x'; available: default, rag, tool_use"
     with pytest.raises(chat.ChatTemplateError, match=problem):
         chat.render(t, [], template="x")
-    with pytest.raises(chat.ChatTemplateError, match="no chat template 'default'; there are: rag"):
+    with pytest.raises(chat.ChatTemplateError, match="no chat template 'default'; available: rag"):
         chat.render(named(rag="R"), [])
-    with pytest.raises(chat.ChatTemplateError, match="has no further ones"):
+    with pytest.raises(chat.ChatTemplateError, match="has no named templates"):
         chat.render("x", [], template="rag")
 
 
@@ -299,9 +299,9 @@ def test_a_conversation_of_all_private_characters() -> None:
 
 
 def test_overlapping_tokens_are_all_marked() -> None:
-    marks = Marks(["aab", "aa", "ba", "x"], ["aaab", "aba"])
+    marks = SpecialTokenEscaper(["aab", "aa", "ba", "x"], ["aaab", "aba"])
     for text in ("aaab", "aaa", "aabaaba", "baab"):
         marked = marks.marked(text)
         assert not any(token in marked for token in ("aab", "aa", "ba"))
         assert marked.translate(str.maketrans(marks.meanings)) == text
-    assert Marks(["x"], ["abc"]).meanings == {}
+    assert SpecialTokenEscaper(["x"], ["abc"]).meanings == {}

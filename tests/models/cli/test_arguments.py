@@ -67,17 +67,17 @@ def test_other_ways_to_name_a_model_and_a_prompt(run, want, arguments, stdin):
     [
         (("generate", MODEL), None, "no prompt: give -p TEXT, -f FILE, --tokens IDS, or pipe"),
         (("generate", MODEL), b"", "no prompt: standard input is empty; give -p TEXT"),
-        (("generate", "-p", "x"), None, "no model is named; MODEL is a GGUF file"),
+        (("generate", "-p", "x"), None, "no model given; MODEL is a GGUF file"),
         (("generate", MODEL, "The", "sea"), None, "unexpected argument 'The'; put the prompt in"),
         (("generate", MODEL, "x", "-p", "y"), None, "unexpected argument 'x'"),
         (("inspect", MODEL, "x"), None, "unexpected argument 'x'\n"),
         (("generate", MODEL, "--frobnicate"), None, "unknown option --frobnicate"),
         (("generate", MODEL, "-t", "4"), None, "-t/--threads is not an option here: all cores"),
-        (("chat", MODEL, "-ngl", "99"), None, "a GPU runs all layers"),
-        (("generate", MODEL, "-c", "4096"), None, "the context grows with the text"),
+        (("chat", MODEL, "-ngl", "99"), None, "if JAX finds a GPU, it runs all layers"),
+        (("generate", MODEL, "-c", "4096"), None, "the context grows as needed"),
         (("run", "llama3.2"), None, "run is not a command here: `jax-q4k chat MODEL` talks"),
-        (("pull", "llama3.2"), None, "a model of the hub is downloaded when"),
-        (("generate", MODEL, "-p", "x", "--system", "y"), None, "go with --chat"),
+        (("pull", "llama3.2"), None, "a hub model is downloaded when"),
+        (("generate", MODEL, "-p", "x", "--system", "y"), None, "need --chat"),
         (("embed", MODEL), None, "no text: give -p TEXT, -f FILE, or pipe lines of text"),
     ],
 )
@@ -135,18 +135,18 @@ def test_a_file_that_is_no_language_model(run, tmp_path, kind):
 
 def test_a_vocabulary_alone(run):
     file = DATA / "tokenizers" / "ggml-vocab-llama-spm.gguf"
-    with pytest.raises(jq.GGUFError, match="file: is a vocabulary alone: it has no weights"):
+    with pytest.raises(jq.GGUFError, match="file: holds only a vocabulary: it has no weights"):
         models.load(file)
 
 
 def test_a_folder_with_a_gguf_file(run, tmp_path):
     (tmp_path / "mmproj-model.gguf").write_bytes(b"not read")
-    with pytest.raises(FileNotFoundError, match="a checkpoint's folder holds config.json"):
+    with pytest.raises(FileNotFoundError, match="a checkpoint folder holds config.json"):
         models.load(tmp_path)
     (tmp_path / "model.gguf").symlink_to(MODEL)
     assert models.load(tmp_path).config == model("text-spm").config
     (tmp_path / "other.gguf").symlink_to(MODEL)
-    with pytest.raises(jq.CheckpointError, match="holds 2 models, name one: model.gguf, other"):
+    with pytest.raises(jq.CheckpointError, match="holds 2 models; name one: model.gguf, other"):
         models.load(tmp_path)
 
 

@@ -76,7 +76,7 @@ def test_a_place_that_cannot_be_used_is_a_line(tmp_path):
     (tmp_path / "jax-q4k").write_text("a file")
     tokens, notes = run(XDG_CACHE_HOME=str(tmp_path))
     line, *_ = notes.splitlines()
-    assert line.startswith(f"compiled programs are not kept: {tmp_path}/jax-q4k/programs: ")
+    assert line.startswith(f"compiled programs are not cached: {tmp_path}/jax-q4k/programs: ")
     assert len(tokens.split()) == 3
 
 
@@ -127,7 +127,7 @@ def test_settings_are_as_before_afterwards(home):
 def test_a_folder_of_another_user_is_not_trusted(home, monkeypatch):
     assert notes_of() == ""
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    line = f"compiled programs are not kept: {home} belongs to another user\n"
+    line = f"compiled programs are not cached: {home} belongs to another user\n"
     assert notes_of(compile_some) == line
     assert entries(home) == []
 
@@ -135,7 +135,7 @@ def test_a_folder_of_another_user_is_not_trusted(home, monkeypatch):
 def test_a_folder_that_others_may_write_is_not_trusted(home):
     home.mkdir(parents=True)
     home.chmod(0o777)
-    line = f"compiled programs are not kept: {home} can be written by other users\n"
+    line = f"compiled programs are not cached: {home} can be written by other users\n"
     assert notes_of(compile_some) == line
     assert entries(home) == []
 
@@ -143,7 +143,7 @@ def test_a_folder_that_others_may_write_is_not_trusted(home):
 def test_a_folder_that_cannot_be_written(home, monkeypatch):
     home.mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert notes_of() == f"compiled programs are not kept: {home} cannot be written\n"
+    assert notes_of() == f"compiled programs are not cached: {home} cannot be written\n"
 
 
 def test_places(monkeypatch, tmp_path):

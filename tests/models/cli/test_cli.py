@@ -33,7 +33,7 @@ SPM = json.loads((GOLDEN / "text-spm.json").read_text())
 TEXT_MODEL, TOKEN_MODEL = str(path("text-spm")), str(path("llama-gqa"))
 GREEDY = ("--temperature", "0")
 SECONDS = (
-    r"\d+\.\d\d s in all: imports \d+\.\d\d, loading \d+\.\d\d, compiling \d+\.\d\d, "
+    r"\d+\.\d\d s in total: imports \d+\.\d\d, loading \d+\.\d\d, compiling \d+\.\d\d, "
     r"prompt \d+\.\d{3} \(\d+ tokens\), decoding \d+\.\d{3}"
 )
 
@@ -77,14 +77,14 @@ def test_generate_with_drafts(run):
     for draft in ("lookup", TOKEN_MODEL):
         code, out, err = run("generate", TOKEN_MODEL, *options, "--draft", draft)
         assert (code, out) == (0, plain[1])
-        drafted = re.search(r"(\d+) of (\d+) drafted tokens kept", err)
+        drafted = re.search(r"(\d+) of (\d+) draft tokens accepted", err)
         assert (draft == "lookup") or drafted[1] == drafted[2]
     code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", str(path("lfm2")))
     assert code == 2 and "draft has a vocabulary of 272 tokens, the model one of" in err
     code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", "nextn")
-    assert code != 0 and "llama.nextn_predict_layers: is 0; drafts take one such layer" in err
+    assert code != 0 and "llama.nextn_predict_layers: is 0; drafts need one such layer" in err
     code, _, err = run("generate", "--demo", "-p", "x", "--draft", "nextn")
-    assert code == 2 and "--draft nextn takes a GGUF file" in err
+    assert code == 2 and "--draft nextn needs a GGUF file" in err
     code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", "nothing.gguf")
     assert code != 0 and "nothing.gguf" in err
 
@@ -110,7 +110,7 @@ def test_generate_over_devices(run):
 @pytest.mark.parametrize("count", ["0", "99"])
 def test_devices_that_are_not_there(run, count):
     code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1,2", "-n", "1", "--devices", count)
-    assert code == 2 and f"--devices {count} must be 1 to 8, the devices that there are" in err
+    assert code == 2 and f"--devices {count} must be 1 to 8, the number of devices" in err
 
 
 def test_devices_reach_loading(run, monkeypatch):
@@ -243,10 +243,10 @@ def test_generate_with_every_kernel_simulated(run):
         (("inspect", "llama3.2"), "llama3.2: no such file or folder; a model is a GGUF file"),
         (("generate", __file__, "-p", "x"), r"test_cli.py: magic: expected b'GGUF'"),
         (("inspect", __file__), r"test_cli.py: magic: expected b'GGUF'"),
-        (("generate", TOKEN_MODEL, "-p", "x"), "holds no tokenizer: give the prompt as --tokens"),
+        (("generate", TOKEN_MODEL, "-p", "x"), "has no tokenizer: give the prompt as --tokens"),
         (
             ("generate", TOKEN_MODEL, "--tokens", "1,x"),
-            "--tokens '1,x' must be integers between commas",
+            "--tokens '1,x' must be comma-separated integers",
         ),
         (
             ("generate", TOKEN_MODEL, "--tokens", "1", "--chat"),
@@ -266,7 +266,7 @@ def test_generate_with_every_kernel_simulated(run):
         ),
         (("generate", TEXT_MODEL, "-f", "-", "-f", "-"), "standard input is read once"),
         (("generate", TEXT_MODEL, "-f", "/no/such.txt"), "No such file or directory"),
-        (("generate", TEXT_MODEL, "-f", TEXT_MODEL), "Q4_K_M.gguf is no UTF-8 text: invalid"),
+        (("generate", TEXT_MODEL, "-f", TEXT_MODEL), "Q4_K_M.gguf is not UTF-8 text: invalid"),
         (
             ("generate", TOKEN_MODEL, "--tokens", "1", "--temperature", "nan"),
             "temperature=nan must be",
@@ -300,7 +300,7 @@ def test_a_prompt_that_is_not_utf8(run, tmp_path):
     for options in ((), ("--chat",)):
         given = os.fsdecode(b"the \xff")
         code, out, err = run("generate", str(templated), "-p", given, *options)
-        problem = "-p is no UTF-8 text: the byte behind 4 characters is none of it"
+        problem = "-p is not UTF-8 text: invalid byte after 4 characters"
         assert (code, out, err) == (2, "", f"error: {problem}\n")
 
 
@@ -347,8 +347,8 @@ def test_perplexity(run, tmp_path):
     line = f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
     assert out == line
     assert re.fullmatch(
-        r"text has \d+ tokens; llama.cpp's windows of 16 tokens need 32: only all tokens are "
-        rf"counted.\n{found.tokens} tokens, {found.bytes} bytes\n",
+        r"text has \d+ tokens; llama.cpp's windows of 16 tokens need 32: reporting only the result "
+        rf"for all tokens.\n{found.tokens} tokens, {found.bytes} bytes\n",
         err,
     )
     text.write_text(text.read_text() * 3)

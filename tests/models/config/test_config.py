@@ -124,7 +124,7 @@ def test_vocab_size_from_the_tokens():
         ({"attention.head_count_kv": 16}, "head_count_kv: must be an integer from 1 to 8, not 16"),
         (
             {"attention.key_length": 72},
-            "a head_dim of 72 is not supported; supported are 32, 48, 64",
+            "a head_dim of 72 is not supported; supported: 32, 48, 64",
         ),
         ({"attention.value_length": 128}, "value_length: 128 must equal the key length, 64"),
         ({"rope.dimension_count": 63}, "rope.dimension_count: 63 must be even"),
@@ -136,7 +136,7 @@ def test_vocab_size_from_the_tokens():
         ({"rope.freq_base": 1.0}, "rope.freq_base: must be a number above 1"),
         (
             {"rope.scaling.type": "dynamic"},
-            "rope.scaling.type: 'dynamic' is not supported; supported are none, linear, yarn, lon",
+            "rope.scaling.type: 'dynamic' is not supported; supported: none, linear, yarn, lon",
         ),
         ({"rope.scaling.factor": float("inf")}, "rope.scaling.factor: must be a number"),
         ({"rope.scaling.factor": -2.0}, "rope.scaling.factor: must be a number"),
@@ -340,10 +340,10 @@ def test_rotated_dimensions_lie_in_the_head():
 
 @pytest.mark.parametrize("architecture", [None, "mamba", 7])
 def test_unknown_architecture(architecture):
-    with pytest.raises(ValueError, match="^architecture=.*supported are cohere2, "):
+    with pytest.raises(ValueError, match="^architecture=.*supported: cohere2, "):
         Config(architecture, 8, 64, 128, 128, 1, 2, 2, 64, 1e-5)
     with pytest.raises(
         jq.GGUFError,
-        match=f"general.architecture.*supported are {', '.join(ARCHITECTURES)}",
+        match=f"general.architecture.*supported: {', '.join(ARCHITECTURES)}",
     ):
         Config.from_metadata({"general.architecture": architecture})

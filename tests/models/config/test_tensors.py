@@ -129,7 +129,7 @@ def test_unknown_tensors_are_refused():
             config, tensors | {"blk.2.attn_q.weight": tensors["blk.1.attn_q.weight"]}, "f"
         )
     tied = {key: value for key, value in tensors.items() if key != "output.weight"}
-    with pytest.raises(jq.GGUFError, match="'output.bias': is there without"):
+    with pytest.raises(jq.GGUFError, match="'output.bias': is present without"):
         check_tensors(config, tied | {"output.bias": types.SimpleNamespace(shape=(512,))}, "f")
 
 

@@ -81,9 +81,9 @@ def test_prompts_that_do_not_fit() -> None:
     loaded = short("llama-gqa")
     with pytest.raises(ValueError, match="more than the context length, 40"):
         models.generate(loaded, [1, 2], max_new_tokens=39)
-    with pytest.raises(ValueError, match="a prompt of 40 tokens, of which keep=1 stay, leaves no"):
+    with pytest.raises(ValueError, match="a prompt of 40 tokens with keep=1 leaves no"):
         models.generate(loaded, [1] * 40, shift=models.ContextShift())
-    with pytest.raises(ValueError, match="a prompt of 2 tokens, of which keep=21 stay, leaves no"):
+    with pytest.raises(ValueError, match="a prompt of 2 tokens with keep=21 leaves no"):
         models.stream(loaded, [1, 2], shift=models.ContextShift(keep=21))
     with pytest.raises(ValueError, match="keep=-1 must be at least 0"):
         models.ContextShift(keep=-1)

@@ -111,13 +111,13 @@ def test_answers_come_one_at_a_time() -> None:
     first, second = talk.stream("Hello.", **options), talk.stream("Good night.", **options)
     next(first)
     for ask in (lambda: talk.stream("And you?", **options), lambda: next(second)):
-        with pytest.raises(RuntimeError, match="another answer of the conversation is under way"):
+        with pytest.raises(RuntimeError, match="another answer of the conversation is in progress"):
             ask()
     list(first)
     third = talk.stream("And you?", **options)
     assert [turn["role"] for turn in talk.turns] == ["user", "assistant"]
     list(talk.stream("Who?", **options))
-    with pytest.raises(RuntimeError, match="has gone on since"):
+    with pytest.raises(RuntimeError, match="has changed since"):
         next(third)
     assert [turn["content"] for turn in talk.turns[::2]] == ["Hello.", "Who?"]
 

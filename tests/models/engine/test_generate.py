@@ -454,7 +454,9 @@ def test_a_function_of_logits_gets_the_text():
     def shortened(logits, tokens, length):
         return logits[1:]
 
-    with pytest.raises(ValueError, match=r"shortened gave shape \(511,\); logits have \(512,\)"):
+    with pytest.raises(
+        ValueError, match=r"shortened returned shape \(511,\); logits have \(512,\)"
+    ):
         models.generate(loaded, [1], processors=[shortened])
 
 
@@ -470,7 +472,7 @@ def test_rows_with_equal_parameters_draw_by_their_own_seeds():
 
 def test_sampling_parameters_that_do_not_fit():
     loaded = model("llama-gqa")
-    with pytest.raises(ValueError, match="sampling holds 1 ways for 2 prompts"):
+    with pytest.raises(ValueError, match="sampling has 1 items for 2 prompts"):
         models.generate(loaded, [[1], [2]], [Sampling()])
     with pytest.raises(TypeError, match="sampling is of type int"):
         models.generate(loaded, [[1]], [3])
@@ -684,8 +686,8 @@ def test_fusions_are_chosen_around_the_call(monkeypatch):
         ),
         ("llama-gqa", {"a": 1}, {}, TypeError, "prompts is of type dict"),
         ("llama-gqa", [2**70], {}, TypeError, "prompt has dtype object; it must hold integers"),
-        ("text-spm", b"a", {}, TypeError, "prompts is of bytes; decode them to a text"),
-        ("text-spm", bytearray(b"a"), {}, TypeError, "prompts is of bytes"),
+        ("text-spm", b"a", {}, TypeError, "prompts is bytes; decode them to text"),
+        ("text-spm", bytearray(b"a"), {}, TypeError, "prompts is bytes"),
         ("text-spm", np.array(3), {}, TypeError, "prompts is of type ndarray"),
         ("text-spm", [{"role": "user"}], {}, TypeError, "prompts holds messages; pass models.chat"),
         ("text-spm", "a", {"cache_dtype": None}, TypeError, "cache_dtype=None must be one of"),

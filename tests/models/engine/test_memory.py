@@ -95,5 +95,5 @@ def test_a_wrong_row_is_found_before_any_work(monkeypatch):
     loaded = model("llama-gqa")
     monkeypatch.setattr(memory, "MAX_ROWS", 1)
     monkeypatch.setattr(models.Model, "programs", None)
-    with pytest.raises(ValueError, match="are more than the context length"):
+    with pytest.raises(ValueError, match="exceed the context length"):
         models.generate(loaded, [[1]] * 3, [*[Sampling()] * 2, Sampling(max_new_tokens=10**6)])

@@ -89,7 +89,7 @@ def test_calls_that_a_prefix_does_not_fit() -> None:
         model("llama-gqa"), prompt, prefix=prefix, draft=model("llama-gqa"), **FIELDS
     )
     assert drafted.timings.reused_tokens == 0 and prefix.tokens == tokens
-    with pytest.raises(ValueError, match="prefix serves one prompt; there are 2"):
+    with pytest.raises(ValueError, match="prefix takes one prompt, not 2"):
         models.generate(model("llama-gqa"), [prompt, prompt], prefix=prefix)
     prefix.clear()
     assert prefix.tokens == [] and prefix.capacity == 0

@@ -72,10 +72,10 @@ ARRAYS = [
     for key, message in (
         (
             "general.architecture",
-            r"array\(.*\) is not supported; supported are cohere2, command-r, deepseek2",
+            r"array\(.*\) is not supported; supported: cohere2, command-r, deepseek2",
         ),
         ("tokenizer.ggml.model", "is of type ndarray, expected str"),
-        ("llama.rope.scaling.type", r"array\(.*\) is not supported; supported are none, linear"),
+        ("llama.rope.scaling.type", r"array\(.*\) is not supported; supported: none, linear"),
         ("llama.rope.scaling.factor", "must be a number above"),
         ("llama.rope.scale_linear", "must be a number above"),
     )
@@ -124,11 +124,11 @@ ARRAYS = [
         ),
         (
             sentencepiece() | text("tokenizer.ggml.model", "t5"),
-            "tokenizer.ggml.model: is 't5'; supported are",
+            "tokenizer.ggml.model: is 't5'; supported:",
         ),
         (
             text("general.architecture", "x" * 10**6),
-            r"'x{499} \.\.\. x+' is not supported; supported are cohere2, command-r, deepseek2",
+            r"'x{499} \.\.\. x+' is not supported; supported: cohere2, command-r, deepseek2",
         ),
     ],
 )

@@ -247,7 +247,7 @@ def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
         "a.conv1d.0.bias F32 (skipped) 4 16",
     } <= {*lines}
     assert "blk.2.attn_q.weight F32 (skipped) 4 x 4 64" in lines
-    skipped = "5 of the tensors, 272 bytes, are skipped: generating text does not use them"
+    skipped = "5 of the tensors, 272 bytes, are skipped: text generation does not use them"
     assert lines[-1] == skipped
 
 

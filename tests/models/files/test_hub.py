@@ -146,7 +146,7 @@ def test_the_type_chooses_the_file(fake):
         ("org/none", "there is no such model on the Hugging Face hub, or it is private"),
         ("org/pickles", "org/pickles has neither GGUF files nor a checkpoint of safetensors"),
         ("org/pickles:Q4_K_M", "org/pickles has no GGUF files"),
-        ("org/parts", r"org/parts lacks a part of the model, p-Q4_K_M-00002-of-00002.gguf"),
+        ("org/parts", r"org/parts is missing a part of the model, p-Q4_K_M-00002-of-00002.gguf"),
     ],
 )
 def test_refused(fake, name, message):
@@ -219,7 +219,7 @@ def test_without_a_network_no_other_type_stands_in(fake):
 def test_a_model_that_asks_for_consent(fake):
     fake.error = GatedRepoError("403 Client Error")
     publish(fake, "org/m", "m-Q4_K_M.gguf")
-    with pytest.raises(FileNotFoundError, match="its owner asks for consent: .* `hf auth login`"):
+    with pytest.raises(FileNotFoundError, match="it is gated: .* `hf auth login`"):
         models.load("org/m")
 
 

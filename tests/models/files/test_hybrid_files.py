@@ -33,7 +33,7 @@ NAMES = (
     "deepseek2-lite",
     "deepseek2-noyarn",
 )
-SKIPPED = "ignore:.* tensors are skipped, which generating text does not use"
+SKIPPED = "ignore:.* tensors are skipped, which text generation does not use"
 
 
 @pytest.fixture(autouse=True)

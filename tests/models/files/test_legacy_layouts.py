@@ -168,5 +168,5 @@ def test_a_tensor_beside_its_parts_is_refused(tmp_path):
         n: jq.gguf.TensorPieces.of(n, t) for n, t in (file.tensors | {name: today[name]}).items()
     }
     jq.gguf.write(tmp_path / "bad.gguf", file.metadata, pieces)
-    with pytest.raises(jq.GGUFError, match=r"ssm_in.weight': is there beside 'blk"):
+    with pytest.raises(jq.GGUFError, match=r"ssm_in.weight': is present in addition to 'blk"):
         models.from_gguf(tmp_path / "bad.gguf")

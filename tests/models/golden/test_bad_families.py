@@ -65,7 +65,7 @@ def test_missing_and_wrongly_shaped_tensors(name):
         if optional or (not what.required and not tensor.startswith("rope_factors")):
             check(metadata, others)
         else:
-            rule = "is missing|is there without 'rope_factors"
+            rule = "is missing|is present without 'rope_factors"
             with pytest.raises(jq.GGUFError, match=f"bad.gguf: tensor .*: ({rule})"):
                 check(metadata, others)
         taller = dataclasses.replace(info, shape=(info.shape[0] + 1, *info.shape[1:]))
@@ -94,7 +94,7 @@ NUMBERS = [
     (("glm4moe",), "expert_shared_count", 1 << 40, "must be an integer from 0"),
     (("glm4moe",), "leading_dense_block_count", 4, "must be an integer from 0 to 3"),
     (("glm4moe",), "leading_dense_block_count", 0, "'blk.0.ffn_gate_inp.weight': is missing"),
-    (("glm4moe",), "expert_gating_func", 3, "3 is not supported; supported are 1 .softmax., 2"),
+    (("glm4moe",), "expert_gating_func", 3, "3 is not supported; supported: 1 .softmax., 2"),
     (("glm4moe",), "expert_weights_norm", 1, "is of type int, expected bool"),
     (("glm4moe",), "expert_weights_scale", math.nan, "must be a number"),
     (("glm4moe",), "expert_group_count", 3, "3 must divide expert_count=8"),
@@ -111,14 +111,19 @@ NUMBERS = [
     (("mistral3",), "rope.scaling.yarn_log_multiplier", -1.0, "must be a number above"),
     (("mistral3",), "attention.temperature_scale", math.inf, "must be a number above"),
     (("olmo3",), "rope.scaling.original_context_length", 0, "must be an integer from 1"),
-    (("olmo3",), "rope.scaling.type", "ntk", "'ntk' is not supported; supported are none, lin"),
+    (("olmo3",), "rope.scaling.type", "ntk", "'ntk' is not supported; supported: none, lin"),
     (("phi3-long",), "rope.scaling.attn_factor", -1.0, "must be a number above"),
     (("phi3-long",), "rope.dimension_count", 64, "'rope_factors_long.weight': has shape"),
     (("phi3",), "attention.head_count_kv", 2, "'blk.0.attn_qkv.weight': has shape"),
     (("gpt-oss",), "attention.sliding_window", -1, "must be an integer from 0"),
     (("glm4moe", "deepseek2"), "expert_used_count", 9, "must be an integer from 1 to 8"),
-    (("deepseek2",), "expert_used_count", 5, "5 are more than 4 experts of expert_group_used_c"),
-    (("deepseek2",), "expert_group_count", 8, "2 are more than 1 experts of expert_group_used_c"),
+    (("deepseek2",), "expert_used_count", 5, "5 is more than the 4 experts of expert_group_used_c"),
+    (
+        ("deepseek2",),
+        "expert_group_count",
+        8,
+        "2 is more than the 1 experts of expert_group_used_c",
+    ),
 ]
 DELTA, SHORT = ("qwen35", "qwen35moe", "qwen3next"), ("lfm2", "lfm2moe")
 GEMMA, LATENT = ("gemma4", "gemma4-e", "gemma4-moe"), ("deepseek2", "deepseek2-noyarn")
@@ -176,8 +181,13 @@ HEADS = [
     (GEMMA[1:2], "attention.sliding_window_pattern", np.arange(7) < 4, "shared_kv_layers: 3 leav"),
     (GEMMA[1:2], "attention.sliding_window_pattern", 6, "shared_kv_layers: 3 leaves"),
     (GEMMA, "attention.shared_kv_layers", 7, "must be an integer from 0 to"),
-    (GEMMA, "attention.shared_kv_layers", 2, "leaves a layer without one|attn_k.weight': is miss"),
-    (GEMMA[1:2], "attention.shared_kv_layers", 4, "4 leaves a layer without one of its kind"),
+    (
+        GEMMA,
+        "attention.shared_kv_layers",
+        2,
+        "leaves a layer without an earlier|attn_k.weight': is miss",
+    ),
+    (GEMMA[1:2], "attention.shared_kv_layers", 4, "4 leaves a layer without an earlier layer"),
     (GEMMA, "embedding_length_per_layer_input", 1 << 40, "must be an integer from 0"),
     (GEMMA, "embedding_length_per_layer_input", 1 << 24, "per_layer_token_embd.weight': "),
     (GEMMA[1:2], "embedding_length_per_layer_input", 0, "'per_layer_.*is not part of"),
@@ -195,7 +205,7 @@ HEADS = [
     (GEMMA[1:2], "feed_forward_length", np.full(7, 128), "'blk.4.ffn_gate.weight': has shape"),
     (GEMMA[1:2], "feed_forward_length", np.zeros(7, int), "must hold integers from 1 to"),
     (LATENT, "attention.kv_lora_rank", 0, "must be an integer from 1"),
-    (LATENT, "attention.kv_lora_rank", 577, "640 elements of a latent vector and its key are mo"),
+    (LATENT, "attention.kv_lora_rank", 577, "a latent vector and its key have 640 elements, mor"),
     (LATENT, "attention.kv_lora_rank", 64, "key_length: is 160, expected 96"),
     (LATENT, "attention.q_lora_rank", 64, "'blk.0.attn_q_a.weight': has shape"),
     (LATENT, "attention.q_lora_rank", 0, "'blk.0.attn_q.weight': is missing"),
@@ -203,9 +213,9 @@ HEADS = [
     (LATENT, "attention.key_length_mla", 34, "'blk.0.attn_q_b.weight': has shape"),
     (LATENT, "attention.value_length_mla", 0, "must be an integer from 1"),
     (LATENT, "attention.value_length_mla", 32, "'blk.0.attn_v_b.weight': has shape"),
-    (LATENT, "attention.value_length", 96, "is 96, expected 128, as the latent vector has it"),
+    (LATENT, "attention.value_length", 96, "is 96, expected 128, the latent vector's size"),
     (LATENT, "rope.dimension_count", 31, "31 must be even"),
-    (LATENT, "attention.head_count_kv", 4, "is 4, expected 1, the latent vector"),
+    (LATENT, "attention.head_count_kv", 4, "is 4, expected 1 for the latent vector"),
     (LATENT[:1], "rope.scaling.yarn_log_multiplier", math.nan, "must be a number above"),
     (LATENT, "nextn_predict_layers", 3, "must be an integer from 0 to"),
 ]
@@ -224,7 +234,9 @@ def test_fused_tensors_beside_their_parts():
     metadata, tensors = header("phi3")
     qkv = tensors["blk.0.attn_qkv.weight"]
     beside = {"blk.0.attn_k.weight": qkv.part("blk.0.attn_k.weight", 0, 64, 0)}
-    with pytest.raises(jq.GGUFError, match="attn_qkv.weight': is there beside 'blk.0.attn_k.wei"):
+    with pytest.raises(
+        jq.GGUFError, match="attn_qkv.weight': is present in addition to 'blk.0.attn_k.wei"
+    ):
         check(metadata, tensors | beside)
 
 

@@ -184,7 +184,7 @@ def test_parts_whose_scales_differ_are_written_apart_or_not_at_all(
 @pytest.mark.slow("compiles for two devices", quick=["NVFP4-AxisType.Auto"])
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("name", ["NVFP4", "gpt-oss"])
-@pytest.mark.filterwarnings("ignore:whole on each")
+@pytest.mark.filterwarnings("ignore:replicated on each")
 def test_weights_are_split_and_scales_are_whole(name: str, kind: AxisType, folder: Path) -> None:
     mesh = jax.make_mesh((2,), ("tp",), axis_types=(kind,), devices=jax.devices()[:2])
     file = written(folder, *contents(name)[:2])
@@ -219,11 +219,11 @@ BAD = [
     ("NVFP4", "blk.0.attn_qkv.scale", np.ones(1, np.float32), "is not part of a llama model"),
     ("NVFP4", "token_embd.scale", np.ones(1, np.float32), "is not part of a llama model"),
     ("NVFP4", "blk.0.attn_norm.scale", np.ones(1, np.float32), "is not part of a llama model"),
-    ("gemma2", "output.scale", np.ones(1, np.float32), "is there without 'output.weight'"),
+    ("gemma2", "output.scale", np.ones(1, np.float32), "is present without 'output.weight'"),
     ("glm4moe", "blk.0.ffn_up_exps.scale", np.ones(8, np.float32), "is not part of a glm4moe"),
     ("phi3", "blk.0.attn_qkv.scale", np.ones(3, np.float32), r"has shape \(3,\), expected \(1,\)"),
     ("phi3", "blk.0.ffn_up.scale", np.ones((1, 1, 1), np.float32), "has shape"),
-    ("phi3", "blk.0.attn_q.scale", np.ones(1, np.float32), "is there beside"),
+    ("phi3", "blk.0.attn_q.scale", np.ones(1, np.float32), "is present in addition to"),
     ("qwen3moe", "blk.0.ffn_up_exps.scale", np.ones(1, np.float32), "has shape"),
     ("qwen3moe", "blk.0.ffn_gate_inp.scale", np.ones(16, np.float32), "is not part of a qwen3moe"),
 ]

@@ -321,7 +321,7 @@ def test_drafts_go_on_from_drafts():
 
 
 def test_files_without_a_layer_of_further_tokens():
-    with pytest.raises(jq.GGUFError, match="qwen35.nextn_predict_layers: is 0; drafts take one"):
+    with pytest.raises(jq.GGUFError, match="qwen35.nextn_predict_layers: is 0; drafts need one"):
         models.load_nextn(path("qwen35"))
     with pytest.raises(ValueError, match="draft is the layer of another model: its architecture"):
         models.generate(model("lfm2"), [1], draft=models.load_nextn(path("qwen35-mtp")))

@@ -324,7 +324,7 @@ def test_bias() -> None:
         ({0: 1e39}, r"has 0: 1e\+39; .* numbers in \[-3.4028235e\+38, 1e\+30\] or -inf"),
         ({0: -1e39}, r"has 0: -1e\+39; .* numbers in \[-3.4028235e\+38, 1e\+30\] or -inf"),
         ({0: 1.1e30}, r"has 0: 1.1e\+30; .* numbers in \[-3.4028235e\+38, 1e\+30\] or -inf"),
-        ({0: 10**400}, "holds a number beyond float64"),
+        ({0: 10**400}, "holds a number outside of float64"),
         ([(1, 2), (1, 3)], "names token 1 twice"),
         ({i: 1 for i in range(5000)}, "names 5000 tokens"),
     ):
@@ -352,7 +352,7 @@ def test_the_largest_numbers_stay_finite(temperature: float, penalty: float) -> 
     "name", ["top_p", "min_p", "presence_penalty", "frequency_penalty", "dry_multiplier"]
 )
 def test_numbers_that_float32_takes_for_0(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}=1e-40 must be .*; float32 takes it for 0"):
+    with pytest.raises(ValueError, match=f"{name}=1e-40 must be .*; float32 rounds it to 0"):
         Sampling(**{name: 1e-40})
     assert getattr(Sampling(**{name: 1.2e-38}), name) == 1.2e-38
 

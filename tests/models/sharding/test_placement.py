@@ -251,7 +251,7 @@ def random_model(config: models.Config, on: Mesh) -> models.Model:
     """A model of Q4_K zeros with the config's shapes."""
     from jax_q4k.models.config.tensors import expected_tensors
     from jax_q4k.models.network.build import build
-    from jax_q4k.models.sharding.plan import place
+    from jax_q4k.models.sharding.plan import plan_sharding
 
     tensors = {}
     for name, expected in expected_tensors(config).items():
@@ -265,7 +265,7 @@ def random_model(config: models.Config, on: Mesh) -> models.Model:
             self.name = getattr(tensor, "format", "F32")
 
     infos = {name: Info(tensor) for name, tensor in tensors.items()}
-    placement = place(config, infos, on)
+    placement = plan_sharding(config, infos, on)
     placed = {name: jax.device_put(t, placement.tensors[name]) for name, t in tensors.items()}
     return models.Model(build(config, placed), None, None, placement)
 
@@ -361,7 +361,7 @@ def test_wrong_meshes() -> None:
 
 
 def test_replicated_tensors_are_reported() -> None:
-    with pytest.warns(UserWarning, match="whole on each of 4 devices.*: attn_k, attn_v"):
+    with pytest.warns(UserWarning, match="replicated on each of 4 devices.*: attn_k, attn_v"):
         models.load(path("llama-gqa"), mesh=mesh(4))
 
 

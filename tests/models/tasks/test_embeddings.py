@@ -138,11 +138,11 @@ def test_the_file_says_how_to_pool(number, pooling):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (4, r"llama.pooling_type is 4 \(rank\); supported are 0 \(none\), 1 \(mean\)"),
-        (7, "llama.pooling_type is 7; supported are"),
-        (-1, "llama.pooling_type is -1; supported are"),
+        (4, r"llama.pooling_type is 4 \(rank\); supported: 0 \(none\), 1 \(mean\)"),
+        (7, "llama.pooling_type is 7; supported:"),
+        (-1, "llama.pooling_type is -1; supported:"),
         (True, "llama.pooling_type is True"),
-        ([1], r"llama.pooling_type is \[1\]; supported are"),
+        ([1], r"llama.pooling_type is \[1\]; supported:"),
         (1.0, "llama.pooling_type is 1.0"),
         ("mean", "llama.pooling_type is 'mean'"),
     ],
@@ -217,10 +217,10 @@ def test_a_folder_says_how_to_pool(folder, tmp_path, files, pooling, normalize):
     ("files", "message"),
     [
         ({"modules": [TRANSFORMER, POOLING, module("Dense", "2_Dense")], "pooling": LAST},)
-        + ("modules.json: module 'Dense' here is not supported: supported are Transformer",),
+        + ("modules.json: module 'Dense' here is not supported: expected one of Transformer",),
         ({"modules": [TRANSFORMER, NORMALIZE, POOLING], "pooling": LAST}, "module 'Pooling' here"),
         ({"pooling": {"pooling_mode_max_tokens": True}},)
-        + ("1_Pooling/config.json: pooling of max is not supported: supported is one of mean",),
+        + ("1_Pooling/config.json: pooling of max is not supported: expected one of mean",),
         ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},)
         + ("pooling of mean and cls is not supported",),
         ({"pooling": {}}, "pooling of nothing is not supported"),

@@ -226,8 +226,12 @@ def test_a_pattern_without_hope() -> None:
         ("llama", flagged(rstrip=True), ["that added tokens have rstrip: '<s>', 'tool'"]),
         ("llama", flagged(single_word=True), ["that added tokens have single_word: '<s>', 'tool'"]),
         ("llama", flagged(normalized=True), ["that added tokens have normalized: '<s>', 'tool'"]),
-        ("qwen2", without_x, ["NFC normalization", "that 1 bytes without a token vanish before"]),
-        ("llama", metaspace(split=True), ["where Metaspace puts no space"]),
+        (
+            "qwen2",
+            without_x,
+            ["NFC normalization", "that 1 bytes without a token are dropped before"],
+        ),
+        ("llama", metaspace(split=True), ["where Metaspace adds no space"]),
         ("llama", metaspace(prepend_scheme="never"), []),
     ],
 )
@@ -240,7 +244,7 @@ def test_saving_warns_of_settings_that_gguf_cannot_express(
     assert not recwarn
     t.gguf_metadata()
     assert [
-        str(w.message).startswith("here/tokenizer.json: GGUF cannot say ") for w in recwarn
+        str(w.message).startswith("here/tokenizer.json: GGUF cannot express ") for w in recwarn
     ] == [True] * len(warned)
     for warning, what in zip(recwarn, warned, strict=True):
         assert what in str(warning.message)
@@ -289,7 +293,7 @@ def test_tokens_beyond_the_model_stay_text() -> None:
     content = tiny("llama")
     size = len(content["model"]["vocab"])
     content["added_tokens"].append(content["added_tokens"][0] | {"id": size, "content": "<image>"})
-    with pytest.warns(UserWarning, match="'<image>' is left out, an added token whose id"):
+    with pytest.warns(UserWarning, match="'<image>' is left out: the id"):
         t = tokenizer.from_json(content, vocab_size=size)
     ids = t.encode("a<image>", parse_special=True)
     assert max(ids) < size and t.decode(ids) == "a<image>"
@@ -310,9 +314,9 @@ def test_names_of_special_tokens_in_their_own_file(tmp_path: Path) -> None:
     ("change", "warned"),
     [
         ({}, None),
-        ({"lstrip": True}, "gives lstrip of '<|endoftext|>', tokenizer.json does not"),
+        ({"lstrip": True}, "gives lstrip of '<|endoftext|>', but tokenizer.json does not"),
         ({"special": False}, "gives special of '<|endoftext|>'"),
-        ({"content": "<new>"}, "gives '<new>' as 281, tokenizer.json does not"),
+        ({"content": "<new>"}, "gives '<new>' as 281, but tokenizer.json does not"),
     ],
 )
 def test_added_tokens_that_two_files_describe(

@@ -108,7 +108,7 @@ def test_gemma_keeps_its_merges() -> None:
     got = tokenizer.from_metadata(metadata)
     assert got.decode([ids["▁▁"], ids["<|channel>"], ids["<|turn>"]]) == "  <|channel>"
     content["post_processor"] = None
-    with pytest.raises(jq.CheckpointError, match="post_processor: puts no BOS before texts, but"):
+    with pytest.raises(jq.CheckpointError, match="post_processor: adds no BOS before texts, but"):
         tokenizer.metadata_from_json(content, {"eos_token": "<eos>"})
 
 
@@ -284,7 +284,7 @@ def test_a_token_that_is_called_like_padding() -> None:
     content = tiny("qwen2")
     content["added_tokens"].append({"id": 290, "content": "[PAD291]", "special": False})
     with pytest.raises(
-        jq.CheckpointError, match=r"model.vocab: holds '\[PAD291\]', the name of padding"
+        jq.CheckpointError, match=r"model.vocab: holds '\[PAD291\]', the name of a padding token"
     ):
         tokenizer.metadata_from_json(content, vocab_size=294)
 
@@ -299,7 +299,7 @@ def test_merges_of_tokens_with_spaces_and_too_many(monkeypatch: pytest.MonkeyPat
     tokenizer.from_json(content)
     rank = len(content["model"]["merges"]) - 1
     with pytest.raises(
-        jq.CheckpointError, match=rf"merges\[{rank}\]: is .*, whose spaces GGUF cannot say"
+        jq.CheckpointError, match=rf"merges\[{rank}\]: is .*, whose spaces GGUF cannot express"
     ):
         tokenizer.metadata_from_json(content)
     monkeypatch.setattr(tokens, "MAX_MERGES", 5)
@@ -401,7 +401,9 @@ def test_two_tokens_in_front() -> None:
     assert t.encode("Hello") == library.encode("Hello").ids
     assert t.encode("Hello", add_end=False) == library.encode("Hello").ids[:-1]
     assert (t.encode(""), t.bos_token_id) == ([282, 281, 280], 282)
-    with pytest.warns(UserWarning, match="cannot say that '<.im_start.>', '<.endoftext.>' are put"):
+    with pytest.warns(
+        UserWarning, match="cannot express that '<.im_start.>', '<.endoftext.>' are added"
+    ):
         metadata = t.gguf_metadata()
     assert metadata["tokenizer.ggml.add_bos_token"] is False
     assert metadata["tokenizer.ggml.add_eos_token"] is True
@@ -455,7 +457,7 @@ def test_metaspace(step: dict[str, Any], prefix: bool) -> None:
     content["model"]["vocab"]["▁a▁b"] = len(content["model"]["vocab"])
     if step.get("split", True):
         with pytest.raises(
-            jq.CheckpointError, match=r"pre_tokenizer.split: is true, so that '▁a▁b' would never"
+            jq.CheckpointError, match=r"pre_tokenizer.split: is true, so that '▁a▁b' is never"
         ):
             tokenizer.metadata_from_json(content)
 
@@ -482,7 +484,7 @@ def test_added_tokens_beyond_the_model_are_left_out() -> None:
     size = len(read(content).vocabulary.tokens)
     token = {"id": size, "content": "<image>", "special": True}
     content["added_tokens"].append(content["added_tokens"][0] | token)
-    with pytest.warns(UserWarning, match=f"'<image>' is left out, an added token whose id {size}"):
+    with pytest.warns(UserWarning, match=f"'<image>' is left out: the id {size}"):
         assert read(content, vocab_size=size).vocab_size == size
     assert read(content).vocabulary.tokens[size] == "<image>"
 
@@ -495,7 +497,7 @@ def test_merges_that_scores_cannot_say() -> None:
     texts = [entry["text"] for entry in golden("llama-spm")]
     t.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1000, special_tokens=special))
     with pytest.raises(
-        jq.CheckpointError, match="model.merges: lacks '.*', which SentencePiece would join to"
+        jq.CheckpointError, match="model.merges: lacks '.*', which SentencePiece would merge to"
     ):
         tokenizer.metadata_from_json(json.loads(t.to_str()))
 
@@ -612,7 +614,7 @@ BAD = [
     ),
     (
         with_part(pre_tokenizer=None),
-        "normalizer.type: 'NFC' of this kind is not supported; expected are spaces",
+        "normalizer.type: 'NFC' of this kind is not supported; expected spaces",
     ),
     (
         with_part(pre_tokenizer=None, normalizer=None),
@@ -624,7 +626,7 @@ BAD = [
     ),
     (
         with_part(pre_tokenizer=BYTE_LEVEL | {"add_prefix_space": True}),
-        "pre_tokenizer.add_prefix_space: is true, which GGUF cannot say",
+        "pre_tokenizer.add_prefix_space: is true, which GGUF cannot express",
     ),
     (
         with_part(
@@ -684,7 +686,7 @@ BAD = [
         with_part(post_processor={"type": "None"}),
         "JSON: the tokenizers library fails: data did not",
     ),
-    (template_of("$A", "$A"), "post_processor: must put tokens around one text"),
+    (template_of("$A", "$A"), "post_processor: must only add tokens before and"),
     (template_of("$A", "<gone>"), "post_processor: the tokenizers library fails: no entry found"),
     (template_of("<far>", "$A"), "post_processor: adds token 999, which is not in the vocabulary"),
     (

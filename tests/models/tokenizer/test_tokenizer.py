@@ -590,7 +590,7 @@ def test_calls_with_wrong_arguments() -> None:
 
 
 BAD = [
-    (spm_metadata(model=None), "model", "is missing; supported are 'llama'"),
+    (spm_metadata(model=None), "model", "is missing; supported: 'llama'"),
     (spm_metadata(model="no_vocab"), "model", "is 'no_vocab'"),
     (spm_metadata(model=7), "model", "is of type int, expected str"),
     (spm_metadata(tokens=None), "tokens", "is missing"),
@@ -625,10 +625,10 @@ BAD = [
     (
         bpe_metadata([], pre="nonesuch"),
         "pre",
-        "is 'nonesuch', which is unknown; supported are a.x-4.0",
+        "is 'nonesuch', which is unknown; supported: a.x-4.0",
     ),
     (bpe_metadata([], merges=None), "merges", "is missing"),
-    (bpe_metadata([], model="gemma4"), "bos_token_id", "is missing, but every text is to have"),
+    (bpe_metadata([], model="gemma4"), "bos_token_id", "is missing, but add_bos_token asks for"),
     (
         bpe_metadata([], {"<bos>": CONTROL}, pre="gemma4", bos_token_id=256),
         "tokens",
@@ -643,12 +643,12 @@ BAD = [
     (
         bpe_metadata([], pre="llama-bpe"),
         "bos_token_id",
-        "is missing, but every text is to have one",
+        "is missing, but add_bos_token asks for one",
     ),
     (
         bpe_metadata([], add_eos_token=True),
         "eos_token_id",
-        "is missing, but every text is to have one",
+        "is missing, but add_eos_token asks for one",
     ),
 ]
 

@@ -93,14 +93,14 @@ def test_a_model_without_template_continues_a_transcript(run):
     demo = models.load("demo")
     text = models.generate(demo, "User: Hello\nAssistant:", max_new_tokens=8, stop="\nUser:").text
     assert (code, out) == (0, text.strip() + "\n")
-    assert "The file holds no chat template: the model continues a transcript." in err
+    assert "The file has no chat template: the model continues a transcript." in err
 
 
 @pytest.mark.parametrize(
     ("lines", "arguments", "message"),
     [
         ("/bogus\n", (), "no such command; /help lists them"),
-        ("/save\n", (), "/save needs a file's name"),
+        ("/save\n", (), "/save needs a file name"),
         ("/save there\n", (), "there exists; choose another name"),
         ("/save /no/such/folder/x\n", (), "No such file or directory"),
         ("a " * 3000 + "\n", (), "tokens; the context length is 2048"),
@@ -144,7 +144,7 @@ def test_input_and_output_that_are_none(run, templated, monkeypatch):
 
 def test_a_model_without_tokenizer(run):
     code, _, err = run("x\n", str(path("llama-gqa")))
-    assert code == 2 and err.endswith("holds no tokenizer: a chat needs one\n")
+    assert code == 2 and err.endswith("has no tokenizer, which a chat needs\n")
 
 
 def test_lines_of_a_terminal(monkeypatch, capsys):
@@ -294,7 +294,7 @@ def test_a_chat_on_a_terminal(terminal, tmp_path):
     terminal.until("error:.* no such command")
     terminal.until(">>> ")
     terminal.send("half a line\x03")
-    terminal.until("Ctrl-C once more, or Ctrl-D, ends")
+    terminal.until("Press Ctrl-C again, or Ctrl-D, to quit")
     terminal.until(">>> ")
     terminal.send("\x03")
     assert terminal.process.wait(10) == 128 + signal.SIGINT

@@ -111,7 +111,7 @@ def test_kernels_that_the_compiler_did_not_know(run, monkeypatch):
     monkeypatch.setattr(
         doctor, "instruction_sets", lambda: frozenset().union(*doctor.NEEDS.values())
     )
-    assert run()[1][other] == "not in the library: its compiler did not know them"
+    assert run()[1][other] == "not in the library: its compiler does not support them"
 
 
 @pytest.mark.parametrize("missing, code", [((), 1), (("cpu",), 0)])
@@ -132,12 +132,12 @@ def test_a_backend_that_does_not_start(run, monkeypatch, missing, code):
 @pytest.mark.parametrize("variable", ["PJRT_NPROC", "NPROC"])
 def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
     monkeypatch.setenv(variable, "3")
-    assert run()[1]["threads of XLA"] == f"3, as ${variable} says"
+    assert run()[1]["threads of XLA"] == f"3, set by ${variable}"
 
 
 def test_no_compiler(run, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
-    assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; $CXX names another"
+    assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; set $CXX to use another"
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def cuda(monkeypatch, tmp_path):
 
 
 WARNING = (
-    "warning: the CUDA driver keeps no machine code and makes it again for every launch of every"
-    " program: "
+    "warning: the CUDA driver does not cache machine code, and compiles every kernel again in every"
+    " process: "
 )
 
 
@@ -169,15 +169,15 @@ def test_the_drivers_cache_is_in_the_home_or_where_the_environment_says(run, cud
 def test_a_cache_that_is_turned_off(run, cuda, monkeypatch):
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
     code, found, err = run()
-    assert (code, err) == (0, f"{WARNING}$CUDA_CACHE_DISABLE turns it off\n")
-    assert found["CUDA driver's cache"] == "none: $CUDA_CACHE_DISABLE turns it off"
+    assert (code, err) == (0, f"{WARNING}$CUDA_CACHE_DISABLE disables it\n")
+    assert found["CUDA driver's cache"] == "none: $CUDA_CACHE_DISABLE disables it"
 
 
 def test_a_cache_that_cannot_be_written(run, cuda, monkeypatch):
     (cuda / "file").touch()
     monkeypatch.setenv("CUDA_CACHE_PATH", f"{cuda}/file/cache")
     code, _, err = run()
-    said = f"{cuda}/file/cache, as $CUDA_CACHE_PATH says, cannot be written"
+    said = f"{cuda}/file/cache (from $CUDA_CACHE_PATH) cannot be written"
     assert (code, err) == (0, f"{WARNING}{said}\n")
 
 
@@ -186,7 +186,7 @@ def test_a_home_that_cannot_be_written(run, cuda, monkeypatch):
     monkeypatch.setattr(
         environment.os, "access", lambda path, mode: str(path) != str(cuda) and access(path, mode)
     )
-    assert run()[2] == f"{WARNING}{cuda}/.nv/ComputeCache, cannot be written\n"
+    assert run()[2] == f"{WARNING}{cuda}/.nv/ComputeCache cannot be written\n"
 
 
 @pytest.mark.parametrize("plugin", [None, "0.10.2"])

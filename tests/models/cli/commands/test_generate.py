@@ -62,7 +62,7 @@ def test_files_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(prompts, "MAX_FILE", 5)
     file = tmp_path / "prompt.txt"
     for given, name in ((str(file), file), ("-", "standard input")):
-        options = argparse.Namespace(prompts=[prompts.Given("file", given)])
+        options = argparse.Namespace(prompts=[prompts.PromptOption("file", given)])
         for text in ("waves", "waves "):
             file.write_text(text)
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -127,9 +127,9 @@ def test_more_tokens_than_the_context_has_left(run: Any) -> None:
     given = ("--tokens", ",".join(["1"] * 2040), "-n", "600", "--temperature", "0", "--ignore-end")
     code, out, err = run("generate", TOKEN_MODEL, *given)
     assert code == 0 and len(out.split()) == 8
-    assert "The context of 2048 tokens ends after 8 new ones; -n 600 asks for more" in err
+    assert "The context of 2048 tokens has room for 8 new ones, not 600" in err
     code, out, err = run("generate", TOKEN_MODEL, *given[:2], *given[4:], "-n", "20", *SHIFT)
-    assert code == 0 and len(out.split()) == 20 and "asks for more" not in err
+    assert code == 0 and len(out.split()) == 20 and "has room for" not in err
     code, _, err = run("generate", TOKEN_MODEL, *given, "--context-shift", "--keep", "-1")
     assert (code, err) == (2, "error: keep=-1 must be at least 0\n")
 
@@ -183,7 +183,7 @@ def test_default_sampling_of_a_file(
     entries |= {key: float_entry(key, 0.5)}
     file.write_bytes(rewritten(path("text-spm"), entries))
     _, notes = _sampling(run, monkeypatch, str(file))
-    assert notes == "the file suggests general.sampling.xtc_probability=0.5: not applied\n"
+    assert notes == "the file suggests general.sampling.xtc_probability=0.5, which is not applied\n"
 
 
 def test_suggestions_that_are_not_applied() -> None:
@@ -192,7 +192,7 @@ def test_suggestions_that_are_not_applied() -> None:
     with warnings.catch_warnings(action="error"):
         default_sampling({prefix + key: value for key, value in neutral.items()})
     given = {"penalty_last_n": 64, "penalty_repeat": 1.1, "sequence": "top_k;temperature"}
-    with pytest.warns(UserWarning, match=r"sequence=top_k;temp.*penalty_last_n=64: not applied"):
+    with pytest.warns(UserWarning, match=r"sequence=top_k;temp.*penalty_last_n=64, which is not"):
         found = default_sampling({prefix + key: value for key, value in given.items()})
     assert found == {"repetition_penalty": 1.1}
 
@@ -207,7 +207,9 @@ def test_bad_default_sampling_of_a_file(
     file.write_bytes(rewritten(path("text-spm"), entries))
     found, notes = _sampling(run, monkeypatch, str(file))
     assert found.temperature == 0.7
-    assert notes.startswith("What the file suggests is ignored: general.sampling.top_p: top_p=")
+    assert notes.startswith(
+        "The file's default sampling parameters are ignored: general.sampling.top_p: top_p="
+    )
     with pytest.raises(ValueError, match="general.sampling.top_p: top_p="):
         default_sampling(models.load(file).metadata)
 

@@ -39,7 +39,7 @@ def test_quantize_a_file(run, tmp_path):
     code, out, err = run("quantize", path("llama-gqa"), target, "--type", "Q8_0")
     assert (code, out) == (0, "")
     sizes = f"{path('llama-gqa').stat().st_size:,} -> {target.stat().st_size:,} bytes"
-    said = r"16 tensors are quantized already \(13 Q4_K, 3 Q6_K\): quantizing [^\n]*\n"
+    said = r"16 tensors are already quantized \(13 Q4_K, 3 Q6_K\): quantizing [^\n]*\n"
     assert re.fullmatch(rf"{said}{sizes} \(\d+\.\d%\) in \d+\.\d s\n", err)
     want = models.named_tensors(models.quantize(model("llama-gqa"), "Q8_0"))
     got = models.named_tensors(models.from_gguf(target))
@@ -52,7 +52,7 @@ def test_q4_k_m_is_the_default_and_an_existing_file_is_kept(run, tmp_path):
     target = tmp_path / "out.gguf"
     target.write_bytes(b"old")
     code, _, err = run("quantize", path("llama-gqa"), target)
-    assert (code, err) == (2, f"error: {target} is there already: --force replaces it\n")
+    assert (code, err) == (2, f"error: {target} already exists; --force replaces it\n")
     assert target.read_bytes() == b"old"
     assert run("quantize", path("llama-gqa"), target, "--force")[0] == 0
     header, golden = jq.gguf.read_header(target), jq.gguf.read_header(path("llama-gqa"))
@@ -68,7 +68,7 @@ def test_the_input_is_never_replaced(run, tmp_path):
     link.symlink_to(source)
     for target in (source, link, tmp_path / "." / "in.gguf"):
         code, _, err = run("quantize", source, target, "--force")
-        assert code == 2 and "is the input: give another name" in err
+        assert code == 2 and "is the input: choose another name" in err
     assert source.read_bytes() == path("llama-gqa").read_bytes()
 
 
@@ -219,8 +219,8 @@ def test_importance_matrices_of_other_tensors(tmp_path):
         ),
         (__file__, "out.gguf", "magic: expected b'GGUF'"),
         (path("llama-gqa"), "none/out.gguf", "none/out.gguf: No such file or directory"),
-        (path("llama-gqa").parent, "out.gguf", r"holds \d+ models, name one: \S+\.gguf, "),
-        (DATA, "out.gguf", "no model in this folder; a checkpoint's folder holds config.json"),
+        (path("llama-gqa").parent, "out.gguf", r"holds \d+ models; name one: \S+\.gguf, "),
+        (DATA, "out.gguf", "no model in this folder; a checkpoint folder holds config.json"),
         ("/no/such.safetensors", "out.gguf", "/no/such.safetensors: no such file or folder"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_model_in_several_files(run, tmp_path):
     assert f" in {len(parts)} files in " in err
     assert f"{sum(part.stat().st_size for part in parts):,} bytes" in err
     code, _, err = run(*command)
-    assert (code, err) == (2, f"error: {parts[0]} is there already: --force replaces it\n")
+    assert (code, err) == (2, f"error: {parts[0]} already exists; --force replaces it\n")
     assert run(*command, "--force")[0] == 0
 
     [whole] = models.quantize_file(source, tmp_path / "whole.gguf", "Q8_0")
@@ -252,7 +252,7 @@ def test_a_model_in_several_files(run, tmp_path):
             assert value.to_gguf_bytes() == got[name].to_gguf_bytes(), name
 
     code, _, err = run("quantize", parts[0], target, "--split-max-size", "1M", "--force")
-    assert (code, err) == (2, f"error: {parts[0]} is the input: give another name\n")
+    assert (code, err) == (2, f"error: {parts[0]} is the input: choose another name\n")
     code, _, err = run("quantize", parts[0], tmp_path / "merged.gguf", "--type", "Q8_0")
     assert code == 0 and err.startswith(f"{sum(part.stat().st_size for part in parts):,} -> ")
     assert (tmp_path / "merged.gguf").read_bytes() == whole.read_bytes()
@@ -266,4 +266,4 @@ def test_a_model_in_several_files(run, tmp_path):
 def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
-    assert f"{size!r} must be a whole number, or one and M or G" in capsys.readouterr().err
+    assert f"{size!r} must be an integer, optionally followed by M or G" in capsys.readouterr().err

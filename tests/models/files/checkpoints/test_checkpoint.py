@@ -324,7 +324,7 @@ def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
     del stored["model.audio.weight"]
     name = "model.layers.0.self_attn.q_proj.weight"
     twice = stored | {name: np.zeros_like(tensors[name])}
-    message = f"is the decoder's '{name}', and so is '({name}|{names[name]})'"
+    message = f"is the decoder's '{name}', like '({name}|{names[name]})'"
     refused(checkpoints.write(folder, described, twice), message)
     del inner["hidden_size"]
     refused(checkpoints.write(folder, described, stored), "text_config.hidden_size: is missing")
@@ -441,17 +441,17 @@ def test_settings_of_generation_that_are_not_applied(copy):
     with pytest.warns(UserWarning) as caught:
         models.CheckpointSource(folder)
     [message] = [str(warning.message) for warning in caught]
-    asked = "min_new_tokens=2, num_beams=4, suppress_tokens=[3], typical_p=0.9: not applied"
+    asked = "min_new_tokens=2, num_beams=4, suppress_tokens=[3], typical_p=0.9: ignored here"
     assert str(file) in message and asked in message
 
 
 CONFIG = [
     (
         {"architectures": ["FalconForCausalLM"]},
-        r"architectures: \['FalconForCausalLM'\] is not supported; supported are Cohere2For",
+        r"architectures: \['FalconForCausalLM'\] is not supported; supported: Cohere2For",
     ),
     ({"architectures": None, "model_type": None}, "architectures: is missing"),
-    ({"model_type": "qwen2"}, "model_type: is 'qwen2', which is Qwen2ForCausalLM's, not Llama"),
+    ({"model_type": "qwen2"}, "model_type: is 'qwen2', the type of Qwen2ForCausalLM, not of Llama"),
     ({"architectures": []}, r"architectures: \[\] is not supported"),
     (
         {"quantization_config": {"quant_method": "gptq"}},
@@ -459,10 +459,10 @@ CONFIG = [
     ),
     (
         {"auto_map": {"AutoModelForCausalLM": "them/it--modeling_x.MyLlama"}},
-        "auto_map.AutoModelForCausalLM: is 'them/it--modeling_x.MyLlama', code of the model's own",
+        "auto_map.AutoModelForCausalLM: is 'them/it--modeling_x.MyLlama', the model's own code",
     ),
     ({"auto_map": "x"}, "auto_map: must be an object, not a string"),
-    ({"qk_clip": 5.0}, "qk_clip: is not a known key: what it says may change the model's results"),
+    ({"qk_clip": 5.0}, "qk_clip: is not a known key, and may change the model's results"),
     (
         {"rope_parameters": {"rope_type": "default", "rope_scale": 2}},
         "rope_parameters.rope_scale: is not a known key",
@@ -648,7 +648,7 @@ def test_safetensors_files_that_end_early(copy):
     start = 8 + struct.unpack("<Q", data[:8])[0]
     for size in [*range(0, start + 40, 3), *range(start, len(data), 4999), len(data) - 1]:
         file.write_bytes(data[:size])
-        refused(folder, "model.safetensors: header: safetensors refuses it: ")
+        refused(folder, "model.safetensors: header: safetensors rejects it: ")
 
 
 @pytest.mark.slow("reads hundreds of damaged files")
@@ -719,7 +719,7 @@ def test_tensors_that_do_not_fit(copy):
     )
     refuse(
         {name: np.zeros((32, 32))},
-        "has dtype F64, which is not supported; supported are F32, F16, BF16",
+        "has dtype F64, which is not supported; supported: F32, F16, BF16",
     )
     refuse({name: np.zeros((32, 32), np.int8)}, "has dtype I8, which is not supported")
     refuse(

@@ -186,7 +186,7 @@ def test_keys_that_are_read_are_known(monkeypatch):
         (
             "phi3-long",
             {"original_max_position_embeddings": 512},
-            "original_max_position_embeddings: is 128, but beside rope_parameters it is 512",
+            "original_max_position_embeddings: is 128, but outside rope_parameters it is 512",
         ),
     ],
 )

@@ -31,7 +31,7 @@ pytestmark = needs_native
 CASES = json.loads((GOLDEN.parent / "checkpoints" / "transformers.json").read_text())
 #: Config fields in golden files that the models ignore.
 UNUSED = {"gpt-oss": ["intermediate_size"], "phi3-long": ["window"], "phi3-short": ["window"]}
-VISION = "ignore:1 tensors are skipped, which generating text does not use. images"
+VISION = "ignore:1 tensors are skipped, which text generation does not use. images"
 
 
 def describe(config: dict) -> config_json.Description:

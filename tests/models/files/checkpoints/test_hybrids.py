@@ -31,7 +31,7 @@ DATA = GOLDEN.parent / "checkpoints" / "transformers_hybrids.json"
 CASES = json.loads(DATA.read_text())
 #: Config fields in golden files that no layer uses.
 UNUSED = ("intermediate_size",)
-SKIPPED = "ignore:.* tensors are skipped, which generating text does not use"
+SKIPPED = "ignore:.* tensors are skipped, which text generation does not use"
 
 
 @pytest.fixture(autouse=True)
@@ -256,8 +256,12 @@ REFUSED = [
         {"quantization_config": {"quant_method": "fp8"}},
         "quantization_config: is 'fp8'",
     ),
-    ("gemma4", {"layer_types": [WINDOWED] * 3}, "layer_types: says sliding_attention of the last"),
-    ("gemma4", {"layer_types": None}, "layer_types: is missing, and 3 layers do not end"),
+    (
+        "gemma4",
+        {"layer_types": [WINDOWED] * 3},
+        "layer_types: lists sliding_attention for the last",
+    ),
+    ("gemma4", {"layer_types": None}, "layer_types: is missing, and 3 layers are not a"),
     ("gemma4", {"layer_types": [WINDOWED, LINEAR, FULL]}, "layer_types: 'linear_attention' is not"),
     ("gemma4", {"attention_bias": True}, "attention_bias: is True"),
     ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention: is 'all'"),
@@ -316,7 +320,7 @@ REFUSED = [
     (
         "deepseek2-noyarn",
         {"mlp_layer_types": ["sparse", "dense"]},
-        "mlp_layer_types: must say dense",
+        "mlp_layer_types: must list dense",
     ),
     ("lfm2", {"conv_bias": True}, "conv_bias: is True"),
     ("lfm2", {"conv_L_cache": None}, "conv_L_cache: is missing"),

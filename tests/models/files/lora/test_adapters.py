@@ -13,7 +13,7 @@ from support.helpers import nmse
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
-from jax_q4k.models.files.checkpoints import tensor_places
+from jax_q4k.models.files.checkpoints import tensor_locations
 from jax_q4k.models.files.lora import adapters
 from jax_q4k.models.network.build import build
 
@@ -221,10 +221,10 @@ def test_adapters_of_the_example(tmp_path):
     adapted = models.with_lora(given, tmp_path / "lora.safetensors")
     assert nmse(adapted.logits(TOKENS), want) <= 1e-10
     for names, message in (
-        ({"layers.0.attention.query.lora_a": (256, 2)}, "is there without its lora_b"),
-        ({"layers.9.attention.query.lora_a": (256, 2)}, "is of no matrix of the model"),
-        ({f"layers.{'9' * 5000}.attention.query.lora_a": (1, 1)}, "is of no matrix of the model"),
-        ({"layers.0.attention.norm.lora_b": (256, 2)}, "is of no matrix of the model"),
+        ({"layers.0.attention.query.lora_a": (256, 2)}, "is present without its lora_b"),
+        ({"layers.9.attention.query.lora_a": (256, 2)}, "matches no matrix of the model"),
+        ({f"layers.{'9' * 5000}.attention.query.lora_a": (1, 1)}, "matches no matrix of the model"),
+        ({"layers.0.attention.norm.lora_b": (256, 2)}, "matches no matrix of the model"),
     ):
         bad = {name: np.zeros(shape, np.float32) for name, shape in names.items()}
         save_file(bad, tmp_path / "bad.safetensors")
@@ -266,7 +266,7 @@ def test_adapters_of_mlx_lm(tmp_path):
     """
     given = model("llama-gqa")
     pairs = random_pairs(given)
-    places = tensor_places.places(given.config, given.config.kind.checkpoints[0])
+    places = tensor_locations.locations(given.config, given.config.kind.checkpoints[0])
     expected, tensors = expected_tensors(given.config), {}
     for name, (a, b) in pairs.items():
         module, entry = places[name].names[0].removesuffix(".weight"), expected[name].entry
@@ -287,7 +287,7 @@ def test_adapters_of_mlx_lm(tmp_path):
         ({"use_dora": True}, "use_dora: is True, which is not supported"),
         (
             {"lora_parameters": {"rank": RANK, "alpha": 2 * RANK, "scale": 1.0}},
-            "lora_parameters.alpha: is 6 with rank=3: mlx-lm's versions differ",
+            "lora_parameters.alpha: is 6 with rank=3: versions of mlx-lm differ",
         ),
         ({"lora_parameters": {"scale": "x"}}, "lora_parameters.scale: must be a number"),
     ):

@@ -33,15 +33,15 @@ BAD_SETTINGS = [
     ),
     ({"fan_in_fan_out": True}, "fan_in_fan_out: is True"),
     ({"use_rslora": 1}, "use_rslora: must be a boolean"),
-    ({"alpha_pattern": {"(a+)+$": 1}}, r"alpha_pattern: holds '\(a\+\)\+\$'; only plain names"),
+    ({"alpha_pattern": {"(a+)+$": 1}}, r"alpha_pattern: holds '\(a\+\)\+\$'; only plain modul"),
     ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern.q_proj: must be a number"),
     ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.q_proj: must be an integer from 1"),
     ({"rank_pattern": 3}, "rank_pattern: must be an object"),
     *(
-        ({"init_lora_weights": kind}, rf"init_lora_weights: is '{kind}', whose training changes")
+        ({"init_lora_weights": kind}, rf"init_lora_weights: is '{kind}', which changes the base")
         for kind in ("olora", "OLoRA", "pissa", "pissa_niter_4", "corda", "loftq", "lora_ga", "x")
     ),
-    ({"init_lora_weights": 1}, "init_lora_weights: is 1, whose training changes the base"),
+    ({"init_lora_weights": 1}, "init_lora_weights: is 1, which changes the base weights"),
     (
         {"target_parameters": ["experts.up"]},
         r"target_parameters: is \['experts.up'\], which is not",
@@ -166,7 +166,7 @@ def test_a_module_of_two_spellings(reverse, tmp_path):
     spellings = spellings[::-1] if reverse else spellings
     rename(file, {"model.model.layers": f"model.{spellings[0]}.layers"})
     rename(file, {f"model.{spellings[0]}.layers.0": f"model.{spellings[1]}.layers.0"}, keep=True)
-    with pytest.raises(jq.CheckpointError, match="is of the module that '.*' is of") as caught:
+    with pytest.raises(jq.CheckpointError, match="is of the same module as '.*'") as caught:
         models.with_lora(given, folder)
     message = str(caught.value)
     for spelling in spellings:
@@ -180,7 +180,7 @@ def test_a_matrix_of_two_names(tmp_path):
     b = np.concatenate([pairs[f"blk.0.attn_{x}.weight"][1] for x in "qkv"])
     a = pairs["blk.0.attn_q.weight"][0]
     file = write_gguf(tmp_path / "a.gguf", given, pairs | {"blk.0.attn_qkv.weight": (a, b)})
-    message = "is of blk.0.attn_q.weight, and so is 'blk.0.attn_q"
+    message = "is of blk.0.attn_q.weight, like 'blk.0.attn_q"
     with pytest.raises(jq.GGUFError, match=message):
         models.with_lora(given, file)
     given, tensors = model("llama-gqa"), {}
@@ -188,7 +188,7 @@ def test_a_matrix_of_two_names(tmp_path):
         tensors[f"layers.{layer}.attention.query.lora_a"] = np.ones((256, 2), np.float32)
         tensors[f"layers.{layer}.attention.query.lora_b"] = np.ones((2, 256), np.float32)
     save_file(tensors, tmp_path / "a.safetensors")
-    with pytest.raises(jq.CheckpointError, match="layers.00.* is of blk.0.attn_q.weight, and so"):
+    with pytest.raises(jq.CheckpointError, match="layers.00.* is of blk.0.attn_q.weight, like"):
         models.with_lora(given, tmp_path / "a.safetensors")
 
 
@@ -200,9 +200,9 @@ def test_numbers_that_are_infinite_in_float32(a, b, at, tmp_path):
     given = model("llama-gqa")
     pairs = {NAME: (A * np.float32(a), B * np.float32(b))}
     file = write_gguf(tmp_path / "a.gguf", given, pairs)
-    with pytest.raises(jq.GGUFError, match=rf"{at}': holds numbers so large that the adapter is"):
+    with pytest.raises(jq.GGUFError, match=rf"{at}': is so large that the adapter is"):
         models.with_lora(given, file)
-    with pytest.raises(jq.CheckpointError, match=rf"(?i){at}.weight': holds numbers so"):
+    with pytest.raises(jq.CheckpointError, match=rf"(?i){at}.weight': is so large"):
         models.with_lora(given, write_peft(tmp_path / "peft", given, pairs))
     finite = {NAME: (A * np.float32(1e15), B * np.float32(1e15))}
     assert adapters.read(write_gguf(file, given, finite), given.config)
@@ -217,7 +217,7 @@ def test_malformed_descriptions(tmp_path):
         with pytest.raises(jq.CheckpointError):
             models.with_lora(given, folder)
     described.unlink()
-    with pytest.raises(jq.CheckpointError, match="adapter_config.json: is missing beside it"):
+    with pytest.raises(jq.CheckpointError, match="adapter_config.json: is missing next to it"):
         models.with_lora(given, folder)
     os.mkfifo(described)
     with pytest.raises(jq.CheckpointError, match="must be a regular file"):
@@ -235,9 +235,9 @@ A, B = np.ones((RANK, 256), np.float32), np.ones((256, RANK), np.float32)
 ONE = np.array(1, np.float32)
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 BAD_TENSORS = {
-    "nothing": ({}, "tensors: holds none"),
-    "other": ({"weight": A}, "tensor 'weight': is no part of a LoRA adapter"),
-    "alone": ({f"{Q}.lora_A.weight": A}, "is there without its lora_b"),
+    "nothing": ({}, "tensors: are missing"),
+    "other": ({"weight": A}, "tensor 'weight': is not part of a LoRA adapter"),
+    "alone": ({f"{Q}.lora_A.weight": A}, "is present without its lora_b"),
     "rank": ({f"{Q}.lora_A.weight": A, f"{Q}.lora_B.weight": B[:, :2]}, r"\(256, 2\), expected"),
     "columns": ({f"{Q}.lora_A.weight": A[:, 1:], f"{Q}.lora_B.weight": B}, r"\(3, 255\), expected"),
     "rows": ({f"{Q}.lora_A.weight": A, f"{Q}.lora_B.weight": B[1:]}, r"\(255, 3\), expected"),
@@ -253,28 +253,28 @@ BAD_TENSORS = {
     ),
     "other-rank": (
         {f"{Q}.lora_A.weight": A[:2], f"{Q}.lora_B.weight": B[:, :2]},
-        "has rank 2; r and rank_pattern of adapter_config.json say 3",
+        "has rank 2; r and rank_pattern in adapter_config.json are 3",
     ),
     "type": (
         {f"{Q}.lora_A.weight": A.astype(np.float64), f"{Q}.lora_B.weight": B},
-        "has dtype F64; supported are",
+        "has dtype F64; supported:",
     ),
     "nan": ({f"{Q}.lora_A.weight": A * np.nan, f"{Q}.lora_B.weight": B}, "element 0 is NaN"),
     "layer": (
         {f"{Q[:-19]}9.self_attn.q_proj.lora_{x}.weight": A for x in "AB"},
-        "is of no module of a llama model",
+        "matches no module of a llama model",
     ),
     "norm": (
         {f"base_model.model.model.norm.lora_{x}.weight": A for x in "AB"},
-        "is of output_norm.weight, which is none of a model's matrices",
+        "is of output_norm.weight, which is not one of this model's attention",
     ),
     "embedding": (
         {f"base_model.model.model.embed_tokens.lora_embedding_{x}": A for x in "AB"},
-        "is no part of a LoRA adapter of matrices",
+        "is not part of a LoRA adapter for matrices",
     ),
     "vocabulary": (
         {f"base_model.model.model.embed_tokens.lora_{x}.weight": A for x in "AB"},
-        "is of token_embd.weight, which is none of a model's matrices",
+        "is of token_embd.weight, which is not one of this model's attention",
     ),
 }
 
@@ -297,12 +297,12 @@ BAD_FILES = {
     "activated": (
         {NAME: (A, B)},
         {"adapter__alora__invocation_tokens": [1, 2]},
-        "adapter.alora.invocation_tokens: are there: activated LoRA is not supported",
+        "adapter.alora.invocation_tokens: is present: activated LoRA is not supported",
     ),
     "unknown-key": (
         {NAME: (A, B)},
         {"adapter__lora__of_tomorrow": True, "adapter__lora__task_name": "chat"},
-        "adapter.lora.of_tomorrow: is not known; it may make another adapter of the same tensors",
+        "adapter.lora.of_tomorrow: is not a known key, and may change the adapter",
     ),
     "nan": (
         {},
@@ -314,13 +314,13 @@ BAD_FILES = {
         {"general__architecture": "qwen2"},
         "general.architecture: is 'qwen2', expected 'llama'",
     ),
-    "empty": ({}, {}, "tensors: holds none"),
+    "empty": ({}, {}, "tensors: are missing"),
     "rank": ({NAME: (A, B[:, :2])}, {}, r"has shape \(256, 2\), expected \(256, 3\)"),
     "transposed": ({NAME: (A.T, B)}, {}, r"has shape \(256, 3\), expected \(rank, 256\)"),
-    "norm": ({"output_norm.weight": (A, B)}, {}, "is of output_norm.weight, which is none"),
-    "embedding": ({"token_embd.weight": (A, B)}, {}, "is of token_embd.weight, which is none"),
-    "unknown": ({"blk.0.attn_x.weight": (A, B)}, {}, "is of blk.0.attn_x.weight, which is none"),
-    "layer": ({"blk.7.attn_q.weight": (A, B)}, {}, "is of blk.7.attn_q.weight, which is none"),
+    "norm": ({"output_norm.weight": (A, B)}, {}, "is of output_norm.weight, which is not one"),
+    "embedding": ({"token_embd.weight": (A, B)}, {}, "is of token_embd.weight, which is not one"),
+    "unknown": ({"blk.0.attn_x.weight": (A, B)}, {}, "is of blk.0.attn_x.weight, which is not one"),
+    "layer": ({"blk.7.attn_q.weight": (A, B)}, {}, "is of blk.7.attn_q.weight, which is not one"),
 }
 
 
@@ -372,7 +372,7 @@ def test_experts_and_tied_outputs_are_refused(tmp_path):
     mixtral = model("mixtral")
     pair = np.ones((RANK, 4), np.float32), np.ones((4, RANK), np.float32)
     name = "blk.0.ffn_down_exps.weight"
-    with pytest.raises(jq.GGUFError, match="is of experts .*, whose adapters are not supported"):
+    with pytest.raises(jq.GGUFError, match="is of experts .*, which is not supported"):
         models.with_lora(mixtral, write_gguf(tmp_path / "a.gguf", mixtral, {name: pair}))
     config, tied = model("gemma3").config, model("gemma3")
     pair = np.ones((1, config.hidden_size), np.float32), np.ones((config.vocab_size, 1), np.float32)
@@ -396,7 +396,9 @@ def test_rows_that_files_have_in_another_order_are_refused(name, module, parts, 
     tensors = {f"{full}.lora_{x}.weight": m.astype("f4") for x, m in zip("AB", pair, strict=True)}
     (tmp_path / "adapter_config.json").write_text(json.dumps(CONFIG))
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    message = f"{module}.* is of no module of a {name} model, or an adapter of it is not supported"
+    message = (
+        f"{module}.* matches no module of a {name} model, or an adapter of it is not supported"
+    )
     with pytest.raises(jq.CheckpointError, match=message):
         adapters.read(tmp_path, config)
 

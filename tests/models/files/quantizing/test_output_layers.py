@@ -149,7 +149,7 @@ def test_scales_of_fp8_caches_are_skipped(tmp_path):
     name, scale = "LlamaForCausalLM", np.ones((), np.float32)
     layer = "model.layers.0.self_attn."
     held = tensors(name) | {f"{layer}k_scale": scale, f"{layer}v_proj.v_scale": scale}
-    with pytest.warns(UserWarning, match="2 tensors are skipped, .*: scales of caches in FP8"):
+    with pytest.warns(UserWarning, match="2 tensors are skipped, .*: scales of FP8 caches"):
         assert error(folder(tmp_path, name, held, "False"), name, "head") <= 1e-11
 
 

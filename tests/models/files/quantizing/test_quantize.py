@@ -144,7 +144,7 @@ def test_rows_of_an_odd_length_become_f16():
     assert quantized["blk.0.attn_norm.weight"].dtype == jnp.float32
 
 
-@pytest.mark.filterwarnings("error", "ignore:.*no multiple of their type's block:UserWarning")
+@pytest.mark.filterwarnings("error", "ignore:.*not a multiple of their type's block:UserWarning")
 def test_weights_beyond_f16_are_named(monkeypatch):
     bad = changed(odd(), "blk.0.attn_q.weight", lambda x: x.at[9, 7].set(7e4))
     message = (
@@ -163,7 +163,7 @@ def test_importance_reaches_the_quantizer():
     original = fresh()
     weights = np.random.default_rng(2).uniform(0.01, 10, 256).astype(np.float32)
     name = "blk.0.attn_q.weight"
-    with pytest.warns(UserWarning, match=r"importance has no weights of \d+ of \d+ matrices.*blk"):
+    with pytest.warns(UserWarning, match=r"importance has no weights for \d+ of \d+ matrices.*blk"):
         got = models.named_tensors(models.quantize(original, "Q4_K_M", {name: weights}))
     rows = np.asarray(models.named_tensors(original)[name])
     assert got[name].to_gguf_bytes() == quantizers.quantize(rows, "Q4_K", weights).tobytes()
@@ -175,7 +175,7 @@ def test_importance_reaches_the_quantizer():
     [
         (
             {"blk.0.attn_q": np.ones(256)},
-            "importance names 'blk.0.attn_q', which is no tensor of the model",
+            "importance names 'blk.0.attn_q', which is not a tensor of the model",
         ),
         (
             {"output.weight": np.ones(255)},
@@ -384,18 +384,18 @@ def test_warnings_about_other_types(tmp_path):
     with pytest.warns(UserWarning) as caught:
         models.quantize_file(odd, tmp_path / "odd.gguf", "Q6_K")
     assert [str(warning.message) for warning in caught] == [
-        "13 of 26 tensors have rows that are no multiple of their type's block and get another "
+        "13 of 26 tensors have rows that are not a multiple of their type's block, and get another "
         "type: 13 Q6_K -> Q8_0",
-        "12 tensors are quantized already (1 Q4_K, 11 Q5_0): quantizing them again adds to their "
-        "error; take floats where there are any",
+        "12 tensors are already quantized (1 Q4_K, 11 Q5_0): quantizing them again adds "
+        "error; start from a float model if there is one",
     ]
     assert {warning.filename for warning in caught} == {__file__}
-    with pytest.warns(UserWarning, match=r"43 tensors are quantized already \(38 Q4_K, 5 Q6_K\)"):
+    with pytest.warns(UserWarning, match=r"43 tensors are already quantized \(38 Q4_K, 5 Q6_K\)"):
         models.quantize(models.load("demo"), "Q8_0")
     folder, file = TESTS / "data" / "checkpoints" / "llama", tmp_path / "floats.gguf"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         models.quantize_file(folder, file, "Q8_0")
-    with pytest.warns(UserWarning, match=r"^importance has no weights of \d+ of \d+ ma") as caught:
+    with pytest.warns(UserWarning, match=r"^importance has no weights for \d+ of \d+ ma") as caught:
         models.quantize_file(folder, file, "Q8_0", {"blk.0.attn_q.weight": np.ones(32)})
     assert caught[0].filename == __file__

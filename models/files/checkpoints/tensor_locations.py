@@ -24,7 +24,7 @@ _MXFP4 = 32  # weights of a block: 16 bytes, and a scale byte
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Location:
     """Location of a GGUF tensor in a checkpoint: rows of a tensor, or of one tensor per expert.
 
     Attributes:
@@ -59,8 +59,8 @@ class Place:
         """Names of the MXFP4 scales; () if not packed."""
         return (self.names[0].removesuffix("_blocks") + "_scales",) if self.packed else ()
 
-    def resolved(self, stored: tuple[int, ...]) -> Place:
-        """Returns the place with `transposed` decided by `stored`, the shape in the checkpoint."""
+    def resolved(self, stored: tuple[int, ...]) -> Location:
+        """Returns a copy with `transposed` decided by `stored`, the shape in the checkpoint."""
         if self.transposed is not None:
             return self
         *experts, k, n = self.shape
@@ -69,16 +69,16 @@ class Place:
         return dataclasses.replace(self, transposed=False, shape=stored)
 
 
-def places(
+def locations(
     config: Config,
     checkpoint: CheckpointClass,
     packed: bool = False,
     held: Container[str] | None = None,
-) -> dict[str, Place]:
-    """Returns GGUF name -> Place of every tensor that checkpoints of this class may hold.
+) -> dict[str, Location]:
+    """Returns GGUF name -> Location of every tensor that checkpoints of this class may hold.
 
     packed: experts are MXFP4 blocks and scales. held: names in the checkpoint, which decide between
-    alternative places; None means all names.
+    alternative locations; None means all names.
     """
     expected, found = expected_tensors(config), {}
     stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
@@ -91,12 +91,12 @@ def places(
             if where is None or name not in expected:
                 continue
             full = prefix + where.name + _suffix(where, tensor, suffix)
-            beside = f".{suffix}" if suffix else ""
-            wholes = [expected[f"{gguf}{part}{beside}"] for part in where.holds]
-            place = _place(where, full, wholes, where.holds.index(tensor.gguf))
+            ending = f".{suffix}" if suffix else ""
+            held_parts = [expected[f"{gguf}{part}{ending}"] for part in where.holds]
+            location = _location(where, full, held_parts, where.holds.index(tensor.gguf))
             if where.value_heads or where.groups:
-                place = _ordered(config, where, place, tensor, sizes(config, layer))
-            found[name] = _of_blocks(place) if packed and _is_packed(place) else place
+                location = _ordered(config, where, location, tensor, sizes(config, layer))
+            found[name] = _of_blocks(location) if packed and _is_packed(location) else location
     return found
 
 
@@ -123,26 +123,26 @@ def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
     return f".{suffix}"
 
 
-def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
-    """Returns the Place of GGUF tensor `held[at]` in a checkpoint tensor with the rows of all."""
+def _location(where: Stored, name: str, held: list[Expected], at: int) -> Location:
+    """Returns the Location of GGUF tensor `held[at]` in a checkpoint tensor with all their rows."""
     entry, shape = held[at].entry, held[at].shape
-    of_experts = entry.bias == "experts" and held[at].beside not in SCALES
+    of_experts = entry.bias == "experts" and held[at].suffix not in SCALES
     experts, leading = (shape[0], shape[:1]) if of_experts else (1, ())
     counts = [part.shape[len(leading)] for part in held]
     start = sum(counts[:at])
     rows = slice(at, None, len(held)) if where.alternating else slice(start, start + counts[at])
-    whole = (sum(counts), *shape[len(leading) + 1 :])
+    stored = (sum(counts), *shape[len(leading) + 1 :])
     transposed = False if held[at].is_bias else where.transposed
-    whole = whole if transposed is False else whole[::-1]
+    stored = stored if transposed is False else stored[::-1]
     if "{expert}" in where.name:
         names, leading = tuple(name.format(expert=i) for i in range(experts)), ()
     else:
         names = (name,)
-    whole = (1, *whole) if where.as_row else whole
-    whole = (*whole[:-1], 1, whole[-1]) if where.channels else whole
-    return Place(
+    stored = (1, *stored) if where.as_row else stored
+    stored = (*stored[:-1], 1, stored[-1]) if where.channels else stored
+    return Location(
         names,
-        (*leading, *whole),
+        (*leading, *stored),
         rows,
         of_experts,
         transposed,
@@ -154,57 +154,63 @@ def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
 
 
 def _ordered(
-    config: Config, where: Stored, place: Place, tensor: Tensor, lengths: Mapping[str, int]
-) -> Place:
-    """Returns the place with `tiled`, `groups` and `parts` set if `where` has heads or groups."""
+    config: Config,
+    where: Stored,
+    location: Location,
+    tensor: Tensor,
+    lengths: Mapping[str, int],
+) -> Location:
+    """Returns a copy with `tiled`, `groups` and `parts` set if `where` has heads or groups."""
     if where.value_heads is not None and config.kind.tiled_heads and config.delta is not None:
         axis, size = where.value_heads
         heads = config.delta.key_heads, config.delta.value_heads
-        place = dataclasses.replace(place, tiled=(axis, *heads, lengths[size]))
+        location = dataclasses.replace(location, tiled=(axis, *heads, lengths[size]))
     if where.groups:
         groups, stop, parts = lengths[where.groups], 0, []
         for name, size in where.parts:
             start, stop = stop, stop + lengths[size]
             if name == tensor.gguf:
                 parts.append(slice(start, stop))
-        columns = lengths[tensor.shape.split()[1 if place.transposed else -1]]
+        columns = lengths[tensor.shape.split()[1 if location.transposed else -1]]
         shape = groups * stop, columns
-        place = dataclasses.replace(place, shape=shape, groups=groups, parts=tuple(parts))
-    return place
+        location = dataclasses.replace(location, shape=shape, groups=groups, parts=tuple(parts))
+    return location
 
 
-def _is_packed(place: Place) -> bool:
-    return place.of_experts and len(place.shape) == 3
+def _is_packed(location: Location) -> bool:
+    return location.of_experts and len(location.shape) == 3
 
 
-def _of_blocks(place: Place) -> Place:
-    """Returns the Place of an experts' tensor that is stored as MXFP4 blocks, never transposed.
+def _of_blocks(location: Location) -> Location:
+    """Returns the Location of an experts' tensor that is stored as MXFP4 blocks, never transposed.
 
     The blocks are (experts, n, k / 32, 16).
     """
-    experts, n, k = place.shape
-    if place.transposed:
+    experts, n, k = location.shape
+    if location.transposed:
         n, k = k, n
-    name, shape = f"{place.names[0]}_blocks", (experts, n, k // _MXFP4, _MXFP4 // 2)
-    return dataclasses.replace(place, names=(name,), shape=shape, transposed=False, packed=True)
+    name, shape = f"{location.names[0]}_blocks", (experts, n, k // _MXFP4, _MXFP4 // 2)
+    return dataclasses.replace(location, names=(name,), shape=shape, transposed=False, packed=True)
 
 
-def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray | QuantizedArray:
-    """Reads a GGUF tensor of this shape from its place in the checkpoint."""
-    if place.packed:
-        return _mxfp4(weights, place, shape)
-    if place.of_experts:
-        return _experts(weights, place, shape)
-    [name] = place.names
-    if place.as_row:
+def read(
+    weights: Weights, location: Location, shape: tuple[int, ...]
+) -> np.ndarray | QuantizedArray:
+    """Reads a GGUF tensor of this shape from its location in the checkpoint."""
+    if location.packed:
+        return _mxfp4(weights, location, shape)
+    if location.of_experts:
+        return _experts(weights, location, shape)
+    [name] = location.names
+    if location.as_row:
         return weights.read(name)[0]
-    if place.groups:
-        values = _parts(weights.read(name), place, shape)
+    if location.groups:
+        values = _parts(weights.read(name), location, shape)
     else:
-        values = weights.read(name, place.rows)
-    values = values[..., 0, :] if place.channels else values
-    values = values if place.tiled is None else _tiled(values, *place.tiled)
-    if place.logarithms:
+        values = weights.read(name, location.rows)
+    values = values[..., 0, :] if location.channels else values
+    values = values if location.tiled is None else _tiled(values, *location.tiled)
+    if location.logarithms:
         with np.errstate(over="ignore"):  # infinities are reported below
             values = -np.exp(values.astype(np.float32))
         if not np.isfinite(values).all():
@@ -214,18 +220,18 @@ def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray |
     return values
 
 
-def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarray:
+def _parts(values: np.ndarray, location: Location, shape: tuple[int, ...]) -> np.ndarray:
     """Extracts a tensor's rows from every group of rows of a checkpoint tensor.
 
     Returns a matrix of the concatenated rows, or a stack with one matrix per group.
     """
-    groups = whole.reshape(place.groups, -1, whole.shape[-1])
+    groups = values.reshape(location.groups, -1, values.shape[-1])
     if len(shape) == 2:
-        parts = [groups[:, part].reshape(-1, whole.shape[-1]) for part in place.parts]
+        parts = [groups[:, part].reshape(-1, values.shape[-1]) for part in location.parts]
         return np.concatenate(parts)
-    [part] = place.parts
+    [part] = location.parts
     stack = groups[:, part]
-    return np.ascontiguousarray(stack.swapaxes(1, 2) if place.transposed else stack)
+    return np.ascontiguousarray(stack.swapaxes(1, 2) if location.transposed else stack)
 
 
 def _tiled(
@@ -241,12 +247,12 @@ def _tiled(
     return np.take(values, np.concatenate([at[:start], of_heads.reshape(-1)]), axis)
 
 
-def _experts(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray:
-    first = weights.stored[place.names[0]]
+def _experts(weights: Weights, location: Location, shape: tuple[int, ...]) -> np.ndarray:
+    first = weights.stored[location.names[0]]
     stacked = np.empty(shape, first.numpy_dtype)
     for expert in range(shape[0]):
-        values = _of_expert(weights, place.names, expert)
-        stacked[expert] = (values.T if place.transposed else values)[place.rows]
+        values = _of_expert(weights, location.names, expert)
+        stacked[expert] = (values.T if location.transposed else values)[location.rows]
     return stacked
 
 
@@ -256,7 +262,7 @@ def _of_expert(weights: Weights, names: tuple[str, ...], expert: int) -> np.ndar
     return weights.read(names[0], slice(expert, expert + 1))[0]
 
 
-def _mxfp4(weights: Weights, place: Place, shape: tuple[int, ...]) -> QuantizedArray:
+def _mxfp4(weights: Weights, location: Location, shape: tuple[int, ...]) -> QuantizedArray:
     """Reads MXFP4 blocks and scales, and converts them to GGUF's layout.
 
     GGUF stores the scale before a block, and weights j and j + 16 in byte j. A checkpoint stores
@@ -265,8 +271,8 @@ def _mxfp4(weights: Weights, place: Place, shape: tuple[int, ...]) -> QuantizedA
     """
     packed = np.empty((*shape[:2], shape[2] // _MXFP4, 1 + _MXFP4 // 2), np.uint8)
     for expert in range(shape[0]):
-        blocks = _of_expert(weights, place.names, expert)[place.rows]
+        blocks = _of_expert(weights, location.names, expert)[location.rows]
         codes = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*blocks.shape[:-1], _MXFP4)
-        packed[expert, ..., 0] = _of_expert(weights, place.scales, expert)[place.rows]
+        packed[expert, ..., 0] = _of_expert(weights, location.scales, expert)[location.rows]
         packed[expert, ..., 1:] = codes[..., : _MXFP4 // 2] | codes[..., _MXFP4 // 2 :] << 4
     return QuantizedArray.from_gguf_bytes(packed.reshape(-1), "MXFP4", shape)

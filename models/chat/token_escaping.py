@@ -16,7 +16,7 @@ from typing import Any
 _PRIVATE = range(0xE000, 0xF900)
 
 
-class Marks:
+class SpecialTokenEscaper:
     """Escape characters (marks) for one conversation.
 
     Attributes:

@@ -28,7 +28,7 @@ _TOOL = {
 }
 
 
-class Forms:
+class TemplateCapabilities:
     """Message formats that one template supports; each is probed on first use."""
 
     def __init__(self, template: str, probe: Probe, found: dict[str, str]) -> None:
@@ -104,9 +104,9 @@ class Forms:
 
     def _render(self, *messages: dict[str, Any], tools: bool = False) -> str | None:
         asks = messages[-1]["role"] != "assistant"
-        given = [_TOOL] if tools else None
+        offered = [_TOOL] if tools else None
         return self._probe(
-            {"messages": list(messages), "tools": given, "add_generation_prompt": asks}
+            {"messages": list(messages), "tools": offered, "add_generation_prompt": asks}
         )
 
     def _probe_system(self) -> str:
@@ -117,9 +117,9 @@ class Forms:
         typed = self._is("content_of_system", "parts")
         system = {"role": "system", "content": _PARTS if typed else _MARK}
         text = self._render(system, {"role": "user", "content": "A"})
-        alone = self._render({"role": "user", "content": "A"})
+        without_system = self._render({"role": "user", "content": "A"})
         refused = text is None or _MARK not in text
-        return "merged" if refused and alone is not None else "kept"
+        return "merged" if refused and without_system is not None else "kept"
 
     def _probe_content(self, *before: dict[str, Any], role: str, tools: bool = False) -> str:
         """Probes the content format of a role's messages: returns "text", "parts" or "both"."""
@@ -148,8 +148,8 @@ class Forms:
 
     def _probe_arguments(self) -> str:
         """Probes which formats of tool call arguments work: JSON strings, objects, or both."""
-        given = {"key": _MARK}
-        text, parsed = (self._after_call(self._call(a)) for a in (json.dumps(given), given))
+        arguments = {"key": _MARK}
+        text, parsed = (self._after_call(self._call(a)) for a in (json.dumps(arguments), arguments))
         if text == parsed:
             return "both"
         if parsed is None or (text is not None and f"'key': {_MARK!r}" in parsed):
