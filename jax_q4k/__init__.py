@@ -29,11 +29,13 @@ if TYPE_CHECKING:
         UnavailableError,
     )
     from .explanation import Explanation, explain
+    from .float_types import PAGE_DTYPES
+    from .implementations import FUSIONS, IMPLEMENTATIONS
     from .ops.append_kv import append_kv
     from .ops.attention import attention
     from .ops.backends import default_implementation
     from .ops.causal_attention import causal_attention
-    from .ops.checks import HEAD_DIMS, LATENT_DIMS, PAGE_DTYPES, page_dtype
+    from .ops.checks import HEAD_DIMS, LATENT_DIMS, page_dtype
     from .ops.dequantize import dequantize
     from .ops.embedding import embedding
     from .ops.expert_matmul import expert_matmul
@@ -59,14 +61,7 @@ if TYPE_CHECKING:
     from .ops.route import route
     from .ops.routed_mlp import routed_mlp
     from .ops.top_k import argmax, top_k
-    from .selection import (
-        FUSIONS,
-        IMPLEMENTATIONS,
-        Selection,
-        current_selection,
-        implementation,
-        selected,
-    )
+    from .selection import Selection, current_selection, implementation, selected
 else:
     #: Module names of earlier versions -> where the module is now.
     _RENAMED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 
@@ -25,15 +25,16 @@ class FloatType(NamedTuple):
 
 
 F32 = FloatType(np.dtype(np.float32), "f32", "f32", "f32", "F32", 0x7F800000)
-BF16 = FloatType(np.dtype(jnp.bfloat16), "bf16", "bf16", "bf16", "BF16", 0x7F80)
+BF16 = FloatType(np.dtype(ml_dtypes.bfloat16), "bf16", "bf16", "bf16", "BF16", 0x7F80)
 F16 = FloatType(np.dtype(np.float16), "f16", "f16", "f16", "F16", 0x7C00)
 INT8 = FloatType(np.dtype(np.int8), "int8", "s8", "s8")  # in pages, with a scale per vector
-FP8 = FloatType(np.dtype(jnp.float8_e4m3fn), "fp8", "e4m3", "f8e4m3fn")
+FP8 = FloatType(np.dtype(ml_dtypes.float8_e4m3fn), "fp8", "e4m3", "f8e4m3fn")
 
 #: Types of activations and float weights.
 FLOATS = (F32, BF16, F16)
 #: Types of KV-cache pages.
 PAGES = (*FLOATS, INT8, FP8)
+PAGE_DTYPES: tuple[np.dtype[Any], ...] = tuple(of.dtype for of in PAGES)
 
 #: ggml's name -> type.
 GGML: dict[str, FloatType] = {str(of.ggml): of for of in (F32, F16, BF16)}

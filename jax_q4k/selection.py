@@ -5,29 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 
-Implementation = Literal["ptx", "native", "xla", "sim"]
-Activations = Literal["f32", "q8_1"]
-
-IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
-ACTIVATIONS: tuple[str, ...] = get_args(Activations)
-
-#: Operations that can be fused into fewer kernels; for `matmul`, with its bias and residual.
-FUSIONS: tuple[str, ...] = (
-    "matmul",
-    "rms_norm_matmul",
-    "qkv_matmul",
-    "gated_matmul",
-    "mlp",
-    "expert_mlp",
-    "routed_mlp",
-    "rope_append",
-    "qkv_rope_append",
-    "paged_attention_matmul",
-)
+from .implementations import ACTIVATIONS, FUSIONS, IMPLEMENTATIONS, Activations, Implementation
 
 
 class Selection(NamedTuple):

@@ -1,3 +1,3 @@
 """On-disk cache of compiled programs, and atomic file replacement."""
 
-__all__ = ["atomic_files", "compiled_files", "program_cache"]
+__all__ = ["atomic_files", "compiled_files", "program_cache", "targets"]

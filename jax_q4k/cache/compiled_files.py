@@ -36,6 +36,7 @@ from ..jax_internals import (
 )
 from ..process_wide import ProcessWide
 from .atomic_files import replacing
+from .targets import TARGETS
 
 __all__ = [
     "MAGIC",
@@ -54,10 +55,6 @@ MAGIC = b"jax-q4k compiled program 2\n"
 _DIGEST = 32  # bytes of a SHA-256
 _LONGEST_HEADER = 1 << 20
 _LARGEST_FILE = 1 << 31
-
-#: Target -> (file in `assets` with XLA's GpuTargetConfigProto of the device, device name in
-#: `ptx_kernels.devices`); None is this machine's CPU.
-TARGETS: dict[str, tuple[str, str] | None] = {"cpu": None, "h200": ("h200.txtpb", "H200")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,11 +19,11 @@ from .. import float_types
 from ..arrays import QuantizedArray
 from ..arrays.indexed import IndexedArray, Packed
 from ..arrays.transposed import TransposedArray
+from ..float_types import PAGE_DTYPES
 
 #: Dtypes of activations and of KV-cache pages.
 FLOAT32: tuple[np.dtype, ...] = (float_types.F32.dtype,)
 FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(of.dtype for of in float_types.FLOATS)
-PAGE_DTYPES: tuple[np.dtype, ...] = tuple(of.dtype for of in float_types.PAGES)
 MIN_PAGE_SIZE = 16
 _FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

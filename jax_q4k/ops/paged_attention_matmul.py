@@ -10,6 +10,7 @@ import jax
 
 from ptx_kernels.limits import GROUP
 
+from .. import float_types
 from ..arrays import QuantizedArray
 from ..arrays.indexed import Packed
 from ..selection import activations_of, current_selection
@@ -61,7 +62,7 @@ def paged_attention_matmul(
       NotImplementedError: under differentiation; there is no derivative.
     """
     activations = activations_of(activations)
-    v_pages = checks.float_array("v_pages", v_pages, checks.PAGE_DTYPES)
+    v_pages = checks.float_array("v_pages", v_pages, float_types.PAGE_DTYPES)
     given, params = checked_pages(
         q,
         k_pages,

@@ -14,17 +14,20 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import jax
 from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
 from jax_q4k.collecting import gc_throttled
 
-from . import cache, interrupts
+from . import interrupts
 from .arguments import COMMANDS_ELSEWHERE, Parser, add_elsewhere, finish
 from .output import UsageError, devices, printable, split_cpu
+
+if TYPE_CHECKING:
+    from jax_q4k.cache.program_cache import ProgramCache
 
 #: Names of commands; each is a module of `commands`.
 COMMANDS = (
@@ -51,7 +54,6 @@ _ERRORS = (
     jq.UnavailableError,
     OSError,
     MemoryError,
-    jax.errors.JaxRuntimeError,
 )
 
 
@@ -72,12 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # fails with one line if there is no device
-            program_cache = cache.programs(notes, wanted=options.keeps_programs)
-            with (
-                program_cache
-                if options.runs_programs
-                else contextlib.nullcontext() as options.program_cache
-            ):
+            with _program_cache(options, notes) as options.program_cache:
                 code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:  # outside the block, or while a line is typed
@@ -88,12 +85,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (*_ERRORS, RuntimeError) as error:
-        if not isinstance(error, _ERRORS) and "Unable to initialize backend" not in str(error):
+        if not isinstance(error, _ERRORS) and not _is_of_jax(error):
             raise
         message = " ".join(printable(_said(error)).split()) or type(error).__name__
         notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
         return FAILURE
     return code or 0
+
+
+def _program_cache(
+    options: argparse.Namespace, notes: Console
+) -> contextlib.AbstractContextManager[ProgramCache | None]:
+    if not options.runs_programs:
+        return contextlib.nullcontext()
+    from . import cache  # imports JAX
+
+    return cache.programs(notes, wanted=options.keeps_programs)
+
+
+def _is_of_jax(error: Exception) -> bool:
+    """Returns whether a program failed on the device, or there is no device."""
+    import jax
+
+    backend = "Unable to initialize backend" in str(error)
+    return backend or isinstance(error, jax.errors.JaxRuntimeError)
 
 
 def _said(error: Exception) -> str:

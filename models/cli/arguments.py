@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..files.load import DEMO, HUB_EXAMPLE
+from ..support.assets import DEMO, HUB_EXAMPLE
 
 MODEL = (
     "a GGUF file (the first part of a split one), a folder with one, a checkpoint folder, "

@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..engine.outputs import Timings
+if TYPE_CHECKING:
+    from ..engine.outputs import Timings
 
 
 def since_start() -> float:

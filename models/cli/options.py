@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..runner.model import Model
 from ..sampling import Sampling
 from ..sampling.file_defaults import USUAL, default_sampling
 from .arguments import add_alias
 from .output import UsageError, printable, warnings_in_a_line
+
+if TYPE_CHECKING:
+    from ..runner.model import Model
 
 #: Help of options whose default differs from the field's.
 HELP = {

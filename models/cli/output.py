@@ -8,11 +8,8 @@ import os
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -25,11 +22,16 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from ..engine.outputs import Timings
-from ..files.load import DEMO, load, located
-from ..files.mtp import load_nextn
-from ..runner.model import Model
+from jax_q4k import models
+
+from ..support.assets import DEMO
 from .clock import Clock, since_start
+
+if TYPE_CHECKING:
+    import jax
+
+    from ..engine.outputs import Timings
+    from ..runner.model import Model
 
 
 class UsageError(Exception):
@@ -92,6 +94,8 @@ def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None 
 
 def devices(*platform: str) -> list[jax.Device]:
     """Returns `jax.devices`; raises RuntimeError if no platform of $JAX_PLATFORMS is available."""
+    import jax
+
     try:
         return jax.devices(*platform)
     except AssertionError as error:  # raised by JAX for a known but missing platform
@@ -116,6 +120,8 @@ def warnings_in_a_line(notes: Console) -> Iterator[None]:
 
 def split_cpu(count: int) -> None:
     """Splits a CPU into `count` JAX devices, unless JAX has started or XLA_FLAGS has a count."""
+    import jax
+
     if count > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX is already initialized
             jax.config.update("jax_num_cpu_devices", count)
@@ -126,6 +132,11 @@ def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> M
 
     Raises UsageError if there are fewer devices.
     """
+    import numpy as np
+    from jax.sharding import AxisType, Mesh
+
+    from ..files.load import located
+
     found = devices()
     if not 1 <= count <= len(found):
         raise UsageError(f"--devices {count} must be 1 to {len(found)}, the number of devices")
@@ -134,7 +145,7 @@ def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> M
     if count > 1:
         mesh = Mesh(np.array(found[:count]), ("tp",), axis_types=(AxisType.Explicit,))
     with warnings_in_a_line(notes), bytes_progress("Loading", notes) as report:
-        return load(path, progress=report, mesh=mesh, lora=lora)
+        return models.load(path, progress=report, mesh=mesh, lora=lora)
 
 
 def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
@@ -143,5 +154,5 @@ def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
     if named == "nextn":
         if options.model == DEMO or not os.path.isfile(options.model):
             raise UsageError("--draft nextn needs a GGUF file with a multi-token-prediction layer")
-        return load_nextn(options.model)
+        return models.load_nextn(options.model)
     return named if named in (None, "lookup") else load_model(named, notes, options.devices)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import chat
-from ..runner.model import Model
+from jax_q4k import models
+
 from .arguments import add_alias
 from .output import UsageError
+
+if TYPE_CHECKING:
+    from ..runner.model import Model
 
 #: Maximum bytes of a prompt file; a longer text exceeds any context.
 MAX_FILE = 1 << 26
@@ -149,7 +152,7 @@ def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> 
         if options.chat:
             system = [] if options.system is None else [_message("system", options.system)]
             messages = [*system, _message("user", prompt)]
-            return chat.encode(model.tokenizer, messages, **template_variables(options))
+            return models.chat.encode(model.tokenizer, messages, **template_variables(options))
         return model.tokenizer.encode(prompt, add_end=False)
     except ValueError as error:
         raise UsageError(error) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..engine.outputs import Output, TokenLogprobs
-from ..runner.model import Model
-from ..sampling import Sampling
+if TYPE_CHECKING:
+    from ..engine.outputs import Output, TokenLogprobs
+    from ..runner.model import Model
+    from ..sampling import Sampling
 
 
 def described(

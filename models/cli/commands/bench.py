@@ -13,18 +13,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-from gguf.constants import LlamaFileType
 from rich.console import Console
 from rich.table import Table
 
 import jax_q4k as jq
-from jax_q4k import native
 
-from ...runner.model import Model
-from ...tasks.bench import Speed, Test, check, measure
 from .. import interrupts
 from ..arguments import add_model
 from ..options import (
@@ -33,6 +28,10 @@ from ..options import (
     add_no_cache,
 )
 from ..output import UsageError, devices, load_model, printable, table_console
+
+if TYPE_CHECKING:
+    from ...runner.model import Model
+    from ...tasks.bench import Speed, Test
 
 #: Variable with the number of threads of XLA's CPU client, which also run this package's kernels.
 THREADS = "PJRT_NPROC"
@@ -132,6 +131,8 @@ def _tests(options: argparse.Namespace) -> list[Test]:
     """Returns prompt tests, then decode tests, for every depth and batch; skips 0 tokens."""
     kinds = [("pp", tokens) for tokens in options.prompt] + [("tg", n) for n in options.new]
     each = itertools.product(options.batch, options.depth, filter(lambda kind: kind[1], kinds))
+    from ...tasks.bench import Test  # imports JAX
+
     return [Test(kind, tokens, depth, batch) for batch, depth, (kind, tokens) in each]
 
 
@@ -163,16 +164,18 @@ def _measured(
     options: argparse.Namespace, tests: list[Test], notes: Console
 ) -> list[dict[str, Any]]:
     """Runs the tests in this process; returns one row of results per test."""
+    from ...tasks import bench  # imports JAX
+
     model = load_model(options.model, notes)
     (repetitions,) = options.repetitions
     speeds = []
     try:
         for test in tests:
-            check(model, test)
+            bench.check(model, test)
         with jq.implementation(options.implementation):
             for test in tests:
                 with _status(test.name, notes):
-                    speeds.append(measure(model, test, repetitions, options.cache_dtype))
+                    speeds.append(bench.measure(model, test, repetitions, options.cache_dtype))
     except ValueError as error:
         raise UsageError(error) from error
     about = _about(model, options)
@@ -188,6 +191,8 @@ def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     from ...network.build import named_tensors  # imports Flax
 
     (device,) = model.weights[0].devices()
+    import jax
+
     used = options.implementation or jq.default_implementation(device.platform)
     tensors = named_tensors(model).values()
     count = sum(math.prod(tensor.shape) for tensor in tensors)
@@ -197,7 +202,7 @@ def _about(model: Model, options: argparse.Namespace) -> dict[str, Any]:
         "jax": jax.__version__,
         "device": device.device_kind,
         "implementation": used,
-        "kernels": native.kernels() if used == "native" else None,
+        "kernels": jq.native.kernels() if used == "native" else None,
         "n_threads": _threads() if on_cpu else None,
         "model_filename": options.model,
         "model_type": f"{model.config.architecture} {_file_type(model)}".strip(),
@@ -216,6 +221,8 @@ def _threads() -> int:
 
 
 def _file_type(model: Model) -> str:
+    from gguf.constants import LlamaFileType
+
     try:
         name = LlamaFileType(model.metadata.get("general.file_type", -1)).name
     except ValueError:

@@ -10,15 +10,14 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
+from jax_q4k import models
 
-from ...engine.conversation import Conversation
-from ...engine.outputs import Piece, Timings
 from ...sampling import Sampling
 from .. import interrupts
 from ..arguments import add_model
@@ -26,6 +25,10 @@ from ..lines import line_reader, read_message
 from ..options import add_running, add_sampling, sampling_of
 from ..output import UsageError, load_model, loaded_draft, printable, timings_line
 from ..prompts import add_template, template_variables
+
+if TYPE_CHECKING:
+    from ...engine.conversation import Conversation
+    from ...engine.outputs import Piece, Timings
 
 MAX_NEW_TOKENS = 1024
 
@@ -58,7 +61,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     model.program_cache = options.program_cache
     sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
-    conversation = Conversation(model, options.system, variables=template_variables(options))
+    conversation = models.Conversation(model, options.system, variables=template_variables(options))
     session = Session(conversation, sampling, running, notes)
     with jq.implementation(options.implementation):
         return session.run()

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
-from jax_q4k.cache.compiled_files import TARGETS
+from jax_q4k import models
+from jax_q4k.cache.targets import TARGETS
 
-from ...runner.exported_step import compile_step
 from ..arguments import add_model
 from ..options import add_cache_dtype, add_implementation
 from ..output import UsageError, load_model, printable
@@ -41,10 +41,11 @@ def add_parser(commands: Any) -> None:
 
 def _compile(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(options.model, notes)
-    fields = {name: getattr(options, name) for name in ("target", "batch", "context")}
+    names = "target", "batch", "context", "cache_dtype"
+    fields = {name: getattr(options, name) for name in names}
     with jq.implementation(options.implementation):
         try:
-            size = compile_step(model, options.output, cache_dtype=options.cache_dtype, **fields)
+            size = models.compile_step(model, options.output, **fields)
         except ValueError as error:
             raise UsageError(error) from error
     said = f"{printable(options.output)}: {size:,} bytes of {options.target} code"

@@ -13,15 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import jax_q4k as jq
-from jax_q4k import default_implementation, environment, native
 
 from ..output import devices, table_console
 
@@ -95,14 +91,14 @@ def _cpu() -> Iterator[tuple[str, str]]:
     yield "instruction sets", ", ".join(known) or "none with kernels here"
     yield "threads of XLA", _threads()
     yield "C++ compiler", _compiler()
-    path, problem = native.library_path(), native.problem()
+    build = jq.native.build
+    path, problem = jq.native.library_path(), jq.native.problem()
     yield (
         "CPU kernels",
-        problem
-        or f"{path}{', built from the sources next to it' if native.build.fingerprint() else ''}",
+        problem or f"{path}{', built from the sources next to it' if build.fingerprint() else ''}",
     )
-    used, compiled = native.kernels(), native.compiled()
-    for name in native.build.kernels():
+    used, compiled = jq.native.kernels(), jq.native.compiled()
+    for name in build.kernels():
         missing = [need for need in NEEDS[name] if need not in has]
         if name == used:
             state = "in use"
@@ -112,8 +108,8 @@ def _cpu() -> Iterator[tuple[str, str]]:
             state = "not in use: the library is not"
         elif name not in compiled:
             state = "not in the library: its compiler does not support them"
-        elif native.named():
-            state = f"not in use: ${native.VARIABLE} is {used}"
+        elif jq.native.named():
+            state = f"not in use: ${jq.native.VARIABLE} is {used}"
         else:
             state = f"not in use: {used} is faster"
         yield f"  {name}", state
@@ -128,7 +124,7 @@ def _threads() -> str:
 
 
 def _compiler() -> str:
-    command = native.build.compiler()
+    command = jq.native.build.compiler()
     if not command or shutil.which(command[0]) is None:
         return f"not found: {' '.join(command)}; set $CXX to use another"
     try:
@@ -144,19 +140,19 @@ def _gpu() -> Iterator[tuple[str, str]]:
     plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
     yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone installs it"
-    yield "CUDA driver", environment.cuda_driver()
+    yield "CUDA driver", jq.environment.cuda_driver()
     if cache := _jit_cache():
         yield (
             "CUDA driver's cache",
             f"none: {cache.problem}" if cache.problem else f"{cache.folder}",
         )
-    yield "ptxas", environment.ptxas()
+    yield "ptxas", jq.environment.ptxas()
 
 
-def _jit_cache() -> environment.JitCache | None:
+def _jit_cache() -> jq.environment.JitCache | None:
     """Returns the CUDA driver's cache; None if there is neither a GPU nor JAX's plugin for one."""
-    if environment.cuda_devices() or any(map(_installed, _CUDA_PLUGINS)):
-        return environment.jit_cache()
+    if jq.environment.cuda_devices() or any(map(_installed, _CUDA_PLUGINS)):
+        return jq.environment.jit_cache()
     return None
 
 
@@ -168,7 +164,7 @@ def _installed(package: str) -> str | None:
 
 
 def _defaults() -> Iterator[tuple[str, str]]:
-    for name in ("JAX_PLATFORMS", native.VARIABLE):
+    for name in ("JAX_PLATFORMS", jq.native.VARIABLE):
         yield f"${name}", os.environ.get(name) or "not set"
     try:
         yield (
@@ -177,24 +173,28 @@ def _defaults() -> Iterator[tuple[str, str]]:
         )
     except RuntimeError as error:
         yield "devices of JAX", f"none: {error}"
-    on_cpu = default_implementation("cpu")
+    on_cpu = jq.default_implementation("cpu")
     if on_cpu == "native":
-        reason = native.problem() or f"C++ kernels for {native.kernels()}"
+        reason = jq.native.problem() or f"C++ kernels for {jq.native.kernels()}"
     else:
         reason = "plain JAX, which is slow"
     yield "default on cpu", f"{on_cpu}: {reason}"
-    yield "default on cuda", f"{default_implementation('cuda')}: generated PTX kernels"
+    yield "default on cuda", f"{jq.default_implementation('cuda')}: generated PTX kernels"
 
 
 def _broken() -> str | None:
     """Returns the first problem of an installed part that does not work; None if all work."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
     try:
         devices()
     except RuntimeError as error:
         return f"JAX has no device: {error}"
-    if not native.available():
-        asked_for = native.named() or native.library_path().exists()
-        return native.problem() if asked_for else None
+    if not jq.native.available():
+        asked_for = jq.native.named() or jq.native.library_path().exists()
+        return jq.native.problem() if asked_for else None
     try:
         cpu = devices("cpu")[0]
     except RuntimeError:  # $JAX_PLATFORMS leaves it out
@@ -208,9 +208,9 @@ def _broken() -> str | None:
                 for name in ("native", "xla")
             )
         except jax.errors.JaxRuntimeError as error:
-            return f"{native.build.LIBRARY} fails: {error}"
+            return f"{jq.native.build.LIBRARY} fails: {error}"
         if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):
             difference = jnp.max(jnp.abs(got - want))
-            library = native.build.LIBRARY
+            library = jq.native.build.LIBRARY
             return f"{library} computes a product that differs from plain JAX's by {difference}"
     return None

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
+from jax_q4k import models
 
 from ...config.pooling import POOLINGS
-from ...tasks.embeddings import embed
 from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
 from ..prompts import is_piped, read_up_to
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
@@ -69,7 +71,7 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
         jq.implementation(options.implementation),
     ):
         try:
-            vectors = embed(
+            vectors = models.embed(
                 model,
                 texts,
                 pooling=options.pooling,

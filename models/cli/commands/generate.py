@@ -8,17 +8,14 @@ import itertools
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
+from jax_q4k import models
 
-from ...engine.generate import generate, stream
-from ...engine.outputs import Output, Piece
-from ...engine.request import ContextShift
-from ...runner.model import Model
 from ...sampling import Sampling
 from ..arguments import add_model
 from ..clock import Clock
@@ -31,6 +28,11 @@ from ..options import (
 from ..output import UsageError, load_model, loaded_draft, printable, timings_line
 from ..prompts import add_prompts, add_template, ids_of, texts_of
 from ..results import described
+
+if TYPE_CHECKING:
+    from ...engine.outputs import Output, Piece
+    from ...engine.request import ContextShift
+    from ...runner.model import Model
 
 EXAMPLES = """\
 examples:
@@ -95,7 +97,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
 
 def _shift(options: argparse.Namespace) -> ContextShift | None:
     try:
-        return ContextShift(options.keep) if options.context_shift else None
+        return models.ContextShift(options.keep) if options.context_shift else None
     except ValueError as error:
         raise UsageError(error) from error
 
@@ -123,7 +125,7 @@ def _batch(
     rows = [s.replaced(seed=(s.seed + i) % 2**32) for i, s in enumerate(samplings)]
     with _status(notes):
         try:
-            return generate(model, prompts, rows, **settings)
+            return models.generate(model, prompts, rows, **settings)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error
 
@@ -137,7 +139,7 @@ def _streamed(
     notes: Console,
 ) -> Output:
     try:
-        pieces = stream(model, ids, sampling, **settings)
+        pieces = models.stream(model, ids, sampling, **settings)
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
     with _status(notes):

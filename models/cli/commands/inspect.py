@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import collections
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jax_q4k.gguf import Header, TensorInfo, read_header
+import jax_q4k as jq
 
-from ...config.tensors import unused_tensors
-from ...files.load import located
 from ..arguments import add_model
 from ..output import table_console
+
+if TYPE_CHECKING:
+    from jax_q4k.gguf import Header, TensorInfo
 
 #: Maximum characters shown of a value; chat templates have thousands.
 _WIDTH = 72
@@ -34,13 +34,17 @@ def add_parser(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace, notes: Console) -> None:
-    header = read_header(located(options.model))
+    from ...files.load import located  # imports JAX
+
+    header = jq.gguf.read_header(located(options.model))
     show(header, table_console())
 
 
 def show(header: Header, console: Console) -> None:
     """Prints the tables; escapes text of the file, which could control the terminal."""
     tensors = list(header.tensors.values())
+    from ...config.tensors import unused_tensors  # imports JAX
+
     unused = set(unused_tensors(header.metadata, header.tensors))
     console.print(_metadata(header))
     console.print(_tensors(tensors, unused))
@@ -108,10 +112,9 @@ def _types(tensors: list[TensorInfo]) -> Table:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, (list, np.ndarray)):
-        first = ", ".join(
-            _shortened(repr(v.item() if isinstance(v, np.generic) else v), 16) for v in value[:4]
-        )
+    if hasattr(value, "__len__") and not isinstance(value, str):  # a list, or NumPy's array
+        items = (v.item() if hasattr(v, "item") else v for v in value[:4])
+        first = ", ".join(_shortened(repr(v), 16) for v in items)
         return f"{len(value)}: [{first}{', ...' if len(value) > 4 else ''}]"
     return _shortened(repr(value), _WIDTH)
 

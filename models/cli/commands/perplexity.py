@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
+from jax_q4k import models
 
-from ...runner.model import Model
-from ...tasks.perplexity import Score, TooShortError, score
 from ..arguments import add_model
 from ..options import add_devices, add_implementation, add_no_cache
 from ..output import UsageError, load_model, progress
+
+if TYPE_CHECKING:
+    from ...runner.model import Model
+    from ...tasks.perplexity import Score
 
 MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
@@ -84,11 +87,13 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
 
 def _score(model: Model, text: str, context: int | None, report: Any, notes: Console) -> Score:
     """Scores a text with llama.cpp's windows; with our own if it is shorter than two of those."""
+    from ...tasks.perplexity import TooShortError  # imports JAX
+
     try:
-        return score(model, text, context=context, windows="llama.cpp", progress=report)
+        return models.score(model, text, context=context, windows="llama.cpp", progress=report)
     except TooShortError as error:
         notes.print(f"[dim]{error}: reporting only the result for all tokens.[/]", soft_wrap=True)
-        return score(model, text, context=context, progress=report)
+        return models.score(model, text, context=context, progress=report)
 
 
 def _described(found: Score) -> dict[str, Any]:

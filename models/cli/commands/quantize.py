@@ -12,11 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from jax_q4k import gguf
+import jax_q4k as jq
+from jax_q4k import models
 
-from ...files.load import located
-from ...files.quantizing.imatrix import read_imatrix
-from ...files.quantizing.quantize import quantize_file
 from ...files.quantizing.recipes import RECIPES
 from ..arguments import add_model
 from ..options import add_no_cache
@@ -52,13 +50,15 @@ def add_parser(commands: Any) -> None:
 
 
 def _quantize(options: argparse.Namespace, notes: Console) -> None:
+    from ...files.load import located  # imports JAX
+
     source = Path(located(options.model))
     _check_targets(source, options)
     started = time.perf_counter()
     try:
-        importance = read_imatrix(options.imatrix) if options.imatrix else None
+        importance = models.read_imatrix(options.imatrix) if options.imatrix else None
         with warnings_in_a_line(notes), bytes_progress("Quantizing", notes) as report:
-            written = quantize_file(
+            written = models.quantize_file(
                 source,
                 options.target,
                 options.type,
@@ -105,7 +105,7 @@ def _files(source: Path) -> list[Path]:
     """Returns the files that a model is read from."""
     if source.is_dir():
         return list(source.glob("*.safetensors"))
-    return [part for part in gguf.part_names(source) if part.exists()]
+    return [part for part in jq.gguf.part_names(source) if part.exists()]
 
 
 def _size(source: Path) -> int:

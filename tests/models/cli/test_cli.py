@@ -23,7 +23,7 @@ import jax_q4k as jq
 from jax_q4k import current_selection, models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import output
-from jax_q4k.models.cli.commands import generate, inspect, perplexity
+from jax_q4k.models.cli.commands import inspect, perplexity
 
 from ..golden_files import model, path
 
@@ -120,7 +120,7 @@ def test_devices_reach_loading(run, monkeypatch):
         seen.update(options)
         raise output.UsageError("seen")
 
-    monkeypatch.setattr(output, "load", record)
+    monkeypatch.setattr(models, "load", record)
     given = ("generate", TOKEN_MODEL, "--tokens", "1,2", "--devices")
     for count, axes in (("1", None), ("2", {"tp": 2})):
         assert run(*given, count) == (2, "", "error: seen\n")
@@ -145,7 +145,7 @@ def test_options_reach_generation(run, monkeypatch):
         assert not jax.config.jax_enable_compilation_cache  # set by --no-cache
         raise ValueError("seen")
 
-    monkeypatch.setattr(generate, "stream", record)
+    monkeypatch.setattr(models, "stream", record)
     options = {
         "--temperature": 0.5,
         "--top-k": 3,
@@ -308,7 +308,7 @@ def test_more_memory_than_there_is(run, monkeypatch):
     def exhausted(*_, **__):
         raise MemoryError("Unable to allocate 1 TiB")
 
-    monkeypatch.setattr(cli.output, "load", exhausted)
+    monkeypatch.setattr(models, "load", exhausted)
     assert run("generate", TOKEN_MODEL, "--tokens", "1") == (
         2,
         "",

@@ -144,13 +144,13 @@ def runs(process: int) -> bool:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_written_in_part_is_removed(name, tmp_path):
     body = """
-from jax_q4k import gguf
+from jax_q4k import gguf, models
 
 def quantize_file(source, target, *arguments, **options):
     tensors = {"t": gguf.TensorPieces("F32", (4,), interrupted)}
     gguf.write(target, {"general.architecture": "llama"}, tensors)
 
-cli.commands.quantize.quantize_file = quantize_file
+models.quantize_file = quantize_file
 cli.main(["quantize", "demo", sys.argv[2]])
 """
     done = run(body, name, str(tmp_path / "out.gguf"), capture_output=True)

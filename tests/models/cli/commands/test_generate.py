@@ -19,7 +19,6 @@ from support.gguf_bytes import float_entry, rewritten, text_entry
 from jax_q4k import models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import options, prompts
-from jax_q4k.models.cli.commands import generate
 from jax_q4k.models.sampling.file_defaults import KEYS, default_sampling
 
 from ...files.lora.test_adapters import random_pairs, write_gguf
@@ -157,7 +156,7 @@ def _sampling(run: Any, monkeypatch: pytest.MonkeyPatch, file: str, *arguments: 
         seen.append(sampling)
         raise ValueError("seen")
 
-    monkeypatch.setattr(generate, "stream", record)
+    monkeypatch.setattr(models, "stream", record)
     code, _, err = run("generate", file, "-p", "x", *arguments)
     assert code == 2 and err.endswith("error: seen\n")
     return seen[0], err.removesuffix("error: seen\n")
