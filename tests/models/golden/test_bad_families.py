@@ -137,7 +137,12 @@ RECURRENCES = [
     (DELTA, "ssm.time_step_rank", 0, "must be an integer from 1"),
     (DELTA, "ssm.time_step_rank", 6, "inner_size: is 256, expected 384"),
     (DELTA, "ssm.time_step_rank", None, "is missing"),
-    (DELTA, "ssm.inner_size", 255, "inner_size: is 255, expected 256, ssm.time_step_rank heads"),
+    (
+        DELTA,
+        "ssm.inner_size",
+        255,
+        "inner_size: is 255, expected 256, for ssm.time_step_rank heads",
+    ),
     (DELTA, "ssm.inner_size", "x", "is of type str"),
     (DELTA, "ssm.conv_kernel", 0, "must be an integer from 1 to 64"),
     (DELTA, "ssm.conv_kernel", 65, "must be an integer from 1 to 64"),

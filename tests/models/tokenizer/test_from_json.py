@@ -401,7 +401,9 @@ def test_two_tokens_in_front() -> None:
     assert t.encode("Hello") == library.encode("Hello").ids
     assert t.encode("Hello", add_end=False) == library.encode("Hello").ids[:-1]
     assert (t.encode(""), t.bos_token_id) == ([282, 281, 280], 282)
-    with pytest.warns(UserWarning, match="cannot express that '<.im_start.>', '<.endoftext.>' are added"):
+    with pytest.warns(
+        UserWarning, match="cannot express that '<.im_start.>', '<.endoftext.>' are added"
+    ):
         metadata = t.gguf_metadata()
     assert metadata["tokenizer.ggml.add_bos_token"] is False
     assert metadata["tokenizer.ggml.add_eos_token"] is True

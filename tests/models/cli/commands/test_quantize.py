@@ -182,7 +182,7 @@ def test_importance_of_experts_that_does_not_fit():
         (
             {"blk.9.ffn_up.weight": (np.ones(256), [1])},
             "imatrix",
-            "names 'blk.9.ffn_up.weight', which is no tensor",
+            "names 'blk.9.ffn_up.weight', which is not a tensor",
         ),
     ],
 )
