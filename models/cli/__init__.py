@@ -72,11 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # fails with one line if there is no device
-            program_cache = cache.programs(notes, wanted=options.keeps_programs)
+            programs = cache.programs(notes, wanted=options.keeps_programs)
             with (
-                program_cache
-                if options.runs_programs
-                else contextlib.nullcontext() as options.program_cache
+                programs if options.runs_programs else contextlib.nullcontext() as options.programs
             ):
                 code = options.command(options, notes)
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 """Rejects GGUF keys that the decoder would ignore: unknown keys, and values without support.
 
-Unknown keys are rejected because a newer llama.cpp may use it for a feature that this package lacks.
+Unknown keys are rejected because a newer llama.cpp may use them for features that are missing here.
 Keys that only other architectures read are ignored, as in llama.cpp.
 """
 

@@ -266,4 +266,4 @@ def test_a_model_in_several_files(run, tmp_path):
 def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
-    assert f"{size!r} must be an integer, optionally followed by M or G" in capsys.readouterr().err
+    assert f"{size!r} must be an integer, with or without M or G" in capsys.readouterr().err
