@@ -239,8 +239,8 @@ def their_figures(peer: Peer, path: str, cores: set[int], contexts: list[int]) -
     for name in ("load_to_first_token_seconds", "process_to_first_token_seconds"):
         figures[name] = first["seconds"]
     figures["peak_megabytes_first_token"] = first["megabytes"]
-    whole = peer.first_token(path, cores, max(PROMPTS))
-    return figures | {f"peak_megabytes_{max(PROMPTS)}": whole["megabytes"]}
+    prefill = peer.first_token(path, cores, max(PROMPTS))
+    return figures | {f"peak_megabytes_{max(PROMPTS)}": prefill["megabytes"]}
 
 
 def our_figures(path: str, cores: set[int], contexts: list[int]) -> dict[str, Any]:
@@ -249,8 +249,8 @@ def our_figures(path: str, cores: set[int], contexts: list[int]) -> dict[str, An
     peak = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))
     with tempfile.TemporaryDirectory() as folder:  # the second process finds the first's programs
         for _ in range(2):
-            kept = on_cores(cores, "cpu", "kept_first_token", path, folder)
-    figures["kept_first_token_seconds"] = kept
+            cached = on_cores(cores, "cpu", "kept_first_token", path, folder)
+    figures["kept_first_token_seconds"] = cached
     return figures | {f"peak_megabytes_{max(PROMPTS)}": peak}
 
 
@@ -338,13 +338,13 @@ def _print(row: dict[str, Any]) -> None:
         if isinstance(value, str):
             print(f"  {name:32}{value:>10}")
             continue
-        beside = ""
+        peers = ""
         for peer, found in row["ratios"].items():
             if name in found:
-                least, middle, most = found[name]
-                beside += f"{row[peer][name]:10.2f} {peer}, "
-                beside += f"ratio {middle:.2f} ({least:.2f} to {most:.2f})"
-        print(f"  {name:32}{value:10.2f}{beside}")
+                low, middle, high = found[name]
+                peers += f"{row[peer][name]:10.2f} {peer}, "
+                peers += f"ratio {middle:.2f} ({low:.2f} to {high:.2f})"
+        print(f"  {name:32}{value:10.2f}{peers}")
 
 
 if __name__ == "__main__":

@@ -57,11 +57,11 @@ class Peer:
         rows = self._bench(path, cores, repeats, "-p", _joined(prompts), "-n", "0")
         found = [(f"prefill_{row['n_prompt']}", row["avg_ts"]) for row in rows]
         for context in contexts:
-            given = ["-n", str(tokens)]
+            args = ["-n", str(tokens)]
             if context:  # ik_llama.cpp has no depth option, but decodes after a prompt
-                behind = ["-n", "0", "-gp", f"{context},{tokens}"]
-                given = behind if self.repacks else [*given, "-d", str(context)]
-            made = self._bench(path, cores, repeats, "-p", "0", *given)
+                after = ["-n", "0", "-gp", f"{context},{tokens}"]
+                args = after if self.repacks else [*args, "-d", str(context)]
+            made = self._bench(path, cores, repeats, "-p", "0", *args)
             found += [(f"decode_{context}", row["avg_ts"]) for row in made]
         found += self._batches(path, cores, batches, tokens)
         with competing(cores):
@@ -73,9 +73,9 @@ class Peer:
         self, path: str, cores: set[int], prompt: int, repeats: int = 1
     ) -> dict[str, float]:
         """Runs a process that reads a prompt: seconds from start to end, and MiB of memory."""
-        given = ["-p", str(prompt), "-n", "0", "-r", "1", "-o", "json"]
-        given += ["-w", "0"] if self.repacks else ["--no-warmup"]
-        runs = [self._run("llama-bench", path, cores, *given) for _ in range(repeats)]
+        args = ["-p", str(prompt), "-n", "0", "-r", "1", "-o", "json"]
+        args += ["-w", "0"] if self.repacks else ["--no-warmup"]
+        runs = [self._run("llama-bench", path, cores, *args) for _ in range(repeats)]
         return {
             "seconds": statistics.median(seconds for _, seconds, _ in runs),
             "megabytes": max(peak for _, _, peak in runs),
@@ -83,8 +83,8 @@ class Peer:
 
     def command(self, program: str, path: str, threads: int, *arguments: str) -> list[str]:
         """Returns a program of the folder with its arguments."""
-        given = ["-m", os.path.abspath(path), "-t", str(threads), *arguments]
-        return [str(self.folder.absolute() / program), *given]
+        args = ["-m", os.path.abspath(path), "-t", str(threads), *arguments]
+        return [str(self.folder.absolute() / program), *args]
 
     def _batches(
         self, path: str, cores: set[int], batches: Sequence[int], tokens: int
@@ -92,10 +92,10 @@ class Peer:
         if not batches or not (self.folder / "llama-batched-bench").exists():
             return []
         room = max(batches) * (tokens + _BATCH_PROMPT)
-        given = ["-c", str(room), "-npp", str(_BATCH_PROMPT), "-ntg", str(tokens)]
+        args = ["-c", str(room), "-npp", str(_BATCH_PROMPT), "-ntg", str(tokens)]
         found = []
-        for way in [[], ["-rtr"]] if self.repacks else [[]]:
-            arguments = [*given, "-npl", _joined(batches), *way]
+        for flags in [[], ["-rtr"]] if self.repacks else [[]]:
+            arguments = [*args, "-npl", _joined(batches), *flags]
             printed, _, _ = self._run("llama-batched-bench", path, cores, *arguments)
             rows = filter(None, map(_BATCH_ROW.match, printed.splitlines()))
             found += [(f"batch_{row[1]}", float(row[2])) for row in rows]
@@ -104,9 +104,9 @@ class Peer:
     def _bench(self, path: str, cores: set[int], repeats: int, *arguments: str) -> list[Any]:
         """Returns rows of llama-bench, with and without fused attention, and repacking."""
         rows = []
-        for way in [["-rtr", "0"], ["-rtr", "1"]] if self.repacks else [[]]:
-            given = ["-r", str(repeats), "-fa", "0,1", "-o", "json", *arguments, *way]
-            printed, _, _ = self._run("llama-bench", path, cores, *given)
+        for flags in [["-rtr", "0"], ["-rtr", "1"]] if self.repacks else [[]]:
+            args = ["-r", str(repeats), "-fa", "0,1", "-o", "json", *arguments, *flags]
+            printed, _, _ = self._run("llama-bench", path, cores, *args)
             rows += json.loads(printed[printed.index("[\n") :])
         return rows
 

@@ -56,13 +56,13 @@ def main() -> None:
     parser.add_argument("--model", help="a GGUF file, instead of random weights")
     parser.add_argument("--text", default="", help="a file, whose text is the prompt of --model")
     parser.add_argument("--tokens", type=int, default=128, help="default: 128")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from jax_q4k import models
 
     cases: dict[str, Any] = {}
-    if given.model:
-        text = Path(given.text).read_text() if given.text else "Once upon a time"
-        cases["greedy"] = measure(models.load(given.model), text, given.tokens)
+    if options.model:
+        text = Path(options.text).read_text() if options.text else "Once upon a time"
+        cases["greedy"] = measure(models.load(options.model), text, options.tokens)
     else:
         from jax_q4k.models.config.config import Scales
         from tools.random_model import LLAMA_1B
@@ -81,17 +81,17 @@ def main() -> None:
                 path = Path(folder) / "random.gguf"
                 random_file.write(path, config)
                 model = models.from_gguf(path)
-                cases[name] = measure(model, [1, 300, 301], given.tokens, **sampling)
+                cases[name] = measure(model, [1, 300, 301], options.tokens, **sampling)
         demo, start = models.load(models.demo_path()), "It is a truth universally acknowledged"
-        cases["the demo model, greedy"] = measure(demo, start, given.tokens)
-        cases["the demo model, of draws"] = measure(demo, start, given.tokens, temperature=0.8)
+        cases["the demo model, greedy"] = measure(demo, start, options.tokens)
+        cases["the demo model, of draws"] = measure(demo, start, options.tokens, temperature=0.8)
     for name, case in cases.items():
         print(
             f"{name}: {case['plain_tokens_per_second']:.1f} tokens/s, with lookup "
             f"{case['lookup_tokens_per_second']:.1f}: {case['ratio']:.2f}, "
             f"{case['accepted']} of {case['drafted']} drafted tokens stayed"
         )
-    write_results(RESULTS / "drafts.json", {"cases": cases, "tokens": given.tokens})
+    write_results(RESULTS / "drafts.json", {"cases": cases, "tokens": options.tokens})
 
 
 if __name__ == "__main__":

@@ -233,8 +233,8 @@ def _draw_strategies(axes: Any, rows: list[Measurement]) -> None:
     for i, shape in enumerate(shapes):
         width = 0.8 / len(shapes)
         measured = [(x, of[shape]) for x, of in enumerate(found.values()) if shape in of]
-        places = [x + (i + 0.5) * width - 0.4 for x, _ in measured]
-        axes.bar(places, [m.gigabytes_per_second for _, m in measured], width, label=shape)
+        centers = [x + (i + 0.5) * width - 0.4 for x, _ in measured]
+        axes.bar(centers, [m.gigabytes_per_second for _, m in measured], width, label=shape)
     copy = rows[0].gigabytes_per_second / rows[0].copy_fraction
     axes.axhline(copy, color="black", linewidth=1, linestyle="--", label="copy")
     axes.set_xticks(range(len(found)), list(found), rotation=30, ha="right")

@@ -22,8 +22,8 @@ class Predictions:
         self._device = find_device(device)
         self._found: dict[Kernel, Prediction] = {}
 
-    def prepare(self, kernels: Iterable[Kernel], goes_on: Callable[[], bool]) -> str:
-        """Predicts kernels while `goes_on()`; returns why some were skipped, or an empty string.
+    def prepare(self, kernels: Iterable[Kernel], has_time: Callable[[], bool]) -> str:
+        """Predicts kernels while `has_time()`; returns why some were skipped, or an empty string.
 
         Raises AssemblyError for a kernel that ptxas rejects.
         """
@@ -31,7 +31,7 @@ class Predictions:
             return "the cost model does not know the device"
         device, left = self._device, [k for k in dict.fromkeys(kernels) if k not in self._found]
         while left:
-            if not goes_on():
+            if not has_time():
                 return f"out of time: {len(left)} kernels are not predicted"
             batch, left = left[:_BATCH], left[_BATCH:]
             try:

@@ -111,13 +111,13 @@ def _agreeing(gpu: Device, kernels: Sequence[Kernel]) -> float:
     """
     operands = random_operands(kernels[0])
     first, *others = (gpu.run(each, *operands) for each in kernels)
-    most = 0.0
+    largest = 0.0
     for built, other in zip(kernels[1:], others, strict=True):
-        apart = float(np.max([*map(deviation, built.results, first, other)]))
-        if not apart <= MOST_NMSE:
-            raise RuntimeError(f"{built.name} computes something else: NMSE {apart:.1e}")
-        most = max(most, apart)
-    return most
+        error = float(np.max([*map(deviation, built.results, first, other)]))
+        if not error <= MOST_NMSE:
+            raise RuntimeError(f"{built.name} computes something else: NMSE {error:.1e}")
+        largest = max(largest, error)
+    return largest
 
 
 # --- the launch ---
@@ -266,21 +266,21 @@ def _prefetch_kernels(sizes: Sizes) -> list[Timed]:
     )
     planes = [b for b in reader.operands if b.type is u8]
     rows = planes[0].shape[0]
-    whole = sum(plane.nbytes for plane in planes)
-    last = min(rows, rows * choose(prefetch_rule) // whole)
+    total = sum(plane.nbytes for plane in planes)
+    last = min(rows, rows * choose(prefetch_rule) // total)
     wanted = Prefetch(tuple((p.shape[1], p.shape[2]) for p in planes), rows, 0, last)
-    asking = KERNELS["matvec"](**plain.arguments, prefetch=(wanted,))
+    prefetching = KERNELS["matvec"](**plain.arguments, prefetch=(wanted,))
     nbytes = packed_bytes(plain)
     return [
         ("alone", plain, nbytes, plain.arguments["config"]),
-        ("asking", asking, nbytes, asking.arguments["config"]),
+        ("asking", prefetching, nbytes, prefetching.arguments["config"]),
         ("next", reader, packed_bytes(reader), reader.arguments["config"]),
     ]
 
 
 def _prefetch(bench: Bench) -> Answer:
     """Times pairs of launches, with and without a prefetch for the second by the first."""
-    (_, plain, *_), (_, asking, *_), (_, reader, *_) = _prefetch_kernels(bench.sizes)
+    (_, plain, *_), (_, prefetching, *_), (_, reader, *_) = _prefetch_kernels(bench.sizes)
     gpu, l2 = bench.gpu, bench.gpu.facts.l2_bytes
     count = len(plain.operands)
     planes = [i for i, b in enumerate(reader.operands) if b.type is u8]
@@ -297,19 +297,18 @@ def _prefetch(bench: Bench) -> Answer:
             "asking pair": [
                 each
                 for a, (_, b) in zip(with_planes, pairs, strict=True)
-                for each in ((asking, a), (reader, b))
+                for each in ((prefetching, a), (reader, b))
             ],
             "alone": [(plain, a) for a, _ in pairs],
-            "asking alone": [(asking, a) for a in with_planes],
+            "asking alone": [(prefetching, a) for a in with_planes],
         }
         found = {name: gpu.time(chain).median for name, chain in chains.items()}
     found |= {name: 2 * found[name] for name in ("pair", "asking pair")}
     return Answer(
-        f"a product and the next one take {_us(found['pair'])}, and"
-        f" {_us(found['asking pair'])} where the first asks for {asking.ahead_bytes / 1e6:.1f} MB"
-        f" of the second; the first alone {_us(found['alone'])}, and asking"
-        f" {_us(found['asking alone'])}",
-        {"seconds": found, "ahead_bytes": asking.ahead_bytes},
+        f"a product and the next one take {_us(found['pair'])}, or {_us(found['asking pair'])} if"
+        f" the first prefetches {prefetching.ahead_bytes / 1e6:.1f} MB of the second; the first"
+        f" alone {_us(found['alone'])}, prefetching {_us(found['asking alone'])}",
+        {"seconds": found, "ahead_bytes": prefetching.ahead_bytes},
     )
 
 
@@ -364,8 +363,8 @@ def _clusters(bench: Bench) -> Answer:
         for turns in (many, few):
             waiting = cluster_barriers(**shape, turns=turns)
             with gpu.scope():
-                places = gpu.place(waiting, ())
-                times[turns] = gpu.time([(waiting, places)] * 4).median
+                addresses = gpu.place(waiting, ())
+                times[turns] = gpu.time([(waiting, addresses)] * 4).median
         found[cluster] = (times[many] - times[few]) / (many - few)
     said = ", ".join(f"{_us(seconds)} of {cluster} blocks" for cluster, seconds in found.items())
     return Answer(
@@ -380,11 +379,11 @@ def _clusters(bench: Bench) -> Answer:
 
 def _module_loads(bench: Bench) -> Answer:
     found = measure_loads(bench.gpu.facts.name, simulated=bench.dry_run)
-    whole = {name: found.of_program(getattr(found, name)) for name in ("warm", "without")}
+    took = {name: found.of_program(getattr(found, name)) for name in ("warm", "without")}
     return Answer(
         f"{found.texts} kernels of a decode step load in {found.cold:.2f} s with an empty cache,"
         f" {found.warm:.2f} s with a full one, {found.without:.2f} s without; its"
-        f" {found.launches} launches in {whole['warm']:.1f} s, without in {whole['without']:.1f} s",
+        f" {found.launches} launches in {took['warm']:.1f} s, without in {took['without']:.1f} s",
         asdict(found),
     )
 

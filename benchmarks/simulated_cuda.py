@@ -231,8 +231,8 @@ class SimulatedCuda:
             address: DeviceBuffer(f"{name}'s argument {i}", self.memory[address], role)
             for i, (address, role) in enumerate(zip(node.arguments, roles, strict=True))
         }
-        given = [known[address] for address in node.arguments]
-        simulator.launch(text, given, node.grid, node.block, node.shared)
+        args = [known[address] for address in node.arguments]
+        simulator.launch(text, args, node.grid, node.block, node.shared)
 
     def _enqueue(self, stream: str, node: Node) -> tuple[Result]:
         if stream != _STREAM:

@@ -82,9 +82,9 @@ def measure() -> list[dict[str, Any]]:
             x = jnp.cos(jnp.arange(rows * size, dtype=jnp.float32)).reshape(rows, size)
             runs, temporary = {}, {}
             for function in PROGRAMS:
-                given = x, each if function is unrolled else stack
-                compiled: Any = jax.jit(function).lower(*given).compile()
-                runs[function.__name__] = _call(compiled, given)
+                args = x, each if function is unrolled else stack
+                compiled: Any = jax.jit(function).lower(*args).compile()
+                runs[function.__name__] = _call(compiled, args)
                 temporary[function.__name__] = compiled.memory_analysis().temp_size_in_bytes
             shape = {"layers": layers, "size": size, "rows": rows}
             times = milliseconds(runs, SECONDS, ROUNDS, min)
@@ -92,8 +92,8 @@ def measure() -> list[dict[str, Any]]:
     return found
 
 
-def _call(compiled: Any, given: tuple[Any, ...]) -> Callable[[], Any]:
-    return lambda: compiled(*given)
+def _call(compiled: Any, args: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: compiled(*args)
 
 
 def compiled_for_a_gpu() -> list[dict[str, Any]]:

@@ -90,8 +90,8 @@ SMALL = dataclasses.replace(
 
 def environment(checkout: Path, caches: str) -> dict[str, str]:
     """Returns environment variables of processes; bytecode is cached, as in an installation."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return variables | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(checkout),
         "XDG_CACHE_HOME": caches,

@@ -19,7 +19,7 @@ from jax_q4k import models
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
-parser.add_argument("model", metavar="MODEL.gguf", help="or a checkpoint's folder, or demo")
+parser.add_argument("model", metavar="MODEL.gguf", help="or a checkpoint folder, or demo")
 parser.add_argument("prompt")
 arguments = parser.parse_args()
 model = models.load(arguments.model)

@@ -71,5 +71,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", metavar="MODEL.gguf", help="or a checkpoint's folder, or demo")
+    parser.add_argument("model", metavar="MODEL.gguf", help="or a checkpoint folder, or demo")
     main(parser.parse_args().model)

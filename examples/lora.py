@@ -57,14 +57,14 @@ def save_adapters(decoder: models.Decoder, path: Path) -> None:
 
 
 def load_adapters(decoder: models.Decoder, path: Path) -> None:
-    saved, own = load_file(path), adapters(decoder)
+    saved, mine = load_file(path), adapters(decoder)
     if {name: a.shape for name, a in saved.items()} != {
-        name: a.get_value().shape for name, a in own.items()
+        name: a.get_value().shape for name, a in mine.items()
     }:
         raise ValueError(f"{path} holds adapters of another model or of another --rank")
     if not all(a.dtype == np.float32 and np.isfinite(a).all() for a in saved.values()):
         raise ValueError(f"{path} must hold finite float32 numbers, as --save writes them")
-    for name, adapter in own.items():
+    for name, adapter in mine.items():
         adapter.set_value(saved[name])
 
 

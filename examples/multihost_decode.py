@@ -23,10 +23,10 @@ from jax_q4k import models
 
 def main() -> None:
     options = _parser().parse_args()
-    given = options.coordinator, options.processes, options.process
-    if None in given and given != (None, None, None):
+    args = options.coordinator, options.processes, options.process
+    if None in args and args != (None, None, None):
         sys.exit("--coordinator, --processes and --process go together")
-    jax.distributed.initialize(*given)  # before any use of a device
+    jax.distributed.initialize(*args)  # before any use of a device
 
     mesh = jax.make_mesh((jax.device_count(),), ("tp",))
     load = models.load  # imports Flax here, so that its files are not counted

@@ -300,10 +300,8 @@ def _launch(kernel: Kernel, figures: Figures | None) -> str:
         predicted = (
             f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
         )
-    prefetch = f", prefetches {kernel.ahead_bytes / 1e6:.1f} MB" if kernel.ahead_bytes else ""
-    return (
-        f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{prefetch}{predicted}"
-    )
+    l2 = f", prefetches {kernel.ahead_bytes / 1e6:.1f} MB" if kernel.ahead_bytes else ""
+    return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{l2}{predicted}"
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

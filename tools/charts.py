@@ -102,11 +102,11 @@ def llama_step() -> Figures:
     step = next(p for p in programs if p["shape"] == "llama-3.1-8b" and not p["prompt"])
     found: Figures = {}
     for kernel, (text, pattern) in LLAMA_LAYER.items():
-        own = [k for k in step["kernels"] if re.fullmatch(pattern, k["name"])]
-        layers = sum(k["count"] for k in own)
+        matching = [k for k in step["kernels"] if re.fullmatch(pattern, k["name"])]
+        layers = sum(k["count"] for k in matching)
         if layers != _LLAMA_LAYERS:
             raise ValueError(f"{layers} launches are {pattern}: LLAMA_LAYER is out of date")
-        mean = sum(k["count"] * k["seconds"] for k in own) / layers
+        mean = sum(k["count"] * k["seconds"] for k in matching) / layers
         found[kernel] = [text, round(mean * 1e6, 1)]
     return found
 
@@ -115,8 +115,8 @@ def predicted() -> Figures:
     """Returns predicted H200 times of layers in us: (limit, ours beyond it, XLA's part)."""
     found: Figures = {}
     for layer in _read("static")["layers"]:
-        whole, xla, limit = (1e6 * layer[key] for key in ("seconds", "xla_seconds", "limit"))
-        parts = [limit, whole - xla - limit, xla]
+        total, xla, limit = (1e6 * layer[key] for key in ("seconds", "xla_seconds", "limit"))
+        parts = [limit, total - xla - limit, xla]
         found[f"{layer['model']}, {layer['kind']}"] = [round(part, 1) for part in parts]
     return found
 
@@ -251,8 +251,8 @@ def draw_llama_step(figures: Figures) -> Any:
             color="#37474f",
         )
         if row:
-            place = {"xytext": (0.5, row - 0.67), "arrowprops": {"arrowstyle": "->"}}
-            axes.annotate("", (0.5, row - 0.33), **place)
+            arrow = {"xytext": (0.5, row - 0.67), "arrowprops": {"arrowstyle": "->"}}
+            axes.annotate("", (0.5, row - 0.33), **arrow)
     axes.set_xlim(0, 1.01)
     axes.set_yticks([])
     _plain(axes)

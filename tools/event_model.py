@@ -186,13 +186,13 @@ class _Run:
 
     def _ask(self, warp: _Warp, turn: Turn, now: float) -> float:
         """Returns the time at which a turn's bytes have arrived."""
-        there = now
+        arrival = now
         if turn.memory_bytes:
-            there = self._memory.serve(now, turn.memory_bytes) + MEMORY_LATENCY
+            arrival = self._memory.serve(now, turn.memory_bytes) + MEMORY_LATENCY
         if passing := turn.l2_bytes + turn.memory_bytes:
             through = max(self._l2.serve(now, passing), warp.block.home.port.serve(now, passing))
-            there = max(there, through + L2_LATENCY)
-        return there
+            arrival = max(arrival, through + L2_LATENCY)
+        return arrival
 
     def _compute(self, warp: _Warp, turn: Turn, share: float, now: float) -> float:
         """Returns the time at which `share` of a turn's instructions have executed."""
@@ -254,16 +254,16 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
     """Converts a launch's counts to the work of one warp."""
     loop, outer = _loop(launch.body)
     turns = max(1, round(loop.turns * outer.turns))
-    inner, around, once = _flat(loop), _flat(outer, but=loop), _flat(launch.body, but=outer)
+    inner, outside, once = _flat(loop), _flat(outer, but=loop), _flat(launch.body, but=outer)
     per_turn = outer.turns / turns  # of the code around the loop, in each turn
-    code = [(inner, loop.turns * outer.turns / turns), (around, per_turn)]
+    code = [(inner, loop.turns * outer.turns / turns), (outside, per_turn)]
     warps = launch.blocks * launch.warps
     ahead_of_time = min(1.0, (launch.resident_bytes + launch.coming_bytes) / max(launch.nbytes, 1))
-    memory = _memory_bytes(launch) / warps
-    other = max(0.0, launch.l2_bytes / launch.warps - memory)
-    found, memory = ahead_of_time * memory, (1 - ahead_of_time) * memory
+    from_memory = _memory_bytes(launch) / warps
+    other = max(0.0, launch.l2_bytes / launch.warps - from_memory)
+    found, from_memory = ahead_of_time * from_memory, (1 - ahead_of_time) * from_memory
     staged = bool(launch.prologue.parts and any(_waits(_flat(launch.prologue))))
-    ahead, copies = _ahead((*around, *inner))
+    ahead, copies = _ahead((*outside, *inner))
     issued = sum(turns * n for n, turns in _counted(launch))
     a_wavefront = launch.wavefronts / launch.warps / max(issued, 1)  # for each instruction
 
@@ -287,7 +287,7 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
     prologue = [(part, times) for part, times in launch.prologue.straight()]
     l2_turns = (found if staged else found + other) / turns
     overlap = 0.0 if copies else _overlap(inner, launch.cold)
-    barrier = round(1 / per_turn) if any(i.name == "BAR" for i in around) else 0
+    barrier = round(1 / per_turn) if any(i.name == "BAR" for i in outside) else 0
     return Program(
         launch.blocks,
         launch.warps,
@@ -295,7 +295,7 @@ def _program(launch: Launch, device: Device, hertz: float) -> Program:
         sum(_waits(_flat(launch.prologue))),
         launch.early_bytes > 0,
         made(prologue, l2=other if staged else 0.0),
-        made(code, memory=memory / turns, l2=l2_turns, overlap=overlap, barrier=barrier),
+        made(code, memory=from_memory / turns, l2=l2_turns, overlap=overlap, barrier=barrier),
         turns,
         made([(once, 1.0)]),
         CLUSTER_BARRIER * sum(i.name == CLUSTER_WAIT for i in once)
@@ -364,5 +364,5 @@ def _ahead(code: tuple[SassInstruction, ...]) -> tuple[int, bool]:
 
 def _overlap(code: tuple[SassInstruction, ...], cold: bool) -> float:
     """Returns the fewest instructions from a load from memory to its first use in the loop."""
-    least = instructions_to_use(code, lambda load: cold or ".CONSTANT" in load.opcode)
-    return 0.0 if least in (None, len(code)) else float(least or 0)
+    distance = instructions_to_use(code, lambda load: cold or ".CONSTANT" in load.opcode)
+    return 0.0 if distance in (None, len(code)) else float(distance or 0)

@@ -51,8 +51,8 @@ def dependencies(name: str, known: dict[str, Path], *, typing: bool = True) -> s
         source = source.replace("jax_q4k.models", "models")
         if source.split(".")[0] == "support":  # tests/ itself is on the path
             source = f"tests.{source}"
-        whole = f"{source}.{taken}"
-        found |= {whole} & known.keys() or {source} & known.keys()
+        submodule = f"{source}.{taken}"
+        found |= {submodule} & known.keys() or {source} & known.keys()
     return found - {name}
 
 

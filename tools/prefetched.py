@@ -58,11 +58,11 @@ class Prefetched:
 
     def begin(self, kernel: Kernel) -> Found:
         """Returns the prefetched bytes of a launch, and removes its own from the account."""
-        own = [asked for asked in self._asked if asked.is_for(kernel)]
-        self._asked = [asked for asked in self._asked if asked not in own]
+        mine = [asked for asked in self._asked if asked.is_for(kernel)]
+        self._asked = [asked for asked in self._asked if asked not in mine]
         sums = (
-            sum(asked.resident for asked in own),
-            sum(asked.coming for asked in own),
+            sum(asked.resident for asked in mine),
+            sum(asked.coming for asked in mine),
             sum(asked.coming for asked in self._asked),
         )
         return Found(*(round(nbytes / _GRAIN) * _GRAIN for nbytes in sums))

@@ -78,8 +78,8 @@ class Asked:
 
     def __str__(self) -> str:
         what = f"prompt of {self.prompt}" if self.prompt else f"batch {self.batch}"
-        behind = f" behind {self.before}" if self.before else ""
-        return f"{self.shape}, {what}{behind}"
+        after = f" behind {self.before}" if self.before else ""
+        return f"{self.shape}, {what}{after}"
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,14 @@ def _cut(config: Config) -> tuple[Config, tuple[int, ...]]:
     *wanted, (last, _) = _kinds(config)
     for count in range(3, config.num_layers):
         cut = first_layers(config, count)
-        *kinds, (own, _) = _kinds(cut)
+        *kinds, (layers, _) = _kinds(cut)
         inner = {kind: layer for layer, kind in enumerate(kinds) if layer}
         alike = [layer for (kind, _), layer in inner.items() if kind == last]
-        if set(wanted) <= set(inner) and (own == last or alike):
-            return cut, (*(inner[kind] for kind in wanted), count - 1 if own == last else alike[0])
+        if set(wanted) <= set(inner) and (layers == last or alike):
+            return cut, (
+                *(inner[kind] for kind in wanted),
+                count - 1 if layers == last else alike[0],
+            )
     return config, tuple(range(config.num_layers))
 
 
@@ -260,7 +263,7 @@ def _kinds(config: Config) -> list[tuple[Any, ...]]:
         if name.startswith("blk."):
             _, layer, rest = name.split(".", 2)
             types[int(layer)][rest] = kind
-    own = [
+    layers = [
         (
             tuple(sorted(types[layer].items())),
             config.mixer_of(layer),
@@ -270,6 +273,6 @@ def _kinds(config: Config) -> list[tuple[Any, ...]]:
         for layer in range(config.num_layers)
     ]
     mixers = [
-        tuple(pair for pair in types if not pair[0].startswith("ffn")) for types, *_ in own[1:]
+        tuple(pair for pair in types if not pair[0].startswith("ffn")) for types, *_ in layers[1:]
     ]
-    return list(zip(own, [*mixers, None], strict=True))
+    return list(zip(layers, [*mixers, None], strict=True))

@@ -78,9 +78,9 @@ def _tests() -> dict[str, tuple[set[str], set[str], bool]]:
     for name, file in modules(*_FOLDERS).items():
         if name.startswith("tests.") and file.name.startswith("test_"):
             imports = _closure(name)
-            own = [m for m in imports if m.startswith("tests.")]
-            strings = set().union(*map(_strings, own))
-            starts = any(_starts(m) for m in own if not m.startswith("tests.support."))
+            of_tests = [m for m in imports if m.startswith("tests.")]
+            strings = set().union(*map(_strings, of_tests))
+            starts = any(_starts(m) for m in of_tests if not m.startswith("tests.support."))
             found[str(file.relative_to(ROOT))] = imports, strings, starts
     return found
 
@@ -113,8 +113,8 @@ def _strings(module: str) -> set[str]:
     """Returns the strings of a module's text, and their parts between slashes."""
     tree = ast.parse(modules(*_FOLDERS)[module].read_text())
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-    whole = {text for text in texts if isinstance(text, str) and len(text) < 200}
-    return whole | {part for text in whole for part in text.split("/") if len(part) > 2}
+    strings = {text for text in texts if isinstance(text, str) and len(text) < 200}
+    return strings | {part for text in strings for part in text.split("/") if len(part) > 2}
 
 
 def _starts(module: str) -> bool:

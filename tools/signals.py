@@ -109,9 +109,9 @@ class Command:
             "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path))),
             "PYTHONWARNINGS": "ignore",
         }
-        given = [str(model) if argument == "MODEL" else argument for argument in arguments]
+        args = [str(model) if argument == "MODEL" else argument for argument in arguments]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(_SCRIPT), *given],
+            [sys.executable, "-P", str(_SCRIPT), *args],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -269,10 +269,10 @@ def measure(name: str, model: Path, moments: int, seed: int) -> dict[str, Any]:
         else:
             seconds.append(ended.seconds)
             number = next(numbers)
-    most, middle = max(seconds, default=0.0), statistics.median(seconds or [0.0])
+    longest, middle = max(seconds, default=0.0), statistics.median(seconds or [0.0])
     print(
         f"{name:10} {lasts:8.2f} s long, {len(seconds):4} signals, {len(failures):4} failures; "
-        f"seconds to the end: median {middle:.3f}, max {most:.3f}",
+        f"seconds to the end: median {middle:.3f}, max {longest:.3f}",
         flush=True,
     )
     return {
@@ -281,7 +281,7 @@ def measure(name: str, model: Path, moments: int, seed: int) -> dict[str, Any]:
         "signals": len(seconds),
         "ended_before": early,
         "median": middle,
-        "max": most,
+        "max": longest,
         "failures": failures,
     }
 

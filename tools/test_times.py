@@ -43,16 +43,16 @@ def table(quick: dict[str, Any], everything: dict[str, Any]) -> list[str]:
 
 def long_tests(everything: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Returns (Markdown list of functions with a test over `LONG` s, those without reason)."""
-    most: dict[str, float] = defaultdict(float)
+    longest: dict[str, float] = defaultdict(float)
     reasons: dict[str, str] = {}
     for test, time in everything["seconds"].items():
         function = test.partition("[")[0]
-        most[function] = max(most[function], time)
+        longest[function] = max(longest[function], time)
         if reason := everything["reasons"].get(test):
             reasons[function] = reason
-    long = sorted((f for f in most if most[f] > LONG), key=lambda f: -most[f])
+    long = sorted((f for f in longest if longest[f] > LONG), key=lambda f: -longest[f])
     rows = [
-        f"| `{f.removeprefix('tests/')}` | {most[f]:.0f} | {reasons.get(f, '')} |" for f in long
+        f"| `{f.removeprefix('tests/')}` | {longest[f]:.0f} | {reasons.get(f, '')} |" for f in long
     ]
     head = ["| test | s of its longest case | why |", "|---|---:|---|"]
     return [*head, *rows], [f for f in long if f not in reasons]

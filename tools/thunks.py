@@ -133,8 +133,8 @@ def parse_thunks(sequence: str, metadata: str, hlo: str) -> tuple[Thunk, ...]:
             open_.pop()
         instruction = instructions.get(names.get(id_) or "")
         if instruction is None:
-            around = (parent.instruction for _, parent in reversed(open_))
-            instruction = next(filter(None, around), None)
+            containers = (parent.instruction for _, parent in reversed(open_))
+            instruction = next(filter(None, containers), None)
         if instruction is None and kind not in CONTAINERS:
             raise ValueError(f"no HLO instruction for the thunk {line!r} ({names.get(id_)!r})")
         kernel = _KERNEL.match(match["rest"])

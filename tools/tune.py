@@ -204,23 +204,23 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
     with gpu.scope():
         first = next(iter(kernels.values()))
         launches = rotated(gpu, first, random_operands(first), gpu.facts.l2_bytes)
-        places = [addresses for _, addresses in launches]
+        copies = [addresses for _, addresses in launches]
         for config, kernel in kernels.items():
             if time.monotonic() >= end:
                 return None
             try:
-                median = gpu.time([(kernel, addresses) for addresses in places]).median
-                results = _results(gpu, kernel, places[0])
+                median = gpu.time([(kernel, addresses) for addresses in copies]).median
+                results = _results(gpu, kernel, copies[0])
             except DriverError as error:
                 print(f"{space.rule}{shape}: {config} does not run: {error}", flush=True)
                 against["not running"] += 1
                 continue
             expected = expected or results
-            apart = float(np.max([*map(deviation, kernel.results, expected, results)]))
-            if apart <= MOST_NMSE:
+            nmse = float(np.max([*map(deviation, kernel.results, expected, results)]))
+            if nmse <= MOST_NMSE:
                 seconds[config] = median
             else:
-                print(f"{space.rule}{shape}: {config} is wrong: NMSE {apart:.1e}", flush=True)
+                print(f"{space.rule}{shape}: {config} is wrong: NMSE {nmse:.1e}", flush=True)
                 against["wrong"] += 1
     if not seconds:
         return None
@@ -230,8 +230,8 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
 
 def _results(gpu: Gpu, kernel: Kernel, addresses: Sequence[int]) -> list[np.ndarray]:
     """Returns a kernel's results."""
-    own = addresses[len(kernel.operands) :]
-    pairs = zip(own, kernel.results, strict=True)
+    results_at = addresses[len(kernel.operands) :]
+    pairs = zip(results_at, kernel.results, strict=True)
     return [gpu.download(address, b.shape, b.type.dtype) for address, b in pairs]
 
 
@@ -273,11 +273,11 @@ def model_table(
 
     def pick(space: Space, shape: Shape, _: float) -> Pick | None:
         if (space.rule, shape) not in ready:
-            following = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
+            later = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
             # enough for a batch per core
-            ahead = list(itertools.islice(following, _AHEAD))
-            model.prepare(space, ahead)
-            ready.update((space.rule, each) for each in ahead)
+            next_ = list(itertools.islice(later, _AHEAD))
+            model.prepare(space, next_)
+            ready.update((space.rule, each) for each in next_)
         return model.best(space, shape)
 
     rows = list(search(spaces, names, seconds, pick))

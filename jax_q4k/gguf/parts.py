@@ -134,9 +134,7 @@ def _others(source: Source, count: int) -> list[Path]:
     match = _NAME.fullmatch(source.name)
     if match is None or (int(match[2]), int(match[3])) != (1, count):
         expected = f"NAME-00001-of-{count:05d}.gguf"
-        problem = (
-            f"is {count}, but the file is not named {expected}, from which the other names follow"
-        )
+        problem = f"is {count}, but the file is not named {expected}, next to the others"
         source.fail(COUNT, problem)
     others = [_part(match[1], i, count) for i in range(1, count)]
     missing = [path.name for path in others if not path.exists()]
@@ -154,9 +152,7 @@ def _check_part(
     fields = Fields(metadata, part.name)
     if fields.integer(NUMBER) != number:
         found = metadata[NUMBER]
-        part.fail(
-            NUMBER, f"is {found}, expected {number} for part {number + 1}: the file's name is wrong"
-        )
+        part.fail(NUMBER, f"is {found}, expected {number} for part {number + 1}: misnamed file")
     for key in dict.fromkeys((COUNT, TENSORS, *metadata)):
         if key in (NUMBER, _ALIGNMENT):
             continue

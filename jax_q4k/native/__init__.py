@@ -55,7 +55,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         if missing := elf.bytes_missing(path):
             return (
                 None,
-                f"{path} is truncated: {missing} bytes are missing at its end; {build.HOW_TO}",
+                f"{path} is truncated: its last {missing} bytes are missing; {build.HOW_TO}",
             )
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p

@@ -273,7 +273,7 @@ def _merged(launch: KernelCall, parts: Sequence[jax.Array], output: str) -> list
 
 
 def _of_pieces(
-    launch: KernelCall, operands: Operands, capacity: int, options: dict[str, Any], output: str
+    launch: KernelCall, args: Operands, capacity: int, options: dict[str, Any], output: str
 ) -> list[jax.Array]:
     """Launches the prefill kernel on chunks of tokens; it reads pages once per tile of queries.
 
@@ -285,10 +285,10 @@ def _of_pieces(
     from ptx_kernels.limits import PIECE_KEY_PARTS, PIECE_PARTS
     from ptx_kernels.tuning import choose
 
-    assert operands.block_tables is not None
-    batch, time, num_heads, head_dim = operands.q.shape
-    num_pages, num_kv_heads, page_size, _ = operands.k.shape
-    per_sequence = operands.block_tables.shape[1]
+    assert args.block_tables is not None
+    batch, time, num_heads, head_dim = args.q.shape
+    num_pages, num_kv_heads, page_size, _ = args.k.shape
+    per_sequence = args.block_tables.shape[1]
     sizes: dict[str, Any] = {
         "batch": batch,
         "time": time,
@@ -299,11 +299,9 @@ def _of_pieces(
         "page_size": page_size,
         "pages_per_sequence": per_sequence,
     }
-    dtype, parts = ptx_name(operands.k.dtype), 1
-    pages = [
-        x for x in (operands.k, operands.v, operands.k_scales, operands.v_scales) if x is not None
-    ]
-    tables, window = (operands.block_tables, operands.context_lens), options["window"]
+    dtype, parts = ptx_name(args.k.dtype), 1
+    pages = [x for x in (args.k, args.v, args.k_scales, args.v_scales) if x is not None]
+    tables, window = (args.block_tables, args.context_lens), options["window"]
     if dtype in PIECE_KEY_PARTS:
         parts = PIECE_KEY_PARTS[dtype]
         seen = None if window is None else window + time - 1
@@ -316,15 +314,15 @@ def _of_pieces(
     kernel = causal_attention(
         **sizes,
         num_heads=num_heads,
-        sinks=operands.sinks is not None,
+        sinks=args.sinks is not None,
         parts=PIECE_PARTS,
         key_parts=parts,
         dtype=dtype,
         config=config,
         **options,
     )
-    others = [x for x in (operands.lengths, operands.sinks) if x is not None]
-    results = launch(kernel, operands.q, *pages, *tables, *others)
+    others = [x for x in (args.lengths, args.sinks) if x is not None]
+    results = launch(kernel, args.q, *pages, *tables, *others)
     if config.splits > 1:
         return _merged(launch, results, output)
     (out,) = results

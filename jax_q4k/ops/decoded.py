@@ -1,4 +1,4 @@
-"""Multiplies by decoded weights: kernels convert both operands to float16, XLA multiplies.
+"""Matmul of many rows: kernels decode weights and activations to float16, XLA multiplies them.
 
 Replaces `gemm` for many rows of activations if XLA's matmul (cuBLAS) beats kernels that unpack
 weights inside the matmul by more than the decoding takes.

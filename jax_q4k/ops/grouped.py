@@ -29,13 +29,13 @@ class Blocks(NamedTuple):
     Attributes:
       experts: int32 (blocks,), each block's expert; unspecified for an empty block.
       slots: int32 (blocks, rows), each row's slot; the number of slots for an empty row.
-      row_of_slot: int32 (slots,), each slot's row, counted over all blocks; -1 if its expert is not
+      row: int32 (slots,), each slot's row, counted over all blocks; -1 if its expert is not
         local.
     """
 
     experts: jax.Array
     slots: jax.Array
-    row_of_slot: jax.Array
+    row: jax.Array
 
 
 def blocks_of(ids: jax.Array, experts: int) -> Blocks:
@@ -47,16 +47,14 @@ def blocks_of(ids: jax.Array, experts: int) -> Blocks:
     counts = jnp.sum(mine, axis=0, dtype=jnp.int32)
     ends = jnp.cumsum(-(-counts // rows), dtype=jnp.int32)  # blocks up to and including an expert
     starts = ends - -(-counts // rows)
-    row_of_slot = (
-        jnp.sum(jnp.where(mine, starts[None] * rows + before, 0), axis=1, dtype=jnp.int32) - 1
-    )
+    row = jnp.sum(jnp.where(mine, starts[None] * rows + before, 0), axis=1, dtype=jnp.int32) - 1
     count = slots if rows == 1 else slots // rows + experts
-    at = jnp.where(row_of_slot < 0, count * rows, row_of_slot)  # out of range: dropped
+    at = jnp.where(row < 0, count * rows, row)  # out of range: dropped
     filled = jnp.full(count * rows, slots, jnp.int32)
     filled = filled.at[at].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
     which = jnp.sum(ends[None] <= jnp.arange(count, dtype=jnp.int32)[:, None], axis=1)
     which = jnp.minimum(which, experts - 1).astype(jnp.int32)
-    return Blocks(which, filled.reshape(count, rows), row_of_slot)
+    return Blocks(which, filled.reshape(count, rows), row)
 
 
 def _block_rows(slots: Any, experts: int) -> int:
@@ -75,7 +73,7 @@ def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Arr
       x: float32 (slots / shared, k); `shared` consecutive slots use the same row.
       w: QuantizedArray or float array (experts, n, k).
     """
-    count, n = blocks.row_of_slot.shape[0], w.shape[1]
+    count, n = blocks.row.shape[0], w.shape[1]
 
     def one(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         expert, slots = block
@@ -84,8 +82,8 @@ def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Arr
         return dot(rows, matrix(w, expert))
 
     ys = jax.lax.map(one, (blocks.experts, blocks.slots)).reshape(-1, n)
-    here = blocks.row_of_slot >= 0
-    return jnp.where(here[:, None], ys[jnp.where(here, blocks.row_of_slot, 0)], 0)
+    here = blocks.row >= 0
+    return jnp.where(here[:, None], ys[jnp.where(here, blocks.row, 0)], 0)
 
 
 def matrix(w: Any, expert: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Selects the GPU kernel of a matmul with packed weights; no other module does."""
+"""Selects the GPU kernel of a matmul with packed weights."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ def by_layers(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) 
             parts[i] = IndexedArray(stack, jnp.arange(len(planes[0]), dtype=jnp.int32))
             over[i] = [None] * len(planes) + [0]
     leaves, tree = jax.tree.flatten(jax.tree.unflatten(tree, parts))
-    return by_examples(
-        op, leaves, [axis for mapped in over for axis in mapped], params | {"tree": tree}
-    )
+    return by_examples(op, leaves, [a for axes in over for a in axes], params | {"tree": tree})
 
 
 def by_reference(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:

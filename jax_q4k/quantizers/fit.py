@@ -1,4 +1,4 @@
-"""Functions that searches for scales share: error weights, rounding, choosing the best trial.
+"""Shared code of the scale searches: error weights, rounding, choice of the best trial.
 
 Blocks are the last axis of every array here and in the searches, so that each vector instruction
 processes several blocks: x is (values, blocks), or (values, sub-blocks, blocks) if a block has

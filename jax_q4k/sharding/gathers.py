@@ -48,7 +48,7 @@ def recorded() -> Iterator[list[Gather]]:
 
 
 def record() -> list[Gather]:
-    """Returns the list of the innermost `recorded` block; a list that nobody reads if none."""
+    """Returns the list of the innermost `recorded` block; an unused list if there is none."""
     found = _record.get()
     return [] if found is None else found
 

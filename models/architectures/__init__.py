@@ -1,4 +1,4 @@
-"""Descriptions of the supported model architectures, in one module each, as ARCHITECTURE."""
+"""Supported model architectures; each module describes one as its ARCHITECTURE."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointClass:
-    """A transformers class, as `architectures` in config.json names it.
+    """Checkpoint layout of a transformers class, which `architectures` in config.json names.
 
     Attributes:
       stored: tensors whose names or layouts differ from `Tensor.checkpoint`.

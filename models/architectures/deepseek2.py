@@ -57,7 +57,7 @@ def of_glm(fields: JSONFields) -> dict[str, Any]:
         expected = fields.integer("num_hidden_layers", least=dense, most=1024) - dense
         if layers != ["dense"] * dense + ["sparse"] * expected:
             fields.fail(
-                "mlp_layer_types", "must list dense for the first layers and sparse for the rest"
+                "mlp_layer_types", "must list dense layers first, and sparse ones after them"
             )
     return {**with_sigmoid(fields), "leading_dense_block_count": dense}
 

@@ -35,10 +35,7 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
     types = fields.array("layer_types", [])
     if not types and layers % 6:
-        fields.fail(
-            "layer_types",
-            f"is missing, and {layers} layers are not a multiple of the default pattern, 6",
-        )
+        fields.fail("layer_types", f"is missing, and {layers} layers are not a multiple of 6")
     full = [i for i in range(layers) if (types[i] == "full_attention" if types else i % 6 == 5)]
     key, vocab_size = "vocab_size_per_layer_input", fields.integer("vocab_size")
     if fields.integer("hidden_size_per_layer_input") and fields.integer(key) != vocab_size:

@@ -187,9 +187,7 @@ def _template_of(
     """Returns a template's text, and the special tokens that it may use by name."""
     if isinstance(source, str):
         if name is not None:
-            raise ChatTemplateError(
-                f"template {name!r}: a template given as text has no named templates"
-            )
+            raise ChatTemplateError(f"template {name!r}: a template text has no named templates")
         return source, {}
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")

@@ -1,4 +1,4 @@
-"""Parses arguments leniently: one-line errors, hints for other tools' options, loose words."""
+"""Argument parser: one-line errors, hints for options of other tools, words without an option."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def add_alias(
 
 
 def finish(options: argparse.Namespace, rest: list[str]) -> argparse.Namespace:
-    """Assigns words that no option took to the model and the prompt; returns the options.
+    """Assigns words without an option to the model and the prompt; returns the options.
 
     Ends the process with an error if there is no model, or a word or option is left over.
     """

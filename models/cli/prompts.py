@@ -79,7 +79,7 @@ def _text(prompt: PromptOption) -> str | list[int]:
         try:
             prompt.value.encode()
         except UnicodeEncodeError as error:  # Python passes invalid bytes as surrogates
-            problem = f"-p is not UTF-8 text: invalid byte after {error.start} characters"
+            problem = f"-p is not UTF-8: invalid byte after {error.start} characters"
             raise UsageError(problem) from None
         return prompt.value
     if prompt.kind == "file":
@@ -108,9 +108,7 @@ def _file_text(path: str) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name} is not UTF-8 text: {error.reason} at byte {error.start}"
-        ) from None
+        raise UsageError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
     return text.removesuffix("\n")
 
 

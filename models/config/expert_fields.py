@@ -97,10 +97,8 @@ def _routing(
     if count % groups:
         get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")
     used = get.integer(_GROUPS_USED, 0, least=0, most=groups) or groups
-    if (selectable := count // groups * used) < experts_used:
-        get.fail(
-            _USED, f"{experts_used} is more than the {selectable} experts of {_GROUPS_USED}={used}"
-        )
+    if (limit := count // groups * used) < experts_used:
+        get.fail(_USED, f"{experts_used} is above {limit}, the experts of {_GROUPS_USED}={used}")
     return {
         "gating": gating,
         "normalize": normalize,

@@ -1,6 +1,6 @@
-"""Checks an architecture's GGUF keys: which are read, and which accept only neutral values.
+"""Rejects GGUF keys that the decoder would ignore: unknown keys, and values without support.
 
-Any other key is rejected, since a newer llama.cpp may use it for a feature that this package lacks.
+Unknown keys are rejected because a newer llama.cpp may use them for features that are missing here.
 Keys that only other architectures read are ignored, as in llama.cpp.
 """
 

@@ -239,13 +239,9 @@ def _check(
                 f"exceed the context length, {context}"
             )
         if sampling.dry_multiplier and sampling.dry_sequence_breakers and model.tokenizer is None:
-            raise ValueError(
-                "dry_sequence_breakers needs a tokenizer, which the model does not have"
-            )
+            raise ValueError("dry_sequence_breakers needs a tokenizer, which the model lacks")
         if sampling.stop and model.tokenizer is None:
-            raise ValueError(
-                f"stop={sampling.stop!r} needs a tokenizer, which the model does not have"
-            )
+            raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model lacks")
         vocab_size = model.config.vocab_size
         highest = max((token for token, _ in sampling.biases), default=0)
         if highest >= vocab_size:

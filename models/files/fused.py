@@ -41,7 +41,7 @@ def split(
     expected, found = expected_tensors(config), {}
     for name, info in tensors.items():
         parts = fused.get(name, ())
-        if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
+        if any(part not in expected for part in parts) or _is_unfused(name, parts, tensors):
             parts = ()
         is_scale = _suffix(name) in SCALES
         if is_scale and _with_suffix(name) not in tensors:  # the weights are not fused
@@ -78,8 +78,8 @@ def parts_of(config: Config, name: str) -> tuple[str, ...]:
     return tuple(f"{layer}{part}.{suffix}" for part in FUSED.get(short, ()))
 
 
-def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
-    """Returns whether `name` is a plain `ffn_up`, not fused, as the file also has `ffn_gate`."""
+def _is_unfused(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
+    """Returns whether `ffn_up` is not fused, since the file also has `ffn_gate`."""
     return name in parts and all(_with_suffix(part) in tensors for part in parts)
 
 

@@ -57,9 +57,7 @@ def _gguf_file_of(folder: str) -> str:
         raise CheckpointError(folder, "folder", f"holds {len(models)} models; name one: {named}")
     if os.path.exists(os.path.join(folder, "adapter_config.json")):
         raise CheckpointError(
-            folder,
-            "folder",
-            "is a LoRA adapter; load its base model, with the adapter as lora= or --lora",
+            folder, "folder", "is a LoRA adapter; load its base model with this as lora= or --lora"
         )
     raise FileNotFoundError(errno.ENOENT, f"no model in this folder; {CHECKPOINT}", folder)
 

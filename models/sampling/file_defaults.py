@@ -1,4 +1,4 @@
-"""Reads a model file's default sampling parameters; `USUAL` replaces them on the command line."""
+"""Default sampling parameters: a model file's, and `USUAL`, the command line's without those."""
 
 from __future__ import annotations
 

@@ -75,9 +75,7 @@ class Sampling:
       ignore_end: continue after the tokenizer's end tokens.
     """
 
-    max_new_tokens: int = _field(
-        64, "maximum number of new tokens; default: 64", short="-n", metavar="N"
-    )
+    max_new_tokens: int = _field(64, "maximum new tokens; default: 64", short="-n", metavar="N")
     temperature: float = _field(
         0.0, "randomness; 0, the default, takes the most likely token", range=(0, 100), metavar="T"
     )
@@ -107,22 +105,13 @@ class Sampling:
         0.0, "subtract X per earlier occurrence; default: 0", range=(-100, 100), metavar="X"
     )
     dry_multiplier: float = _field(
-        0.0,
-        "strength of the DRY penalty on repeated sequences; default: 0, off",
-        range=(0, 100),
-        metavar="X",
+        0.0, "strength of the DRY penalty on repetition; default: 0", range=(0, 100), metavar="X"
     )
     dry_base: float = _field(
-        1.75,
-        "growth of the DRY penalty per repeated token; default: 1.75",
-        range=(1, 100),
-        metavar="X",
+        1.75, "DRY's growth per repeated token; default: 1.75", range=(1, 100), metavar="X"
     )
     dry_allowed_length: int = _field(
-        2,
-        "longest repeated sequence without a DRY penalty; default: 2",
-        range=(1, 2**31 - 1),
-        metavar="N",
+        2, "longest repetition without DRY penalty; default: 2", range=(1, 2**31 - 1), metavar="N"
     )
     dry_penalty_last_n: int = _field(
         -1,
@@ -131,9 +120,7 @@ class Sampling:
         metavar="N",
     )
     dry_sequence_breakers: str | Sequence[str] = _field(
-        ("\n", ":", '"', "*"),
-        "DRY sequences end at tokens that contain TEXT; may be repeated",
-        metavar="TEXT",
+        ("\n", ":", '"', "*"), "end DRY repetitions at tokens with TEXT; repeatable", metavar="TEXT"
     )
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _field(
         (), "add X to the logits of token ID; may be repeated", metavar="ID=X"

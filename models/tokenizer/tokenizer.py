@@ -216,9 +216,7 @@ class Tokenizer:
         if texts not in self._holding:
             wanted = [text.encode() for text in texts]
             every = map(self.token_bytes, range(self.vocab_size))
-            found = (
-                i for i, texts_of in enumerate(every) if any(text in texts_of for text in wanted)
-            )
+            found = (i for i, token in enumerate(every) if any(text in token for text in wanted))
             self._holding[texts] = tuple(found)
             while len(self._holding) > _MOST_HOLDING:
                 del self._holding[next(iter(self._holding))]

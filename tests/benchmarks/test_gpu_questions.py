@@ -184,4 +184,4 @@ def test_pairs_of_launches_ask_for_the_next_ones_planes():
         assert not any(kernel.ahead_bytes for kernel, _ in (*launched[0], *launched[2]))
     times = found.measured["seconds"]
     assert [times[name] for name in ("pair", "asking pair")] == pytest.approx([10e-6, 10.1e-6])
-    assert "take 10.00 us, and 10.10 us where the first asks for" in found.line
+    assert "take 10.00 us, or 10.10 us if the first prefetches" in found.line

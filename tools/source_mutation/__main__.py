@@ -139,8 +139,8 @@ def judge(
         (folder / "jobs").write_text("\n".join(jobs) + "\n")
         _python(folder, f"-m tools.source_mutation.serving {folder / 'jobs'} {done}")
     for job in at_import:
-        number, chosen, most = json.loads(job)
-        _note(done, number, _in_new_process(folder, number, chosen, most), chosen)
+        number, chosen, timeout = json.loads(job)
+        _note(done, number, _in_new_process(folder, number, chosen, timeout), chosen)
     return _outcomes(done)
 
 
@@ -201,8 +201,8 @@ def reason(mutant: Mutant, tables: Sequence[dict[str, str]]) -> str | None:
     """Returns the reason that a survivor is not a bug; None if no table has it."""
     lines = (tree.ROOT / mutant.path).read_text().splitlines()
     line = "".join(lines[mutant.line - 1 : mutant.line]).strip()
-    given = {"path": mutant.path, "line": line, "before": mutant.before, "after": mutant.after}
-    return next((t["reason"] for t in tables if given.items() <= t.items()), None)
+    fields = {"path": mutant.path, "line": line, "before": mutant.before, "after": mutant.after}
+    return next((t["reason"] for t in tables if fields.items() <= t.items()), None)
 
 
 def report(mutants: Sequence[Mutant], outcomes: dict[int, dict[str, Any]]) -> str:

@@ -55,8 +55,8 @@ def mutants(path: str, text: str) -> Iterator[Mutant]:
         for at in _BINARY.finditer(code):
             before, after = at[1], OPERATORS[at[1]]
             switch = f" jax_q4k_mutant::{NAMES[before]}<{{id}}>{{}} {before}"
-            place = (number, at.end(1))
-            yield _mutant("operator", path, line, before, after, Edit(place, place, switch))
+            position = (number, at.end(1))
+            yield _mutant("operator", path, line, before, after, Edit(position, position, switch))
         for at in _NUMBER.finditer(code):
             one = "1.0f" if at[1].endswith("f") else "1.0" if "." in at[1] else "1"
             now = f"(jax_q4k_mutant::on({{id}}) ? {at[1]} + {one} : {at[1]})"
@@ -76,15 +76,15 @@ def mutants(path: str, text: str) -> Iterator[Mutant]:
             if code[at.end(1)] == "(":
                 yield _mutant("function", path, line, at[1], other, Edit(*span, now))
         if statement := _STATEMENT.match(code):
-            place = (number, len(statement[1]))
+            position = (number, len(statement[1]))
             # with an else of its own: one may follow that belongs to an `if` above
-            edit = Edit(place, place, "if (jax_q4k_mutant::on({id})) {} else ")
+            edit = Edit(position, position, "if (jax_q4k_mutant::on({id})) {} else ")
             yield _mutant("statement", path, line, code.strip(), ";", edit)
 
 
 def _mutant(operator: str, path: str, line: str, before: str, after: str, *edits: Edit) -> Mutant:
-    place = edits[0].start
-    return Mutant(operator, path, place[0], f"{before} in: {line.strip()}", after, edits)
+    position = edits[0].start
+    return Mutant(operator, path, position[0], f"{before} in: {line.strip()}", after, edits)
 
 
 def _closing(code: str, opening: int) -> int | None:

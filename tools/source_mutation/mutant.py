@@ -67,8 +67,8 @@ def apply(text: str, mutants: Sequence[tuple[int, Mutant]]) -> str:
     edits = [(edit, number) for number, mutant in mutants for edit in mutant.edits]
     for edit, number in sorted(edits, key=lambda pair: (pair[0].start, pair[0].end), reverse=True):
         (first, left), (last, right) = edit.start, edit.end
-        whole = "\n".join(lines[first - 1 : last])
+        old = "\n".join(lines[first - 1 : last])
         tail = len(lines[last - 1]) - right
-        new = whole[:left] + edit.text.replace("{id}", str(number)) + whole[len(whole) - tail :]
+        new = old[:left] + edit.text.replace("{id}", str(number)) + old[len(old) - tail :]
         lines[first - 1 : last] = new.split("\n")
     return "\n".join(lines)

@@ -138,8 +138,8 @@ def _switched(
     assert isinstance(node, ast.expr) and node.end_lineno and node.end_col_offset is not None
     start = (node.lineno, _column(lines, node.lineno, node.col_offset))
     end = (node.end_lineno, _column(lines, node.end_lineno, node.end_col_offset))
-    whole = "\n".join(lines[start[0] - 1 : end[0]])
-    was = whole[start[1] : len(whole) - (len(lines[end[0] - 1]) - end[1])]
+    text = "\n".join(lines[start[0] - 1 : end[0]])
+    was = text[start[1] : len(text) - (len(lines[end[0] - 1]) - end[1])]
     if "\n" in was and "#" in was:
         return  # a comment would swallow the code after it
     now = mutated(was)

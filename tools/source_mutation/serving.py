@@ -91,10 +91,10 @@ def _run(number: int, tests: list[str], slot: str, log: str) -> int:
 
 def _copy_tests_cache(folder: str) -> None:
     """Copies cached results of earlier compilations, so that a mutant cannot corrupt them."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jax-q4k-tests"
     for name, copy in (("programs", os.link), ("bytecode", os.link), ("machine-code", shutil.copy)):
-        if (kept / name).is_dir():
-            shutil.copytree(kept / name, f"{folder}/jax-q4k-tests/{name}", copy_function=copy)
+        if (cache / name).is_dir():
+            shutil.copytree(cache / name, f"{folder}/jax-q4k-tests/{name}", copy_function=copy)
 
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any] | None:

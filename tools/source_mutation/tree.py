@@ -82,15 +82,15 @@ def _checked(folder: Path) -> tuple[set[tuple[str, int]], str]:
     errors: set[tuple[str, int]] = set()
     text = ""
     for source in sorted(folder.glob("*.cpp")):
-        own = [*machine, *defines] if source.stem == "kernels" else others
-        command = [*build.compiler(), "-std=c++17", "-fmax-errors=0", "-Werror=vla", *own]
+        options = [*machine, *defines] if source.stem == "kernels" else others
+        command = [*build.compiler(), "-std=c++17", "-fmax-errors=0", "-Werror=vla", *options]
         command += ['-DJAX_Q4K_FINGERPRINT=""', "-isystem", build.headers(), str(source)]
         text += subprocess.run([*command, "-E"], capture_output=True, text=True).stdout
         flags = ["-include", str(folder / "mutants.h"), "-fsyntax-only"]
         done = subprocess.run([*command, *flags], capture_output=True, text=True)
         if done.returncode:
-            places = re.findall(rf"{re.escape(str(folder))}/([\w.]+):(\d+)", done.stderr)
-            errors |= {(file, int(line)) for file, line in places}
+            positions = re.findall(rf"{re.escape(str(folder))}/([\w.]+):(\d+)", done.stderr)
+            errors |= {(file, int(line)) for file, line in positions}
     return errors, text
 
 

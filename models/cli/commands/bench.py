@@ -91,9 +91,7 @@ def _numbers(minimum: int, maximum: int = 1 << 31) -> Any:
             raise argparse.ArgumentTypeError(f"{text!r} must be comma-separated integers")
         found = list(dict.fromkeys(int(part) for part in parts))
         if not all(minimum <= number <= maximum for number in found):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} must be numbers from {minimum} to {maximum}"
-            )
+            raise argparse.ArgumentTypeError(f"{text!r} must be from {minimum} to {maximum}")
         return found
 
     return numbers

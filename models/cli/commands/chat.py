@@ -58,7 +58,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     model = load_model(options.model, notes, options.devices, options.lora)
     if model.tokenizer is None:
         raise UsageError(f"{options.model} has no tokenizer, which a chat needs")
-    model.program_cache = options.program_cache
+    model.program_cache = options.programs
     sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
     conversation = models.Conversation(model, options.system, variables=template_variables(options))

@@ -30,10 +30,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--target", choices=TARGETS, default="cpu", help="default: this CPU")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument(
-        "--context",
-        type=int,
-        metavar="N",
-        help="tokens per sequence; default: the model's context length",
+        "--context", type=int, metavar="N", help="tokens per sequence; default: the model's"
     )
     add_cache_dtype(parser)
     add_implementation(parser)

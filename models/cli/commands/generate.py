@@ -76,7 +76,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
     texts = texts_of(options)
     with clock.loading():
         model = load_model(options.model, notes, options.devices, options.lora)
-    model.program_cache = options.program_cache
+    model.program_cache = options.programs
     prompts, sampling = ids_of(texts, model, options), sampling_of(options, model, notes)
     with clock.loading():
         draft = loaded_draft(options, notes)

@@ -207,9 +207,7 @@ class CheckpointSource:
         if self._weights.equal(head, embedding):
             del self._decoder[_HEAD]
             return True
-        message = (
-            f"tie_word_embeddings is true, but {head!r} differs from {embedding!r} and is used"
-        )
+        message = f"tie_word_embeddings is set, but {head!r} differs from {embedding!r} and is used"
         warn(f"{self.name}: {message}")
         return False
 

@@ -1,6 +1,6 @@
-"""Checks keys of config.json: which are read, ignored, or accept only neutral values.
+"""Rejects keys of config.json that would be ignored: unknown keys, and values without support.
 
-Any other key is rejected, since a newer class may use it for a feature that this package lacks.
+Unknown keys are rejected because a newer class may use them for features that are missing here.
 Keys that only other classes read are ignored, as in the transformers library.
 """
 

@@ -39,10 +39,8 @@ def _rope_section(fields: JSONFields) -> JSONFields | None:
     new, early = (_renamed(section.values) for section in found)
     defaults = {"rope_theta": _THETA, "partial_rotary_factor": 1.0, "rope_type": "default"}
     for key, value in new.items():
-        top_level = (
-            fields.values.get(key) if key in ("rope_theta", "partial_rotary_factor") else None
-        )
-        other = early.get(key, defaults.get(key) if top_level is None else top_level)
+        outer = fields.values.get(key) if key in ("rope_theta", "partial_rotary_factor") else None
+        other = early.get(key, defaults.get(key) if outer is None else outer)
         if value != other:
             fields.fail("rope_scaling", f"differs from rope_parameters in {key}")
     return found[1]

@@ -86,9 +86,7 @@ def _pooling(file: Path) -> str:
         shown = " and ".join(modes)[:200] or "nothing"
         _refuse(file, f"pooling of {shown}", "expected one of mean, cls and lasttoken")
     if not config.boolean("include_prompt", True):
-        _refuse(
-            file, "include_prompt=false", "the prompt's tokens cannot be told from the text's here"
-        )
+        _refuse(file, "include_prompt=false", "here, nothing marks the prompt's tokens")
     return modes[0]
 
 

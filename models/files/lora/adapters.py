@@ -228,10 +228,8 @@ def _places(
     for checkpoint in classes:
         gguf_names: dict[str, list[tuple[str, slice]]] = {}
         for name, location in tensor_locations.locations(config, checkpoint).items():
-            as_they_lie = not (
-                location.groups or location.channels or location.as_row or location.tiled
-            )
-            if location.transposed is False and as_they_lie:
+            reordered = location.groups or location.channels or location.as_row or location.tiled
+            if location.transposed is False and not reordered:
                 for stored in location.names:
                     rows = slice(None) if location.of_experts else location.rows
                     gguf_names.setdefault(stored, []).append((name, rows))

@@ -141,14 +141,8 @@ _PARTS = {
     "ffn_down": "ffn_down",
 }
 #: Substrings of the names of matrices that are not quantized.
-_UNQUANTIZED: tuple[str, ...] = (
-    "_norm.weight",
-    "ffn_gate_inp.weight",
-    "altup",
-    "laurel",
-    "ssm_conv1d",
-)
-_UNQUANTIZED += ("shortconv.conv.weight", "per_layer_model_proj")
+_FLOATS: tuple[str, ...] = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "ssm_conv1d")
+_FLOATS += ("shortconv.conv.weight", "per_layer_model_proj")
 _STORED_AS_BF16 = "per_layer_model_proj"  # as in llama.cpp's converter; others become F32
 
 
@@ -168,7 +162,7 @@ def file_type(name: str) -> int:
 
 def is_unquantized(name: str, shape: tuple[int, ...]) -> bool:
     """Returns whether no recipe quantizes a tensor: norms, biases, routers, short convolutions."""
-    return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _UNQUANTIZED)
+    return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _FLOATS)
 
 
 def tensor_types(
@@ -238,15 +232,13 @@ def _part(name: str) -> str:
     return next((part for piece, part in _PARTS.items() if piece in name), "")
 
 
-def _matrix_type(
-    recipe: Recipe, model: Dimensions, part: str, tensor: RuleInput, experts: int
-) -> str:
+def _matrix_type(recipe: Recipe, model: Dimensions, part: str, at: RuleInput, experts: int) -> str:
     if experts == 8 and part in ("attn_v", "attn_k"):
         return "Q8_0"  # small compared with the experts
     if experts == 8 and part == "attn_output":
         return recipe.output_of_8 or recipe.type
     rules = recipe.rules.get(part, ())
-    kind = next((kind for kind, holds in rules if holds(tensor)), recipe.type)
+    kind = next((kind for kind, holds in rules if holds(at)), recipe.type)
     if part == "attn_v" and kind in ("Q3_K", "Q4_K") and _is_70b(model):
         return "Q5_K"  # shared by eight query heads, so it is small and sensitive
     return kind

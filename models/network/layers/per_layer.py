@@ -40,7 +40,7 @@ class PerLayerEmbedding(nnx.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class PerLayer(nnx.Module):
-    """Adds a per-layer embedding `given`: x + post_norm(output(activation(gate(x)) * given))."""
+    """Adds an embedding e per layer: x + post_norm(output(activation(gate(x)) * e))."""
 
     gate: Linear
     output: Linear
@@ -48,6 +48,6 @@ class PerLayer(nnx.Module):
     activation: str
 
     def __call__(self, x: Array, embeddings: Array) -> Array:
-        """Maps x (..., hidden_size) and given (..., per_layer_size) to (..., hidden_size)."""
+        """Maps x (..., hidden_size) and embeddings (..., per_layer_size) to (..., hidden_size)."""
         h = activate(self.activation, *linear(x, self.gate)) * embeddings
         return x + self.post_norm(linear(h, self.output)[0])

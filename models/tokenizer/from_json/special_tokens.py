@@ -43,7 +43,7 @@ def named_tokens(
 
     If `config` names none, uses the tokens added around a text, then the ids of other files.
 
-    around: tokens added before and after a text. bos_token_id, eos_token_ids: from the model's
+    affixes: tokens added before and after a text. bos_token_id, eos_token_ids: from the model's
     other files.
     """
     found = {key: _token_id(config, key, tokens) for key in ("bos_token", "eos_token", "unk_token")}

@@ -155,7 +155,6 @@ def merge_texts(model: JSONFields, ids: Mapping[str, int]) -> list[str]:
     merges = merges_of(model, ids)
     for rank, pair in enumerate(merges):
         if any(" " in part for part in pair):
-            model.fail(
-                f"merges[{rank}]", f"is {list(pair)!r:.200}, whose spaces GGUF cannot express"
-            )
+            problem = f"is {list(pair)!r:.200}, whose spaces GGUF cannot express"
+            model.fail(f"merges[{rank}]", problem)
     return [f"{left} {right}" for left, right in merges]

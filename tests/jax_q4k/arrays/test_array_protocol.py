@@ -108,7 +108,7 @@ def test_a_view_is_no_array_and_no_weight():
 
 def test_a_stack_of_matrices_is_vmaps():
     with pytest.raises(
-        ValueError, match=r"w has shape \(1, 24, 512\); .* \(n, k\); .*by index=, jax.vmap"
+        ValueError, match=r"w has shape \(1, 24, 512\); .* \(n, k\); .*by index=, or use jax.vmap"
     ):
         jq.matmul(X, W[None])
 

@@ -174,7 +174,7 @@ def test_the_name_of_the_first_part_must_lead_to_the_others(split, tmp_path):
     [
         ({"count": 2}, "split.count: differs from that of 'm-00001-of-.*': .* of different models"),
         ({"tensors": 3}, "split.tensors.count: differs from that of .*: .* of different models"),
-        ({"no": 2}, "split.no: is 2, expected 1 for part 2: the file's name is wrong"),
+        ({"no": 2}, "split.no: is 2, expected 1 for part 2: misnamed file"),
         ({"no": -1}, "split.no: is -1, expected 1"),
     ],
 )

@@ -266,7 +266,7 @@ def test_generate_with_every_kernel_simulated(run):
         ),
         (("generate", TEXT_MODEL, "-f", "-", "-f", "-"), "standard input is read once"),
         (("generate", TEXT_MODEL, "-f", "/no/such.txt"), "No such file or directory"),
-        (("generate", TEXT_MODEL, "-f", TEXT_MODEL), "Q4_K_M.gguf is not UTF-8 text: invalid"),
+        (("generate", TEXT_MODEL, "-f", TEXT_MODEL), "Q4_K_M.gguf is not UTF-8: invalid"),
         (
             ("generate", TOKEN_MODEL, "--tokens", "1", "--temperature", "nan"),
             "temperature=nan must be",
@@ -300,7 +300,7 @@ def test_a_prompt_that_is_not_utf8(run, tmp_path):
     for options in ((), ("--chat",)):
         given = os.fsdecode(b"the \xff")
         code, out, err = run("generate", str(templated), "-p", given, *options)
-        problem = "-p is not UTF-8 text: invalid byte after 4 characters"
+        problem = "-p is not UTF-8: invalid byte after 4 characters"
         assert (code, out, err) == (2, "", f"error: {problem}\n")
 
 

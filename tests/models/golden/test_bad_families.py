@@ -117,12 +117,12 @@ NUMBERS = [
     (("phi3",), "attention.head_count_kv", 2, "'blk.0.attn_qkv.weight': has shape"),
     (("gpt-oss",), "attention.sliding_window", -1, "must be an integer from 0"),
     (("glm4moe", "deepseek2"), "expert_used_count", 9, "must be an integer from 1 to 8"),
-    (("deepseek2",), "expert_used_count", 5, "5 is more than the 4 experts of expert_group_used_c"),
+    (("deepseek2",), "expert_used_count", 5, "5 is above 4, the experts of expert_group_used_c"),
     (
         ("deepseek2",),
         "expert_group_count",
         8,
-        "2 is more than the 1 experts of expert_group_used_c",
+        "2 is above 1, the experts of expert_group_used_c",
     ),
 ]
 DELTA, SHORT = ("qwen35", "qwen35moe", "qwen3next"), ("lfm2", "lfm2moe")
@@ -137,7 +137,12 @@ RECURRENCES = [
     (DELTA, "ssm.time_step_rank", 0, "must be an integer from 1"),
     (DELTA, "ssm.time_step_rank", 6, "inner_size: is 256, expected 384"),
     (DELTA, "ssm.time_step_rank", None, "is missing"),
-    (DELTA, "ssm.inner_size", 255, "inner_size: is 255, expected 256, ssm.time_step_rank heads"),
+    (
+        DELTA,
+        "ssm.inner_size",
+        255,
+        "inner_size: is 255, expected 256, for ssm.time_step_rank heads",
+    ),
     (DELTA, "ssm.inner_size", "x", "is of type str"),
     (DELTA, "ssm.conv_kernel", 0, "must be an integer from 1 to 64"),
     (DELTA, "ssm.conv_kernel", 65, "must be an integer from 1 to 64"),

@@ -177,7 +177,7 @@ def test_parts_whose_scales_differ_are_written_apart_or_not_at_all(
     again = models.from_gguf(tmp_path / "apart.gguf")
     np.testing.assert_array_equal(again.logits(TOKENS), model.logits(TOKENS))
     decoder.layers[0].mlp.gate.scale[...] *= 2
-    with pytest.raises(jq.GGUFError, match=r"'blk.0.ffn_up.weight': .* have scales that differ"):
+    with pytest.raises(jq.GGUFError, match=r"'blk.0.ffn_up.weight': .* have different scales"):
         models.save_gguf(models.Model(decoder, None, model.metadata), tmp_path / "no.gguf")
 
 

@@ -175,7 +175,7 @@ def test_an_executable_that_xla_does_not_know(file, tmp_path):
     checksum = hashlib.sha256(body).hexdigest()
     head = altered(data[: -body_bytes(data)], body_bytes=len(body), body_sha256=checksum)
     (tmp_path / "wrong.bin").write_bytes(head + body)
-    with pytest.raises(jq.CompiledFileError, match="body: XLA does not load it"):
+    with pytest.raises(jq.CompiledFileError, match="body: XLA cannot load it"):
         models.load_compiled(tmp_path / "wrong.bin", golden_files.model(NAME))
 
 

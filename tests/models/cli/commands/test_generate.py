@@ -126,7 +126,7 @@ def test_more_tokens_than_the_context_has_left(run: Any) -> None:
     given = ("--tokens", ",".join(["1"] * 2040), "-n", "600", "--temperature", "0", "--ignore-end")
     code, out, err = run("generate", TOKEN_MODEL, *given)
     assert code == 0 and len(out.split()) == 8
-    assert "The context of 2048 tokens has room for 8 new ones, not 600" in err
+    assert "The context of 2048 tokens has room for 8 new ones, not -n 600" in err
     code, out, err = run("generate", TOKEN_MODEL, *given[:2], *given[4:], "-n", "20", *SHIFT)
     assert code == 0 and len(out.split()) == 20 and "has room for" not in err
     code, _, err = run("generate", TOKEN_MODEL, *given, "--context-shift", "--keep", "-1")

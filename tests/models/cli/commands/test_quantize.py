@@ -182,7 +182,7 @@ def test_importance_of_experts_that_does_not_fit():
         (
             {"blk.9.ffn_up.weight": (np.ones(256), [1])},
             "imatrix",
-            "names 'blk.9.ffn_up.weight', which is no tensor",
+            "names 'blk.9.ffn_up.weight', which is not a tensor",
         ),
     ],
 )
@@ -266,4 +266,4 @@ def test_a_model_in_several_files(run, tmp_path):
 def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
-    assert f"{size!r} must be an integer, optionally followed by M or G" in capsys.readouterr().err
+    assert f"{size!r} must be an integer, with or without M or G" in capsys.readouterr().err

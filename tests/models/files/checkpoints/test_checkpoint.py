@@ -580,7 +580,7 @@ def test_keys_whose_defaults_differ_by_class_must_be_there(name, key, copy):
         (b"", "JSON: is malformed: Expecting value"),
         (b"\xff\xfe{}", "JSON: is malformed: 'utf-8' codec can't decode byte 0xff"),
         (b"[" * 100_000, "JSON: is nested too deeply"),
-        (b'{"a": 1, "a": 2}', "JSON: is malformed: key 'a' stands twice"),
+        (b'{"a": 1, "a": 2}', "JSON: is malformed: key 'a' appears twice"),
         (b'{"a": NaN}', "NaN is not JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "JSON: is malformed: Exceeds the limit"),
         (b"[]", "JSON: must be an object, not an array"),
@@ -757,7 +757,7 @@ def test_a_file_that_shrinks_while_it_is_read(copy):
     with models.CheckpointSource(folder) as source:
         os.truncate(folder / "model.safetensors", 6000)
         with pytest.raises(
-            jq.CheckpointError, match="model.safetensors: header: safetensors refuses it"
+            jq.CheckpointError, match="model.safetensors: header: safetensors rejects it"
         ):
             source.read("blk.1.ffn_up.weight")
     folder = copy("qwen3")
@@ -765,7 +765,7 @@ def test_a_file_that_shrinks_while_it_is_read(copy):
         source.read("token_embd.weight")  # the file stays open
         os.truncate(folder / "model-00001-of-00002.safetensors", 4000)
         with pytest.raises(
-            jq.CheckpointError, match=r"tensor 'model\.\S+': safetensors refuses it"
+            jq.CheckpointError, match=r"tensor 'model\.\S+': safetensors rejects it"
         ):
             for name in source.tensors:
                 source.read(name)
@@ -828,7 +828,7 @@ def test_indices_that_do_not_say_what_is_there(copy):
     (folder / INDEX).write_text(json.dumps(sound))
     for name in (first, second):
         save_file(load_file(folder / first) | load_file(folder / second), folder / name)
-    refused(folder, "tensor '.*': is in model-0000[12]-of-00002.safetensors too")
+    refused(folder, "tensor '.*': is also in model-0000[12]-of-00002.safetensors")
 
 
 def test_folders_that_hold_no_checkpoint(copy, tmp_path):

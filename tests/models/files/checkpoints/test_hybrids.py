@@ -275,7 +275,7 @@ REFUSED = [
         {"per_layer_config": {"2": {"eps": 1}}},
         r"per_layer_config.2.eps: is not supported",
     ),
-    ("gemma4-e", {"per_layer_config.6": {"head_dim": 256}}, "per_layer_config.6: says .256, 2."),
+    ("gemma4-e", {"per_layer_config.6": {"head_dim": 256}}, "per_layer_config.6: gives .256, 2."),
     ("gemma4-e", {"vocab_size_per_layer_input": 271}, "vocab_size_per_layer_input: is 271"),
     (
         "gemma4-e",

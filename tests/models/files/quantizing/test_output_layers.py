@@ -112,7 +112,7 @@ def full_name(name: str, end: str) -> str:
         for text in (FLAGS if "text_config" in CASES["folders"][name]["config"] else ["None"])
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings holds")
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings is set")
 def test_a_head_that_differs_counts(name, top, text, tmp_path):
     assert error(folder(tmp_path, name, tensors(name), top, text), name, "head") <= 1e-11
 
