@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # fails with one line if there is no device
-            with _program_cache(options, notes) as options.program_cache:
+            with _program_cache(options, notes) as options.programs:
                 code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:  # outside the block, or while a line is typed

@@ -125,7 +125,7 @@ RECIPES = {
     "F32": Recipe("F32"),
 }
 
-_FLOATS = ("F32", "F16", "BF16")
+_FLOAT_TYPES = ("F32", "F16", "BF16")
 #: Fallback types for rows whose length is not a multiple of 256.
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _FALLBACKS |= {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL"}
@@ -208,7 +208,7 @@ def wanted_types(
         if experts > 1 and part == "ffn_down":
             number = _in_order(name)[0]
         tensor = RuleInput(number, totals.get(part, model.num_layers), groups, importance)
-        if recipe.type in _FLOATS:
+        if recipe.type in _FLOAT_TYPES:
             kind = recipe.type
         elif name == "output.weight" or (tied and name.endswith("token_embd.weight")):
             kind = "Q8_0" if recipe.type == "Q8_0" else "Q6_K"
@@ -253,7 +253,7 @@ def _is_70b(model: Dimensions) -> bool:
 
 
 def _fits(kind: str, shape: tuple[int, ...]) -> bool:
-    return kind in _FLOATS or shape[-1] % formats.get(kind).block_size == 0
+    return kind in _FLOAT_TYPES or shape[-1] % formats.get(kind).block_size == 0
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:
