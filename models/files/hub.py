@@ -106,7 +106,7 @@ def fetched(name: Name) -> Path:
     folder = _asked(
         name, lambda: hub.snapshot_download(name.repository, allow_patterns=list(CHECKPOINT))
     )
-    return Path(_there(name, folder))
+    return Path(_result_of(name, folder))
 
 
 def _files(hub: Any, name: Name, files: list[str]) -> Path:
@@ -118,7 +118,7 @@ def _files(hub: Any, name: Name, files: list[str]) -> Path:
         if isinstance(found, Exception):  # perhaps offline; tries the cache
             cached = _asked(name, functools.partial(download, local_files_only=True))
             found = found if isinstance(cached, Exception) else cached
-        paths.append(Path(_there(name, found)))
+        paths.append(Path(_result_of(name, found)))
     return paths[0]
 
 
@@ -126,7 +126,7 @@ def _cached(hub: Any, name: Name, error: Exception) -> Path:
     """Returns the path of an earlier download, for use without a connection to the hub."""
     folder = _asked(name, lambda: hub.snapshot_download(name.repository, local_files_only=True))
     if isinstance(folder, Exception):
-        _there(name, error)
+        _result_of(name, error)
     root = Path(folder)
     files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
     chosen = _chosen(name, sorted(files), all_of_them=False)
@@ -189,7 +189,7 @@ def _asked(name: Name, call: Callable[[], Any]) -> Any:
         return error
 
 
-def _there(name: Name, found: Any) -> Any:
+def _result_of(name: Name, found: Any) -> Any:
     """Returns the result of `_asked`; raises OSError if it is an exception."""
     if not isinstance(found, Exception):
         return found
