@@ -51,7 +51,7 @@ class SpecialTokenEscaper:
                     value = value.replace(token, self._mark_of[token[0]] + token[1:])
             return value
         if isinstance(value, Mapping):
-            return {self.escaped(key): self.marked(entry) for key, entry in value.items()}
+            return {self.escaped(key): self.escaped(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
             return [self.escaped(entry) for entry in value]
         return value
