@@ -71,7 +71,7 @@ def parse_source(source: Source) -> Header:
             cursor.fail(f"tensor {index}: name", f"duplicate of {info.name!r}")
         tensors[info.name] = info
     data_start = -(-cursor.position // alignment) * alignment
-    infos.check_places(source, list(tensors.values()), data_start, alignment)
+    infos.check_ranges(source, list(tensors.values()), data_start, alignment)
     return Header(version, alignment, metadata, tensors, data_start, source.size)
 
 

@@ -76,7 +76,7 @@ def supported_types() -> tuple[str, ...]:
 
 
 def read_info(cursor: Cursor, index: int) -> TensorInfo:
-    """Reads the next tensor description; `check_places` later checks its range in the file."""
+    """Reads the next tensor description; `check_ranges` later checks its range in the file."""
     name = cursor.string(f"tensor {index}: name", MAX_NAME)
     if not name:
         cursor.fail(f"tensor {index}: name", "must not be empty")
@@ -120,7 +120,7 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
     return nbytes
 
 
-def check_places(
+def check_ranges(
     source: Source, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> None:
     """Raises GGUFError for tensors that are not aligned, not inside the file, or overlap."""

@@ -139,7 +139,7 @@ class _Job:
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
         adapted: Any = TemplateCapabilities(self.template, self._probe, found).adapt(messages)
         if marks is not None:
-            adapted, tools = marks.marked(adapted), marks.marked(tools)
+            adapted, tools = marks.escaped(adapted), marks.escaped(tools)
         context = {
             "tools": tools,
             "messages": adapted,

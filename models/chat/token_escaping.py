@@ -41,7 +41,7 @@ class SpecialTokenEscaper:
         self.meanings = dict(zip(free, firsts, strict=False))
         self._mark_of = {first: mark for mark, first in self.meanings.items()}
 
-    def marked(self, value: Any) -> Any:
+    def escaped(self, value: Any) -> Any:
         """Returns the JSON `value` with token names escaped in all of its strings."""
         if not self.meanings:
             return value
@@ -51,9 +51,9 @@ class SpecialTokenEscaper:
                     value = value.replace(token, self._mark_of[token[0]] + token[1:])
             return value
         if isinstance(value, Mapping):
-            return {self.marked(key): self.marked(entry) for key, entry in value.items()}
+            return {self.escaped(key): self.escaped(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
-            return [self.marked(entry) for entry in value]
+            return [self.escaped(entry) for entry in value]
         return value
 
 

@@ -34,14 +34,14 @@ class Latent(NamedTuple):
     @property
     def stored_rank(self) -> int:
         """Elements of the latent vector in the cache, padded to a width that pages can have."""
-        return _whole(self.rank)
+        return _whole_pages(self.rank)
 
     def stored_dim(self, rope_dim: int) -> int:
         """Returns the elements of a cache row, latent vector and key, padded to a page's width."""
-        return _whole(self.stored_rank + rope_dim)
+        return _whole_pages(self.stored_rank + rope_dim)
 
 
-def _whole(size: int) -> int:
+def _whole_pages(size: int) -> int:
     unit = LATENT_DIMS[1] - LATENT_DIMS[0]
     return max(-(-size // unit) * unit, LATENT_DIMS[0])
 

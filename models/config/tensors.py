@@ -37,10 +37,10 @@ def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
     norms = tuple(_of_mixer(tensor, mixer) for tensor in kind.norms)
     lengths = sizes(config, layer)
     every = (*tensors[mixer], *norms, *network, *kind.further)
-    return tuple(tensor for tensor in every if _is_there(tensor, lengths))
+    return tuple(tensor for tensor in every if _exists(tensor, lengths))
 
 
-def _is_there(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
+def _exists(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
     """Returns whether a model with these sizes has the tensor."""
     needed = (*tensor.shape.split(), *tensor.where.split())
     return all(lengths[name] for name in needed) and not lengths.get(tensor.unless, 0)
@@ -112,7 +112,7 @@ def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     Yields (tensor, prefix of its GGUF name, prefix of its checkpoint name, layer or None).
     """
     lengths, kind = sizes(config, None), config.kind
-    held = (tensor for tensor in kind.input if _is_there(tensor, lengths))
+    held = (tensor for tensor in kind.input if _exists(tensor, lengths))
     yield from ((tensor, "", "", None) for tensor in held)
     for i in range(config.num_layers):
         for tensor in layer_tensors(config, i):

@@ -116,7 +116,7 @@ class GenerationBatch:
 
         filled_to: minimum number of rows, so that batches of one call share programs.
         """
-        self.most_tokens = max(sampling.max_new_tokens for sampling in samplings)
+        self.max_tokens = max(sampling.max_new_tokens for sampling in samplings)
         self.has_stops = any(sampling.stop for sampling in samplings)
         end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
         context = {} if shift is None else {"context": model.config.context_length}
@@ -232,7 +232,7 @@ class GenerationBatch:
             seconds = self._shifted(self._shift)
             self.timings.decode += seconds
             return seconds
-        until = np.int32(min(self._pushed + count, self.most_tokens))
+        until = np.int32(min(self._pushed + count, self.max_tokens))
         arguments = self._state, self._parameters, until
         seconds = self._call(Loop(*self._sampled), *arguments) + self._collect()
         self.timings.decode += seconds
@@ -254,7 +254,7 @@ class GenerationBatch:
             seconds, before = self.advance(count), count
             # Processes that share the devices must make the same calls, so clocks cannot decide.
             if self.shared:
-                count = self.most_tokens
+                count = self.max_tokens
             elif not self.has_stops and seconds > 0:
                 count = max(1, min(int(before * CALL / seconds), 8 * before))
 
@@ -309,7 +309,7 @@ class GenerationBatch:
             first = 0 if row.begun else 1  # prefill samples the first token of a request
             self.timings.decoded_tokens += max(wanted - max(row.taken, first), 0)
             row.taken = wanted
-            if row.begun + wanted == row.most_tokens:
+            if row.begun + wanted == row.max_tokens:
                 row.finish("length")
         going_on = [row.taken for row in self.rows if row.finish_reason is None]
         self._pushed = max(going_on, default=self._pushed)
@@ -336,7 +336,7 @@ class GenerationBatch:
         with jax.transfer_guard_device_to_host("allow"):
             found = jax.tree.map(np.asarray, self._state.logprobs)
 
-        def at_place(row: int, at: int) -> TokenLogprobs | None:
+        def logprobs_at(row: int, at: int) -> TokenLogprobs | None:
             top = self.rows[row].top
             if top is None:
                 return None
@@ -345,7 +345,7 @@ class GenerationBatch:
                 float(found.chosen[row, at]), list(zip(tokens, likeliest, strict=True))
             )
 
-        return at_place
+        return logprobs_at
 
     def _call(self, program: Start | Begin | Loop, *arguments: Any) -> float:
         """Runs a program; stores the State it returns. Returns the seconds without compiling."""

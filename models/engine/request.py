@@ -59,7 +59,7 @@ class Request:
             self._stop.read_controls(tokenizer.cut_at_controls)
         self._end_ids = () if sampling.ignore_end else end_ids
         self._taken = 0
-        self.most_tokens = sampling.max_new_tokens
+        self.max_tokens = sampling.max_new_tokens
         self.top = sampling.logprobs  # number of most likely tokens; None: no log-probabilities
         self.logprobs: list[TokenLogprobs] = []  # of `tokens`
         self.taken = 0  # tokens taken over from the device in this context
@@ -67,7 +67,7 @@ class Request:
     @property
     def room(self) -> int:
         """Number of new tokens that fit: those requested, limited by the free context."""
-        return min(self.most_tokens - self.begun, self._context - len(self.prompt))
+        return min(self.max_tokens - self.begun, self._context - len(self.prompt))
 
     @property
     def is_full(self) -> bool:

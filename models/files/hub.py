@@ -108,7 +108,7 @@ def fetched(name: Name) -> Path:
     folder = _asked(
         name, lambda: hub.snapshot_download(name.repository, allow_patterns=list(CHECKPOINT))
     )
-    return Path(_there(name, folder))
+    return Path(_result_of(name, folder))
 
 
 def _files(hub: Any, name: Name, files: list[str], error: Exception | None = None) -> Path:
@@ -121,7 +121,9 @@ def _files(hub: Any, name: Name, files: list[str], error: Exception | None = Non
     for file in files:
         download = functools.partial(hub.hf_hub_download, name.repository, file, **offline)
         found = _asked(name, download)
-        paths.append(Path(_there(name, error or found if isinstance(found, Exception) else found)))
+        if isinstance(found, Exception):
+            found = error or found
+        paths.append(Path(_result_of(name, found)))
     return paths[0]
 
 
@@ -131,7 +133,7 @@ def _cached(hub: Any, name: Name, error: Exception) -> Path:
         return _files(hub, name, _parts_of(name.file), error)
     folder = _asked(name, lambda: hub.snapshot_download(name.repository, local_files_only=True))
     if isinstance(folder, Exception):
-        _there(name, error)
+        _result_of(name, error)
     root = Path(folder)
     files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
     chosen = _chosen(name, sorted(files), all_of_them=False)
@@ -194,7 +196,7 @@ def _asked(name: Name, call: Callable[[], Any]) -> Any:
         return error
 
 
-def _there(name: Name, found: Any) -> Any:
+def _result_of(name: Name, found: Any) -> Any:
     """Returns the result of `_asked`; raises OSError if it is an exception."""
     if not isinstance(found, Exception):
         return found

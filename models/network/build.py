@@ -160,7 +160,7 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
     """
     decoder = model if isinstance(model, Decoder) else model.decoder()
     tensors: dict[str, Any] = {}
-    for tensor, prefix, _, layer in _with_strangers(decoder.config):
+    for tensor, prefix, _, layer in _with_foreign_tensors(decoder.config):
         module: Any = decoder if layer is None else decoder.layers[layer]
         for name in tensor.module.split("."):
             module = getattr(module, name, None)
@@ -180,7 +180,7 @@ def named_tensors(model: HasDecoder | Decoder) -> dict[str, QuantizedArray | jax
     return tensors
 
 
-def _with_strangers(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
+def _with_foreign_tensors(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """Yields `table(config)`, then other architectures' tensors at module paths that it lacks."""
     yield from table(config)
     for i in range(config.num_layers):

@@ -121,9 +121,9 @@ class Program:
         return self.draft is not None or self.stages.reads_history
 
     def _decoder(self, weights: Weights) -> Decoder:
-        return self.network.merge(self._own(weights))
+        return self.network.merge(self._main_weights(weights))
 
-    def _own(self, weights: Weights) -> Weights:
+    def _main_weights(self, weights: Weights) -> Weights:
         """Returns the main model's weights, without the draft model's."""
         return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
 
@@ -167,7 +167,7 @@ class _Sampling(Program):
         """
         active = ~state.finished
         if not self.stages.is_argmax:  # an argmax works on sharded logits
-            logits = _whole(logits)
+            logits = _replicated(logits)
         lengths, history = cache.context_lens, state.history
         past = None if history is None else TokenHistory(history, lengths)
         steps = state.counts + parameters.first_step
@@ -365,7 +365,7 @@ class Score(Program):
 
     def __call__(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         logits = self._decoder(weights)(self._rows(tokens), lengths)
-        log_p = jax.nn.log_softmax(_whole(logits)[:, :-1])
+        log_p = jax.nn.log_softmax(_replicated(logits)[:, :-1])
         taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
         predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
         return jnp.where(predicted, -taken, 0.0)
@@ -451,7 +451,7 @@ def _stored(rows: jax.Array, column: jax.Array, step: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(rows, column[:, None], step, axis=1)
 
 
-def _whole(logits: jax.Array) -> jax.Array:
+def _replicated(logits: jax.Array) -> jax.Array:
     """Replicates logits over devices; JAX cannot sort or index split axes of an explicit mesh."""
     sharding = jax.typeof(logits).sharding
     if all(axes is None for axes in sharding.spec):

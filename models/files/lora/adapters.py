@@ -91,7 +91,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
         raise ValueError("model is on several devices; adapters need a model on one device")
     named = named_linears(model.config)
     pairs = read(path, model.config, frozenset(named))
-    _check_there(model, pairs, os.fsdecode(path))
+    _check_present(model, pairs, os.fsdecode(path))
     parts = model.parts()
     adapters = {
         name: {
@@ -122,7 +122,7 @@ def with_lora(model: Model, path: str | os.PathLike[str], *, scale: float = 1.0)
     return adapted
 
 
-def _check_there(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
+def _check_present(model: Model, pairs: Mapping[str, Pair], file: str) -> None:
     """Raises GGUFError for an adapter of a matrix that is optional and that `model` lacks."""
     expected = expected_tensors(model.config)
     if optional := [name for name in pairs if not expected[name].required]:
@@ -186,7 +186,7 @@ def _from_modules(
     for name, both in paired.items():
         if (earlier := modules.setdefault(name_in_decoder(name), name)) != name:
             fail(f"tensor {both[0]!r}", f"is of the same module as {paired[earlier][0]!r}")
-    checkpoint, names_of = _places(config, modules, fail)
+    checkpoint, names_of = _gguf_names(config, modules, fail)
     _check_types(weights, fail)
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
@@ -213,7 +213,7 @@ def _from_modules(
     return pairs
 
 
-def _places(
+def _gguf_names(
     config: Config, modules: Mapping[str, str], fail: Fail
 ) -> tuple[CheckpointClass, dict[str, list[tuple[str, slice]]]]:
     """Returns the checkpoint class that has all these modules, and which GGUF tensors they hold.
@@ -288,7 +288,7 @@ def _from_example(
     """
     fail = _failing(CheckpointError, file)
     _check_types(weights, fail)
-    at_place = {path: name for name, path in named_linears(config).items()}
+    name_at = {path: name for name, path in named_linears(config).items()}
     pairs: dict[str, Pair] = {}
     expected = expected_tensors(config)
     found: dict[str, dict[str, str]] = {}
@@ -300,7 +300,7 @@ def _from_example(
         match = _TRAINED.fullmatch(f"{path}.lora_a")
         assert match is not None
         layer = int(match[2]) if match[2] and len(match[2]) < 7 else None
-        target = at_place.get((layer, match[3])) if match[2] is None or layer is not None else None
+        target = name_at.get((layer, match[3])) if match[2] is None or layer is not None else None
         if target is None or target not in targets:
             fail(f"tensor {next(iter(both.values()))!r}", "matches no matrix of the model")
         if len(both) < 2:

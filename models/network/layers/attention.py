@@ -81,13 +81,13 @@ class Attention(nnx.Module):
         }
         if self.sinks is not None:
             seen["sinks"] = self.sinks.get_value()
-        added_to = None if self._adds_apart else residual
+        added_to = None if self._adds_separately else residual
         if gate is not None:
             y = kv.attention(q, **seen).reshape(gate.shape) * jax.nn.sigmoid(gate)
             y = linear(y, self.output, residual=added_to, prefetch=prefetch)[0]
         else:
             y = kv.attend(q, self.output, added_to, prefetch, **seen)
-        if self._adds_apart:
+        if self._adds_separately:
             y = added(residual, y, self.post_norm, self.residual_scale)
         return y, kv
 
@@ -125,7 +125,7 @@ class Attention(nnx.Module):
         return q, gate, kv
 
     @property
-    def _adds_apart(self) -> bool:
+    def _adds_separately(self) -> bool:
         """Whether a norm or factor between output projection and residual prevents fusing them."""
         return self.post_norm is not None or self.residual_scale is not None
 
@@ -307,7 +307,7 @@ class Paged:
 
     def attention(self, q: Array, **seen: Any) -> Array:
         """Like `Fresh.attention`, for q (batch, num_heads, head_dim)."""
-        return jq.paged_attention(*self._given(q), **seen | self._options).reshape(q.shape)
+        return jq.paged_attention(*self._paged_args(q), **seen | self._options).reshape(q.shape)
 
     def attend(
         self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
@@ -320,7 +320,7 @@ class Paged:
             residual = self._of_sequences(residual)
         options = seen | self._options | {"bias": output.bias, "residual": residual}
         options["prefetch"] = weights_of(prefetch)
-        y = jq.paged_attention_matmul(*self._given(q), output.weight, **options)
+        y = jq.paged_attention_matmul(*self._paged_args(q), output.weight, **options)
         return y.reshape(len(q), -1)
 
     @property
@@ -333,7 +333,7 @@ class Paged:
         """Reshapes chunks' tokens (batch * time, ...) to (batch, time, ...)."""
         return x if self.lengths is None else x.reshape(len(self.lengths), -1, *x.shape[1:])
 
-    def _given(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
+    def _paged_args(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
         k_pages, v_pages, *_ = self.pages
         return self._of_sequences(q), k_pages, v_pages, self.block_tables, self.lens
 

@@ -18,17 +18,17 @@ def byte_level(
     tokens: Tokens,
     normalizing: list[JSONFields],
     splitting: list[JSONFields],
-    unsaid: list[str],
+    lost: list[str],
 ) -> dict[str, Any]:
     """Returns GGUF metadata: model, pre-tokenizer and merges.
 
-    unsaid: list to which this appends descriptions of settings that GGUF cannot express.
+    lost: list to which this appends descriptions of settings that GGUF cannot express.
     """
     for step in normalizing:
         if step.string("type") != "NFC":
             kind = step.string("type")[:100]
             step.fail("type", f"{kind!r} before byte-level BPE has no name in GGUF")
-        unsaid.append("NFC normalization: ids of decomposed characters will differ")
+        lost.append("NFC normalization: ids of decomposed characters will differ")
     patterns = []
     for i, step in enumerate(splitting):
         match step.string("type"):
@@ -44,7 +44,7 @@ def byte_level(
             case kind:
                 step.fail("type", f"{kind[:100]!r} has no name in GGUF here")
     if lacking := len(set(pre_tokenizers.ByteLevel.alphabet()) - tokens.ids.keys()):
-        unsaid.append(f"that {lacking} bytes without a token are dropped before merging")
+        lost.append(f"that {lacking} bytes without a token are dropped before merging")
     ignore_merges = model.boolean("ignore_merges", False)
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:

@@ -48,22 +48,22 @@ def metadata(content: Callable[[], dict[str, Any]], described: Described) -> dic
     splitting = steps(root.object("pre_tokenizer"), "pretokenizers")
     normalizing = steps(root.object("normalizer"), "normalizers")
     found: dict[str, Any]
-    unsaid: list[str] = []
+    lost: list[str] = []
     if any(step.string("type") == "ByteLevel" for step in splitting):
-        found = byte_level(root, model, tokens, normalizing, splitting, unsaid)
+        found = byte_level(root, model, tokens, normalizing, splitting, lost)
     else:
-        found = sentencepiece(root, model, tokens, normalizing, splitting, unsaid)
+        found = sentencepiece(root, model, tokens, normalizing, splitting, lost)
     found[KEY + "tokens"] = tokens.texts
     found[KEY + "token_type"] = found.pop("types", tokens.types)
     if set(tokens.added) - tokens.stripping == set(PHI_3_KEEPS):
         found["general.name"] = PHI_3_NAMES[0]
-        unsaid += _flags(tokens.flagged, ("lstrip", "single_word"))
+        lost += _flags(tokens.flagged, ("lstrip", "single_word"))
     else:
-        unsaid += _flags(tokens.flagged, ("lstrip", "rstrip", "single_word"))
+        lost += _flags(tokens.flagged, ("lstrip", "rstrip", "single_word"))
     if any(step.string("type") == "Prepend" for step in normalizing):
-        unsaid += _flags(tokens.flagged, ("normalized",))  # the added space is part of them
-    found |= _special_tokens(root, described, found[KEY + "model"], unsaid)
-    for what in unsaid:
+        lost += _flags(tokens.flagged, ("normalized",))  # the added space is part of them
+    found |= _special_tokens(root, described, found[KEY + "model"], lost)
+    for what in lost:
         warn(f"{file}: GGUF cannot express {what}")
     return found | template_metadata(described.vocabulary.chat_templates)
 
@@ -80,7 +80,7 @@ def _flags(flagged: dict[str, list[str]], flags: tuple[str, ...]) -> list[str]:
 
 
 def _special_tokens(
-    root: JSONFields, described: Described, model: str, unsaid: list[str]
+    root: JSONFields, described: Described, model: str, lost: list[str]
 ) -> dict[str, Any]:
     """Returns GGUF metadata: ids of special tokens, and whether BOS and EOS are added to texts."""
     named, tokens, vocabulary = described.named, described.tokens, described.vocabulary
@@ -98,7 +98,7 @@ def _special_tokens(
         if ids and not adds:
             position = "before" if name == "bos" else "after"
             shown = ", ".join(repr(tokens.texts[i]) for i in ids)
-            unsaid.append(f"that {shown} are added {position} texts: nothing is added")
+            lost.append(f"that {shown} are added {position} texts: nothing is added")
         if name == "bos" and not adds and model == "gemma4":
             problem = "adds no BOS before texts, but Gemma's texts begin with one in GGUF"
             root.fail("post_processor", problem)

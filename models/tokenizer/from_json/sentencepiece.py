@@ -33,16 +33,16 @@ def sentencepiece(
     tokens: Tokens,
     normalizing: list[JSONFields],
     splitting: list[JSONFields],
-    unsaid: list[str],
+    lost: list[str],
 ) -> dict[str, Any]:
     """Returns GGUF metadata of a SentencePiece-like model; "types" overrides `tokens.types`.
 
-    unsaid: list to which this appends descriptions of settings that GGUF cannot express.
+    lost: list to which this appends descriptions of settings that GGUF cannot express.
     """
     prefix, replaced = _normalizer(normalizing)
     gemma = replaced and not prefix and len(splitting) == 1 and _splits_at_spaces(splitting[0])
     for step in [] if gemma else splitting:
-        prefix, replaced = _metaspace(step, tokens, unsaid) or prefix, True
+        prefix, replaced = _metaspace(step, tokens, lost) or prefix, True
     if not replaced:
         problem = f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE"
         root.fail("normalizer", problem)
@@ -93,7 +93,7 @@ def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
     return prefix, replaced
 
 
-def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
+def _metaspace(step: JSONFields, tokens: Tokens, lost: list[str]) -> bool:
     """Returns whether a `Metaspace` pre-tokenizer adds a space before a text.
 
     Rejects other steps.
@@ -108,7 +108,7 @@ def _metaspace(step: JSONFields, tokens: Tokens, unsaid: list[str]) -> bool:
         step.fail("split", problem)
     if prepends(step):
         how = "after special tokens and before a text's own leading space"
-        unsaid.append(f"where Metaspace adds no space: {how} there will be one")
+        lost.append(f"where Metaspace adds no space: {how} there will be one")
     return prepends(step)
 
 
