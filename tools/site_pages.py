@@ -60,7 +60,7 @@ def with_sections(text: str) -> str:
         def link(bang: str, label: str, target: str, anchor: str) -> str:
             return f"{bang}[{label}](../{target}{anchor})"
 
-        return map_links(found.strip(), link)
+        return map_links(found.strip("\n"), link)
 
     return _SECTION.sub(section, text)
 
@@ -124,6 +124,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     uri = page.file.src_uri
     path = repository_path(uri)
     if not path.endswith(".md"):
+        page.meta["search"] = {"exclude": True}
         return markdown  # a listing
 
     def lead(bang: str, label: str, target: str, anchor: str) -> str:

@@ -66,7 +66,7 @@ def other_shapes():
 
 @says("README.md", "1.1 to 2.4 times the tokens per second of llama.cpp on two cores")
 def beside_llama_cpp():
-    """The range of the chart that README shows: four models, three figures each."""
+    """The range for four models, three figures each."""
     keys = ("decode_0", "decode_2048", "prefill_512")
     found = [
         run["ours"][key] / run["llama.cpp"][key]
