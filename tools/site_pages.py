@@ -24,6 +24,8 @@ _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _SECTION = re.compile(r"^<!-- README\.md: (.+) -->$", re.MULTILINE)
 _LANGUAGES = {".py": "python", ".json": "json", ".h": "cpp", ".cpp": "cpp"}
 _IMAGES = {".svg", ".png"}
+#: Factors by which a search ranks pages, by section of the menu.
+_BOOSTS = {"Guide": 4, "JAX and Flax": 3, "Reference": 2}
 
 
 def repository_path(uri: str) -> str:
@@ -126,6 +128,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     if not path.endswith(".md"):
         page.meta["search"] = {"exclude": True}
         return markdown  # a listing
+    page.meta["search"] = {"boost": _BOOSTS.get(page.parent and page.parent.title, 1)}
 
     def lead(bang: str, label: str, target: str, anchor: str) -> str:
         new = site_uri(posixpath.normpath(posixpath.join(posixpath.dirname(path), target)))
