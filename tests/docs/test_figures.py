@@ -295,7 +295,7 @@ def packed_and_decoded():
     PREDICTIONS,
     "Qwen 3 30B-A3B processes 12933 tokens per second",
     "Gemma 3 12B 12947 instead of",
-    "Gemma 3 12B takes in 20086 tokens a second",
+    "Gemma 3 12B processes 20086 tokens per second",
     "The models differ by more than 15 % for prompts of Qwen 3 30B-A3B",
 )
 def other_models():
