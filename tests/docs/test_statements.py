@@ -315,7 +315,7 @@ def parts_of_files():
     assert [to_bytes(text) for text in ("7", "7M", "7G")] == [7, 7_000_000, 7_000_000_000]
 
 
-@says("docs/files.md", "is looked up on the Hugging Face hub, unless a file of that name or a folder")
+@says("docs/files.md", "is looked up on the Hugging Face hub, unless a file of that name")
 @says(CLI, "a name on the [Hugging Face hub]", "which is downloaded")
 @says(README, "downloads its Q4_K_M file")
 @says("docs/troubleshooting.md", "ORG/NAME was looked up on [the hub]")
