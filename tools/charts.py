@@ -21,31 +21,25 @@ OURS, THEIRS, XLA, FORK = "#00796b", "#b0bec5", "#ef9a3c", "#78909c"
 #: Programs measured on a CPU, by their name in results -> color.
 PROGRAMS = {"ours": OURS, "llama.cpp": THEIRS, "ik_llama.cpp": FORK}
 #: Series of the 8B chart for GPUs.
-GPU_SERIES = {"H100": XLA, "H200": OURS, "predicted, H200": THEIRS}
+GPU_SERIES = {"H100": XLA, "H200": OURS, "H200, predicted": THEIRS}
 #: Width of one column on a phone, at which text is still readable: inches.
-WIDTH = 5.2
+WIDTH = 4.2
 
 #: Results of benchmarks/cpu.py -> the model's name in the chart.
 MODELS = {
     "cpu": "Llama 1B",
     "cpu_gemma3_1b": "Gemma 3 1B",
     "cpu_qwen35_800m": "Qwen 3.5 0.8B",
-    "cpu_moe_3b": "mixture, 3B",
+    "cpu_moe_3b": "MoE 3B",
 }
-MEASURES = {
-    "decode_0": "decoding, no context",
-    "decode_2048": "decoding after 2048 tokens",
-    "prefill_512": "prompt of 512 tokens",
-}
+DECODING = {"decode_0": "Decoding, no context", "decode_2048": "Decoding after 2048 tokens"}
+PROMPTS = {"prefill_128": "Prompt of 128 tokens", "prefill_512": "Prompt of 512 tokens"}
 #: Measures of Llama 1B that are compared with both peers.
 PEERS_MEASURES = {
-    "prefill_128": "prompt of 128",
-    "prefill_512": "prompt of 512",
-    "decode_0": "decoding",
-    "decode_2048": "decoding after 2048",
-    "batch_4": "4 sequences",
-    "batch_16": "16 sequences",
-    "decode_shared": "decoding, cores shared",
+    "prefill_512": "Prompt of 512 tokens",
+    **DECODING,
+    "batch_16": "Decoding, 16 sequences",
+    "decode_shared": "Decoding, another program on each core",
 }
 #: Launches of one layer in a step of Llama 3.1 8B: kernel -> (what it does, its products in
 #: step_times.json, one per layer).
@@ -66,33 +60,26 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def cpu() -> Figures:
+def cpu(measures: dict[str, str]) -> Figures:
     """Returns tokens per second on two cores, ours and llama.cpp's: measure -> model -> pair."""
-    pairs: Figures = {text: {} for text in MEASURES.values()}
+    pairs: Figures = {text: {} for text in measures.values()}
     for file, model in MODELS.items():
         found = next(r for r in _read(file)["results"] if r["threads"] == 2)
-        for key, text in MEASURES.items():
-            pairs[text][model] = [round(found[who][key], 1) for who in ("ours", "llama.cpp")]
+        for key, text in measures.items():
+            pairs[text][model] = [round(found[who][key]) for who in ("ours", "llama.cpp")]
     return pairs
 
 
 def cpu_peers() -> Figures:
-    """Returns tokens per second of Llama 1B: cores -> measure -> rates of PROGRAMS."""
+    """Returns tokens per second of Llama 1B: measure -> cores -> rates of PROGRAMS."""
     return {
-        f"{row['threads']} core{'s' * (row['threads'] > 1)}": {
-            text: [round(row[who][key], 1) for who in PROGRAMS]
-            for key, text in PEERS_MEASURES.items()
+        text: {
+            f"{row['threads']} core{'s' * (row['threads'] > 1)}": [
+                round(row[who][key]) for who in PROGRAMS
+            ]
+            for row in _read("cpu")["results"]
         }
-        for row in _read("cpu")["results"]
-    }
-
-
-def launches() -> Figures:
-    """Returns the launches per layer of a decode step, ours and XLA's, by kind of layer."""
-    layers = _read("static")["layers"]
-    return {
-        f"{layer['model']}, {layer['kind']}": [layer["ours"], layer["launches"] - layer["ours"]]
-        for layer in layers
+        for key, text in PEERS_MEASURES.items()
     }
 
 
@@ -127,7 +114,7 @@ def gpu() -> Figures:
     They are measured on an H100 and an H200, and predicted for an H200.
     """
     programs = [p for p in _read("step_times")["programs"] if p["shape"] == "llama-3.1-8b"]
-    found: Figures = {"decoding, sequences together": {}, "prompt": {}}
+    found: Figures = {"Decoding": {}, "Prompt": {}}
     for batch, prompt in ((1, 0), (8, 0), (32, 0), (1, 4096)):
         (one,) = (
             p for p in programs if (p["batch"], p["prompt"], p["before"]) == (batch, prompt, 0)
@@ -136,8 +123,9 @@ def gpu() -> Figures:
             _measured(name, batch, prompt)
             for name in ("gpu-nvidia-h100-80gb-hbm3", "gpu-nvidia-h200")
         ]
-        group = found["prompt" if prompt else "decoding, sequences together"]
-        group[f"{prompt or batch}"] = [round(rate) for rate in (*rates, one["tokens_per_second"])]
+        rates.append(one["tokens_per_second"])
+        group, name = ("Prompt", f"{prompt} tokens") if prompt else ("Decoding", f"batch {batch}")
+        found[group][name] = [round(rate) for rate in rates]
     return found
 
 
@@ -152,19 +140,32 @@ def _measured(device: str, batch: int, prompt: int) -> float:
     return float(rate)
 
 
-def _new(rows: float, title: str) -> Any:
+def _new(height: float) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, 0.75 + 0.3 * rows), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    return figure
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _legend(figure: Any, axes: Any, title: str) -> None:
+    """Puts the title and the legend on top."""
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        title=title,
+        title_fontproperties={"size": 12, "weight": "bold"},
+        alignment="left",
+        loc="outside upper left",
+        ncols=3,
+        columnspacing=1.2,
+        handlelength=1.2,
+        frameon=False,
+    )
 
 
 def _plain(axes: Any) -> None:
     """Removes the axis: bars start at the left, with row names before and values after them."""
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.set_xticks([])
-    axes.tick_params(axis="y", length=0, labelsize=11)
+    axes.tick_params(axis="y", length=0, labelsize=10)
     axes.invert_yaxis()
 
 
@@ -173,20 +174,19 @@ def _grouped(figures: Figures, heading: str, series: dict[str, str] = PROGRAMS) 
     sizes = [len(groups) for groups in figures.values()]
     bars = len(next(iter(next(iter(figures.values())).values())))
     programs = [(who.replace("ours", "jax-q4k"), color) for who, color in series.items()][:bars]
-    figure = _new(sum(sizes) * (bars + 0.3), heading)
-    all_axes = figure.subplots(len(figures), 1, height_ratios=sizes)
+    figure = _new(0.55 + 0.3 * len(sizes) + 0.18 * sum(sizes) * (bars + 0.5))
+    all_axes = figure.subplots(len(figures), 1, height_ratios=sizes, squeeze=False)[:, 0]
     for axes, (title, groups) in zip(all_axes, figures.items(), strict=True):
         for row, (who, color) in enumerate(programs):
-            at = [i + 0.76 / bars * (row - (bars - 1) / 2) for i in range(len(groups))]
+            at = [i + 0.82 / bars * (row - (bars - 1) / 2) for i in range(len(groups))]
             values = [group[row] for group in groups.values()]
-            drawn = axes.barh(at, values, 0.72 / bars, color=color, label=who)
+            drawn = axes.barh(at, values, 0.78 / bars, color=color, label=who)
             axes.bar_label(drawn, fmt="%.0f", padding=3, fontsize=10)
         axes.set_yticks(range(len(groups)), groups)
-        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_title(title, loc="left", fontsize=10.5)
         axes.margins(x=0.12)
         _plain(axes)
-    named = all_axes[-1].get_legend_handles_labels()
-    figure.legend(*named, loc="outside lower left", ncols=bars, frameon=False)
+    _legend(figure, all_axes[0], heading)
     return figure
 
 
@@ -200,47 +200,36 @@ def draw_cpu_peers(figures: Figures) -> Any:
 
 def draw_gpu(figures: Figures) -> Any:
     """Draws the rates on GPUs, measured ones in color."""
-    title = "Tokens per second, Llama 3.1 8B on GPUs"
-    return _grouped(figures, title, GPU_SERIES)
+    return _grouped(figures, "Tokens per second, Llama 3.1 8B", GPU_SERIES)
 
 
-def _stacked(figures: Figures, title: str, parts: list[tuple[str, str]], total: str) -> Any:
-    figure = _new(2.2 * len(figures) + 1, title)
+def draw_predicted(figures: Figures) -> Any:
+    """Draws a stacked bar for each kind of layer, its name above it."""
+    parts = [("bytes at 4.3 TB/s", THEIRS), ("rest of our kernels", OURS), ("XLA's", XLA)]
+    figure = _new(0.6 + 0.5 * len(figures))
     axes = figure.subplots()
     for row, (name, values) in enumerate(figures.items()):
         left = 0.0
         for value, (label, color) in zip(values, parts, strict=True):
             axes.barh(row + 0.14, value, 0.4, left=left, color=color, label="" if row else label)
             left += value
-        axes.text(left, row + 0.14, f" {left:{total}}", va="center", fontsize=10)
-        axes.text(0, row - 0.16, name, fontsize=11)
+        axes.text(left, row + 0.14, f" {left:.0f}", va="center", fontsize=10)
+        axes.text(0, row - 0.16, name, fontsize=10)
     axes.set_yticks([])
     axes.margins(x=0.1)
     _plain(axes)
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(0, 0.02), ncols=len(parts), frameon=False, fontsize=10
-    )
+    _legend(figure, axes, "Predicted us per layer, H200")
     return figure
-
-
-def draw_launches(figures: Figures) -> Any:
-    parts = [("this package's", OURS), ("XLA's", XLA)]
-    return _stacked(figures, "Launches of a layer, one decoded token", parts, ".0f")
-
-
-def draw_predicted(figures: Figures) -> Any:
-    parts = [("bytes at 4.3 TB/s", THEIRS), ("the rest of our kernels", OURS), ("XLA's", XLA)]
-    return _stacked(figures, "Predicted, not measured: H200, us a layer", parts, ".0f")
 
 
 def draw_llama_step(figures: Figures) -> Any:
     """Draws boxes from top to bottom, in the order of the launches."""
-    figure = _new(2.0 * len(figures) + 0.8, f"A layer of Llama 3.1 8B: {len(figures)} launches")
-    axes = figure.subplots()
+    figure = _new(0.4 + 0.55 * len(figures))
+    _legend(figure, axes := figure.subplots(), f"A layer of Llama 3.1 8B: {len(figures)} launches")
     for row, (kernel, (text, time)) in enumerate(figures.items()):
         axes.barh(row, 1, 0.66, color="#e0f2f1", edgecolor=OURS)
-        axes.text(0.03, row - 0.12, kernel.strip(), va="center", fontsize=11, family="monospace")
-        axes.text(0.03, row + 0.17, text, va="center", fontsize=10, color="#37474f")
+        axes.text(0.03, row - 0.12, kernel.strip(), va="center", fontsize=10, family="monospace")
+        axes.text(0.03, row + 0.17, text, va="center", fontsize=9.5, color="#37474f")
         axes.text(
             0.97,
             row,
@@ -262,10 +251,10 @@ def draw_llama_step(figures: Figures) -> Any:
 
 #: File name -> (its numbers, its drawing function).
 ALL: dict[str, tuple[Callable[[], Figures], Callable[[Figures], Any]]] = {
-    "cpu": (cpu, draw_cpu),
+    "cpu-decode": (lambda: cpu(DECODING), draw_cpu),
+    "cpu-prompt": (lambda: cpu(PROMPTS), draw_cpu),
     "cpu-peers": (cpu_peers, draw_cpu_peers),
     "gpu": (gpu, draw_gpu),
-    "launches": (launches, draw_launches),
     "llama-step": (llama_step, draw_llama_step),
     "predicted": (predicted, draw_predicted),
 }

@@ -24,6 +24,8 @@ _FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 _SECTION = re.compile(r"^<!-- README\.md: (.+) -->$", re.MULTILINE)
 _LANGUAGES = {".py": "python", ".json": "json", ".h": "cpp", ".cpp": "cpp"}
 _IMAGES = {".svg", ".png"}
+#: Factors by which a search ranks pages, by section of the menu.
+_BOOSTS = {"Guide": 4, "JAX and Flax": 3, "Reference": 2}
 
 
 def repository_path(uri: str) -> str:
@@ -60,7 +62,7 @@ def with_sections(text: str) -> str:
         def link(bang: str, label: str, target: str, anchor: str) -> str:
             return f"{bang}[{label}](../{target}{anchor})"
 
-        return map_links(found.strip(), link)
+        return map_links(found.strip("\n"), link)
 
     return _SECTION.sub(section, text)
 
@@ -124,7 +126,9 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     uri = page.file.src_uri
     path = repository_path(uri)
     if not path.endswith(".md"):
+        page.meta["search"] = {"exclude": True}
         return markdown  # a listing
+    page.meta["search"] = {"boost": _BOOSTS.get(page.parent and page.parent.title, 1)}
 
     def lead(bang: str, label: str, target: str, anchor: str) -> str:
         new = site_uri(posixpath.normpath(posixpath.join(posixpath.dirname(path), target)))

@@ -16,18 +16,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "transforms.md"
 
 HEAD = """\
-# JAX transforms: what works
+# Operations under JAX transforms
 
-Every operation works under every transform, except for the cells with a number: these raise the \
-[error](#errors) with that number while they are traced. [Columns](#columns) explains the column \
-names.
+Every operation works under every transform, except in cells with a number: these raise the \
+[error](#errors) with that number while they are traced.
 
 - **yes**: matches plain JAX with dequantized weights in float64.
 - **-**: does not apply: there is no operand to map, no float to differentiate, or the operation \
 is not linear.
 
-`python -m tools.transforms` writes this page from the tables in `tests/support/transforms`, and \
-`tests/jax_q4k/test_transforms.py` runs every cell.
+[Transforms](#transforms) with the same cells share a column:
 """
 
 
@@ -41,23 +39,25 @@ def tables() -> Any:
 def page() -> str:
     cells = tables()
     cases, transforms = cells.CASES.values(), cells.TRANSFORMS
-    refusals: list[Any] = []
-    rows = []
-    for case in cases:
-        row = [f"`{case.operation}` {case.variant}".strip()]
-        for name in transforms:
-            found = cells.status(case, name)
-            if not isinstance(found, bool):
-                if found not in refusals:
-                    refusals.append(found)
-                row.append(str(refusals.index(found) + 1))
-            else:
-                row.append("yes" if found else "-")
-        rows.append(row)
+    grid = [[cells.status(case, name) for name in transforms] for case in cases]
+    refusals = list(dict.fromkeys(c for row in grid for c in row if not isinstance(c, bool)))
+    columns: dict[tuple[Any, ...], list[str]] = {}  # cells -> the transforms that have them
+    for name, column in zip(transforms, zip(*grid, strict=True), strict=True):
+        columns.setdefault(column, []).append(name)
+
+    def text(cell: Any) -> str:
+        return ("-", "yes")[cell] if isinstance(cell, bool) else str(refusals.index(cell) + 1)
+
+    rows = [
+        [f"`{case.operation}` {case.variant}".strip(), *map(text, row)]
+        for case, row in zip(cases, zip(*columns, strict=True), strict=True)
+    ]
     return "\n".join(
         [
             HEAD,
-            *table(["operation", *transforms], rows),
+            *(f"- **{n[0]}**: {', '.join(n)}" for n in columns.values() if len(n) > 1),
+            "",
+            *table(["operation", *(names[0] for names in columns.values())], rows),
             "",
             "## Errors",
             "",
@@ -66,17 +66,18 @@ def page() -> str:
             "Quantized weights are constants: `jax.grad` with respect to one raises JAX's "
             "`TypeError` for integers.",
             "",
-            "## Columns",
+            "## Transforms",
             "",
-            *table(["column", "what is done"], [[n, t.note] for n, t in transforms.items()]),
+            *table(["transform", "what is done"], [[n, t.note] for n, t in transforms.items()]),
             "",
-            "Derivatives are those of the sum of the results' sines, with respect to all float "
-            "operands except pages. The last columns include gradients where `grad` says yes.",
+            "Gradients are those of the sum of the results' sines, with respect to all float "
+            "operands except pages. `scan` and the transforms after it include gradients where "
+            "`grad` says yes.",
             "",
             "## What the tests run",
             "",
             *table(
-                ["implementation", "activations", "largest error (NMSE)", "columns"],
+                ["implementation", "activations", "largest error (NMSE)", "transforms"],
                 [
                     [f"`{run[0]}`", run[1], f"{cells.TOLERANCES[run[1]]:g}", of(names, transforms)]
                     for run, names in _joined(cells.RUNS).items()
@@ -86,8 +87,9 @@ def page() -> str:
             f"For CUDA (`ptx`) programs are lowered but not run: {of(cells.LOWERED, transforms)}. "
             "The simulator (`sim`) runs their kernels.",
             "",
-            "`pytest tests/jax_q4k/test_transforms.py --tier full` runs all columns with every "
-            "implementation and dtype, which takes many minutes.",
+            "`python -m tools.transforms` writes this page from the tables in "
+            "`tests/support/transforms`, and `tests/jax_q4k/test_transforms.py` runs every cell; "
+            "with `--tier full`, which takes many minutes, in every implementation and dtype.",
             "",
         ]
     )

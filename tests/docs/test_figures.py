@@ -66,7 +66,7 @@ def other_shapes():
 
 @says("README.md", "1.1 to 2.4 times the tokens per second of llama.cpp on two cores")
 def beside_llama_cpp():
-    """The range of the chart that README shows: four models, three figures each."""
+    """The range for four models, three figures each."""
     keys = ("decode_0", "decode_2048", "prefill_512")
     found = [
         run["ours"][key] / run["llama.cpp"][key]
@@ -295,7 +295,7 @@ def packed_and_decoded():
     PREDICTIONS,
     "Qwen 3 30B-A3B processes 12933 tokens per second",
     "Gemma 3 12B 12947 instead of",
-    "Gemma 3 12B takes in 20086 tokens a second",
+    "Gemma 3 12B processes 20086 tokens per second",
     "The models differ by more than 15 % for prompts of Qwen 3 30B-A3B",
 )
 def other_models():

@@ -94,7 +94,7 @@ def usual(command: str) -> Any:
 # The command line, and sampling.
 
 
-@says(CLI, "is sampled at temperature 0.7 with min-p 0.05. The seed is random and is printed")
+@says(CLI, "temperature 0.7 and min-p 0.05 apply. The seed is random and is printed")
 def defaults_of_sampling():
     for command in ("generate", "chat"):
         first, second = usual(command), usual(command)
@@ -315,10 +315,7 @@ def parts_of_files():
     assert [to_bytes(text) for text in ("7", "7M", "7G")] == [7, 7_000_000, 7_000_000_000]
 
 
-@says(
-    "docs/files.md",
-    "is looked up on the Hugging Face hub and the model is downloaded by `huggingface_hub`",
-)
+@says("docs/files.md", "is looked up on the Hugging Face hub, unless a file of that name")
 @says(CLI, "a name on the [Hugging Face hub]", "which is downloaded")
 @says(README, "downloads its Q4_K_M file")
 @says("docs/troubleshooting.md", "ORG/NAME was looked up on [the hub]")
@@ -650,7 +647,6 @@ def process(code: str, before: str = PROCESS) -> Any:
 @says("docs/export.md", "whose arguments and results are plain arrays needs no import: JAX alone")
 @says("docs/export.md", "must `import jax_q4k` before it reads it, for two reasons")
 @says("docs/export.md", "on a CPU the kernels are C++ handlers, which it registers as well")
-@says("docs/arrays.md", "The process that calls it must import `jax_q4k`")
 def programs_without_the_import():
     """JAX alone reads and compiles the page's CUDA program; it refuses two others."""
     pytest.importorskip("flatbuffers", reason="flatbuffers is no dependency of jax-q4k")
@@ -804,7 +800,7 @@ def architectures():
 @says(
     COST,
     "0.5 us for memory that is idle and up to 0.8",
-    "A cluster barrier is taken to be 0.2 us, and a load from a peer's shared memory 0.1",
+    "A cluster barrier is assumed to take 0.2 us, and a load from a peer's shared memory 0.1",
 )
 def constants_of_the_model():
     assert (cost.LAUNCH, cost.MEMORY_LATENCY, cost.IDLE_LATENCY) == (1.3e-6, 0.8e-6, 0.5e-6)

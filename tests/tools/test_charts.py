@@ -25,4 +25,4 @@ def test_they_can_be_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(charts, "CHARTS", tmp_path)
     charts.main()
     assert {file.stem for file in tmp_path.iterdir()} == set(charts.ALL)
-    assert charts.shown("cpu") == charts.cpu()
+    assert charts.shown("gpu") == charts.gpu()

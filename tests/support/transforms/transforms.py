@@ -284,7 +284,7 @@ TRANSFORMS = {
     ),
     "vmap w": Transform(
         lambda case, f: mapped(case, f, case.weights),
-        "`jax.vmap` over weights, packed ones too, or over caches",
+        "`jax.vmap` over weights, quantized or not, or over caches",
         applies=lambda case: bool(case.weights),
     ),
     "grad": Transform(gradient, "`jax.grad`", derivative=True),
@@ -330,7 +330,7 @@ TRANSFORMS = {
     ),
     "unchecked": Transform(
         functools.partial(in_shard_map, check=False),
-        "its results with `check_vma=False`",
+        "the same with `check_vma=False`",
         plain=unchanged,
     ),
     "explicit": Transform(
@@ -340,7 +340,9 @@ TRANSFORMS = {
         plain=unchanged,
         mesh=AxisType.Explicit,
     ),
-    "auto": Transform(unchanged, "the same of automatic axes", plain=unchanged, mesh=AxisType.Auto),
+    "auto": Transform(
+        unchanged, "the same with automatic axes", plain=unchanged, mesh=AxisType.Auto
+    ),
     "disable_jit": Transform(without_jit, "inside `jax.disable_jit()`", unchanged, traced=False),
     "debug_nans": Transform(
         among_nans,
