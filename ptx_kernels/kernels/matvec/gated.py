@@ -56,14 +56,16 @@ def gated_matvec(
     kind = "routed_" if routing else "expert_" if choice else ""
     k.name = f"{kind}gated_matvec_{names}_m{m}"
     pair = [
-        matrix(k, f, n, columns, prefix=p, layers=layers, own=choice, streamed=config.streamed)
+        matrix(
+            k, f, n, columns, prefix=p, layers=layers, block_row=choice, streamed=config.streamed
+        )
         for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
     prologue = Prologue(
-        k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
+        k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, block_row=choice
     )
     results = choice.count if choice else m
     epilogue = Epilogue(
-        k, n, results, config, bias=biases, activation=activation, output=output, own=choice
+        k, n, results, config, bias=biases, activation=activation, output=output, block_row=choice
     )
     whole_product(k, pair, prologue, epilogue, choice)

@@ -31,8 +31,8 @@ class Prologue:
 
     Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
     norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
-    `pieces` once per team of rows; all threads must reach both. With `own` a thread block has one
-    of the m rows.
+    `pieces` once per team of rows; all threads must reach both. With
+    `block_row` a thread block has one of the m rows.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Prologue:
         eps: float,
         dtype: str,
         config: MatvecConfig,
-        own: BlockRow | None = None,
+        block_row: BlockRow | None = None,
     ) -> None:
         x_type, operand_rows = float_type(dtype), m
-        row, m = (None, m) if own is None else (own.token, 1)
+        row, m = (None, m) if block_row is None else (block_row.token, 1)
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
         self._staged: Pointer | None = None  # complete rows: f32, or int8 with their scales
