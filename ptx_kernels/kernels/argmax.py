@@ -104,12 +104,12 @@ def argmax(
     search = Search(k, rows, columns, splits, 1, from_candidates, threads)
     highest, where = k.var(u32, 0), k.var(u32, 0)
     with k.loop(search.first, search.stop, threads * config.unroll) as start:
-        places = [start + k.thread_id + u * threads for u in range(config.unroll)]
-        inside = [place < search.stop for place in places]
-        loaded = [search.load(place, there) for place, there in zip(places, inside, strict=True)]
-        for place, there, value in zip(places, inside, loaded, strict=True):
-            key = k.select(there, order_key(k, value), 0)
-            where.set(k.select(key > highest, place, where))  # the first of equals wins
+        indices = [start + k.thread_id + u * threads for u in range(config.unroll)]
+        inside = [index < search.stop for index in indices]
+        loaded = [search.load(index, valid) for index, valid in zip(indices, inside, strict=True)]
+        for index, valid, value in zip(indices, inside, loaded, strict=True):
+            key = k.select(valid, order_key(k, value), 0)
+            where.set(k.select(key > highest, index, where))  # the first of equals wins
             highest.set(k.maximum(highest, key))
 
     keys, firsts = (k.shared(name, u32, (config.warps,)) for name in ("keys", "firsts"))

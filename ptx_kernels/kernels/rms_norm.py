@@ -69,9 +69,9 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for each, own in zip(row, factors, strict=True):
-        values = [value * inverse * factor for value, factor in zip(each.values, own, strict=True)]
-        scaled.append(replace(each, values=values))
+    for run, weights in zip(row, factors, strict=True):
+        values = [x * inverse * weight for x, weight in zip(run.values, weights, strict=True)]
+        scaled.append(replace(run, values=values))
     return scaled
 
 

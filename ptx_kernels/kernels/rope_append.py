@@ -148,10 +148,10 @@ def rope_append(
                 store_runs(k, k_out.at(token, kv_head), turned)
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
-                place = slot // page_size, kv_head, slot % page_size
+                index = slot // page_size, kv_head, slot % page_size
                 turned = turned or rotated(k_new.at(token, kv_head), norms[1:])
-                k_pages.store(k, place, turned, lanes=WARP)
-                v_pages.store(k, place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
+                k_pages.store(k, index, turned, lanes=WARP)
+                v_pages.store(k, index, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
 
 
 def _case(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:

@@ -46,9 +46,9 @@ def top_k(
     size = 1 << max(search.part - 1, 1).bit_length()
     keys = k.shared("keys", u64, (size,))
     with k.loop(k.thread_id, size, threads) as i:
-        place = search.first + i
-        inside = place < search.stop
-        key = order_key(k, search.load(place, inside)).to(u64) << 32 | (~place).to(u64)
+        position = search.first + i
+        inside = position < search.stop
+        key = order_key(k, search.load(position, inside)).to(u64) << 32 | (~position).to(u64)
         keys.at(i).store(0, k.select(inside, key, 0))  # below every value's key
     k.barrier()
     _sort(k, keys, threads)

@@ -160,8 +160,8 @@ def causal_attention(
     )
     source = tokens.source(k, sequence, kv_head, seen, config.warps)
     _attend(k, tile, seen, source, scoring, softmax, config)
-    place = _Place(k, result, sequence, time, kv_head * group, split)
-    place.store(mine, softmax, None if dtype is None else length)
+    output = _TileOutput(k, result, sequence, time, kv_head * group, split)
+    output.store(mine, softmax, None if dtype is None else length)
 
 
 def _sequence_and_split(k: Builder, splits: int) -> tuple[Value, Value]:
@@ -252,15 +252,15 @@ def _attend(
     copies, tokens, parts = source.copies, config.tokens, source.parts
     pipeline = Pipeline(k, config.stages, copies)
     pipeline.begin(seen.count)
-    for start, stop, whole in tile.ranges(seen, scoring.window, source.complete):
-        for step, places in pipeline.between(start, stop, seen.count):
-            value_rows = places[-1]
-            if len(places) == 1:
+    for start, stop, complete in tile.ranges(seen, scoring.window, source.complete):
+        for step, buffers in pipeline.between(start, stop, seen.count):
+            value_rows = buffers[-1]
+            if len(buffers) == 1:
                 value_rows = value_rows.at(parts * tokens).reshape(*value_rows.shape)
-            of_keys = Tiles(two_activations(k, places[0]), tokens, copies[0].pitch, parts)
+            of_keys = Tiles(two_activations(k, buffers[0]), tokens, copies[0].pitch, parts)
             of_values = Tiles(lane_rows(k, value_rows), tokens, copies[-1].pitch, parts)
             scores = scoring.scores(of_keys)
-            if not whole:
+            if not complete:
                 first = seen.first + step * tokens
                 scores = scoring.masked(scores, first, source.known(first, tokens, seen.stop))
             weights = softmax.weights(scores)
@@ -268,7 +268,7 @@ def _attend(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TileOutput:
     """Destination of the results of a thread block's query rows.
 
     `result`: out (batch, time, num_heads, value_dim), or the `Parts` of a split. `head`: the first
@@ -295,18 +295,18 @@ class _Place:
             head, inside = self.head + row.head, row.token < self.time
             if isinstance(self.result, Parts):
                 at = self.sequence * self.time + row.token, head, self.split
-                place = self.result.parts.at(*at)
+                address = self.result.parts.at(*at)
                 first = inside & (k.lane_id % QUAD == 0)
                 self.result.marks.at(*at).store(0, (m, total), where=first)
             else:
                 assert vectors is not None
-                place, vector = self.result.at(self.sequence, row.token, head), vectors[i]
+                address, vector = self.result.at(self.sequence, row.token, head), vectors[i]
             if length is not None:
                 real = row.token < length
                 vector = [tuple(k.select(real, x, 0.0) for x in pair) for pair in vector]
-            place = place.at(k.lane_id % QUAD * 2)
+            address = address.at(k.lane_id % QUAD * 2)
             for n, pair in enumerate(vector):
-                place.store(8 * n, pair, where=inside)
+                address.store(8 * n, pair, where=inside)
 
 
 def _check(
@@ -351,8 +351,8 @@ def _check_pages(
             raise KernelError(f"splits={config.splits} must be 1 where there are no pages")
         return
     *_, page_size, head_dim = shape
-    whole = dtype != "f16" or key_parts == 1
-    if dtype not in PIECE_DTYPES or not whole or value_dim != head_dim:
+    parts_fit = dtype != "f16" or key_parts == 1
+    if dtype not in PIECE_DTYPES or not parts_fit or value_dim != head_dim:
         raise KernelError(
             f"dtype={dtype!r} of pages must be one of {', '.join(PIECE_DTYPES)}, "
             f"key_parts={key_parts} of f16 1, and value_dim={value_dim} head_dim={head_dim}"

@@ -101,8 +101,9 @@ def _causal(
     rows = batch * num_kv_heads, time * group
     chosen = causal_attention_rule(target(), *rows, *dims, parts, key_parts)
     sizes = dict(num_heads=heads[0], num_kv_heads=heads[1], head_dim=dims[0], value_dim=dims[1])
-    given = dict(batch=batch, time=time, parts=parts, key_parts=key_parts, config=chosen)
-    arguments = sizes | given | {"scale": head_dim**-0.5} | options
+    arguments = sizes | options
+    arguments |= dict(batch=batch, time=time, parts=parts, key_parts=key_parts, config=chosen)
+    arguments.setdefault("scale", head_dim**-0.5)
     return Case(f"causal_attention-{label}", "causal_attention", arguments)
 
 

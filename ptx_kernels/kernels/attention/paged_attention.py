@@ -49,10 +49,10 @@ class _Prefetched:
         self._copy = lambda value: k.var(value.type, value)
         self._token = token.map(self._copy)
 
-    def exchange(self, following: Token) -> Token:
-        """Stores `following`; returns the token held before."""
+    def exchange(self, next_token: Token) -> Token:
+        """Stores `next_token`; returns the token held before."""
         token = self._token.map(self._copy)
-        for held, value in zip(self._token.registers(), following.registers(), strict=True):
+        for held, value in zip(self._token.registers(), next_token.registers(), strict=True):
             assert isinstance(held, Var)
             held.set(value)
         return token
@@ -79,11 +79,11 @@ class _Context:
         """Starts the loads of a token's key and value; `page`: its page id, already loaded."""
         num_pages = self.keys.rows.shape[0]
         seen = (token < self.stop) & (page < num_pages)
-        place = (page, self.kv_head, self.table.slot_of(token))
+        index = (page, self.kv_head, self.table.slot_of(token))
         return Token(
             seen,
-            self.keys.load(self.spread, place, seen),
-            [] if self.values is None else self.values.load(self.spread, place, seen),
+            self.keys.load(self.spread, index, seen),
+            [] if self.values is None else self.values.load(self.spread, index, seen),
         )
 
 
@@ -151,16 +151,16 @@ def paged_attention(
     queries = min(config.queries, group)
     q = k.input("q", f32, (batch, num_heads, head_dim))
     shape = num_pages, num_kv_heads, page_size, head_dim
-    keys, *own_values = declare_pages(k.input, dtype, shape, latent=value_dim is not None)
-    values = own_values[0] if own_values else None
+    keys, *value_pages = declare_pages(k.input, dtype, shape, latent=value_dim is not None)
+    values = value_pages[0] if value_pages else None
     out_dim = _value_dim(head_dim, value_dim)
     block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
     context_lens = k.input("context_lens", s32, (batch,))
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
     result: Result | Parts
     if config.cluster or splits == 1:
-        whole = config.whole_heads(group)
-        result = declare_result(k, batch, num_heads, out_dim, output, whole)
+        heads_per_block = config.whole_heads(group)
+        result = declare_result(k, batch, num_heads, out_dim, output, heads_per_block)
     else:
         result = declare_parts(k, batch, num_heads, out_dim, output, splits)
 
@@ -300,7 +300,7 @@ def _rounds(
     """
     step = streams.step
 
-    def following(token: Value, page: Var) -> Token:
+    def load_next(token: Value, page: Var) -> Token:
         """Starts the loads of a token and of the page id of the stream's token one round later."""
         later = context.page_of(token + step)
         known = k.var(page.type, page)
@@ -310,10 +310,10 @@ def _rounds(
     offsets = [u * streams.count for u in range(streams.unroll)]
     first = [streams.number + offset + start for offset in offsets]
     pages = [k.var(u32, context.page_of(token)) for token in first]
-    held = [_Prefetched(k, following(t, page)) for t, page in zip(first, pages, strict=True)]
+    held = [_Prefetched(k, load_next(t, page)) for t, page in zip(first, pages, strict=True)]
     with k.loop(start, context.stop, step) as at:
         tokens = [at + (streams.number + (offset + step)) for offset in offsets]
-        loaded = [following(t, page) for t, page in zip(tokens, pages, strict=True)]
+        loaded = [load_next(t, page) for t, page in zip(tokens, pages, strict=True)]
         yield [mine.exchange(token) for mine, token in zip(held, loaded, strict=True)]
 
 

@@ -123,8 +123,8 @@ def _split_run(k: Builder, source: Pointer, results: list[Pointer], run: Value, 
         _store(k, values, [result.reshape(count, RUN).at(run) for result in results])
 
 
-def _store(k: Builder, values: Sequence[Value], places: Sequence[Pointer]) -> None:
-    """Splits a run of f32 values into parts, and stores part i at places[i]."""
-    pairs = [split(k, values[i : i + 2], len(places)) for i in range(0, RUN, 2)]
-    for place, words in zip(places, zip(*pairs, strict=True), strict=True):
-        place.cast(u32).store_run(0, words)
+def _store(k: Builder, values: Sequence[Value], addresses: Sequence[Pointer]) -> None:
+    """Splits a run of f32 values into parts, and stores part i at addresses[i]."""
+    pairs = [split(k, values[i : i + 2], len(addresses)) for i in range(0, RUN, 2)]
+    for address, words in zip(addresses, zip(*pairs, strict=True), strict=True):
+        address.cast(u32).store_run(0, words)

@@ -76,22 +76,22 @@ class StateColumns:
         self._run = math.gcd(key_dim // lanes, RUN)
         self._starts = range(0, key_dim, lanes * self._run)
         self._sums = LanePartition(k, 2 * width, lanes)
-        place = k.lane_id % lanes
-        self.row, self.column = place * self._run, k.thread_id // lanes * width
-        self.leads = place == 0
+        lane = k.lane_id % lanes
+        self.row, self.column = lane * self._run, k.thread_id // lanes * width
+        self.leads = lane == 0
 
-    def load(self, place: Pointer, value_dim: int) -> list[list[Var]]:
+    def load(self, address: Pointer, value_dim: int) -> list[list[Var]]:
         """Loads the lane's columns as variables, (rows, columns).
 
-        `place`: address of their first row.
+        `address`: address of their first row.
         """
-        rows = [place.load_run(row * value_dim, self._width) for row in self._rows()]
+        rows = [address.load_run(row * value_dim, self._width) for row in self._rows()]
         return [[self._k.var(f32, value) for value in values] for values in rows]
 
-    def store(self, place: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
-        """Stores the lane's columns; `place`: address of their first row, as for `load`."""
+    def store(self, address: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
+        """Stores the lane's columns; `address`: address of their first row, as for `load`."""
         for row, values in zip(self._rows(), state, strict=True):
-            place.store_run(row * value_dim, values)
+            address.store_run(row * value_dim, values)
 
     def _rows(self) -> list[int]:
         """Returns the indices of the lane's rows, relative to its first row."""

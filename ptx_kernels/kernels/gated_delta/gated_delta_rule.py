@@ -71,8 +71,8 @@ def gated_delta_rule(
     )
     rounds.fetch(k.const(u32, 0))
     columns = StateColumns(k, key_dim, config)
-    place = state.at(sequence, head, columns.row, first + columns.column)
-    held = columns.load(place, value_dim)
+    address = state.at(sequence, head, columns.row, first + columns.column)
+    held = columns.load(address, value_dim)
     results = Rows(o.at(sequence, 0, head, first + columns.column), v_stride, config.columns)
     with k.loop(0, rounds.count) as round:
         k.cp_async_wait()
@@ -81,14 +81,14 @@ def gated_delta_rule(
         with k.when(round < rounds.count - 1):
             rounds.fetch(round + 1)
         with k.loop(0, config.tokens) as slot:
-            given, number = rounds.place(round, slot), rounds.token(round, slot)
+            staged, number = rounds.staged(round, slot), rounds.token(round, slot)
             outputs = columns.absorb(
                 held,
-                columns.vector(given.key),
-                columns.vector(given.query),
-                given.values.at(columns.column).load_run(0, config.columns),
-                given.token(),
+                columns.vector(staged.key),
+                columns.vector(staged.query),
+                staged.values.at(columns.column).load_run(0, config.columns),
+                staged.token(),
             )
-            there = all_of(columns.leads, rounds.inside(number))
-            results.of(number).store_run(0, outputs, where=there)
-    columns.store(place, value_dim, held)
+            valid = all_of(columns.leads, rounds.inside(number))
+            results.of(number).store_run(0, outputs, where=valid)
+    columns.store(address, value_dim, held)

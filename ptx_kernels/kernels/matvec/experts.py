@@ -62,9 +62,9 @@ def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: V
     if routing.top != top:
         raise KernelError(f"top={top} must be the routing's, {routing.top}")
     router = Router(k, routing, m, experts)
-    token, place = row // top, row % top
-    first = (k.block_id() == 0) & (place == 0)
-    best = router.best(token, k.select(first, k.const(u32, top), place + 1))
+    token, rank = row // top, row % top
+    first = (k.block_id() == 0) & (rank == 0)
+    best = router.best(token, k.select(first, k.const(u32, top), rank + 1))
     router.store(token, best, where=first & (k.warp_id == 0))
     expert = k.select(first, k.shuffle(best.ids, 0), best.last)
     return Choice(token=token, row=row, experts=experts, expert=expert, count=m * top, named=None)

@@ -102,8 +102,8 @@ class Prologue:
         staged = self._staged
         if staged is None:
             return
-        if not self._config.floats:  # once, or ptxas computes a thread's places for every run
-            self._first_places = self._order.places(self._k.thread_id * RUN)
+        if not self._config.floats:  # once, or ptxas computes a thread's positions for every run
+            self._first_positions = self._order.positions(self._k.thread_id * RUN)
         if self._weight is not None:
             self._normalize(self._weight, staged)
         elif self._config.floats:
@@ -155,10 +155,10 @@ class Prologue:
         if self._config.floats:
             store_floats(staged.at(row, run.first), run.values, where=run.inside)
             return
-        places, behind = self._first_places, run.behind * 5 // 4
+        positions, offset = self._first_positions, run.offset * 5 // 4
         if RUN * self._threads % SPAN:
-            places, behind = self._order.places(run.first), 0
-        values, pair = (staged.at(row, place).at(behind) for place in places)
+            positions, offset = self._order.positions(run.first), 0
+        values, pair = (staged.at(row, position).at(offset) for position in positions)
         store_group(self._k, run.values, values, pair.cast(f32), where=run.inside)
 
     def _copy(self, target: Pointer, first: Value | int, columns: int) -> None:
