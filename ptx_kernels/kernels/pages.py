@@ -15,6 +15,7 @@ from ..ptx import (
     WARP,
     Buffer,
     Builder,
+    Group,
     KernelError,
     Pointer,
     Value,
@@ -37,6 +38,18 @@ PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
 PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales", "k_pages1", "v_pages1")
 
 RowIndex = tuple[Value, Value, Value]  # page, head, slot in the page
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSizes(Group):
+    """Number of pages of a KV cache, and tokens per page."""
+
+    num_pages: int
+    page_size: int
+
+    def shape(self, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
+        """Returns the shape of the pages of keys or values."""
+        return self.num_pages, num_kv_heads, self.page_size, head_dim
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ def _query(
         [x for first, n in keys.runs for x in load_floats(row.at(lane.pair * n + first), n)]
         for row in rows
     ]
-    scaled = [[x * task.factor for x in row] for row in loaded]
+    scaled = [[x * task.softmax.factor for x in row] for row in loaded]
     units = None
     if softmax.type is f16:
         unit = fp8.UNIT if task.keys.rows.type is e4m3 else 1.0
@@ -307,7 +307,7 @@ def _scores(
         products = [[x * s for x, s in zip(row, keys.scales, strict=True)] for row in products]
     if units is not None:
         products = [[x * unit for x in row] for row, unit in zip(products, units, strict=True)]
-    return [[k.var(f32, task.capped(k, product)) for product in row] for row in products]
+    return [[k.var(f32, task.softmax.capped(k, product)) for product in row] for row in products]
 
 
 def _hide(

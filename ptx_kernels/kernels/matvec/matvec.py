@@ -9,8 +9,8 @@ from typing import Literal
 from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
-from .experts import Choice, chosen, where_named
-from .prologue import Prologue
+from .experts import Choice, Experts, chosen, where_named
+from .prologue import InputRows, Prologue
 from .rows import Matrix, Team, launch, matrix, team_of, teams
 from .weights import PrefetchedWeights, Weights
 
@@ -92,16 +92,11 @@ def matvec(
     *,
     format: str,
     n: int,
-    columns: int,
-    m: int,
+    x: InputRows,
     layers: int = 0,
-    norm: bool = False,
-    eps: float = 0.0,
-    dtype: str = "f32",
     bias: bool = False,
     residual: bool = False,
-    experts: int = 0,
-    top: int = 0,
+    moe: Experts,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -114,23 +109,21 @@ def matvec(
 
     Operands: the planes, or with `layers` the planes of a stack and an index (see `input_planes`);
     values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x of `dtype` (m, columns) if
-    `config.activations` is not q8_1; with `norm`, norm_weight f32 (columns,), and x becomes x /
-    sqrt(mean(x^2) + eps) * norm_weight; bias f32 (n,); residual f32 (m, n). Result: y f32 (m, n),
-    or as q8_1.
+    `config.activations` is not q8_1; with `norm`, norm_weight f32 (columns,); bias f32 (n,);
+    residual f32 (m, n). Result: y f32 (m, n), or as q8_1.
 
     With `experts` the planes and the bias are stacks (experts, n, ...). The first operand `ids`,
     s32 (m, top), selects the matrix for y[j * top + i, r]: ids[j, i] is selected expert i of row j.
     An id outside 0 to experts - 1 gives zeros. y and the residual then have m * top rows.
     """
-    choice = chosen(k, m, experts, top)
+    m, columns = x.m, x.columns
+    choice = chosen(k, m, moe)
     config.check(format, n, columns, 1 if choice else m)
     k.name = f"{'expert_' if choice else ''}matvec_{format.lower()}_m{m}"
     weights = matrix(
         k, format, n, columns, layers=layers, block_row=choice, streamed=config.streamed
     )
-    prologue = Prologue(
-        k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, block_row=choice
-    )
+    prologue = Prologue(k, x, config, choice)
     results = choice.count if choice else m
     epilogue = Epilogue(
         k, n, results, config, bias=bias, residual=residual, output=output, block_row=choice
