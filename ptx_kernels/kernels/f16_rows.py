@@ -113,11 +113,10 @@ f16_rows_rule: Rule[F16RowsConfig] = Rule("f16_rows", _rule)
 
 def _case(label: str, columns: int, warps: int, **arguments: object) -> Case:
     sizes = dict(rows=512, columns=columns, config=F16RowsConfig(warps))
-    return Case(f"f16_rows-{label}", "f16_rows", sizes | arguments)
+    return Case.of(f16_rows, label, **sizes, **arguments)
 
 
 F16_ROWS = Family(
-    "f16_rows",
     f16_rows,
     (
         _case("f32", 4096, 8),

@@ -133,10 +133,9 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
 
 
 QUANTIZE_F16 = Family(
-    "quantize_f16",
     quantize_f16,
     tuple(
-        Case(f"quantize_f16-{dtype}", "quantize_f16", dict(rows=512, columns=4096, dtype=dtype))
+        Case.of(quantize_f16, dtype, rows=512, columns=4096, dtype=dtype)
         for dtype in ("f32", "bf16", "f16")
     ),
     passes=once,

@@ -130,12 +130,12 @@ rms_norm_rule: Rule[RmsNormConfig] = Rule("rms_norm", _rule)
 
 
 def _case(output: str, columns: int, warps: int) -> Case:
-    arguments = dict(rows=1, columns=columns, eps=1e-5, output=output, config=RmsNormConfig(warps))
-    return Case(f"rms_norm-{output}-{columns}", "rms_norm", arguments)
+    sizes = dict(rows=1, columns=columns, eps=1e-5)
+    config = RmsNormConfig(warps)
+    return Case.of(rms_norm, f"{output}-{columns}", **sizes, output=output, config=config)
 
 
 RMS_NORM = Family(
-    "rms_norm",
     rms_norm,
     (
         _case("f32", 4096, 8),

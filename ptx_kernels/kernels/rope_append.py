@@ -159,7 +159,7 @@ def rope_append(
 def _case(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:
     sizes = dict(tokens=4, num_heads=32, num_kv_heads=8, num_pages=1024, page_size=16, eps=1e-6)
     shape = dict(head_dim=head_dim, rope_dim=rope_dim, dtype=dtype)
-    return Case(f"rope_append-{label}", "rope_append", sizes | shape | variant)
+    return Case.of(rope_append, label, **sizes, **shape, **variant)
 
 
 _EXAMPLES = (
@@ -175,7 +175,6 @@ _EXAMPLES = (
 
 
 ROPE_APPEND = Family(
-    "rope_append",
     rope_append,
     _EXAMPLES,
     touched=touched_slots,

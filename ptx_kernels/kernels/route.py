@@ -175,18 +175,15 @@ def _scores(
 
 
 ROUTE = Family(
-    "route",
     route,
     (
-        Case("route-128-8", "route", dict(rows=1, experts=128, routing=Routing(top=8))),
-        Case(
-            "route-sigmoid-256-8",
-            "route",
-            dict(
-                rows=8,
-                experts=256,
-                routing=Routing(top=8, gating="sigmoid", bias=True, scale=2.5),
-            ),
+        Case.of(route, "128-8", rows=1, experts=128, routing=Routing(top=8)),
+        Case.of(
+            route,
+            "sigmoid-256-8",
+            rows=8,
+            experts=256,
+            routing=Routing(top=8, gating="sigmoid", bias=True, scale=2.5),
         ),
     ),
     passes=once,

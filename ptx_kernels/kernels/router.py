@@ -119,17 +119,12 @@ def _rule(columns: int) -> RouterConfig:
 router_rule: Rule[RouterConfig] = Rule("router", _rule)
 
 
-def _case(label: str, **arguments: int | float | bool | RouterConfig) -> Case:
-    return Case(f"router-{label}", "router", dict(arguments))
-
-
 ROUTER = Family(
-    "router",
     router,
     (
-        _case("128x2048-m1", n=128, columns=2048, m=1, norm=True, eps=1e-6),
-        _case("128x2048-m8", n=128, columns=2048, m=8, norm=True, eps=1e-6),
-        _case("32x2880-m1", n=32, columns=2880, m=1, bias=True, config=RouterConfig(16)),
+        Case.of(router, "128x2048-m1", n=128, columns=2048, m=1, norm=True, eps=1e-6),
+        Case.of(router, "128x2048-m8", n=128, columns=2048, m=8, norm=True, eps=1e-6),
+        Case.of(router, "32x2880-m1", n=32, columns=2880, m=1, bias=True, config=RouterConfig(16)),
     ),
     rules=(router_rule,),
     passes=once,

@@ -96,9 +96,8 @@ def _splits_rule(columns: int, count: int) -> int:
 top_k_splits_rule: Rule[int] = Rule("top_k_splits", _splits_rule)
 
 TOP_K = Family(
-    "top_k",
     top_k,
-    search_examples("top_k", 262144, 64, count=64),
+    search_examples(top_k, 262144, 64, count=64),
     rules=(top_k_splits_rule,),
     operands=SEARCH_OPERANDS,
 )
