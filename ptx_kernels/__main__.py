@@ -57,13 +57,9 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
     The argument is None if the option is no field. `Parameter.empty` means no default. A dataclass
     argument (a Config) is replaced by its fields, with the defaults of the argument's own default.
     """
-    function = inspect.unwrap(builder)
-    hints = typing.get_type_hints(function)
     options: dict[str, tuple[Any, Any, str | None]] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue  # the builder itself
-        annotation = hints[parameter.name]
+    for parameter in inspect.signature(builder).parameters.values():
+        annotation = parameter.annotation
         if not dataclasses.is_dataclass(annotation):
             options[parameter.name] = (annotation, parameter.default, None)
             continue
@@ -76,7 +72,7 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
                 default = getattr(parameter.default, field.name)
             if field.name in options:
                 raise TypeError(
-                    f"{function.__name__}: field {field.name} of {parameter.name} is also an"
+                    f"{builder.__name__}: field {field.name} of {parameter.name} is also an"
                     " argument"
                 )
             options[field.name] = (field_hints[field.name], default, parameter.name)
@@ -86,7 +82,7 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
 def build(family: str, values: dict[str, Any]) -> Kernel:
     """Builds a kernel from flat option values, gathering the fields of its Config."""
     builder = KERNELS[family]
-    hints = typing.get_type_hints(inspect.unwrap(builder))
+    parameters = inspect.signature(builder).parameters
     arguments: dict[str, Any] = {}
     configs: dict[str, dict[str, Any]] = {}
     for name, (_, _, owner) in _options(builder).items():
@@ -94,7 +90,7 @@ def build(family: str, values: dict[str, Any]) -> Kernel:
             arguments[name] = values[name]
         else:
             configs.setdefault(owner, {})[name] = values[name]
-    arguments |= {owner: hints[owner](**fields) for owner, fields in configs.items()}
+    arguments |= {o: parameters[o].annotation(**fields) for o, fields in configs.items()}
     return builder(**arguments)
 
 

@@ -104,9 +104,7 @@ def expert_mlp(
     x: jax.Array,
     ids: jax.Array,
     weights: jax.Array,
-    gate: QuantizedArray | jax.Array,
-    up: QuantizedArray | jax.Array,
-    down: QuantizedArray | jax.Array,
+    matrices: tuple[QuantizedArray | jax.Array, ...],
     *,
     quantized: tuple[bool, bool],
     activation: str,
@@ -118,24 +116,25 @@ def expert_mlp(
 ) -> jax.Array:
     """MoE layer: [residual +] the weighted sum of each token's expert MLPs.
 
-    x float32 (m, k); ids int32 and weights float32 (m, top); gate and up (experts, inner, k), down
-    (experts, n, inner), packed or float; biases of gate, up and down float32 (experts, rows),
+    x float32 (m, k); ids int32 and weights float32 (m, top); matrices gate and up (experts, inner,
+    k) and down (experts, n, inner), packed or float, with biases float32 (experts, rows);
     down_scale (experts,); residual and the result float32 (m, n).
     quantized: see `mlp`; only for packed weights.
     """
-    m, n = x.shape[0], down.shape[1]
+    m, n = x.shape[0], matrices[2].shape[1]
+    gate, up, down = map(_format, matrices)
     return call(
         "expert_mlp",
         [jax.ShapeDtypeStruct((m, n), jnp.float32)],
         *(x, ids, weights),
         *([] if norm_weight is None else [norm_weight]),
-        *jax.tree.leaves((gate, up, down)),
+        *jax.tree.leaves(matrices),
         *(bias for bias in biases if bias is not None),
         *([] if down_scale is None else [down_scale]),
         *([] if residual is None else [residual]),
-        gate=_format(gate),
-        up=_format(up),
-        down=_format(down),
+        gate=gate,
+        up=up,
+        down=down,
         activation=activation,
         quantized=quantized[0],
         quantized_down=quantized[1],

@@ -297,9 +297,7 @@ def native(*operands: Any, eps: float, activation: str, activations: str | None)
         given.x,
         given.ids,
         given.weights,
-        given.gate,
-        given.up,
-        given.down,
+        (given.gate, given.up, given.down),
         quantized=(
             expert_matmul.quantizes_groups([given.gate, given.up], m, activations),
             expert_matmul.quantizes_groups([given.down], m, activations),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,28 +117,32 @@ def gated_delta_step(
     return y.astype(qkv.dtype), columns, state
 
 
+class Operands(NamedTuple):
+    """The primitive's operands, float32 except positions; shapes as in `gated_delta_step`."""
+
+    qkv: jax.Array
+    z: jax.Array
+    alpha: jax.Array
+    beta: jax.Array
+    columns: jax.Array
+    state: jax.Array
+    positions: jax.Array
+    conv_weight: jax.Array
+    dt_bias: jax.Array
+    decay: jax.Array
+    norm_weight: jax.Array
+
+
 def reference(
-    qkv: jax.Array,
-    z: jax.Array,
-    alpha: jax.Array,
-    beta: jax.Array,
-    columns: jax.Array,
-    state: jax.Array,
-    positions: jax.Array,
-    conv_weight: jax.Array,
-    dt_bias: jax.Array,
-    decay: jax.Array,
-    norm_weight: jax.Array,
-    *,
-    eps: float,
-    tiled: bool,
+    *operands: jax.Array, eps: float, tiled: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`gated_delta_step` in plain JAX."""
-    batch, num_v_heads, key_dim, value_dim = state.shape
-    real = positions >= 0
-    position = jnp.where(real, positions, 0)
-    u, ring = convolved(qkv, columns, position, conv_weight)
-    keys = (qkv.shape[1] - num_v_heads * value_dim) // 2
+    given = Operands(*operands)
+    batch, num_v_heads, key_dim, value_dim = given.state.shape
+    real = given.positions >= 0
+    position = jnp.where(real, given.positions, 0)
+    u, ring = convolved(given.qkv, given.columns, position, given.conv_weight)
+    keys = (given.qkv.shape[1] - num_v_heads * value_dim) // 2
     q, k = (x.reshape(batch, -1, key_dim) for x in (u[:, :keys], u[:, keys : 2 * keys]))
     q, k = (
         gated_delta_rule.of_v_heads(
@@ -151,17 +155,17 @@ def reference(
     )
     v = u[:, 2 * keys :].reshape(batch, num_v_heads, value_dim)
     after, o = gated_delta_rule.token(
-        jnp.where((position == 0)[:, None, None, None], 0, state),
+        jnp.where((position == 0)[:, None, None, None], 0, given.state),
         *(q, k, v),
-        jax.nn.softplus(alpha + dt_bias) * decay,
-        jax.nn.sigmoid(beta),
+        jax.nn.softplus(given.alpha + given.dt_bias) * given.decay,
+        jax.nn.sigmoid(given.beta),
         scale=key_dim**-0.5,
     )
-    y = rms_norm.reference(o, norm_weight, eps=eps) * jax.nn.silu(z.reshape(o.shape))
+    y = rms_norm.reference(o, given.norm_weight, eps=eps) * jax.nn.silu(given.z.reshape(o.shape))
     return (
-        jnp.where(real[:, None], y.reshape(z.shape), 0),
-        jnp.where(real[:, None, None], ring, columns),
-        jnp.where(real[:, None, None, None], after, state),
+        jnp.where(real[:, None], y.reshape(given.z.shape), 0),
+        jnp.where(real[:, None, None], ring, given.columns),
+        jnp.where(real[:, None, None, None], after, given.state),
     )
 
 
@@ -171,7 +175,8 @@ def ptx(launch: KernelCall, *operands: jax.Array, eps: float, tiled: bool) -> Se
     from ptx_kernels.kernels.gated_delta import gated_delta_step_rule
     from ptx_kernels.tuning import choose
 
-    channels, (batch, num_v_heads, key_dim, value_dim) = operands[0].shape[1], operands[5].shape
+    given = Operands(*operands)
+    channels, (batch, num_v_heads, key_dim, value_dim) = given.qkv.shape[1], given.state.shape
     if not gated_delta_takes(key_dim, value_dim):
         return reference(*operands, eps=eps, tiled=tiled)
     kernel = step_kernel(
@@ -180,7 +185,7 @@ def ptx(launch: KernelCall, *operands: jax.Array, eps: float, tiled: bool) -> Se
         num_v_heads=num_v_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        width=operands[4].shape[1],
+        width=given.columns.shape[1],
         scale=key_dim**-0.5,
         eps=eps,
         tiled=tiled,
@@ -203,7 +208,7 @@ def convolved(
 
 def native(*operands: jax.Array, eps: float, tiled: bool) -> Any:
     """`gated_delta_step` by a native kernel, in place, or in plain JAX for other head sizes."""
-    if not calls.has_heads(*operands[5].shape[2:]):
+    if not calls.has_heads(*Operands(*operands).state.shape[2:]):
         return reference(*operands, eps=eps, tiled=tiled)
     return tuple(calls.gated_delta_step(*operands, eps=eps, tiled=tiled))
 

@@ -85,40 +85,22 @@ def paged_attention(
         and page ids out of range.
       NotImplementedError: under differentiation; there is no derivative.
     """
-    operands, params = checked_pages(
-        q,
-        k_pages,
-        v_pages,
-        block_tables,
-        context_lens,
-        sinks,
-        k_scales,
-        v_scales,
-        scale,
-        window,
-        soft_cap,
-        value_dim,
-        lengths,
-    )
-    return attend(operands, params)
+    rows = block_tables, context_lens, lengths
+    operands = Operands(q, k_pages, v_pages, k_scales, v_scales, *rows, sinks)
+    params = {"scale": scale, "window": window, "soft_cap": soft_cap, "value_dim": value_dim}
+    return attend(*checked_pages(operands, **params))
 
 
 def checked_pages(
-    q: Any,
-    k_pages: Any,
-    v_pages: Any,
-    block_tables: Any,
-    context_lens: Any,
-    sinks: Any,
-    k_scales: Any,
-    v_scales: Any,
+    given: Operands,
+    *,
     scale: float | None,
     window: int | None,
     soft_cap: float | None,
-    value_dim: int | None,
-    lengths: Any,
+    value_dim: int | None = None,
 ) -> tuple[Operands, dict[str, Any]]:
     """Checks `paged_attention`'s arguments; returns the primitive's operands and parameters."""
+    q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, lengths, sinks = given
     if (v_pages is None) != (value_dim is not None):
         raise TypeError(
             f"value_dim={value_dim} with v_pages {'None' if v_pages is None else 'given'}: latent "

@@ -93,7 +93,7 @@ def qkv_rope_append(
         pages,
         linear.checked_operands(rows, Rows.of(rows), weights, norm_of_rows, biases, None),
         slot_mapping,
-        *rope_append.checked_angles(cos, sin, tokens, head_dim),
+        rope_append.checked_angles(cos, sin, tokens, head_dim),
         norms,
     )
     *updated, q = op.bind(
@@ -140,8 +140,7 @@ class Operands(NamedTuple):
     pages: tuple[jax.Array, ...]  # k_pages, v_pages and, for int8, their scales
     product: linear_op.Operands
     slot_mapping: jax.Array  # int32 (tokens,), or (groups, tokens of a group)
-    cos: jax.Array  # (tokens, rope_dim / 2)
-    sin: jax.Array
+    angles: rope_append.Angles
     norms: tuple[jax.Array, ...]  # (head_dim,) of q and k, or ()
 
 
@@ -152,9 +151,9 @@ def _chain(
 
     Returns the updated pages and the rotated q.
     """
-    pages, product, *around = operands
-    heads = (_heads(y, pages[0]) for y in projected)
-    return appended(pages, *heads, *around, interleaved=interleaved, eps=head_eps)
+    pages, product, *others = operands
+    heads = tuple(_heads(y, pages[0]) for y in projected)
+    return appended(pages, heads, *others, interleaved=interleaved, eps=head_eps)
 
 
 def _reference(
@@ -188,9 +187,9 @@ def _ptx(
     from ptx_kernels.tuning import choose
 
     operands = Operands(*given)
-    pages, product, slot_mapping, cos, sin, norms = operands
+    pages, product, slot_mapping, angles, norms = operands
     m, slots = product.x.shape[0], pages[0].shape[0] * pages[0].shape[2]
-    heads = gemv.Heads(pages, ungrouped(slot_mapping, 1, slots), cos, sin, interleaved)
+    heads = gemv.Heads(pages, ungrouped(slot_mapping, 1, slots), *angles, interleaved)
     asked = None
     if not norms and not gemm.takes(product.weights, m, activations):
         asked = gemv.append_rule(product.weights, m, heads, activations)
@@ -227,7 +226,7 @@ def _layout(*given: Any, **_: Any) -> Layout:
     )
     product = (f"{token} k", "_", "k", matrices, names)
     results = (*[of_pages] * len(operands.pages), f"{token} g _")
-    return Layout((of_pages, product, slots, slots, slots, "_"), results, combined="k g h")
+    return Layout((of_pages, product, slots, slots, "_"), results, combined="k g h")
 
 
 def _split(
@@ -244,7 +243,7 @@ def _split(
     The steps are the projections, `rope_append` of keys and values, and the rotation of queries.
     """
     operands = Operands(*leaves)
-    pages, product, slot_mapping, cos, sin, norms = operands
+    pages, product, slot_mapping, angles, norms = operands
     if parts.alike("g", "h") and not parts.split("k"):
         options = {"eps": eps, "head_eps": head_eps, "activations": activations}
         return call(op, *operands, interleaved=interleaved, **options)
@@ -253,11 +252,11 @@ def _split(
     given: Any = {"eps": eps, "activation": None, "activations": activations}
     ys = linear_op.split(by_matrix, call, *product, **given)
     q, k, v = (_heads(y, pages[0]) for y in ys)
-    around = {"interleaved": interleaved, "eps": head_eps}
-    *updated, _ = call(rope_append.op, pages, k, k, v, slot_mapping, cos, sin, norms, **around)
+    options = {"interleaved": interleaved, "eps": head_eps}
+    *updated, _ = call(rope_append.op, pages, (k, k, v), slot_mapping, angles, norms, **options)
     if norms:
         q = rms_norm.reference(q, norms[0], eps=head_eps)
-    return *updated, rotate.reference(q, cos, sin, interleaved=interleaved)
+    return *updated, rotate.reference(q, *angles, interleaved=interleaved)
 
 
 op = Op(

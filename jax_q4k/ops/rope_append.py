@@ -75,7 +75,7 @@ def rope_append(
     if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
         params = {"interleaved": interleaved, "eps": eps, "keys": return_keys}
-        results = op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
+        results = op.bind(pages, (q, k, v), slot_mapping, (cos, sin), norms, **params)
         count = len(pages)
         keys = [x.astype(of_keys) for x in results[count + 1 :]]
         return results[count].astype(dtype), *results[:count], *keys
@@ -117,16 +117,17 @@ def checked_norms(q_norm: Any, k_norm: Any, head_dim: int) -> tuple[jax.Array, .
 
 #: k_pages, v_pages and, for int8, their scales.
 Pages = tuple[jax.Array, ...]
+#: q, k and v: float32 (tokens, heads, head_dim).
+Rows = tuple[jax.Array, jax.Array, jax.Array]
+#: Cosines and sines: float32 (tokens, rope_dim / 2).
+Angles = tuple[jax.Array, jax.Array]
 
 
 def reference(
     pages: Pages,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    rows: Rows,
     slot_mapping: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
+    angles: Angles,
     norms: tuple[jax.Array, ...],
     *,
     interleaved: bool,
@@ -134,18 +135,23 @@ def reference(
     keys: bool = False,
 ) -> tuple[jax.Array, ...]:
     """`rope_append` in plain JAX; returns the updated pages, the rotated q and, with `keys`, k."""
+    q, k, v = rows
     if norms:
         q, k = (
             rms_norm.reference(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
         )
-    q, k = (rotate.reference(x, cos, sin, interleaved=interleaved) for x in (q, k))
+    q, k = (rotate.reference(x, *angles, interleaved=interleaved) for x in (q, k))
     return *append_kv.reference(pages, (k, v), slot_mapping), q, *([k] * keys)
 
 
 def ptx(
     launch: KernelCall,
     pages: Pages,
-    *others: Any,
+    rows: Rows,
+    slot_mapping: jax.Array,
+    angles: Angles,
+    norms: tuple[jax.Array, ...],
+    *,
     interleaved: bool,
     eps: float,
     keys: bool = False,
@@ -153,15 +159,14 @@ def ptx(
     """`rope_append` by a PTX kernel."""
     from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
 
-    q, k, v, slot_mapping, cos, sin, norms = others
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
     kernel = rope_kernel(
-        tokens=q.shape[0],
-        num_heads=q.shape[1],
+        tokens=rows[0].shape[0],
+        num_heads=rows[0].shape[1],
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope_dim=2 * cos.shape[1],
+        rope_dim=2 * angles[0].shape[1],
         num_pages=num_pages,
         page_size=page_size,
         dtype=ptx_name(pages[0].dtype),
@@ -170,35 +175,35 @@ def ptx(
         eps=eps,
         keys=keys,
     )
-    return launch(kernel, *pages, q, k, v, slot_mapping, cos, sin, *norms)
+    return launch(kernel, *pages, *rows, slot_mapping, *angles, *norms)
 
 
 def native(
-    pages: Pages, *others: Any, interleaved: bool, eps: float, keys: bool = False
+    pages: Pages,
+    rows: Rows,
+    slot_mapping: jax.Array,
+    angles: Angles,
+    norms: tuple[jax.Array, ...],
+    *,
+    interleaved: bool,
+    eps: float,
+    keys: bool = False,
 ) -> list[jax.Array]:
     """`rope_append` by the native kernels, in place."""
-    q, k, v, slot_mapping, cos, sin, norms = others
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
-    arrays = q, k, v, slot_mapping, cos, sin, *norms
+    arrays = *rows, slot_mapping, *angles, *norms
     return calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps, keys=keys)
 
 
-def _shapes(pages: Pages, q: Any, k: Any, *_: Any, keys: bool = False, **__: Any) -> Any:
-    return *pages, q, *([k] * keys)
+def _shapes(pages: Pages, rows: Rows, *_: Any, keys: bool = False, **__: Any) -> Any:
+    return *pages, *rows[: 1 + keys]
 
 
 def _layout(
-    pages: Pages,
-    q: Any,
-    k: Any,
-    v: Any,
-    slot_mapping: Any,
-    *_: Any,
-    keys: bool = False,
-    **__: Any,
+    pages: Pages, _: Rows, slot_mapping: Any, *__: Any, keys: bool = False, **___: Any
 ) -> Layout:
     of_pages, rows, slots = append_kv.layout_names(slot_mapping)
-    operands = (of_pages, rows, rows, rows, slots, slots, slots, "_")
+    operands = (of_pages, rows, slots, slots, "_")
     return Layout(operands, (*[of_pages] * len(pages), *[rows] * (1 + keys)))
 
 

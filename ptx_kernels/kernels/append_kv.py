@@ -62,11 +62,10 @@ def append_kv(
 def _case(label: str, dtype: str, num_kv_heads: int, head_dim: int, **options: Any) -> Case:
     sizes = dict(tokens=4, num_pages=1024, num_kv_heads=num_kv_heads, page_size=16)
     shape = dict(head_dim=head_dim, dtype=dtype)
-    return Case(f"append_kv-{label}", "append_kv", sizes | shape | options)
+    return Case.of(append_kv, label, **sizes, **shape, **options)
 
 
 APPEND_KV = Family(
-    "append_kv",
     append_kv,
     (
         *(_case(dtype, dtype, 8, 128) for dtype in ("f32", "bf16", "f16", "int8", "fp8")),

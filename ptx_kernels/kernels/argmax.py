@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..devices import Target
-from ..ptx import WARP, Buffer, Builder, KernelError, Value, f32, kernel, s32, u32
+from ..ptx import WARP, Buffer, Builder, Kernel, KernelError, Value, f32, kernel, s32, u32
 from .family import Case, Family, RandomValues, Rule
 from .reduce import across_warps
 
@@ -104,12 +104,12 @@ def argmax(
     search = Search(k, rows, columns, splits, 1, from_candidates, threads)
     highest, where = k.var(u32, 0), k.var(u32, 0)
     with k.loop(search.first, search.stop, threads * config.unroll) as start:
-        places = [start + k.thread_id + u * threads for u in range(config.unroll)]
-        inside = [place < search.stop for place in places]
-        loaded = [search.load(place, there) for place, there in zip(places, inside, strict=True)]
-        for place, there, value in zip(places, inside, loaded, strict=True):
-            key = k.select(there, order_key(k, value), 0)
-            where.set(k.select(key > highest, place, where))  # the first of equals wins
+        indices = [start + k.thread_id + u * threads for u in range(config.unroll)]
+        inside = [index < search.stop for index in indices]
+        loaded = [search.load(index, valid) for index, valid in zip(indices, inside, strict=True)]
+        for index, valid, value in zip(indices, inside, loaded, strict=True):
+            key = k.select(valid, order_key(k, value), 0)
+            where.set(k.select(key > highest, index, where))  # the first of equals wins
             highest.set(k.maximum(highest, key))
 
     keys, firsts = (k.shared(name, u32, (config.warps,)) for name in ("keys", "firsts"))
@@ -137,14 +137,16 @@ def equal_parts(columns: int, part: int) -> int:
 argmax_splits_rule: Rule[int] = Rule("argmax_splits", _splits_rule)
 
 
-def search_examples(family: str, columns: int, splits: int, **arguments: int) -> tuple[Case, Case]:
+def search_examples(
+    build: Callable[..., Kernel], columns: int, splits: int, **arguments: int
+) -> tuple[Case, Case]:
     """Returns example cases of both launches of a search over a vocabulary."""
     found = splits * arguments.get("count", 1)
     whole = dict(rows=1, columns=columns, splits=splits, **arguments)
     merge = dict(rows=1, columns=found, from_candidates=True, **arguments)
     return (
-        Case(f"{family}-{columns}", family, whole),
-        Case(f"{family}-{columns}-merge", family, merge),
+        Case.of(build, f"{columns}", **whole),
+        Case.of(build, f"{columns}-merge", **merge),
     )
 
 
@@ -157,9 +159,8 @@ def _random_indices(
 
 SEARCH_OPERANDS: dict[str, RandomValues] = {"indices": _random_indices}
 ARGMAX = Family(
-    "argmax",
     argmax,
-    search_examples("argmax", 128256, 128),
+    search_examples(argmax, 128256, 128),
     rules=(argmax_splits_rule,),
     operands=SEARCH_OPERANDS,
 )

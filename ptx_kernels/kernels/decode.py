@@ -125,7 +125,6 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
 
 
 DECODE = Family(
-    "decode",
     decode,
     tuple(
         _case(format, dtype, lookups)

@@ -68,8 +68,7 @@ def f16_rows(
         x = k.input("x", f32, (rows, columns)).at(row)
         weight = k.input("weight", f32, (columns,), constant=True)
         squares = k.shared("squares", f32, (config.warps,))
-        around: dict[str, int] = {"columns": columns, "warps": config.warps}
-        mine = normalize(k, x, weight, squares, eps=eps, **around)
+        mine = normalize(k, x, weight, squares, columns=columns, eps=eps, warps=config.warps)
     values = k.output("values", f16, (rows, columns))
     scales = k.output("scale", f32, (rows,))
     every = [value for run in mine for value in run.values]
@@ -97,8 +96,8 @@ def _gated(
         products = []
         for run, scale in zip(pair, of_columns, strict=True):
             factors = load_floats(scale.at(first), _GATED_RUN, where=inside)
-            own = zip(run.values, factors, strict=True)
-            products.append([value * row_scale * factor for value, factor in own])
+            pairs = zip(run.values, factors, strict=True)
+            products.append([value * row_scale * factor for value, factor in pairs])
         values = [GATES[activation](k, g, u) for g, u in zip(*products, strict=True)]
         runs.append(Run(first, values, inside))
     return runs
@@ -114,11 +113,10 @@ f16_rows_rule: Rule[F16RowsConfig] = Rule("f16_rows", _rule)
 
 def _case(label: str, columns: int, warps: int, **arguments: object) -> Case:
     sizes = dict(rows=512, columns=columns, config=F16RowsConfig(warps))
-    return Case(f"f16_rows-{label}", "f16_rows", sizes | arguments)
+    return Case.of(f16_rows, label, **sizes, **arguments)
 
 
 F16_ROWS = Family(
-    "f16_rows",
     f16_rows,
     (
         _case("f32", 4096, 8),

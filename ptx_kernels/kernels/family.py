@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +29,11 @@ class Case:
     label: str
     family: str
     arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, build: Callable[..., Kernel], label: str, **arguments: Any) -> Case:
+        """Returns a case of a kernel function; its label is preceded by the function's name."""
+        return cls(f"{build.__name__}-{label}", build.__name__, arguments)
 
 
 class Match(enum.Enum):
@@ -200,7 +205,7 @@ class Family:
     """One kernel family.
 
     Attributes:
-      build: the kernel function.
+      build: the kernel function, whose name is the family's.
       examples: shapes that represent it in reports, golden texts and assembly tests.
       rules: rules that choose its Configs.
       weights: arguments -> the packed weights that a launch multiplies by; None means that it
@@ -221,7 +226,6 @@ class Family:
         buffers by name, generator).
     """
 
-    name: str
     build: Callable[..., Kernel]
     examples: tuple[Case, ...]
     rules: tuple[Rule, ...] = ()
@@ -233,3 +237,24 @@ class Family:
     stores: Callable[[Arguments], int] | None = None
     shorter: Callable[[Arguments], tuple[str, int] | None] = lambda arguments: None
     operands: Mapping[str, RandomValues] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.build.__name__
+
+
+def matmul_family(
+    build: Callable[..., Kernel],
+    cases: Iterable[Case],
+    *rules: Rule,
+    weights: Callable[[Arguments], PackedWeights],
+    touched: Callable[[Buffer, Arguments], float] = one_layer,
+    passes: Callable[[Arguments], int] = once,
+    **facts: Any,
+) -> Family:
+    """Returns the family of a kernel that multiplies by packed weights.
+
+    Its examples are the `cases` that call it. By default it reads one layer of a stack, once.
+    """
+    examples = tuple(case for case in cases if case.family == build.__name__)
+    return Family(build, examples, rules, weights, touched, passes=passes, **facts)

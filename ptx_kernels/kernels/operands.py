@@ -44,17 +44,17 @@ def _matrices(planes: list[Buffer]) -> list[tuple[str, list[Buffer]]]:
     known = sorted((formats.get(name) for name in formats.names()), key=lambda f: -len(f.planes))
     while planes:
         for block in known:
-            own = planes[: len(block.planes)]
-            given = [
+            matching = planes[: len(block.planes)]
+            layout = [
                 (b.name.endswith(p.name), b.shape[-1])
-                for b, p in zip(own, block.planes, strict=False)
+                for b, p in zip(matching, block.planes, strict=False)
             ]
-            if given == [(True, p.bytes_per_block) for p in block.planes]:
+            if layout == [(True, p.bytes_per_block) for p in block.planes]:
                 break
         else:
             raise ValueError(f"no format has the planes {[(b.name, b.shape[-1]) for b in planes]}")
-        found.append((block.name, own))
-        planes = planes[len(own) :]
+        found.append((block.name, matching))
+        planes = planes[len(matching) :]
     return found
 
 
@@ -68,9 +68,9 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     buffers = {b.name: b for b in kernel.buffers}
     packed = [b for b in kernel.operands if b.type.name == "u8" and not b.ahead]
     planes: dict[str, np.ndarray] = {}
-    for format, own in _matrices(packed):
-        arrays = random_planes(format, *own[0].shape[:-1], rng=rng)
-        planes |= {b.name: array for b, array in zip(own, arrays, strict=True)}
+    for format, matching in _matrices(packed):
+        arrays = random_planes(format, *matching[0].shape[:-1], rng=rng)
+        planes |= {b.name: array for b, array in zip(matching, arrays, strict=True)}
 
     def make(buffer: Buffer) -> np.ndarray:
         if buffer.name in planes:

@@ -15,6 +15,7 @@ from ..ptx import (
     WARP,
     Buffer,
     Builder,
+    Group,
     KernelError,
     Pointer,
     Value,
@@ -36,7 +37,19 @@ PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
 #: Names of the buffers that hold pages, scales, or the second parts of keys and values.
 PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales", "k_pages1", "v_pages1")
 
-Place = tuple[Value, Value, Value]  # page, head, slot in the page
+RowIndex = tuple[Value, Value, Value]  # page, head, slot in the page
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageSizes(Group):
+    """Number of pages of a KV cache, and tokens per page."""
+
+    num_pages: int
+    page_size: int
+
+    def shape(self, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
+        """Returns the shape of the pages of keys or values."""
+        return self.num_pages, num_kv_heads, self.page_size, head_dim
 
 
 @dataclass(frozen=True)
@@ -120,20 +133,20 @@ class Pages:
     rows: Pointer
     scales: Pointer | None
 
-    def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
+    def load(self, spread: Spread, index: RowIndex, where: Value) -> list[Value]:
         """Loads a lane's share of a stored vector: registers of four bytes, then the scale if int8.
 
-        `place`: (page, head, slot). A run of fewer than four bytes has its own register. Zeros if
+        `index`: (page, head, slot). A run of fewer than four bytes has its own register. Zeros if
         `where` is false.
         """
-        row = self.rows.at(*place)
+        row = self.rows.at(*index)
         loaded: list[Value] = []
         for first, length, inside in spread.parts:
             nbytes, start = length * row.type.size, row.at(first)
             words = start if row.type is f32 else start.cast({1: u8, 2: u16}.get(nbytes, u32))
             loaded += words.load_run(0, -(-nbytes // 4), where=all_of(inside, where))
         return (
-            loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
+            loaded if self.scales is None else [*loaded, self.scales.at(*index).load(where=where)]
         )
 
     def values(
@@ -160,7 +173,7 @@ class Pages:
     def store(
         self,
         k: Builder,
-        place: Place,
+        index: RowIndex,
         runs: Sequence[Run],
         *,
         lanes: int,
@@ -174,7 +187,7 @@ class Pages:
         """
         if self.scales is not None:
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
-            self.scales.at(*place).store(
+            self.scales.at(*index).store(
                 0, amax * (1 / 127), where=all_of(where, k.lane_id % lanes == 0)
             )
             rest = iter(quants)
@@ -182,7 +195,7 @@ class Pages:
                 Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside)
                 for run in runs
             ]
-        store_runs(k, self.rows.at(*place), runs, where)
+        store_runs(k, self.rows.at(*index), runs, where)
 
 
 def declare_pages(

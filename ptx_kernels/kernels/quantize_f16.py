@@ -99,9 +99,9 @@ class F16Rows:
         rounded = [(value * inverse).to(f16).to(f32) for value in share]
         pairs = [pack_floats(a, b, f16) for a, b in zip(rounded[::2], rounded[1::2], strict=True)]
         lane = column // LANE
-        place = self.values.at(row).cast(u32).at(lane // 2 * 8 + lane % 2 * 2)
-        place.store(0, (pairs[0], pairs[2]), where=where)
-        place.store(4, (pairs[1], pairs[3]), where=where)
+        address = self.values.at(row).cast(u32).at(lane // 2 * 8 + lane % 2 * 2)
+        address.store(0, (pairs[0], pairs[2]), where=where)
+        address.store(4, (pairs[1], pairs[3]), where=where)
         mean = k.warp_sum(sum(rounded[1:], rounded[0]), lanes=GROUP // LANE) * (1 / GROUP)
         high = mean.to(f16).to(f32)
         first = all_of(lane % (GROUP // LANE) == 0, where)
@@ -133,10 +133,9 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
 
 
 QUANTIZE_F16 = Family(
-    "quantize_f16",
     quantize_f16,
     tuple(
-        Case(f"quantize_f16-{dtype}", "quantize_f16", dict(rows=512, columns=4096, dtype=dtype))
+        Case.of(quantize_f16, dtype, rows=512, columns=4096, dtype=dtype)
         for dtype in ("f32", "bf16", "f16")
     ),
     passes=once,

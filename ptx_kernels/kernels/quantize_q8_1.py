@@ -104,10 +104,9 @@ def quantize_q8_1(
 
 
 QUANTIZE_Q8_1 = Family(
-    "quantize_q8_1",
     quantize_q8_1,
     tuple(
-        Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
+        Case.of(quantize_q8_1, dtype, rows=1, columns=4096, dtype=dtype)
         for dtype in ("f32", "bf16", "f16")
     ),
     passes=once,

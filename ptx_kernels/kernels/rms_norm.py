@@ -69,9 +69,9 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for each, own in zip(row, factors, strict=True):
-        values = [value * inverse * factor for value, factor in zip(each.values, own, strict=True)]
-        scaled.append(replace(each, values=values))
+    for run, weights in zip(row, factors, strict=True):
+        values = [x * inverse * weight for x, weight in zip(run.values, weights, strict=True)]
+        scaled.append(replace(run, values=values))
     return scaled
 
 
@@ -130,12 +130,12 @@ rms_norm_rule: Rule[RmsNormConfig] = Rule("rms_norm", _rule)
 
 
 def _case(output: str, columns: int, warps: int) -> Case:
-    arguments = dict(rows=1, columns=columns, eps=1e-5, output=output, config=RmsNormConfig(warps))
-    return Case(f"rms_norm-{output}-{columns}", "rms_norm", arguments)
+    sizes = dict(rows=1, columns=columns, eps=1e-5)
+    config = RmsNormConfig(warps)
+    return Case.of(rms_norm, f"{output}-{columns}", **sizes, output=output, config=config)
 
 
 RMS_NORM = Family(
-    "rms_norm",
     rms_norm,
     (
         _case("f32", 4096, 8),

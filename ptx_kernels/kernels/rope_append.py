@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
+from ..ptx import WARP, Builder, Pointer, Value, f32, kernel, s32, u32
 from .family import Case, Family, once
-from .pages import PAGE_OPERANDS, SLOT_OPERANDS, declare_pages, store_runs, touched_slots
+from .heads import Heads, Rope
+from .pages import (
+    PAGE_OPERANDS,
+    SLOT_OPERANDS,
+    PageSizes,
+    declare_pages,
+    store_runs,
+    touched_slots,
+)
 from .rms_norm import inverse_rms
 from .vectors import Run
 
@@ -25,8 +33,8 @@ class _Head:
     apart. Values that are not rotated form adjacent pairs.
     """
 
-    def __init__(self, k: Builder, head_dim: int, rope_dim: int, interleaved: bool) -> None:
-        self._k, self._head_dim, self._half = k, head_dim, rope_dim // 2
+    def __init__(self, k: Builder, head_dim: int, rope: Rope) -> None:
+        self._k, self._head_dim, self._half = k, head_dim, rope.rope_dim // 2
         # pair numbers, and whether they are rotated (None: yes)
         self._pairs: list[tuple[Value, Value | None]] = []
         # dimension of each of the lane's values, and whether the head has it (None: yes)
@@ -37,7 +45,7 @@ class _Head:
             inside = number < pairs if start + WARP > pairs else None
             rotated = number < self._half if start + WARP > self._half else None
             dims = number * 2, number * 2 + 1
-            if not interleaved:
+            if not rope.interleaved:
                 dims = self._select(rotated, (number, number + self._half), dims)
             self._pairs.append((number, rotated))
             self._dims += [(dim, inside) for dim in dims]
@@ -88,14 +96,10 @@ def rope_append(
     k: Builder,
     *,
     tokens: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    rope_dim: int,
-    num_pages: int,
-    page_size: int,
+    heads: Heads,
+    rope: Rope,
+    pages: PageSizes,
     dtype: str = "f32",
-    interleaved: bool,
     qk_norm: bool = False,
     eps: float = 0.0,
     keys: bool = False,
@@ -106,19 +110,17 @@ def rope_append(
     pages[slot / page_size, :, slot % page_size] = rotate(k), v. With `keys`, k_out = rotate(k) is a
     result too, for any slot.
 
-    The first rope_dim dimensions of a head are rotated in pairs: (2i, 2i + 1) if interleaved, else
-    (i, i + rope_dim / 2). With `qk_norm`, q and k are first normalized per head (RMSNorm). A slot
-    outside the pages is skipped. A warp has one head of q, or one head of k and of v.
+    With `qk_norm`, q and k are first normalized per head (RMSNorm). A slot outside the pages is
+    skipped. A warp has one head of q, or one head of k and of v.
     """
-    if rope_dim % 2 or not 0 < rope_dim <= head_dim or head_dim % 2:
-        raise KernelError(
-            f"rope_dim={rope_dim} must be even and at most head_dim={head_dim}, itself even"
-        )
-    k_pages, v_pages = declare_pages(k.inout, dtype, (num_pages, num_kv_heads, page_size, head_dim))
+    num_heads, num_kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
+    num_pages, page_size = pages.num_pages, pages.page_size
+    rope.check(head_dim)
+    k_pages, v_pages = declare_pages(k.inout, dtype, pages.shape(num_kv_heads, head_dim))
     q_new = k.input("q", f32, (tokens, num_heads, head_dim))
     k_new, v_new = (k.input(name, f32, (tokens, num_kv_heads, head_dim)) for name in ("k", "v"))
     slot_mapping = k.input("slot_mapping", s32, (tokens,))
-    cos, sin = (k.input(name, f32, (tokens, rope_dim // 2)) for name in ("cos", "sin"))
+    cos, sin = rope.input_angles(k, tokens)
     norms = [
         k.input(f"{name}_norm", f32, (head_dim,), constant=True) for name in ("q", "k") if qk_norm
     ]
@@ -131,7 +133,7 @@ def rope_append(
     warp = k.block_id() * config.warps + k.warp_id
     with k.when(warp < tokens * units):
         token, unit = warp // units, warp % units
-        head = _Head(k, head_dim, rope_dim, interleaved)
+        head = _Head(k, head_dim, rope)
 
         def rotated(vector: Pointer, norm: list[Pointer]) -> list[Run]:
             values = head.load(vector)
@@ -148,16 +150,16 @@ def rope_append(
                 store_runs(k, k_out.at(token, kv_head), turned)
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
-                place = slot // page_size, kv_head, slot % page_size
+                index = slot // page_size, kv_head, slot % page_size
                 turned = turned or rotated(k_new.at(token, kv_head), norms[1:])
-                k_pages.store(k, place, turned, lanes=WARP)
-                v_pages.store(k, place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
+                k_pages.store(k, index, turned, lanes=WARP)
+                v_pages.store(k, index, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
 
 
 def _case(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:
     sizes = dict(tokens=4, num_heads=32, num_kv_heads=8, num_pages=1024, page_size=16, eps=1e-6)
     shape = dict(head_dim=head_dim, rope_dim=rope_dim, dtype=dtype)
-    return Case(f"rope_append-{label}", "rope_append", sizes | shape | variant)
+    return Case.of(rope_append, label, **sizes, **shape, **variant)
 
 
 _EXAMPLES = (
@@ -173,7 +175,6 @@ _EXAMPLES = (
 
 
 ROPE_APPEND = Family(
-    "rope_append",
     rope_append,
     _EXAMPLES,
     touched=touched_slots,

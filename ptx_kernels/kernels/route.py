@@ -60,9 +60,9 @@ class Best:
 
 
 def best_experts(
-    k: Builder, routing: Routing, logits: Pointer, bias: Pointer | None, places: Value | int
+    k: Builder, routing: Routing, logits: Pointer, bias: Pointer | None, count: Value | int
 ) -> Best:
-    """Emits the selection of a token's best `places` (1 to top) experts by one warp.
+    """Emits the selection of a token's best `count` (1 to top) experts by one warp.
 
     All 32 lanes must reach it. NaN counts as infinity; among equals the lower id is first. Each
     lane holds every 32nd expert, and one instruction reduces over the lanes. Normalized weights are
@@ -73,37 +73,37 @@ def best_experts(
     """
     (experts,) = logits.shape
     starts = range(0, experts, WARP)
-    own = [k.lane_id + start if start else k.lane_id for start in starts]
+    ids = [k.lane_id + start if start else k.lane_id for start in starts]
     inside = [
         None if start + WARP <= experts else id < experts
-        for start, id in zip(starts, own, strict=True)
+        for start, id in zip(starts, ids, strict=True)
     ]
-    loaded = [logits.at(id).load(where=there) for id, there in zip(own, inside, strict=True)]
+    loaded = [logits.at(id).load(where=valid) for id, valid in zip(ids, inside, strict=True)]
     scores = _scores(k, routing.gating, loaded, inside)
     keys = []
-    for id, score, there in zip(own, scores, inside, strict=True):
-        rank = score if bias is None else score + bias.at(id).load(where=there)
+    for id, score, valid in zip(ids, scores, inside, strict=True):
+        rank = score if bias is None else score + bias.at(id).load(where=valid)
         rank = k.select(k.is_nan(rank), k.const(f32, math.inf), rank)
         key = order_key(k, rank)
-        keys.append(k.var(u32, key if there is None else k.select(there, key, 0)))
+        keys.append(k.var(u32, key if valid is None else k.select(valid, key, 0)))
     chosen_id, chosen_score = k.var(u32, 0), k.var(f32, 0.0)
     last, total = k.var(u32, 0), k.var(f32, 0.0)
-    with k.loop(0, places) as place:
+    with k.loop(0, count) as number:
         left: list[Value] = [*keys]
         best = k.redux(functools.reduce(k.maximum, left), "max")
         mine = k.const(u32, MAX_ROUTED_EXPERTS)
-        for id, key in reversed(list(zip(own, keys, strict=True))):
+        for id, key in reversed(list(zip(ids, keys, strict=True))):
             mine = k.select(key == best, id, mine)
         winner = k.redux(mine, "min")
         part = k.const(u32, 0)
-        for id, key, score in zip(own, keys, scores, strict=True):
+        for id, key, score in zip(ids, keys, scores, strict=True):
             part = k.select(id == winner, score.bits(u32), part)
             key.set(k.select(id == winner, k.const(u32, 0), key))
         score = k.redux(part, "max").bits(f32)  # reduces the bits of one lane's score and zeros
         total += score
         last.set(winner)
-        chosen_id.set(k.select(k.lane_id == place, winner, chosen_id))
-        chosen_score.set(k.select(k.lane_id == place, score, chosen_score))
+        chosen_id.set(k.select(k.lane_id == number, winner, chosen_id))
+        chosen_score.set(k.select(k.lane_id == number, score, chosen_score))
     weight: Value = chosen_score
     if routing.normalize:
         weight = weight / k.maximum(total, routing.least, keep_nan=True)
@@ -129,10 +129,10 @@ class Router:
         self._ids = k.output("ids", s32, (rows, routing.top))
         self._weights = k.output("weights", f32, (rows, routing.top))
 
-    def best(self, row: Value, places: Value | int) -> Best:
-        """Emits the selection of the best `places` experts of a row."""
+    def best(self, row: Value, count: Value | int) -> Best:
+        """Emits the selection of the best `count` experts of a row."""
         logits = self._logits.at(row).reshape(self._logits.shape[1])
-        return best_experts(self._k, self._routing, logits, self._bias, places)
+        return best_experts(self._k, self._routing, logits, self._bias, count)
 
     def store(self, row: Value, best: Best, where: Value | None = None) -> None:
         """Emits one warp's stores of a row's expert ids and weights."""
@@ -163,30 +163,27 @@ def _scores(
         one = k.const(f32, 1.0)
         return [one / (k.exp2(x * -LOG2_E) + 1.0) for x in logits]
     lowest = k.const(f32, -math.inf)
-    there = [
+    valid_logits = [
         x if known is None else k.select(known, x, lowest)
         for x, known in zip(logits, inside, strict=True)
     ]
     larger = functools.partial(k.maximum, keep_nan=True)
-    highest = k.warp_reduce(functools.reduce(larger, there), larger)
-    powers = [k.exp2((x - highest) * LOG2_E) for x in there]
+    highest = k.warp_reduce(functools.reduce(larger, valid_logits), larger)
+    powers = [k.exp2((x - highest) * LOG2_E) for x in valid_logits]
     total = k.warp_sum(functools.reduce(lambda a, b: a + b, powers))
     return [power / total for power in powers]
 
 
 ROUTE = Family(
-    "route",
     route,
     (
-        Case("route-128-8", "route", dict(rows=1, experts=128, routing=Routing(top=8))),
-        Case(
-            "route-sigmoid-256-8",
-            "route",
-            dict(
-                rows=8,
-                experts=256,
-                routing=Routing(top=8, gating="sigmoid", bias=True, scale=2.5),
-            ),
+        Case.of(route, "128-8", rows=1, experts=128, routing=Routing(top=8)),
+        Case.of(
+            route,
+            "sigmoid-256-8",
+            rows=8,
+            experts=256,
+            routing=Routing(top=8, gating="sigmoid", bias=True, scale=2.5),
         ),
     ),
     passes=once,

@@ -59,24 +59,25 @@ def router(
 
     def add(start: Value | int, count: int) -> None:
         """Emits this thread's products of `count` columns from `start` on, added to the totals."""
-        places: list[tuple[Value, Value | None]] = []
+        offsets: list[tuple[Value, Value | None]] = []
         for base in range(0, count, RUN * WARP * warps):
             offset = k.thread_id * RUN + base
             inside = None if base + RUN * WARP * warps <= count else offset < count
-            places.append((offset + start, inside))
-        weights = [load_floats(w.at(row, at), RUN, where=there) for at, there in places]
+            offsets.append((offset + start, inside))
+        weights = [load_floats(w.at(row, at), RUN, where=inside) for at, inside in offsets]
         rows = [
-            [load_floats(x.at(j, at), RUN, where=there) for at, there in places] for j in range(m)
+            [load_floats(x.at(j, at), RUN, where=inside) for at, inside in offsets]
+            for j in range(m)
         ]
         if factors is not None:
-            scales = [load_floats(factors.at(at), RUN, where=there) for at, there in places]
+            scales = [load_floats(factors.at(at), RUN, where=inside) for at, inside in offsets]
             weights = [
                 [a * b for a, b in zip(*pair, strict=True)]
                 for pair in zip(weights, scales, strict=True)
             ]
         for j, runs in enumerate(rows):
-            for run, own in zip(runs, weights, strict=True):
-                for value, weight in zip(run, own, strict=True):
+            for run, run_weights in zip(runs, weights, strict=True):
+                for value, weight in zip(run, run_weights, strict=True):
                     k.accumulate(products[j], value, weight)
                     if norm:
                         k.accumulate(squares[j], value, value)
@@ -118,17 +119,12 @@ def _rule(columns: int) -> RouterConfig:
 router_rule: Rule[RouterConfig] = Rule("router", _rule)
 
 
-def _case(label: str, **arguments: int | float | bool | RouterConfig) -> Case:
-    return Case(f"router-{label}", "router", dict(arguments))
-
-
 ROUTER = Family(
-    "router",
     router,
     (
-        _case("128x2048-m1", n=128, columns=2048, m=1, norm=True, eps=1e-6),
-        _case("128x2048-m8", n=128, columns=2048, m=8, norm=True, eps=1e-6),
-        _case("32x2880-m1", n=32, columns=2880, m=1, bias=True, config=RouterConfig(16)),
+        Case.of(router, "128x2048-m1", n=128, columns=2048, m=1, norm=True, eps=1e-6),
+        Case.of(router, "128x2048-m8", n=128, columns=2048, m=8, norm=True, eps=1e-6),
+        Case.of(router, "32x2880-m1", n=32, columns=2880, m=1, bias=True, config=RouterConfig(16)),
     ),
     rules=(router_rule,),
     passes=once,

@@ -46,9 +46,9 @@ def top_k(
     size = 1 << max(search.part - 1, 1).bit_length()
     keys = k.shared("keys", u64, (size,))
     with k.loop(k.thread_id, size, threads) as i:
-        place = search.first + i
-        inside = place < search.stop
-        key = order_key(k, search.load(place, inside)).to(u64) << 32 | (~place).to(u64)
+        position = search.first + i
+        inside = position < search.stop
+        key = order_key(k, search.load(position, inside)).to(u64) << 32 | (~position).to(u64)
         keys.at(i).store(0, k.select(inside, key, 0))  # below every value's key
     k.barrier()
     _sort(k, keys, threads)
@@ -96,9 +96,8 @@ def _splits_rule(columns: int, count: int) -> int:
 top_k_splits_rule: Rule[int] = Rule("top_k_splits", _splits_rule)
 
 TOP_K = Family(
-    "top_k",
     top_k,
-    search_examples("top_k", 262144, 64, count=64),
+    search_examples(top_k, 262144, 64, count=64),
     rules=(top_k_splits_rule,),
     operands=SEARCH_OPERANDS,
 )

@@ -15,13 +15,13 @@ class Run:
 
     Attributes:
       inside: whether the values are inside the vector; None means yes. Values outside are zeros.
-      behind: elements from the thread's first run to this one, the same for all threads.
+      offset: elements from the thread's first run to this one, the same for all threads.
     """
 
     first: Value
     values: Sequence[Value]
     inside: Value | None = None
-    behind: Value | int = 0
+    offset: Value | int = 0
 
 
 RUN = 4  # f32 per load of a thread: 16 bytes

@@ -43,7 +43,7 @@ class Work:
 
 
 #: For any other kernel: it touches all of its buffers, is not a product, and its trips are unknown.
-_UNKNOWN = Family("", Kernel, ())
+_UNKNOWN = Family(Kernel, ())
 
 
 def _family(kernel: Kernel) -> Family:

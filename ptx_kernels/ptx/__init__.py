@@ -1,5 +1,6 @@
 """Kernel language: Python functions that write PTX text with a `Builder`."""
 
+from .arguments import Group
 from .builder import Builder
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
@@ -18,6 +19,7 @@ __all__ = [
     "WARP",
     "Buffer",
     "Builder",
+    "Group",
     "Instruction",
     "Kernel",
     "KernelError",

@@ -1,10 +1,11 @@
-"""Checks and converts the arguments of kernel functions by their annotated types."""
+"""Checks and converts the arguments of kernel functions by their annotated types; groups them."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import operator
 import reprlib
@@ -17,21 +18,67 @@ from typing import Any
 from .errors import KernelError
 
 
-def checked(function: Callable[..., None], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a kernel function, each converted to its annotated type.
+class Group:
+    """Base of keyword-only dataclasses that group arguments of kernel functions.
+
+    A call passes the fields of a group as keyword arguments: `heads: Heads` is `num_heads=32,
+    num_kv_heads=8, head_dim=128`. `__post_init__` may check that they fit together.
+    """
+
+
+def call_signature(function: Callable[..., None]) -> inspect.Signature:
+    """Returns the keyword arguments of calls of a kernel function, where groups are their fields.
+
+    Annotations are types. Raises ValueError if two groups have a field of the same name.
+    """
+    parameters = [
+        _parameters(each.annotation) if _is_group(each.annotation) else [each]
+        for each in _parameters(function)
+    ]
+    return inspect.Signature([*itertools.chain(*parameters)])
+
+
+def grouped(function: Callable[..., None], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a kernel function for those of a call, with their groups built."""
+    left, built = dict(arguments), dict[str, Any]()
+    for parameter in _parameters(function):
+        if _is_group(parameter.annotation):
+            names = [field.name for field in dataclasses.fields(parameter.annotation)]
+            built[parameter.name] = parameter.annotation(**{name: left.pop(name) for name in names})
+    return left | built
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns the keyword arguments of a kernel function or group, with types as annotations."""
+    hints = _hints(function)
+    return [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Group)
+
+
+def checked(signature: inspect.Signature, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call, with defaults, each converted to its annotated type.
 
     NumPy numbers become Python numbers. An int must be at least 1, or at least 0 if its default is
-    0. A float must be finite in f32. The same holds for the fields of a Config. Arguments that the
-    function does not have are passed on, so that Python refuses them.
+    0. A float must be finite in f32. The same holds for the fields of a Config.
 
     Raises:
       KernelError: an argument, or a field of a Config, of a wrong type or out of range.
+      TypeError: a missing or unknown argument.
     """
-    hints = _hints(function)
-    parameters = inspect.signature(function).parameters
+    bound = signature.bind(**arguments)
+    bound.apply_defaults()
+    parameters = signature.parameters
     return {
-        name: _typed(name, value, hints[name], parameters[name].default) if name in hints else value
-        for name, value in arguments.items()
+        name: _typed(name, value, parameters[name].annotation, parameters[name].default)
+        for name, value in bound.arguments.items()
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from .arguments import checked
+from .arguments import call_signature, checked, grouped
 from .builder import Builder
 from .module import Kernel
 from .prefetch import Prefetch, ask_ahead
@@ -16,24 +16,26 @@ from .prefetch import Prefetch, ask_ahead
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
     """Decorator: turns `f(k, *, ...)`, which emits a kernel, into `f(...)`, which returns it built.
 
-    The result is a `Kernel`, cached. Arguments must have the types that the function declares; see
-    `arguments.checked`. Every kernel also takes `prefetch`: matrices that it prefetches at its end,
-    passed as operands after its own.
+    The result is a `Kernel`, cached. Arguments must have the types that the function declares (see
+    `arguments.checked`); those of a `Group` are passed by field. Every kernel also takes
+    `prefetch`: matrices that it prefetches at its end, passed as operands after its own.
     """
+
+    signature = call_signature(function)
 
     @functools.cache
     def build(arguments: tuple[tuple[str, Any], ...], prefetch: tuple[Prefetch, ...]) -> Kernel:
         builder = Builder(function.__name__, function.__code__)
         if prefetch:
             builder.behind_loads = functools.partial(ask_ahead, builder, prefetch)
-        function(builder, **dict(arguments))
+        function(builder, **grouped(function, dict(arguments)))
         builder.loads_end()
-        given = (function.__kwdefaults__ or {}) | dict(arguments)
-        given |= {"prefetch": prefetch} if prefetch else {}
-        return replace(builder.finish(), family=function.__name__, arguments=given)
+        named = dict(arguments) | ({"prefetch": prefetch} if prefetch else {})
+        return replace(builder.finish(), family=function.__name__, arguments=named)
 
     @functools.wraps(function)
     def wrapper(*, prefetch: tuple[Prefetch, ...] = (), **arguments: Any) -> Kernel:
-        return build(tuple(sorted(checked(function, arguments).items())), prefetch)
+        return build(tuple(checked(signature, arguments).items()), prefetch)
 
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
     return wrapper

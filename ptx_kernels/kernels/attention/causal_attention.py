@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from ...limits import MAX_PROMPT_DIMS, PIECE_DTYPES, causal_attention_takes
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, bf16, f32, kernel, s32, u32
 from ...ptx.types import Type
-from ..activation import LOG2_E, tanh
+from ..activation import LOG2_E
 from ..gemm.fragments import TILE_COLUMNS, TILE_ROWS, two_activations
 from ..gemm.pipeline import Pipeline, odd_pitch
+from ..heads import Heads
 from .bf16_parts import products
 from .head_output import Parts, declare_parts
-from .prompt_sources import Cached, Fresh, Source
+from .prompt_sources import Cached, Fresh, PromptPages, Source
 from .prompt_tiles import Keys, QueryTile, Row, lane_rows
+from .softmax import Softmax
 from .step_rows import STEP
 from .tensor_softmax import DEPTH, QUAD, Sums, TensorSoftmax, Tiles, multiply
 
@@ -54,27 +56,31 @@ class CausalAttentionConfig:
         return tokens + rows * parts * key + flags + scales
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartPages(PromptPages):
+    """Pages of a KV cache that hold parts of keys and values, bf16 or f16.
+
+    Attributes:
+      named_pages: if set, the pages are in the order of block_tables (as `split_keys` writes them),
+        and an id of block_tables is valid if it is below `named_pages`. None means that the ids of
+        block_tables are indices of the pages.
+    """
+
+    named_pages: int | None = None
+
+
 @kernel
 def causal_attention(
     k: Builder,
     *,
     batch: int,
     time: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
+    heads: Heads,
     value_dim: int,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: bool = False,
+    softmax: Softmax,
     parts: int = 2,
     key_parts: int = 2,
-    dtype: str | None = None,
-    num_pages: int = 0,
-    page_size: int = 0,
-    pages_per_sequence: int = 0,
-    named_pages: int | None = None,
+    pages: PartPages,
     config: CausalAttentionConfig = CausalAttentionConfig(),
 ) -> None:
     """Causal attention: out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
@@ -95,34 +101,27 @@ def causal_attention(
     tokens.
 
     Args:
-      window: a token attends to the last `window` tokens, including itself.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap).
-      sinks: an extra logit per query head in the softmax's denominator, with no value.
       parts: number of parts of queries and of softmax weights. key_parts: of keys and values.
-      dtype: of the pages and the parts, `bf16` or `f16`; None means that there are no pages.
-      named_pages: if set, the pages are in the order of block_tables (as `split_keys` writes them),
-        and an id of block_tables is valid if it is below `named_pages`. None means that the ids of
-        block_tables are indices of the pages.
     """
-    shape = num_pages, num_kv_heads, page_size, head_dim
-    _check(num_heads, num_kv_heads, head_dim, value_dim, soft_cap, (parts, key_parts), config)
-    _check_pages(dtype, shape, pages_per_sequence, value_dim, key_parts, config)
+    _check(heads.head_dim, value_dim, (parts, key_parts), config)
+    _check_pages(pages, heads.head_dim, value_dim, key_parts, config)
+    num_heads, num_kv_heads, head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
     q = k.input("q", f32, (batch, time, num_heads, head_dim))
     tokens: Fresh | Cached
-    if dtype is None:
+    if pages.dtype is None:
         tokens = Fresh.declare(k, (batch, time, num_kv_heads), (head_dim, value_dim), key_parts)
     else:
-        tokens = Cached.declare(
-            k, dtype, shape, (batch, pages_per_sequence), key_parts, named_pages
-        )
+        shape = pages.shape(num_kv_heads, head_dim)
+        tables = batch, pages.pages_per_sequence
+        tokens = Cached.declare(k, pages.dtype, shape, tables, key_parts, pages.named_pages)
     lengths = k.input("lengths", s32, (batch,))
-    sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
+    sink_logits = softmax.input_sinks(k, num_heads)
     result: Pointer | Parts
     if config.splits == 1:
         result = k.output("out", f32, (batch, time, num_heads, value_dim))
     else:
         result = declare_parts(k, batch * time, num_heads, value_dim, "f32", config.splits)
-    group, threads, rows = num_heads // num_kv_heads, WARP * config.warps, TILE_ROWS * config.warps
+    group, threads, rows = heads.group, WARP * config.warps, TILE_ROWS * config.warps
     tiles = -(-time * group // rows)
     grid = tiles, num_kv_heads, batch * config.splits
     k.launch(grid, threads, resident_blocks=config.resident_blocks)
@@ -132,12 +131,10 @@ def causal_attention(
     kv_head, (sequence, split) = k.block_id("y"), _sequence_and_split(k, config.splits)
     length = k.minimum(k.maximum(lengths.at(sequence).load(), 0), time).bits(u32)
     tile = QueryTile(k, first, rows, group, time, tokens.before(k, sequence, length))
-    seen = tile.keys(length, window, config.tokens).part(split, config.splits)
-    heads = q.at(sequence, 0, kv_head * group).reshape(time, num_heads, head_dim)
-    # scores are exponents of 2; without a soft cap, their factor is applied to q
-    factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
-    scales = tile.scales(heads, length, factor) if dtype == "f16" else None
-    queries = tile.stage(heads, length, factor, parts, threads, scales)
+    seen = tile.keys(length, softmax.window, config.tokens).part(split, config.splits)
+    q = q.at(sequence, 0, kv_head * group).reshape(time, num_heads, head_dim)
+    scales = tile.scales(q, length, softmax.factor) if pages.dtype == "f16" else None
+    queries = tile.stage(q, length, softmax.factor, parts, threads, scales)
     numbers = [k.warp_id * TILE_ROWS + k.lane_id // QUAD + 8 * i for i in range(2)]
     mine = [tile.row(number) for number in numbers]
     logits = None
@@ -145,7 +142,7 @@ def causal_attention(
         logits = [sink_logits.at(kv_head * group + row.head).load() * LOG2_E for row in mine]
         if config.splits > 1:
             logits = [k.select(split == 0, logit, -math.inf) for logit in logits]
-    softmax = TensorSoftmax(k, value_dim, logits, tokens.type)
+    totals = TensorSoftmax(k, value_dim, logits, tokens.type)
     of_warp = queries.at(k.warp_id * TILE_ROWS).reshape(*queries.shape)
     scoring = _Scoring(
         k,
@@ -154,14 +151,13 @@ def causal_attention(
         products(parts, key_parts),
         tokens.type,
         None if scales is None else [scales.at(number, 1).load() for number in numbers],
-        soft_cap,
         mine,
-        window,
+        softmax,
     )
     source = tokens.source(k, sequence, kv_head, seen, config.warps)
-    _attend(k, tile, seen, source, scoring, softmax, config)
-    place = _Place(k, result, sequence, time, kv_head * group, split)
-    place.store(mine, softmax, None if dtype is None else length)
+    _attend(k, tile, seen, source, scoring, totals, config)
+    output = _TileOutput(k, result, sequence, time, kv_head * group, split)
+    output.store(mine, totals, None if pages.dtype is None else length)
 
 
 def _sequence_and_split(k: Builder, splits: int) -> tuple[Value, Value]:
@@ -189,9 +185,8 @@ class _Scoring:
     counted: Sequence[tuple[int, int]]
     type: Type
     units: Sequence[Value] | None
-    soft_cap: float | None
     rows: Sequence[Row]
-    window: int | None
+    softmax: Softmax
 
     def scores(self, keys: Tiles) -> list[Sums]:
         """Returns the scores of a step's tokens, before masking."""
@@ -208,9 +203,7 @@ class _Scoring:
                     )
         if (units := self.units) is not None:
             scores = [[x * units[j // 2] for j, x in enumerate(sums)] for sums in scores]
-        if (cap := self.soft_cap) is not None:
-            scores = [[tanh(k, x) * (cap * LOG2_E) for x in sums] for sums in scores]
-        return scores
+        return [[self.softmax.capped(k, x) for x in sums] for sums in scores]
 
     def masked(
         self, scores: Sequence[Sums], first: Value, known: Sequence[Value] | None
@@ -220,7 +213,7 @@ class _Scoring:
         `first`: token of the first score. `known`: for each 16 tokens, whether they are in a page;
         None means that all are.
         """
-        k, window = self.k, self.window
+        k, window = self.k, self.softmax.window
         # the last column that a row sees, relative to the lane's first one
         last = [(row.position - first - k.lane_id % QUAD * 2).bits(s32) for row in self.rows]
         before = None if window is None else [x - window for x in last]
@@ -252,15 +245,15 @@ def _attend(
     copies, tokens, parts = source.copies, config.tokens, source.parts
     pipeline = Pipeline(k, config.stages, copies)
     pipeline.begin(seen.count)
-    for start, stop, whole in tile.ranges(seen, scoring.window, source.complete):
-        for step, places in pipeline.between(start, stop, seen.count):
-            value_rows = places[-1]
-            if len(places) == 1:
+    for start, stop, complete in tile.ranges(seen, scoring.softmax.window, source.complete):
+        for step, buffers in pipeline.between(start, stop, seen.count):
+            value_rows = buffers[-1]
+            if len(buffers) == 1:
                 value_rows = value_rows.at(parts * tokens).reshape(*value_rows.shape)
-            of_keys = Tiles(two_activations(k, places[0]), tokens, copies[0].pitch, parts)
+            of_keys = Tiles(two_activations(k, buffers[0]), tokens, copies[0].pitch, parts)
             of_values = Tiles(lane_rows(k, value_rows), tokens, copies[-1].pitch, parts)
             scores = scoring.scores(of_keys)
-            if not whole:
+            if not complete:
                 first = seen.first + step * tokens
                 scores = scoring.masked(scores, first, source.known(first, tokens, seen.stop))
             weights = softmax.weights(scores)
@@ -268,7 +261,7 @@ def _attend(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TileOutput:
     """Destination of the results of a thread block's query rows.
 
     `result`: out (batch, time, num_heads, value_dim), or the `Parts` of a split. `head`: the first
@@ -295,33 +288,23 @@ class _Place:
             head, inside = self.head + row.head, row.token < self.time
             if isinstance(self.result, Parts):
                 at = self.sequence * self.time + row.token, head, self.split
-                place = self.result.parts.at(*at)
+                address = self.result.parts.at(*at)
                 first = inside & (k.lane_id % QUAD == 0)
                 self.result.marks.at(*at).store(0, (m, total), where=first)
             else:
                 assert vectors is not None
-                place, vector = self.result.at(self.sequence, row.token, head), vectors[i]
+                address, vector = self.result.at(self.sequence, row.token, head), vectors[i]
             if length is not None:
                 real = row.token < length
                 vector = [tuple(k.select(real, x, 0.0) for x in pair) for pair in vector]
-            place = place.at(k.lane_id % QUAD * 2)
+            address = address.at(k.lane_id % QUAD * 2)
             for n, pair in enumerate(vector):
-                place.store(8 * n, pair, where=inside)
+                address.store(8 * n, pair, where=inside)
 
 
 def _check(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    value_dim: int,
-    soft_cap: float | None,
-    parts: tuple[int, int],
-    config: CausalAttentionConfig,
+    head_dim: int, value_dim: int, parts: tuple[int, int], config: CausalAttentionConfig
 ) -> None:
-    if num_heads % num_kv_heads:
-        raise KernelError(
-            f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}"
-        )
     if not set(parts) <= {1, 2, 3}:
         raise KernelError(f"parts={parts[0]} and key_parts={parts[1]} must be 1, 2 or 3")
     if not causal_attention_takes(head_dim, value_dim, max(parts)):
@@ -329,8 +312,6 @@ def _check(
             f"head_dim={head_dim} and value_dim={value_dim} must be multiples of {DEPTH}, at most "
             f"{MAX_PROMPT_DIMS[max(parts)]}"
         )
-    if soft_cap is not None and not soft_cap > 0:
-        raise KernelError(f"soft_cap={soft_cap} must be positive")
     if config.tokens % DEPTH or config.tokens < DEPTH or config.stages < 2:
         raise KernelError(
             f"tokens={config.tokens} must be a multiple of {DEPTH}, and stages={config.stages} "
@@ -339,26 +320,21 @@ def _check(
 
 
 def _check_pages(
-    dtype: str | None,
-    shape: tuple[int, int, int, int],
-    pages_per_sequence: int,
-    value_dim: int,
-    key_parts: int,
-    config: CausalAttentionConfig,
+    pages: PartPages, head_dim: int, value_dim: int, key_parts: int, config: CausalAttentionConfig
 ) -> None:
+    dtype, page_size = pages.dtype, pages.page_size
     if dtype is None:
         if config.splits != 1:
             raise KernelError(f"splits={config.splits} must be 1 where there are no pages")
         return
-    *_, page_size, head_dim = shape
-    whole = dtype != "f16" or key_parts == 1
-    if dtype not in PIECE_DTYPES or not whole or value_dim != head_dim:
+    parts_fit = dtype != "f16" or key_parts == 1
+    if dtype not in PIECE_DTYPES or not parts_fit or value_dim != head_dim:
         raise KernelError(
             f"dtype={dtype!r} of pages must be one of {', '.join(PIECE_DTYPES)}, "
             f"key_parts={key_parts} of f16 1, and value_dim={value_dim} head_dim={head_dim}"
         )
-    if page_size < STEP or page_size % STEP or pages_per_sequence < 1 or config.splits < 1:
+    if page_size < STEP or page_size % STEP or pages.pages_per_sequence < 1 or config.splits < 1:
         raise KernelError(
             f"page_size={page_size} must be a multiple of {STEP}, and "
-            f"pages_per_sequence={pages_per_sequence} and splits={config.splits} at least 1"
+            f"pages_per_sequence={pages.pages_per_sequence} and splits={config.splits} at least 1"
         )

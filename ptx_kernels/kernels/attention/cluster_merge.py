@@ -52,7 +52,7 @@ class ClusterState:
     def _merged(self, piece: Piece) -> list[Value]:
         """Returns o / l merged over the cluster, for the lane's dimensions of the piece."""
         k, ranks = self._k, range(self._splits)
-        marks, place = self._marks.at(piece.query), self._state.share(piece)
+        marks, address = self._marks.at(piece.query), self._state.share(piece)
         each = [k.peer(marks, rank).load(vector=2) for rank in ranks]
-        shares = [load_floats(k.peer(place, rank), piece.run) for rank in ranks]
+        shares = [load_floats(k.peer(address, rank), piece.run) for rank in ranks]
         return Merged.of(k, each, shares).normalized(k)

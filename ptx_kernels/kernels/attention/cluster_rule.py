@@ -42,10 +42,10 @@ def clustered(
         return config
     splits = min(config.splits, MAX_CLUSTER)
     tokens, chosen = capacity / splits, replace(config, splits=splits, cluster=True)
-    alone = blocks * splits <= device.multiprocessors and config.resident_blocks > 1
-    if splits < config.splits and alone and tokens > step:
+    single = blocks * splits <= device.multiprocessors and config.resident_blocks > 1
+    if splits < config.splits and single and tokens > step:
         chosen = replace(chosen, warps=2 * config.warps, resident_blocks=1)
     bandwidth, once = nbytes / facts.bandwidth, _ROUND[config.tensor_cores]
-    apart = max(bandwidth, once * -(-capacity // (config.splits * step)))
+    separate = max(bandwidth, once * -(-capacity // (config.splits * step)))
     together = max(bandwidth, once * -(-capacity // (splits * step * chosen.warps // config.warps)))
-    return chosen if together <= apart + _MERGE_LAUNCH else config
+    return chosen if together <= separate + _MERGE_LAUNCH else config

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ptx import Builder, Pointer, Value, all_of, u32
-from ..activation import LOG2_E, tanh
+from ..activation import LOG2_E
 from ..pages import Pages
 from .online_softmax import Piece, Team
+from .softmax import Softmax
 
 
 @dataclass(frozen=True)
@@ -112,24 +113,10 @@ class Task:
     table: PageTable
     context_len: Pointer
     capacity: int
-    window: int | None
+    softmax: Softmax
     split: Value
     splits: int
-    scale: float
-    soft_cap: float | None
     team: Team
-
-    @property
-    def factor(self) -> float:
-        """Factor applied to q, so that scores are exponents of 2, or arguments of the soft cap."""
-        return self.scale * LOG2_E if self.soft_cap is None else self.scale / self.soft_cap
-
-    def capped(self, k: Builder, score: Value) -> Value:
-        """Emits the conversion of a dot product of scaled q and a key to an exponent of 2.
-
-        Applies the soft cap.
-        """
-        return score if self.soft_cap is None else tanh(k, score) * (self.soft_cap * LOG2_E)
 
     def share(self, k: Builder, step: int, unit: int = 1) -> Share:
         """Returns the token range of this split: equal for all splits, at least `step` tokens.
@@ -141,8 +128,8 @@ class Task:
         # 0 for a negative length, at most as many as the pages hold
         length = k.minimum(k.maximum(self.context_len.load(), 0), self.capacity)
         oldest: Value | int = 0
-        if self.window is not None:
-            oldest = k.maximum(length - self.window, 0).bits(u32)
+        if (window := self.softmax.window) is not None:
+            oldest = k.maximum(length - window, 0).bits(u32)
         start = oldest & (1 << 32) - unit if unit > 1 and isinstance(oldest, Value) else oldest
         stop = length.bits(u32)
         if self.splits == 1:

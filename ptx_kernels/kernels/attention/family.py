@@ -11,7 +11,7 @@ import numpy as np
 
 from ...devices import target
 from ...ptx import Buffer
-from ..family import Arguments, Case, Family, once
+from ..family import Arguments, Case, Family, RandomValues, once
 from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_BUFFERS, PAGE_OPERANDS
 from .causal_attention import causal_attention
@@ -46,23 +46,21 @@ def _attention(
     contiguous = options.get("contiguous", False)
     heads = num_kv_heads * group, num_kv_heads, head_dim
     chosen = paged_attention_rule(target(), 4, *heads, 4096, dtype, value_dim)
-    return Case(
-        f"paged_attention-{dtype}-d{head_dim}-g{group}{label}",
-        "paged_attention",
-        dict(
-            batch=4,
-            num_heads=group * num_kv_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            num_pages=4 if contiguous else 1024,
-            page_size=4096 if contiguous else 16,
-            pages_per_sequence=1 if contiguous else 256,
-            scale=head_dim**-0.5,
-            dtype=dtype,
-            config=replace(chosen, splits=splits, cluster=cluster),
-            **options,
-        ),
+    return Case.of(
+        paged_attention,
+        f"{dtype}-d{head_dim}-g{group}{label}",
+        batch=4,
+        num_heads=group * num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        num_pages=4 if contiguous else 1024,
+        page_size=4096 if contiguous else 16,
+        pages_per_sequence=1 if contiguous else 256,
+        scale=head_dim**-0.5,
+        dtype=dtype,
+        config=replace(chosen, splits=splits, cluster=cluster),
+        **options,
     )
 
 
@@ -79,8 +77,8 @@ def _latent(
 
 def _merge(name: str, head_dim: int, **options: Any) -> Case:
     config = merge_attention_rule(target(), head_dim, 33)
-    arguments = dict(batch=1, num_heads=32, head_dim=head_dim, splits=33, config=config)
-    return Case(f"merge_attention-{name}", "merge_attention", arguments | options)
+    sizes: dict[str, Any] = dict(batch=1, num_heads=32, head_dim=head_dim, splits=33)
+    return Case.of(merge_attention, name, **sizes, config=config, **options)
 
 
 def _causal(
@@ -94,56 +92,58 @@ def _causal(
     value_dim: int | None = None,
     parts: int = 2,
     key_parts: int = 2,
+    dtype: str | None = None,
+    seen: int = 0,
     **options: Any,
 ) -> Case:
-    heads = num_kv_heads * group, num_kv_heads
-    dims = head_dim, value_dim or head_dim
-    rows = batch * num_kv_heads, time * group
-    chosen = causal_attention_rule(target(), *rows, *dims, parts, key_parts)
-    sizes = dict(num_heads=heads[0], num_kv_heads=heads[1], head_dim=dims[0], value_dim=dims[1])
-    given = dict(batch=batch, time=time, parts=parts, key_parts=key_parts, config=chosen)
-    arguments = sizes | given | {"scale": head_dim**-0.5} | options
-    return Case(f"causal_attention-{label}", "causal_attention", arguments)
-
-
-def _piece(
-    label: str,
-    head_dim: int = 128,
-    group: int = 4,
-    *,
-    batch: int = 1,
-    time: int = 256,
-    num_kv_heads: int = 8,
-    dtype: str = "bf16",
-    key_parts: int = 1,
-    capacity: int = 4096,
-    **options: Any,
-) -> Case:
-    """Returns a case of prompt chunks that attend to pages of 16 tokens.
-
-    With `key_parts` above 1 the pages hold bf16 parts written by `split_keys`.
-    """
-    rows, dims = (batch * num_kv_heads, time * group), (head_dim, head_dim)
-    seen = min(capacity, options.get("window", capacity))
-    chosen = causal_attention_rule(target(), *rows, *dims, 2, key_parts, dtype, seen)
-    per_sequence = capacity // 16
-    arguments = dict(
+    """Returns a case of prompts with the rule's Config, for `seen` tokens of pages of `dtype`."""
+    value_dim = value_dim or head_dim
+    sizes = batch * num_kv_heads, time * group, head_dim, value_dim, parts, key_parts
+    return Case.of(
+        causal_attention,
+        label,
         batch=batch,
         time=time,
         num_heads=num_kv_heads * group,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        value_dim=head_dim,
+        value_dim=value_dim,
         scale=head_dim**-0.5,
+        parts=parts,
         key_parts=key_parts,
         dtype=dtype,
-        named_pages=None if key_parts == 1 else batch * per_sequence,
-        num_pages=batch * per_sequence,
-        page_size=16,
-        pages_per_sequence=per_sequence,
-        config=chosen,
+        config=causal_attention_rule(target(), *sizes, dtype, seen),
+        **options,
     )
-    return Case(f"causal_attention-pages-{label}", "causal_attention", arguments | options)
+
+
+def _piece(
+    label: str,
+    *sizes: int,
+    batch: int = 1,
+    time: int = 256,
+    dtype: str = "bf16",
+    key_parts: int = 1,
+    **options: Any,
+) -> Case:
+    """Returns a case of prompt chunks that attend to 4096 tokens in pages of 16.
+
+    With `key_parts` above 1 the pages hold bf16 parts written by `split_keys`.
+    """
+    per_sequence = 4096 // 16
+    pages = dict(num_pages=batch * per_sequence, page_size=16, pages_per_sequence=per_sequence)
+    return _causal(
+        f"pages-{label}",
+        *sizes,
+        batch=batch,
+        time=time,
+        key_parts=key_parts,
+        dtype=dtype,
+        seen=options.get("window", 4096),
+        named_pages=None if key_parts == 1 else batch * per_sequence,
+        **pages,
+        **options,
+    )
 
 
 _ATTENTIONS = (
@@ -215,7 +215,7 @@ _CAUSAL = (
 
 def _split(label: str, *, num_kv_heads: int = 8, **options: Any) -> Case:
     sizes = dict(batch=1, time=512, num_kv_heads=num_kv_heads, head_dim=128, value_dim=128)
-    return Case(f"split_keys-{label}", "split_keys", sizes | options)
+    return Case.of(split_keys, label, **sizes | options)
 
 
 _SPLIT_PAGES = dict(num_pages=256, page_size=16, pages_per_sequence=256)
@@ -300,8 +300,11 @@ def _marks(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
     return np.abs(rng.standard_normal(buffer.shape, np.float32)) + np.float32(1)
 
 
+_TABLES: dict[str, RandomValues] = {
+    "block_tables": _block_tables,
+    "context_lens": _context_lens,
+}
 PAGED_ATTENTION = Family(
-    "paged_attention",
     paged_attention,
     _ATTENTIONS,
     rules=(paged_attention_rule,),
@@ -309,10 +312,9 @@ PAGED_ATTENTION = Family(
     passes=_passes,
     shorter=_shorter,
     trips=_trips,
-    operands={**PAGE_OPERANDS, "block_tables": _block_tables, "context_lens": _context_lens},
+    operands=PAGE_OPERANDS | _TABLES,
 )
 MERGE_ATTENTION = Family(
-    "merge_attention",
     merge_attention,
     _MERGES,
     rules=(merge_attention_rule,),
@@ -364,28 +366,18 @@ def _shorter_prompt(arguments: Arguments) -> tuple[str, int] | None:
 
 
 CAUSAL_ATTENTION = Family(
-    "causal_attention",
     causal_attention,
     _CAUSAL,
     rules=(causal_attention_rule, piece_attention_rule),
     touched=_touched,
     trips=_prompt_trips,
     shorter=_shorter_prompt,
-    operands={
-        "lengths": _lengths,
-        "block_tables": _block_tables,
-        "context_lens": _context_lens,
-    },
+    operands={"lengths": _lengths, **_TABLES},
 )
 SPLIT_KEYS = Family(
-    "split_keys",
     split_keys,
     _SPLITS,
     touched=_touched,
     passes=once,
-    operands={
-        **PAGE_OPERANDS,
-        "block_tables": _block_tables,
-        "context_lens": _context_lens,
-    },
+    operands=PAGE_OPERANDS | _TABLES,
 )

@@ -42,8 +42,8 @@ class Result:
         (value,) = share
         if self.scale_sum is not None:
             number = head * (head_dim // GROUP) + group
-            place = self.values.at(sequence, number * GROUP + k.lane_id)
-            store_group(k, [value], place, self.scale_sum.at(sequence, number))
+            address = self.values.at(sequence, number * GROUP + k.lane_id)
+            store_group(k, [value], address, self.scale_sum.at(sequence, number))
             return
         dimension = group * WARP + k.lane_id
         inside = dimension < head_dim if head_dim % WARP else None
@@ -99,12 +99,12 @@ class Parts:
         self, sequence: Value, head: Value, split: Value, piece: Piece, merged: Merged
     ) -> None:
         """Emits the stores of one warp's piece of a head's partial result, for split `split`."""
-        k, place, group = self.k, (sequence, head, split), piece.group
+        k, index, group = self.k, (sequence, head, split), piece.group
         first = (group == 0) & (k.lane_id == 0)
-        self.marks.at(*place).store(0, (merged.m, merged.l), where=first)
+        self.marks.at(*index).store(0, (merged.m, merged.l), where=first)
         dimension = group * WARP + k.lane_id
         inside = dimension < self.head_dim if self.head_dim % WARP else None
-        self.parts.at(*place, dimension).store_run(0, merged.o, where=inside)
+        self.parts.at(*index, dimension).store_run(0, merged.o, where=inside)
 
 
 def declare_parts(

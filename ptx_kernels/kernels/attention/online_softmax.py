@@ -205,7 +205,7 @@ class BlockState:
           shift: banks (a multiple of 4) from a query to the next; None means no extra padding.
         """
         self._k, self._head_dim, self._team = k, head_dim, team
-        self._places: dict[str, Pointer] = {}  # of the team's query 0, by the run's first
+        self._addresses: dict[str, Pointer] = {}  # of the team's query 0, by the run's first
         self.queries, self.groups = team.count * queries, -(-head_dim // WARP)
         pitch = self.groups * _GROUP_PITCH
         pitch += 0 if shift is None else (shift - pitch) % WARP
@@ -214,7 +214,7 @@ class BlockState:
         over = math.prod(sums) * pitch * f32.size > _MOST_STATIC
         self.parts = k.shared("warp_parts", f32, (*sums, pitch), dynamic=over)
 
-    def place(self, query: Value, first: Value) -> Pointer:
+    def address(self, query: Value, first: Value) -> Pointer:
         """Returns the address of this warp's o of a query, from dimension `first` on.
 
         `query`: its index in the thread block.
@@ -223,21 +223,21 @@ class BlockState:
             first = first + (first // WARP) * (_GROUP_PITCH - WARP)
         return self.parts.at(self._team.warp, query).at(first)
 
-    def team_place(self, i: int, first: Value) -> Pointer:
-        """Returns `place` for query i of the team.
+    def team_address(self, i: int, first: Value) -> Pointer:
+        """Returns `address` of query i of the team.
 
         All of the team's queries share one base address, which saves registers.
         """
-        if first.name not in self._places:
+        if first.name not in self._addresses:
             number = self.number(0)
             query = self._k.const(u32, number) if isinstance(number, int) else number
-            self._places[first.name] = self.place(query, first)
-        return self._places[first.name].at(i * self.parts.shape[-1])
+            self._addresses[first.name] = self.address(query, first)
+        return self._addresses[first.name].at(i * self.parts.shape[-1])
 
     def share(self, piece: Piece, warp: int = 0) -> Pointer:
         """Returns the address, in the o of warp `warp`, of this lane's dimensions of a piece."""
-        place = self.parts.at(warp, piece.query)
-        return place.at(piece.group * _GROUP_PITCH + piece.first)
+        address = self.parts.at(warp, piece.query)
+        return address.at(piece.group * _GROUP_PITCH + piece.first)
 
     def merged(self, run: int = 1) -> Iterator[list[tuple[Piece, Merged]]]:
         """Yields this warp's pieces, a few at a time, each merged over the team's warps.
@@ -285,15 +285,15 @@ def merge_lanes(softmax: OnlineSoftmax, head_dim: int, team: Team) -> BlockState
         owner = k.lane_id == softmax.lanes.owner(i)
         state.marks.at(team.warp, query).store(0, mark, where=owner)
         for run in spread.runs(values):
-            place = state.team_place(i, run.first)
-            store_floats(place, run.values, where=all_of(run.inside, first_vector))
+            address = state.team_address(i, run.first)
+            store_floats(address, run.values, where=all_of(run.inside, first_vector))
     return state
 
 
 def _merge_lanes(softmax: OnlineSoftmax) -> None:
     """Merges the warp's lane groups; afterwards each lane group holds the full warp's state."""
     k, lanes = softmax.k, softmax.spread.lanes
-    apart = {"lanes": WARP // lanes, "stride": lanes}
-    softmax.rescale([k.warp_max(m, **apart) for m in softmax.m])
+    across = {"lanes": WARP // lanes, "stride": lanes}
+    softmax.rescale([k.warp_max(m, **across) for m in softmax.m])
     for value in itertools.chain(softmax.l, *softmax.o):
-        value.set(k.warp_sum(value, **apart))
+        value.set(k.warp_sum(value, **across))

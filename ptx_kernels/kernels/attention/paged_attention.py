@@ -6,16 +6,43 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ptx import MAX_CLUSTER, WARP, Builder, KernelError, Value, Var, f32, kernel, s32, u32
-from ..pages import Pages, Spread, declare_pages
+from ..heads import Heads
+from ..pages import Pages, PageSizes, Spread, declare_pages
 from ..vectors import dot
 from .cluster_merge import ClusterState
 from .config import PagedAttentionConfig
 from .context import PageTable, QueryHeads, Task
 from .head_output import Parts, Result, declare_parts, declare_result
 from .online_softmax import BlockState, OnlineSoftmax, Team, merge_lanes
+from .softmax import Softmax
 from .tensor_cores import attend_by_tensor_cores, check_tensor_cores
 
 _DEFAULT = PagedAttentionConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequencePages(PageSizes):
+    """Pages of a KV cache, and how many of them a sequence has.
+
+    Attributes:
+      contiguous: sequence b is page b, which holds all its tokens; there are no block tables.
+    """
+
+    pages_per_sequence: int
+    contiguous: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a sequence's pages hold."""
+        return self.page_size * self.pages_per_sequence
+
+    def check(self, batch: int) -> None:
+        """Raises KernelError unless contiguous pages are one per sequence."""
+        if self.contiguous and (self.num_pages, self.pages_per_sequence) != (batch, 1):
+            raise KernelError(
+                f"contiguous: num_pages={self.num_pages} must be batch={batch}, "
+                "pages_per_sequence 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -49,10 +76,10 @@ class _Prefetched:
         self._copy = lambda value: k.var(value.type, value)
         self._token = token.map(self._copy)
 
-    def exchange(self, following: Token) -> Token:
-        """Stores `following`; returns the token held before."""
+    def exchange(self, next_token: Token) -> Token:
+        """Stores `next_token`; returns the token held before."""
         token = self._token.map(self._copy)
-        for held, value in zip(self._token.registers(), following.registers(), strict=True):
+        for held, value in zip(self._token.registers(), next_token.registers(), strict=True):
             assert isinstance(held, Var)
             held.set(value)
         return token
@@ -79,11 +106,11 @@ class _Context:
         """Starts the loads of a token's key and value; `page`: its page id, already loaded."""
         num_pages = self.keys.rows.shape[0]
         seen = (token < self.stop) & (page < num_pages)
-        place = (page, self.kv_head, self.table.slot_of(token))
+        index = (page, self.kv_head, self.table.slot_of(token))
         return Token(
             seen,
-            self.keys.load(self.spread, place, seen),
-            [] if self.values is None else self.values.load(self.spread, place, seen),
+            self.keys.load(self.spread, index, seen),
+            [] if self.values is None else self.values.load(self.spread, index, seen),
         )
 
 
@@ -108,18 +135,10 @@ def paged_attention(
     k: Builder,
     *,
     batch: int,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    num_pages: int,
-    page_size: int,
-    pages_per_sequence: int,
-    scale: float,
+    heads: Heads,
+    pages: SequencePages,
     dtype: str = "f32",
-    contiguous: bool = False,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: bool = False,
+    softmax: Softmax,
     value_dim: int | None = None,
     output: str = "f32",
     config: PagedAttentionConfig = _DEFAULT,
@@ -133,38 +152,35 @@ def paged_attention(
     f32 (num_heads,).
 
     Args:
-      contiguous: sequence b is page b, which holds all its tokens; there are no block tables.
-      window: only the last `window` tokens of a context are seen.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap).
-      sinks: an extra logit per query head in the softmax's denominator, with no value.
       value_dim: if set, the pages are latent: values are the first `value_dim` elements of the
         keys' rows, which are read once. None means that values have their own pages, as wide as the
         keys'.
       output: `f32`, or with one split or a cluster `q8_1` or `f16`; see `declare_result`. With
         several splits and no cluster, the results are `Parts`.
     """
-    pages = batch, num_pages, pages_per_sequence
-    _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
+    _check(config)
+    pages.check(batch)
+    num_heads, head_dim, group = heads.num_heads, heads.head_dim, heads.group
     if config.tensor_cores:
-        check_tensor_cores(config, dtype, head_dim, page_size, latent=value_dim is not None)
-    splits, group = config.splits, num_heads // num_kv_heads
-    queries = min(config.queries, group)
+        check_tensor_cores(config, dtype, head_dim, pages.page_size, latent=value_dim is not None)
+    splits, queries = config.splits, min(config.queries, group)
     q = k.input("q", f32, (batch, num_heads, head_dim))
-    shape = num_pages, num_kv_heads, page_size, head_dim
-    keys, *own_values = declare_pages(k.input, dtype, shape, latent=value_dim is not None)
-    values = own_values[0] if own_values else None
+    shape = pages.shape(heads.num_kv_heads, head_dim)
+    keys, *value_pages = declare_pages(k.input, dtype, shape, latent=value_dim is not None)
+    values = value_pages[0] if value_pages else None
     out_dim = _value_dim(head_dim, value_dim)
-    block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
+    tables = batch, pages.pages_per_sequence
+    block_tables = None if pages.contiguous else k.input("block_tables", s32, tables)
     context_lens = k.input("context_lens", s32, (batch,))
-    sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
+    sink_logits = softmax.input_sinks(k, num_heads)
     result: Result | Parts
     if config.cluster or splits == 1:
-        whole = config.whole_heads(group)
-        result = declare_result(k, batch, num_heads, out_dim, output, whole)
+        heads_per_block = config.whole_heads(group)
+        result = declare_result(k, batch, num_heads, out_dim, output, heads_per_block)
     else:
         result = declare_parts(k, batch, num_heads, out_dim, output, splits)
 
-    grid = (num_kv_heads * -(-group // (queries * config.teams)), batch, splits)
+    grid = (heads.num_kv_heads * -(-group // (queries * config.teams)), batch, splits)
     k.launch(
         grid,
         WARP * config.warps,
@@ -173,24 +189,22 @@ def paged_attention(
     )
     sequence, split = k.block_id("y"), k.block_id("z")
     team = Team(k, config.warps // config.teams, config.teams)
-    heads = QueryHeads(k, group, queries, team)
-    mine = [heads.index(i) for i in range(queries)]
+    query_heads = QueryHeads(k, group, queries, team)
+    mine = [query_heads.index(i) for i in range(queries)]
     task = Task(
         q=q,
         dtype=dtype,
-        heads=heads,
+        heads=query_heads,
         keys=keys,
         values=values,
         value_dim=out_dim,
         sinks=sink_logits,
-        table=PageTable(block_tables, sequence, page_size),
+        table=PageTable(block_tables, sequence, pages.page_size),
         context_len=context_lens.at(sequence),
-        capacity=page_size * pages_per_sequence,
-        window=window,
+        capacity=pages.capacity,
+        softmax=softmax,
         split=split,
         splits=splits,
-        scale=scale,
-        soft_cap=soft_cap,
         team=team,
     )
     if config.tensor_cores:
@@ -201,11 +215,11 @@ def paged_attention(
         assert isinstance(result, Result)
         cluster = ClusterState(k, state, splits, result.run)
         cluster.leave()
-        cluster.merge(heads, sequence, result, config.warps)
+        cluster.merge(query_heads, sequence, result, config.warps)
         return
     for some in state.merged(result.run):
         for piece, share in some:
-            with heads.owned(piece) as head:
+            with query_heads.owned(piece) as head:
                 if isinstance(result, Parts):
                     result.store(sequence, head, split, piece, share)
                 else:
@@ -230,7 +244,7 @@ def _attend_by_lanes(
         spread = held = Spread.in_runs(k, head_dim, run)
     streams = _Streams(k, spread.lanes, task.team, config.unroll)
     rows = [task.q.at(task.table.sequence, head) for head in mine]
-    query = [[x * task.factor for x in spread.load(row)] for row in rows]
+    query = [[x * task.softmax.factor for x in spread.load(row)] for row in rows]
     softmax = OnlineSoftmax(k, len(mine), held)
     if task.sinks is not None:
         logits = task.heads.load(task.sinks, softmax.owned())
@@ -248,35 +262,13 @@ def _attend_by_lanes(
     return merge_lanes(softmax, out_dim, task.team)
 
 
-def _check(
-    num_heads: int,
-    num_kv_heads: int,
-    soft_cap: float | None,
-    config: PagedAttentionConfig,
-    contiguous: tuple[int, int, int] | None,
-) -> None:
-    """Raises KernelError for arguments that do not fit together.
-
-    `contiguous`: (batch, pages, pages per sequence); None means that there are block tables.
-    """
-    if num_heads % num_kv_heads:
-        raise KernelError(
-            f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}"
-        )
-    if soft_cap is not None and not soft_cap > 0:
-        raise KernelError(f"soft_cap={soft_cap} must be positive")
+def _check(config: PagedAttentionConfig) -> None:
     if config.load_bytes not in (8, 16):
         raise KernelError(f"load_bytes={config.load_bytes} must be 8 or 16")
     if config.cluster and not 2 <= config.splits <= MAX_CLUSTER:
         raise KernelError(f"cluster: splits={config.splits} must be 2 to {MAX_CLUSTER}")
     if config.warps % config.teams:
         raise KernelError(f"warps={config.warps} must be a multiple of teams={config.teams}")
-    if contiguous is not None:
-        batch, num_pages, pages_per_sequence = contiguous
-        if (num_pages, pages_per_sequence) != (batch, 1):
-            raise KernelError(
-                f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1"
-            )
 
 
 def _value_dim(head_dim: int, value_dim: int | None) -> int:
@@ -300,7 +292,7 @@ def _rounds(
     """
     step = streams.step
 
-    def following(token: Value, page: Var) -> Token:
+    def load_next(token: Value, page: Var) -> Token:
         """Starts the loads of a token and of the page id of the stream's token one round later."""
         later = context.page_of(token + step)
         known = k.var(page.type, page)
@@ -310,10 +302,10 @@ def _rounds(
     offsets = [u * streams.count for u in range(streams.unroll)]
     first = [streams.number + offset + start for offset in offsets]
     pages = [k.var(u32, context.page_of(token)) for token in first]
-    held = [_Prefetched(k, following(t, page)) for t, page in zip(first, pages, strict=True)]
+    held = [_Prefetched(k, load_next(t, page)) for t, page in zip(first, pages, strict=True)]
     with k.loop(start, context.stop, step) as at:
         tokens = [at + (streams.number + (offset + step)) for offset in offsets]
-        loaded = [following(t, page) for t, page in zip(tokens, pages, strict=True)]
+        loaded = [load_next(t, page) for t, page in zip(tokens, pages, strict=True)]
         yield [mine.exchange(token) for mine, token in zip(held, loaded, strict=True)]
 
 
@@ -335,4 +327,4 @@ def _scores(
         token if unit is None else [score * unit for score in token]
         for token, (_, unit) in zip(scores, keys, strict=True)
     ]
-    return [[task.capped(k, score) for score in token] for token in scores]
+    return [[task.softmax.capped(k, score) for score in token] for token in scores]

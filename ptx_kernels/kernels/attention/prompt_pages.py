@@ -46,8 +46,8 @@ class HeadPages:
         if self.named is None:
             return found
         assert self.table.entries is not None
-        place = self.table.sequence * self.table.entries.shape[1] + number
-        return self.k.select(found < self.named, place, self.num_pages)
+        index = self.table.sequence * self.table.entries.shape[1] + number
+        return self.k.select(found < self.named, index, self.num_pages)
 
     def are_known(self, keys: Keys, warps: int) -> Value:
         """Returns, in all threads, whether all pages of tokens `keys` exist; emits a barrier."""
@@ -139,8 +139,8 @@ class PageRows:
                 number = token // self._pages.table.page_size
                 page.set(self._pages.id(number, token < self._keys.stop))
 
-    def start(self, place: Pointer) -> None:
-        """Emits the asynchronous copies of the next step's rows to shared memory at `place`."""
+    def start(self, address: Pointer) -> None:
+        """Emits the asynchronous copies of the next step's rows to shared memory at `address`."""
         k, keys = self._k, self._keys
         left = (keys.stop - self._at).bits(s32)
         before = None if keys.oldest is None else (keys.oldest - self._at).bits(s32)
@@ -164,7 +164,7 @@ class PageRows:
                     if columns.height > keys.step - r:
                         inside = columns.row < keys.step - r
                     for part, source in enumerate(sources):
-                        to = place.at(columns.target).at((part * keys.step + r) * self.pitch)
+                        to = address.at(columns.target).at((part * keys.step + r) * self.pitch)
                         origin = source.at((r - i * columns.each) * self._row_bytes)
                         k.cp_async(to, origin, 16, size=size, where=inside)
         self._at += keys.step

@@ -8,12 +8,27 @@ from typing import TypeAlias
 
 from ...ptx import WARP, Builder, Pointer, Value, bf16, s32, u32
 from ...ptx.types import Type
+from ..pages import PageSizes
 from ..vectors import FLOATS
 from .context import PageTable
 from .prompt_pages import HeadPages, PageRows
 from .prompt_tiles import Before, Keys, TokenRows
 
 Copies: TypeAlias = Sequence[TokenRows | PageRows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPages(PageSizes):
+    """Pages of a KV cache that hold the keys and values of prompt chunks.
+
+    Attributes:
+      dtype: of the pages; None means that there are no pages, but arrays of keys and values.
+    """
+
+    dtype: str | None = None
+    num_pages: int = 0
+    page_size: int = 0
+    pages_per_sequence: int = 0
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ class Keys:
     @property
     def count(self) -> Value:
         """Number of steps; 0 if the range is empty."""
-        behind = self.k.maximum(self.stop, self.first) - self.first
-        return (behind + (self.step - 1)) // self.step
+        tokens = self.k.maximum(self.stop, self.first) - self.first
+        return (tokens + (self.step - 1)) // self.step
 
     def part(self, number: Value, parts: int) -> Keys:
         """Returns part `number` of `parts` equal parts of the range, each of complete steps.
@@ -132,11 +132,11 @@ class QueryTile:
         shared = k.shared("scales", f32, (self.count, 2), dynamic=True)
         number = k.warp_id * TILE_ROWS + k.lane_id // 2
         row = self.row(number)
-        there = row.token < length
-        place = q.at(row.token, row.head, k.lane_id % 2 * RUN)
+        valid = row.token < length
+        address = q.at(row.token, row.head, k.lane_id % 2 * RUN)
         largest = k.const(f32, 0.0)
         for first in range(0, head_dim, 2 * RUN):
-            for x in place.load_run(first, RUN, where=there):
+            for x in address.load_run(first, RUN, where=valid):
                 largest = k.maximum(largest, k.abs(x * factor))
         pair = f16_scale(k, k.warp_max(largest, lanes=2))
         shared.at(number).store(0, pair, where=k.lane_id % 2 == 0)
@@ -167,9 +167,9 @@ class QueryTile:
             number, chunk = (k.thread_id + base) // chunks, (k.thread_id + base) % chunks
             inside = number < self.count if base + threads > self.count * chunks else None
             row = self.row(number)
-            there = row.token < length if inside is None else (row.token < length) & inside
-            place = q.at(row.token, row.head, chunk * RUN)
-            values = [x * factor for x in place.load_run(0, RUN, where=there)]
+            valid = row.token < length if inside is None else (row.token < length) & inside
+            address = q.at(row.token, row.head, chunk * RUN)
+            values = [x * factor for x in address.load_run(0, RUN, where=valid)]
             if scales is not None:
                 inverse = scales.at(number).load(where=inside)
                 values = [x * inverse for x in values]
@@ -242,11 +242,11 @@ class TokenRows:
             self._columns.append((threads // width, row, row * self.pitch + chunk * 16, offset))
             column += width
 
-    def start(self, place: Pointer) -> None:
-        """Emits the asynchronous copies of the next step's rows to shared memory at `place`."""
+    def start(self, address: Pointer) -> None:
+        """Emits the asynchronous copies of the next step's rows to shared memory at `address`."""
         k, keys = self._k, self._keys
         for height, row, at, offset in self._columns:
-            target, left = place.at(at), self._left - row.bits(s32)
+            target, left = address.at(at), self._left - row.bits(s32)
             sources = [source.at(offset) for source in self._sources]
             for r in range(0, keys.step, height):
                 size = k.select(left > r, k.const(u32, 16), 0)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, bf16, f32, kernel, s32, u32
-from ..pages import Spread, declare_pages
+from ..pages import Pages, Spread, declare_pages
 from .bf16_parts import split
+from .prompt_sources import PromptPages
 
 RUN = 8  # elements per thread: 16 bytes of each part
 
@@ -28,10 +29,7 @@ def split_keys(
     head_dim: int,
     value_dim: int,
     parts: int = 2,
-    dtype: str | None = None,
-    num_pages: int = 0,
-    page_size: int = 0,
-    pages_per_sequence: int = 0,
+    pages: PromptPages,
     seen: int | None = None,
     config: SplitKeysConfig = SplitKeysConfig(),
 ) -> None:
@@ -53,9 +51,9 @@ def split_keys(
             f"parts={parts} 1 to 3"
         )
     threads = WARP * config.warps
-    if dtype is not None:
-        shape = num_pages, num_kv_heads, page_size, head_dim
-        _split_pages(k, dtype, shape, (batch, pages_per_sequence), seen, parts, threads)
+    if pages.dtype is not None:
+        stored = declare_pages(k.input, pages.dtype, pages.shape(num_kv_heads, head_dim))
+        _split_pages(k, stored, (batch, pages.pages_per_sequence), seen, parts, threads)
         return
     shapes = {
         name: (batch, time, num_kv_heads, d) for name, d in (("k", head_dim), ("v", value_dim))
@@ -77,8 +75,7 @@ def split_keys(
 
 def _split_pages(
     k: Builder,
-    dtype: str,
-    shape: tuple[int, int, int, int],
+    pages: Sequence[Pages],
     tables: tuple[int, int],
     seen: int | None,
     parts: int,
@@ -88,8 +85,7 @@ def _split_pages(
 
     `tables`: (sequences, pages per sequence).
     """
-    num_pages, heads, size, head_dim = shape
-    pages = declare_pages(k.input, dtype, shape)
+    num_pages, heads, size, head_dim = pages[0].rows.shape
     entries = k.input("block_tables", s32, tables)
     context_lens = k.input("context_lens", s32, tables[:1])
     made = math.prod(tables), heads, size, head_dim
@@ -123,8 +119,8 @@ def _split_run(k: Builder, source: Pointer, results: list[Pointer], run: Value, 
         _store(k, values, [result.reshape(count, RUN).at(run) for result in results])
 
 
-def _store(k: Builder, values: Sequence[Value], places: Sequence[Pointer]) -> None:
-    """Splits a run of f32 values into parts, and stores part i at places[i]."""
-    pairs = [split(k, values[i : i + 2], len(places)) for i in range(0, RUN, 2)]
-    for place, words in zip(places, zip(*pairs, strict=True), strict=True):
-        place.cast(u32).store_run(0, words)
+def _store(k: Builder, values: Sequence[Value], addresses: Sequence[Pointer]) -> None:
+    """Splits a run of f32 values into parts, and stores part i at addresses[i]."""
+    pairs = [split(k, values[i : i + 2], len(addresses)) for i in range(0, RUN, 2)]
+    for address, words in zip(addresses, zip(*pairs, strict=True), strict=True):
+        address.cast(u32).store_run(0, words)

@@ -196,8 +196,8 @@ def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
     keys = StepRows(k, task.keys, kv_head, both, (lane.pair, 4), lane.pair)
     values = StepRows(k, task.values, kv_head, scored, (lane.row, 8), lane.pair)
     walk = _Walk(k, task, share, first, stride)
-    keys.load(*walk.place)
-    values.load(*walk.place)
+    keys.load(*walk.next_step)
+    values.load(*walk.next_step)
     tiles, scaled = sum(length for _, length in values.runs), values.scales is not None
     softmax = _Softmax(k, queries, tiles, TYPES[task.dtype], scaled)
     members = [k.minimum(lane.row + COLUMNS * i, queries - 1) for i in range(softmax.rows)]
@@ -208,10 +208,10 @@ def attend_by_tensor_cores(k: Builder, task: Task, queries: int) -> BlockState:
     with k.loop(first, share.stop, stride) as at:
         limit = walk.advance(at)
         scores = _scores(k, task, softmax, query, units, keys)
-        keys.load(*walk.place)
+        keys.load(*walk.next_step)
         _hide(k, at, share, limit, lane, scores, values)
         softmax.add(softmax.weights(scores, values.scales), values.value_operands())
-        values.load(*walk.place)
+        values.load(*walk.next_step)
     return _state(k, task, softmax, values, lane, queries)
 
 
@@ -219,7 +219,7 @@ class _Walk:
     """Iterates over a warp's steps of 16 tokens, one step ahead of the computation.
 
     Attributes:
-      place: (page, slot, whether the step exists) of the step to load.
+      next_step: (page, slot, whether the step exists) of the step to load.
     """
 
     def __init__(self, k: Builder, task: Task, share: Share, first: Value, stride: int) -> None:
@@ -228,13 +228,13 @@ class _Walk:
         page = task.table.page_of(first, first < share.stop)
         self._page = k.var(u32, task.table.page_of(first + stride, first + stride < share.stop))
         self._limit = k.var(u32, self._limit_of(page))
-        self.place = self._place(page, first)
+        self.next_step = self._locate(page, first)
 
     def _limit_of(self, page: Value) -> Value:
         """Returns one past the last visible token of a step in `page`; 0 if the page is missing."""
         return self._k.select(page < self._num_pages, self._share.stop, 0)
 
-    def _place(self, page: Value, token: Value) -> tuple[Value, Value, Value]:
+    def _locate(self, page: Value, token: Value) -> tuple[Value, Value, Value]:
         # a missing page is replaced by another, whose tokens are masked
         known = self._k.minimum(page, self._num_pages - 1)
         return known, self._task.table.slot_of(token), token < self._share.stop
@@ -246,7 +246,7 @@ class _Walk:
         """
         k, table, after = self._k, self._task.table, at + self._stride
         limit = k.var(u32, self._limit)
-        self.place = self._place(self._page, after)
+        self.next_step = self._locate(self._page, after)
         self._limit.set(self._limit_of(self._page))
         later = after + self._stride
         self._page.set(table.page_of(later, later < self._share.stop))
@@ -271,7 +271,7 @@ def _query(
         [x for first, n in keys.runs for x in load_floats(row.at(lane.pair * n + first), n)]
         for row in rows
     ]
-    scaled = [[x * task.factor for x in row] for row in loaded]
+    scaled = [[x * task.softmax.factor for x in row] for row in loaded]
     units = None
     if softmax.type is f16:
         unit = fp8.UNIT if task.keys.rows.type is e4m3 else 1.0
@@ -307,7 +307,7 @@ def _scores(
         products = [[x * s for x, s in zip(row, keys.scales, strict=True)] for row in products]
     if units is not None:
         products = [[x * unit for x in row] for row, unit in zip(products, units, strict=True)]
-    return [[k.var(f32, task.capped(k, product)) for product in row] for row in products]
+    return [[k.var(f32, task.softmax.capped(k, product)) for product in row] for row in products]
 
 
 def _hide(
@@ -323,10 +323,10 @@ def _hide(
 
     Most steps have no such tokens, and take one branch.
     """
-    whole = at + STEP <= limit
+    complete = at + STEP <= limit
     if isinstance(share.oldest, Value):
-        whole = whole & (at >= share.oldest)
-    with k.when(~whole):
+        complete = complete & (at >= share.oldest)
+    with k.when(~complete):
         for i, offset in enumerate(SCORED):
             token = at + lane.pair * 2 + offset
             seen = token < limit
@@ -358,9 +358,9 @@ def _state(
         state.marks.at(task.team.warp, query).store(0, (softmax.m[row], total), where=first_lane)
         tile = 0
         for first, length in values.runs:
-            own = [sums[tile + e][row][c] for c in range(2) for e in range(length)]
-            own = own if unit is None else [x * unit for x in own]
-            place = state.place(query, lane.pair * (2 * length) + first)
-            store_floats(place, own, where=mine)
+            dims = [sums[tile + e][row][c] for c in range(2) for e in range(length)]
+            dims = dims if unit is None else [x * unit for x in dims]
+            address = state.address(query, lane.pair * (2 * length) + first)
+            store_floats(address, dims, where=mine)
             tile += length
     return state

@@ -29,10 +29,10 @@ Sums = Sequence[Value]
 class Tiles:
     """bf16 matrices in shared memory, parts stacked, as the source of `ldmatrix`.
 
-    `place` is the lane's `ldmatrix` address. A part has `rows` rows, `pitch` bytes apart.
+    `address` is the lane's `ldmatrix` address. A part has `rows` rows, `pitch` bytes apart.
     """
 
-    place: Pointer
+    address: Pointer
     rows: int
     pitch: int
     parts: int
@@ -40,8 +40,10 @@ class Tiles:
     def load(self, k: Builder, row: int, column: int, *, transpose: bool = False) -> Parts:
         """Loads the 16 x 16 tile in tile row `row` and tile column `column` of each part."""
         at = row * DEPTH * self.pitch + column * DEPTH * bf16.size
-        places = [self.place.at(part * self.rows * self.pitch + at) for part in range(self.parts)]
-        return [k.ldmatrix(place, transpose=transpose) for place in places]
+        addresses = [
+            self.address.at(part * self.rows * self.pitch + at) for part in range(self.parts)
+        ]
+        return [k.ldmatrix(address, transpose=transpose) for address in addresses]
 
 
 def multiply(

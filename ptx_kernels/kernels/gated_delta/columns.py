@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, LanePartition, Pointer, Value, Var, f32
+from ...ptx import WARP, Builder, Group, KernelError, LanePartition, Pointer, Value, Var, f32
 from ..vectors import RUN, dot
 
 
@@ -76,22 +76,22 @@ class StateColumns:
         self._run = math.gcd(key_dim // lanes, RUN)
         self._starts = range(0, key_dim, lanes * self._run)
         self._sums = LanePartition(k, 2 * width, lanes)
-        place = k.lane_id % lanes
-        self.row, self.column = place * self._run, k.thread_id // lanes * width
-        self.leads = place == 0
+        lane = k.lane_id % lanes
+        self.row, self.column = lane * self._run, k.thread_id // lanes * width
+        self.leads = lane == 0
 
-    def load(self, place: Pointer, value_dim: int) -> list[list[Var]]:
+    def load(self, address: Pointer, value_dim: int) -> list[list[Var]]:
         """Loads the lane's columns as variables, (rows, columns).
 
-        `place`: address of their first row.
+        `address`: address of their first row.
         """
-        rows = [place.load_run(row * value_dim, self._width) for row in self._rows()]
+        rows = [address.load_run(row * value_dim, self._width) for row in self._rows()]
         return [[self._k.var(f32, value) for value in values] for values in rows]
 
-    def store(self, place: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
-        """Stores the lane's columns; `place`: address of their first row, as for `load`."""
+    def store(self, address: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
+        """Stores the lane's columns; `address`: address of their first row, as for `load`."""
         for row, values in zip(self._rows(), state, strict=True):
-            place.store_run(row * value_dim, values)
+            address.store_run(row * value_dim, values)
 
     def _rows(self) -> list[int]:
         """Returns the indices of the lane's rows, relative to its first row."""
@@ -148,18 +148,41 @@ def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
     return found
 
 
-def check_sizes(
-    num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, config: StateConfig
-) -> None:
-    """Raises KernelError unless the tiling is valid, fits the heads, and v heads share k heads."""
+@dataclass(frozen=True, kw_only=True)
+class DeltaHeads(Group):
+    """Sizes of the heads of a gated delta rule.
+
+    `group` v heads share a k head; they are adjacent or, if `tiled`, num_k_heads apart.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    tiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_v_heads % self.num_k_heads:
+            raise KernelError(
+                f"num_v_heads={self.num_v_heads} must be a multiple of "
+                f"num_k_heads={self.num_k_heads}"
+            )
+
+    @property
+    def group(self) -> int:
+        return self.num_v_heads // self.num_k_heads
+
+    def k_head_of(self, head: Value) -> Value:
+        """Returns the k head that v head `head` uses."""
+        return head % self.num_k_heads if self.tiled else head // self.group
+
+
+def check_tiling(key_dim: int, value_dim: int, config: StateConfig) -> None:
+    """Raises KernelError unless the tiling is valid and fits the heads."""
     lanes, width = config.lanes, config.columns
     if lanes & (lanes - 1) or not 2 <= lanes <= WARP or width not in (1, 2, 4):
         raise KernelError(
             f"lanes={lanes} must be a power of two from 2 to {WARP}, and columns={width} 1, 2 or 4"
-        )
-    if num_v_heads % num_k_heads:
-        raise KernelError(
-            f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
         )
     if key_dim % RUN or key_dim % lanes:
         raise KernelError(f"key_dim={key_dim} must be a multiple of {RUN} and of lanes={lanes}")
@@ -169,11 +192,3 @@ def check_sizes(
             f"the columns={count} of a block must divide value_dim={value_dim} and be a multiple of"
             f" {RUN}"
         )
-
-
-def k_head_of(head: Value, num_k_heads: int, num_v_heads: int, tiled: bool) -> Value:
-    """Returns the k head that v head `head` uses.
-
-    The v heads of a k head are adjacent or, if `tiled`, num_k_heads apart.
-    """
-    return head % num_k_heads if tiled else head // (num_v_heads // num_k_heads)

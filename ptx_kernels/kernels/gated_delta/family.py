@@ -14,7 +14,8 @@ from .gated_delta_rule import gated_delta_rule
 from .gated_delta_step import gated_delta_step
 from .rules import gated_delta_rule_rule, gated_delta_step_rule
 
-_QWEN = dict(num_k_heads=16, num_v_heads=32, key_dim=128, value_dim=128)  # 3.6-35B-A3B
+#: Sizes of Qwen3.6-35B-A3B.
+_QWEN: dict[str, Any] = dict(num_k_heads=16, num_v_heads=32, key_dim=128, value_dim=128, tiled=True)
 
 
 def _rule(label: str, *, batch: int = 1, time: int = 512, **changes: Any) -> Case:
@@ -22,15 +23,15 @@ def _rule(label: str, *, batch: int = 1, time: int = 512, **changes: Any) -> Cas
     config = gated_delta_rule_rule(
         target(), batch, *(sizes[name] for name in ("num_v_heads", "key_dim", "value_dim"))
     )
-    arguments = dict(batch=batch, time=time, scale=128**-0.5, tiled=True, config=config) | sizes
-    return Case(f"gated_delta_rule-{label}", "gated_delta_rule", arguments)
+    sizes |= {"batch": batch, "time": time, "scale": 128**-0.5}
+    return Case.of(gated_delta_rule, label, **sizes, config=config)
 
 
 def _step(label: str, *, batch: int = 1, **changes: Any) -> Case:
     sizes = _QWEN | changes
     config = gated_delta_step_rule(target(), sizes["key_dim"], sizes["value_dim"])
-    arguments = dict(batch=batch, width=4, scale=128**-0.5, eps=1e-6, tiled=True, config=config)
-    return Case(f"gated_delta_step-{label}", "gated_delta_step", arguments | sizes)
+    sizes |= {"batch": batch, "width": 4, "scale": 128**-0.5, "eps": 1e-6}
+    return Case.of(gated_delta_step, label, **sizes, config=config)
 
 
 def _tokens_stored(arguments: Arguments) -> int:
@@ -65,7 +66,6 @@ def _positions(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.nd
 
 
 GATED_DELTA_RULE = Family(
-    "gated_delta_rule",
     gated_delta_rule,
     (
         _rule("512"),
@@ -80,7 +80,6 @@ GATED_DELTA_RULE = Family(
     operands={"keys": _unit, "g": _negative, "beta": _between},
 )
 GATED_DELTA_STEP = Family(
-    "gated_delta_step",
     gated_delta_step,
     (
         _step("b1"),

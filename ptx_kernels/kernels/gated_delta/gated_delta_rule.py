@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, all_of, f32, kernel, u32
-from .columns import StateColumns, StateConfig, check_sizes, k_head_of
+from .columns import DeltaHeads, StateColumns, StateConfig, check_tiling
 from .rounds import Rounds, Rows
 
 
@@ -28,22 +28,19 @@ def gated_delta_rule(
     *,
     batch: int,
     time: int,
-    num_k_heads: int,
-    num_v_heads: int,
-    key_dim: int,
-    value_dim: int,
+    heads: DeltaHeads,
     scale: float,
-    tiled: bool = False,
     config: GatedDeltaRuleConfig = GatedDeltaRuleConfig(),
 ) -> None:
     """Kernel: for each token, S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q.
 
-    S is a v head's state. v head h uses k head h / (num_v_heads / num_k_heads), or h % num_k_heads
-    if tiled. A token with beta = 0 and g = 0 leaves the state unchanged, whatever its key and
-    value. A thread block holds a head's state, or some of its columns, in registers from the first
-    token to the last.
+    S is a v head's state. A token with beta = 0 and g = 0 leaves the state unchanged, whatever its
+    key and value. A thread block holds a head's state, or some of its columns, in registers from
+    the first token to the last.
     """
-    check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
+    num_k_heads, num_v_heads = heads.num_k_heads, heads.num_v_heads
+    key_dim, value_dim = heads.key_dim, heads.value_dim
+    check_tiling(key_dim, value_dim, config)
     q, keys = (k.input(name, f32, (batch, time, num_k_heads, key_dim)) for name in ("q", "keys"))
     v = k.input("v", f32, (batch, time, num_v_heads, value_dim))
     g, beta = (k.input(name, f32, (batch, time, num_v_heads)) for name in ("g", "beta"))
@@ -55,7 +52,7 @@ def gated_delta_rule(
 
     head, first = k.block_id() // parts % num_v_heads, k.block_id() % parts * count
     sequence = k.block_id() // (parts * num_v_heads)
-    k_head = k_head_of(head, num_k_heads, num_v_heads, tiled)
+    k_head = heads.k_head_of(head)
     stride, v_stride = num_k_heads * key_dim, num_v_heads * value_dim
     rounds = Rounds(
         k,
@@ -71,8 +68,8 @@ def gated_delta_rule(
     )
     rounds.fetch(k.const(u32, 0))
     columns = StateColumns(k, key_dim, config)
-    place = state.at(sequence, head, columns.row, first + columns.column)
-    held = columns.load(place, value_dim)
+    address = state.at(sequence, head, columns.row, first + columns.column)
+    held = columns.load(address, value_dim)
     results = Rows(o.at(sequence, 0, head, first + columns.column), v_stride, config.columns)
     with k.loop(0, rounds.count) as round:
         k.cp_async_wait()
@@ -81,14 +78,14 @@ def gated_delta_rule(
         with k.when(round < rounds.count - 1):
             rounds.fetch(round + 1)
         with k.loop(0, config.tokens) as slot:
-            given, number = rounds.place(round, slot), rounds.token(round, slot)
+            staged, number = rounds.staged(round, slot), rounds.token(round, slot)
             outputs = columns.absorb(
                 held,
-                columns.vector(given.key),
-                columns.vector(given.query),
-                given.values.at(columns.column).load_run(0, config.columns),
-                given.token(),
+                columns.vector(staged.key),
+                columns.vector(staged.query),
+                staged.values.at(columns.column).load_run(0, config.columns),
+                staged.token(),
             )
-            there = all_of(columns.leads, rounds.inside(number))
-            results.of(number).store_run(0, outputs, where=there)
-    columns.store(place, value_dim, held)
+            valid = all_of(columns.leads, rounds.inside(number))
+            results.of(number).store_run(0, outputs, where=valid)
+    columns.store(address, value_dim, held)

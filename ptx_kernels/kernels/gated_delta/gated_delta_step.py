@@ -15,7 +15,7 @@ from ...ptx import WARP, Builder, Pointer, Value, all_of, f32, kernel, s32, u32
 from ..activation import LOG2_E, sigmoid, softplus
 from ..reduce import across_warps
 from ..vectors import RUN, dot
-from .columns import StateColumns, StateConfig, Token, check_sizes, k_head_of, lane_runs
+from .columns import DeltaHeads, StateColumns, StateConfig, Token, check_tiling, lane_runs
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class _Channel:
     """A convolution channel that a thread computes.
 
     Attributes:
-      place: index among a thread block's channels: query, key, values.
+      index: among a thread block's channels: query, key, values.
       number: index among all channels.
-      there: whether the channel exists; None means yes.
+      valid: whether the channel exists; None means yes.
       of_head: whether the channel belongs only to this v head; other channels may be shared by v
         heads.
     """
 
-    place: Value
+    index: Value
     number: Value
-    there: Value | None
+    valid: Value | None
     of_head: Value | bool
 
 
@@ -61,18 +61,18 @@ def _channels(
     query, key = k_head * key_dim, (k_head + (num_k_heads - 1)) * key_dim
     value = head * value_dim + 2 * key_dim * (num_k_heads - 1)
     for start in range(0, total, threads):
-        place, last = k.thread_id + start, start + threads - 1
+        index, last = k.thread_id + start, start + threads - 1
         base: Value = query
         of_head: Value | bool = False
         for bound, other in ((key_dim, key), (2 * key_dim, value)):
             if start < bound <= last:
-                of_head = place >= bound
+                of_head = index >= bound
                 base = k.select(of_head, other, base)
             else:
                 of_head = start >= bound
                 base = other if of_head else base
-        there = place < total if last >= total else None
-        found.append(_Channel(place, base + place, there, of_head))
+        valid = index < total if last >= total else None
+        found.append(_Channel(index, base + index, valid, of_head))
     return found
 
 
@@ -89,8 +89,8 @@ class _Convolution:
           weight: f32 (channels, width).
         """
         self._k, self._channels, self._width = k, channels, weight.shape[1]
-        self._newest = [newest.at(c.number).load(where=c.there) for c in channels]
-        self._taps = [weight.at(c.number).load_run(0, self._width, where=c.there) for c in channels]
+        self._newest = [newest.at(c.number).load(where=c.valid) for c in channels]
+        self._taps = [weight.at(c.number).load_run(0, self._width, where=c.valid) for c in channels]
 
     def outputs(self, ring: Pointer, sequence: Value, position: Value) -> list[Value]:
         """Returns silu(convolution) of each channel; inputs before position 0 count as zeros.
@@ -103,7 +103,7 @@ class _Convolution:
         seen = [position >= age for age in ages]
         before = [
             [
-                ring.at(sequence, slot, c.number).load(where=all_of(c.there, known))
+                ring.at(sequence, slot, c.number).load(where=all_of(c.valid, known))
                 for slot, known in zip(slots, seen, strict=True)
             ]
             for c in self._channels
@@ -125,7 +125,7 @@ class _Convolution:
             stores = first
             if first is not None and c.of_head is not False:
                 stores = None if c.of_head is True else first | c.of_head
-            ring.at(sequence, slot, c.number).store(0, newest, where=all_of(c.there, stores))
+            ring.at(sequence, slot, c.number).store(0, newest, where=all_of(c.valid, stores))
 
 
 def _token(
@@ -136,9 +136,9 @@ def _token(
     Each warp computes the factors redundantly. `gates`: (g, beta).
     """
     sums = [k.const(f32, 0.0)] * 3
-    for first, there in lane_runs(k, key_dim):
+    for first, inside in lane_runs(k, key_dim):
         query, key = (
-            vectors.at(start).at(first).load_run(0, RUN, where=there) for start in (0, key_dim)
+            vectors.at(start).at(first).load_run(0, RUN, where=inside) for start in (0, key_dim)
         )
         pairs = (query, query), (key, key), (query, key)
         sums = [total + dot(k, a, b) for total, (a, b) in zip(sums, pairs, strict=True)]
@@ -168,14 +168,10 @@ def gated_delta_step(
     k: Builder,
     *,
     batch: int,
-    num_k_heads: int,
-    num_v_heads: int,
-    key_dim: int,
-    value_dim: int,
+    heads: DeltaHeads,
     width: int,
     scale: float,
     eps: float,
-    tiled: bool = False,
     config: GatedDeltaStepConfig = GatedDeltaStepConfig(),
 ) -> None:
     """Kernel: convolution and silu, unit queries and keys, gated delta rule, RMSNorm times silu(z).
@@ -186,9 +182,11 @@ def gated_delta_step(
     (padding) columns and state are unchanged, and y is zeros. A thread block has one v head of a
     sequence. The state is loaded before the position is known.
     """
-    check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
+    num_k_heads, num_v_heads = heads.num_k_heads, heads.num_v_heads
+    key_dim, value_dim = heads.key_dim, heads.value_dim
+    check_tiling(key_dim, value_dim, config)
     values = num_v_heads * value_dim
-    channels, group = 2 * num_k_heads * key_dim + values, num_v_heads // num_k_heads
+    channels = 2 * num_k_heads * key_dim + values
     y = k.output("y", f32, (batch, values))
     qkv, z = k.input("qkv", f32, (batch, channels)), k.input("z", f32, (batch, values))
     alpha, beta = (k.input(name, f32, (batch, num_v_heads)) for name in ("alpha", "beta"))
@@ -204,7 +202,7 @@ def gated_delta_step(
     k.launch((batch * num_v_heads,), threads, resident_blocks=config.resident_blocks)
 
     sequence, head = k.block_id() // num_v_heads, k.block_id() % num_v_heads
-    k_head = k_head_of(head, num_k_heads, num_v_heads, tiled)
+    k_head = heads.k_head_of(head)
     position = positions.at(sequence).load()
     mine = _channels(k, threads, head, k_head, (num_k_heads, key_dim, value_dim))
     convolution = _Convolution(k, mine, qkv.at(sequence).reshape(channels), conv_weight)
@@ -212,7 +210,7 @@ def gated_delta_step(
     bias, rate = (constant.at(head).load() for constant in (dt_bias, decay))
     columns = StateColumns(k, key_dim, config)
     starts = [columns.column + start for start in range(0, value_dim, config.block_columns)]
-    places = [state.at(sequence, head, columns.row, start) for start in starts]
+    addresses = [state.at(sequence, head, columns.row, start) for start in starts]
     z_here, y_here = (
         x.reshape(batch, num_v_heads, value_dim).at(sequence, head).reshape(value_dim)
         for x in (z, y)
@@ -221,27 +219,28 @@ def gated_delta_step(
         [x for start in starts for x in vector.at(start).load_run(0, config.columns)]
         for vector in (norm_weight, z_here)
     )
-    held = columns.load(places[0], value_dim)
+    held = columns.load(addresses[0], value_dim)
 
     k.barrier()  # keeps ptxas from sinking the loads into the branch, which waits for the position
     with k.when(position >= 0) as real:
         vectors = k.shared("vectors", f32, (2 * key_dim + value_dim,))
         for c, made in zip(mine, convolution.outputs(ring, sequence, position), strict=True):
-            vectors.at(c.place).store(0, made, where=c.there)
+            vectors.at(c.index).store(0, made, where=c.valid)
         gates = softplus(k, here[0] + bias) * rate, sigmoid(k, here[1])
         factors = [w * (z * sigmoid(k, z)) for w, z in zip(weights, doors, strict=True)]
         k.barrier()
         token = _token(k, vectors, key_dim, gates, scale, eps)
         queries, keys = (columns.vector(vectors.at(start)) for start in (0, key_dim))
         outputs: list[Value] = []
-        for start, place in zip(starts, places, strict=True):
-            held = columns.load(place, value_dim) if outputs else held
+        for start, address in zip(starts, addresses, strict=True):
+            held = columns.load(address, value_dim) if outputs else held
             with k.when(position == 0):
                 for element in itertools.chain(*held):
                     element.set(0.0)
-            given = vectors.at(2 * key_dim).at(start).load_run(0, config.columns)
-            outputs += columns.absorb(held, keys, queries, given, token)
-            columns.store(place, value_dim, held)
+            token_values = vectors.at(2 * key_dim).at(start).load_run(0, config.columns)
+            outputs += columns.absorb(held, keys, queries, token_values, token)
+            columns.store(address, value_dim, held)
+        group, tiled = heads.group, heads.tiled
         first = None if group == 1 else head < num_k_heads if tiled else head % group == 0
         convolution.store(ring, sequence, position, first)
         inverse = _inverse_rms(k, outputs, value_dim, eps, config)

@@ -29,7 +29,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Place:
+class StagedToken:
     """Pointers to one token in shared memory: its query, key, values, and gates (g, beta).
 
     `Rounds.prepare` replaces the gates by factors: decay, beta, scale decay, scale k^T q.
@@ -86,29 +86,29 @@ class Rounds:
         """Returns whether a token is inside the sequence; None means that all are."""
         return token < self._time if self._time % self._tokens else None
 
-    def place(self, round: Value, slot: Value) -> Place:
+    def staged(self, round: Value, slot: Value) -> StagedToken:
         base = self._memory.at(round & 1, slot)
         query, key, values = (rows.count for rows in self._vectors)
         ends = query, query + key, query + key + values
-        return Place(base, *(base.at(end) for end in ends))
+        return StagedToken(base, *(base.at(end) for end in ends))
 
     def fetch(self, round: Value) -> None:
         """Starts this warp's copies of a round's tokens; tokens past the sequence become zeros."""
         k = self._k
         for slot in self._slots():
-            token, place = self.token(round, slot), self.place(round, slot)
+            token, staged = self.token(round, slot), self.staged(round, slot)
             inside = self.inside(token)
             run, word = (
                 None if inside is None else k.select(inside, k.const(u32, nbytes), 0)
                 for nbytes in (4 * RUN, 4)
             )
-            targets = (place.query, place.key, place.values)
+            targets = (staged.query, staged.key, staged.values)
             for rows, target in zip(self._vectors, targets, strict=True):
-                for first, there in lane_runs(k, rows.count):
+                for first, valid in lane_runs(k, rows.count):
                     source = rows.of(token).at(first)
-                    k.cp_async(target.at(first), source, 4 * RUN, size=run, where=there)
+                    k.cp_async(target.at(first), source, 4 * RUN, size=run, where=valid)
             for i, rows in enumerate(self._gates):
-                target = place.gates.at(i)
+                target = staged.gates.at(i)
                 k.cp_async(target, rows.of(token), 4, size=word, where=k.lane_id == 0)
         k.cp_async_commit()
 
@@ -120,25 +120,25 @@ class Rounds:
         """
         k, none = self._k, self._k.const(f32, 0.0)
         for slot in self._slots():
-            place = self.place(round, slot)
-            g, beta = place.gates.load_run(0, 2, where=k.lane_id == 0)
+            staged = self.staged(round, slot)
+            g, beta = staged.gates.load_run(0, 2, where=k.lane_id == 0)
             idle = k.select((g == 0.0) & (beta == 0.0), k.const(u32, 1), 0)
             idle = k.shuffle(idle, 0) != 0
             share = none
-            for first, there in lane_runs(k, self._vectors[1].count):
+            for first, valid in lane_runs(k, self._vectors[1].count):
                 queries, keys = (
-                    vector.at(first).load_run(0, RUN, where=there)
-                    for vector in (place.query, place.key)
+                    vector.at(first).load_run(0, RUN, where=valid)
+                    for vector in (staged.query, staged.key)
                 )
                 keys = [k.select(idle, none, key) for key in keys]
                 share = share + dot(k, queries, keys)
-            for rows, vector in zip(self._vectors[1:], (place.key, place.values), strict=True):
-                for first, there in lane_runs(k, rows.count):
-                    vector.at(first).store_run(0, [none] * RUN, where=all_of(idle, there))
+            for rows, vector in zip(self._vectors[1:], (staged.key, staged.values), strict=True):
+                for first, valid in lane_runs(k, rows.count):
+                    vector.at(first).store_run(0, [none] * RUN, where=all_of(idle, valid))
             decay = k.exp2(g * LOG2_E)
             beta = k.select(idle, k.const(f32, -0.0), beta)
             factors = [decay, beta, decay * scale, k.warp_sum(share) * scale]
-            place.gates.store_run(0, factors, where=k.lane_id == 0)
+            staged.gates.store_run(0, factors, where=k.lane_id == 0)
 
     def _slots(self) -> list[Value]:
         """Returns the slots of a round that this warp fetches."""

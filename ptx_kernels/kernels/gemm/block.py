@@ -78,12 +78,13 @@ def multiply(
         totals = [accumulators(k, config.tiles, config.m_tile) for _ in matrices]
         products = _products(k, config, [each.format for each in matrices], totals)
         first_rows = [(row_warp * config.tiles + t) * TILE_ROWS for t in range(config.tiles)]
-        for step, places in pipeline.steps(steps):
-            at = iter(places)
+        for step, buffers in pipeline.steps(steps):
+            at = iter(buffers)
             tiles = [
-                _tiles(own, [next(at) for _ in own], first_rows, step, part) for own in weights
+                _tiles(copies, [next(at) for _ in copies], first_rows, step, part)
+                for copies in weights
             ]
-            rows = [copy.part(place, part) for copy, place in zip(x, at, strict=True)]
+            rows = [copy.part(buffer, part) for copy, buffer in zip(x, at, strict=True)]
             for unit in _units(k, config, matrices):
                 for each, mine in products:
                     each.add([tile for i in mine for tile in tiles[i]], unit, rows)
@@ -133,14 +134,14 @@ def _activation_copies(
 
 def _tiles(
     copies: Sequence[Copy],
-    places: Sequence[Pointer],
+    buffers: Sequence[Pointer],
     first_rows: Sequence[Value],
     step: Value,
     part: Value | int,
 ) -> list[Tile]:
     """Returns the warp's tiles of one matrix in a pipeline stage, one per 16 weight rows."""
     return [
-        [copy.tile(at, row, step, part) for copy, at in zip(copies, places, strict=True)]
+        [copy.tile(at, row, step, part) for copy, at in zip(copies, buffers, strict=True)]
         for row in first_rows
     ]
 

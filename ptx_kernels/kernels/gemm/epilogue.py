@@ -13,7 +13,7 @@ from ..quantize_f16 import LANE, SUPER_BLOCK, F16Rows, f16_scale
 from ..quantize_q8_1 import GROUP, largest_magnitude, store_group
 from ..vectors import load_floats
 from .config import GemmConfig
-from .fragments import TILE_COLUMNS, Accumulators, place
+from .fragments import TILE_COLUMNS, Accumulators, accumulator_index
 from .spans import ExpertTile, Span, tile_count
 
 OUTPUTS = ("f32", "q8_1", "f16")
@@ -167,7 +167,9 @@ class TileEpilogue:
         for first, *tiles in zip(first_rows, *totals, strict=True):
             for i, four in enumerate(zip(*tiles, strict=True)):
                 for lane, values in enumerate(zip(*four, strict=True)):
-                    n, m = place(k, block_n.start + first, block_m.start + TILE_COLUMNS * i, lane)
+                    n, m = accumulator_index(
+                        k, block_n.start + first, block_m.start + TILE_COLUMNS * i, lane
+                    )
                     if self._config.splits > 1:
                         yield n, m, values, None
                         continue
@@ -204,21 +206,21 @@ class TileEpilogue:
             r, j = item % per_row * width, item // per_row + first
             n, m = block_n.start + r, block_m.start + j
             where = all_of(inside, block_n.owns(n), block_m.owns(m))
-            places = [each.at(j, r) for each in staged]
+            addresses = [each.at(j, r) for each in staged]
             if config.splits == 1:
-                values = load_floats(places[0], width, where=inside)
+                values = load_floats(addresses[0], width, where=inside)
             else:
-                sums = [self._summed(each, width, inside) for each in places]
+                sums = [self._summed(each, width, inside) for each in addresses]
                 values = [
                     self._finish(n, m, of_matrices, where, i)
                     for i, of_matrices in enumerate(zip(*sums, strict=True))
                 ]
             yield _Share(n, m, j, values, where)
 
-    def _summed(self, place: Pointer, width: int, where: Value | None) -> list[Value]:
-        """Sums `width` floats at one shared-memory place over the cluster, in order of rank."""
+    def _summed(self, address: Pointer, width: int, where: Value | None) -> list[Value]:
+        """Sums `width` floats at one shared-memory address over the cluster, in order of rank."""
         parts = [
-            load_floats(self._k.peer(place, rank), width, where=where)
+            load_floats(self._k.peer(address, rank), width, where=where)
             for rank in range(self._config.splits)
         ]
         return [functools.reduce(lambda a, b: a + b, column) for column in zip(*parts, strict=True)]
@@ -229,8 +231,8 @@ class TileEpilogue:
         if self.output == "f32":
             self._y.at(m, n).store_run(0, values, where=where)
             return
-        places = self._values.at(m, n), self._scale_sum.at(m, n // GROUP)
-        store_group(self._k, values, *places, where=where)
+        targets = self._values.at(m, n), self._scale_sum.at(m, n // GROUP)
+        store_group(self._k, values, *targets, where=where)
 
     def _store_halves(self, staged: Pointer, block_n: Span, block_m: Span | ExpertTile) -> None:
         """Emits the stores of f16 results.
@@ -249,9 +251,9 @@ class TileEpilogue:
         for share in self._shares([staged], block_n, block_m):
             inside = share.j < block_m.size
             parts = [self._of_peer(largest.at(share.j), rank, inside) for rank in self._ranks]
-            whole = functools.reduce(lambda a, b: k.maximum(a, b, keep_nan=True), parts)
+            largest_of_all = functools.reduce(lambda a, b: k.maximum(a, b, keep_nan=True), parts)
             self._halves.store(
-                share.m, share.n, share.values, f16_scale(k, whole), where=share.where
+                share.m, share.n, share.values, f16_scale(k, largest_of_all), where=share.where
             )
         if self.together > 1:
             k.cluster_barrier()  # no block may exit while others read its shared memory
@@ -260,8 +262,8 @@ class TileEpilogue:
     def _ranks(self) -> range:
         return range(self.together)
 
-    def _of_peer(self, place: Pointer, rank: int, where: Value) -> Value:
-        return (place if self.together == 1 else self._k.peer(place, rank)).load(where=where)
+    def _of_peer(self, address: Pointer, rank: int, where: Value) -> Value:
+        return (address if self.together == 1 else self._k.peer(address, rank)).load(where=where)
 
 
 def launch(

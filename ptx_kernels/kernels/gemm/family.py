@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ...ptx import Buffer, u8
-from ..family import Arguments, Case, Family, PackedWeights, joined, one_layer, pair
+from ...ptx import Buffer, Kernel, u8
+from ..family import Arguments, Case, PackedWeights, joined, matmul_family, one_layer, pair
 from .config import GemmConfig
 from .decoded import decoded_products_rule
 from .gated import gated_gemm
@@ -32,18 +32,18 @@ def _case(
     products: str = "int8",
 ) -> Case:
     config = GemmConfig(row_warps, column_warps, tiles, m_tile, stages, products)
-    label = f"gemm-{format}-{n}x{columns}-m{m}{'' if products == 'int8' else '-' + products}"
-    return Case(label, "gemm", dict(format=format, n=n, columns=columns, m=m, config=config))
+    label = f"{format}-{n}x{columns}-m{m}{'' if products == 'int8' else '-' + products}"
+    return Case.of(gemm, label, format=format, n=n, columns=columns, m=m, config=config)
 
 
 def _of_experts(
     format: str, m: int, n: int, columns: int, experts: int, config: GemmConfig
 ) -> Case:
-    sizes = dict(format=format, n=n, columns=columns, m=m, experts=experts, config=config)
-    return Case(f"gemm-experts-{format}-{n}x{columns}-m{m}", "gemm", sizes)
+    sizes: dict[str, Any] = dict(format=format, n=n, columns=columns, m=m, experts=experts)
+    return Case.of(gemm, f"experts-{format}-{n}x{columns}-m{m}", **sizes, config=config)
 
 
-EXAMPLES = (
+_PLAIN = (
     _case("Q4_K", 8, 14336, 4096, 4, 1, 1, 8, 4),
     _case("Q6_K", 4, 4096, 14336, 1, 4, 1, 8, 8),
     _case("Q4_K", 16, 4096, 4096, 1, 4, 1, 16, 4),
@@ -76,25 +76,22 @@ _QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 
 _ADDED: dict[str, Any] = dict(format="Q6_K", n=4096, columns=14336, bias=True, residual=True)
 
 
-def _fused(family: str, label: str, m: int, config: GemmConfig, **arguments: Any) -> Case:
-    return Case(f"{family}-{label}-m{m}", family, dict(**arguments, m=m, config=config))
+def _fused(
+    build: Callable[..., Kernel], label: str, m: int, config: GemmConfig, **arguments: Any
+) -> Case:
+    return Case.of(build, f"{label}-m{m}", **arguments, m=m, config=config)
 
 
-_FUSED = (
-    _fused("gemm", "residual", 8, GemmConfig(2, 2, 1, 8, 4), **_ADDED),
-    _fused("gemm", "split", 32, GemmConfig(8, 1, 2, 32, 2, "f16", 8), **_ADDED),
-    _fused("gated_gemm", "q8_1-output", 8, GemmConfig(4, 1, 1, 8, 4), output="q8_1", **_PAIR),
-    _fused("gated_gemm", "q8_1-output", 32, GemmConfig(4, 1, 1, 32, 3), output="q8_1", **_PAIR),
-    _fused(
-        "gated_gemm", "f16-output", 32, GemmConfig(8, 1, 1, 32, 2, "f16"), output="f16", **_PAIR
-    ),
-    _fused("qkv_gemm", "Q4_K-Q6_K", 8, GemmConfig(2, 2, 1, 8, 4), **_QKV),
-    _fused("qkv_gemm", "biases", 32, GemmConfig(2, 2, 1, 32, 4), biases=True, **_QKV),
+_CASES = (
+    *_PLAIN,
+    _fused(gemm, "residual", 8, GemmConfig(2, 2, 1, 8, 4), **_ADDED),
+    _fused(gemm, "split", 32, GemmConfig(8, 1, 2, 32, 2, "f16", 8), **_ADDED),
+    _fused(gated_gemm, "q8_1-output", 8, GemmConfig(4, 1, 1, 8, 4), output="q8_1", **_PAIR),
+    _fused(gated_gemm, "q8_1-output", 32, GemmConfig(4, 1, 1, 32, 3), output="q8_1", **_PAIR),
+    _fused(gated_gemm, "f16-output", 32, GemmConfig(8, 1, 1, 32, 2, "f16"), output="f16", **_PAIR),
+    _fused(qkv_gemm, "Q4_K-Q6_K", 8, GemmConfig(2, 2, 1, 8, 4), **_QKV),
+    _fused(qkv_gemm, "biases", 32, GemmConfig(2, 2, 1, 32, 4), biases=True, **_QKV),
 )
-
-
-def _examples(family: str) -> tuple[Case, ...]:
-    return tuple(case for case in (*EXAMPLES, *_FUSED) if case.family == family)
 
 
 def _passes(arguments: Arguments) -> int:
@@ -143,35 +140,15 @@ def _shorter(arguments: Arguments) -> tuple[str, int]:
     return "columns", max(1024, config.columns * config.splits)
 
 
-GEMM = Family(
-    "gemm",
+GEMM = matmul_family(
     gemm,
-    _examples("gemm"),
-    rules=(
-        *(gemm_rule, f16_products_rule, fused_gemm_rule, expert_gemm_rule),
-        decoded_products_rule,
-    ),
+    _CASES,
+    *(gemm_rule, f16_products_rule, fused_gemm_rule, expert_gemm_rule, decoded_products_rule),
     weights=_weights,
     touched=_touched,
     passes=_passes,
     shorter=_shorter,
     operands={"tiles": _tiles},
 )
-GATED_GEMM = Family(
-    "gated_gemm",
-    gated_gemm,
-    _examples("gated_gemm"),
-    rules=(fused_gemm_rule,),
-    weights=pair,
-    touched=one_layer,
-    passes=_passes,
-)
-QKV_GEMM = Family(
-    "qkv_gemm",
-    qkv_gemm,
-    _examples("qkv_gemm"),
-    rules=(fused_gemm_rule,),
-    weights=joined,
-    touched=one_layer,
-    passes=_passes,
-)
+GATED_GEMM = matmul_family(gated_gemm, _CASES, fused_gemm_rule, weights=pair, passes=_passes)
+QKV_GEMM = matmul_family(qkv_gemm, _CASES, fused_gemm_rule, weights=joined, passes=_passes)

@@ -23,7 +23,7 @@ def accumulators(k: Builder, tiles: int, rows: int) -> Accumulators:
     ]
 
 
-def place(k: Builder, row: Value, column: Value, j: int) -> tuple[Value, Value]:
+def accumulator_index(k: Builder, row: Value, column: Value, j: int) -> tuple[Value, Value]:
     """Returns (weight row, activation row) of accumulator j of the tile at (row, column)."""
     return row + k.lane_id // 4 + 8 * (j // 2), column + k.lane_id % 4 * 2 + j % 2
 

@@ -88,26 +88,26 @@ class TileCopy:
             )
             column += width
 
-    def part(self, place: Pointer, number: Value | int) -> Pointer:
-        """Returns the address of part `number` of a step's rows in the stage at `place`."""
-        return place.at(0, number * self._part).reshape(*place.shape)
+    def part(self, address: Pointer, number: Value | int) -> Pointer:
+        """Returns the address of part `number` of a step's rows in the stage at `address`."""
+        return address.at(0, number * self._part).reshape(*address.shape)
 
-    def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
-        """Returns 16 rows, from `row` on, of part `part` of a step's rows in the stage `place`."""
-        rows = self.part(place, part).at(row)
+    def tile(self, address: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
+        """Returns 16 rows, from `row` on, of a step's part `part` in the stage at `address`."""
+        rows = self.part(address, part).at(row)
         return TilePlane(self._k, rows.reshape(TILE_ROWS, self.pitch))
 
-    def start(self, place: Pointer) -> None:
-        """Emits the asynchronous copies of the next step to shared memory at `place`."""
+    def start(self, address: Pointer) -> None:
+        """Emits the asynchronous copies of the next step to shared memory at `address`."""
         k, rows = self._k, self._rows
         for height, row, byte, offset, source in self._parts:
-            target = place.at(offset)
+            target = address.at(offset)
             for r in range(0, rows.count, height):
-                there = all_of(
+                valid = all_of(
                     rows.first + row + r < rows.matrix.shape[0] if rows.clip else None,
                     byte.bits(s32) < self._rest if self._rest is not None else None,
                 )
-                size = None if there is None else k.select(there, k.const(u32, self._chunk), 0)
+                size = None if valid is None else k.select(valid, k.const(u32, self._chunk), 0)
                 where = row < rows.count - r if height > rows.count - r else None
                 origin = source.at(r * rows.matrix.shape[1])
                 k.cp_async(target.at(r * self.pitch), origin, self._chunk, size=size, where=where)
@@ -134,13 +134,13 @@ class WordCopy:
         begin = rows.span.after((rows.first + k.thread_id) * self._stride, self._step)
         self._index = k.var(u32, begin)
 
-    def tile(self, place: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
+    def tile(self, address: Pointer, row: Value, step: Value, part: Value | int) -> TilePlane:
         step = self._rows.span.after(step, 1)
         first = (self._rows.first + row) * self._stride + step * self._step
-        rows = place.at(row).at(part * self._part).reshape(TILE_ROWS, self.pitch)
+        rows = address.at(row).at(part * self._part).reshape(TILE_ROWS, self.pitch)
         return TilePlane(self._k, rows, first, self._stride)
 
-    def start(self, place: Pointer) -> None:
+    def start(self, address: Pointer) -> None:
         k, rows = self._k, self._rows
         total = rows.matrix.shape[0] * self._stride
         words = rows.matrix.reshape(total // 2 + 1, 4)
@@ -154,7 +154,7 @@ class WordCopy:
                     last = (index | 1) + 2 * word
                     inside = k.select(last <= total, k.const(u32, 2), 0)
                     size = k.select(last < total, k.const(u32, 4), inside)
-                target = place.at(k.thread_id * self.pitch).at(self.pitch * r + 4 * word)
+                target = address.at(k.thread_id * self.pitch).at(self.pitch * r + 4 * word)
                 k.cp_async(target, words.at((index >> 1) + word), 4, size=size, where=where)
         self._index += self._step
 
@@ -173,8 +173,8 @@ class StageCopy(Protocol):
     size: int
     pitch: int
 
-    def start(self, place: Pointer) -> None:
-        """Emits the asynchronous copies of the next step to `place`, its part of a stage."""
+    def start(self, address: Pointer) -> None:
+        """Emits the asynchronous copies of the next step to `address`, its part of a stage."""
 
 
 class Pipeline:
@@ -182,10 +182,10 @@ class Pipeline:
 
     def __init__(self, k: Builder, stages: int, copies: Sequence[StageCopy]) -> None:
         self._k, self._copies, self._stages = k, copies, stages
-        self._places = [0]
+        self._offsets = [0]
         for copy in copies:
-            self._places.append(self._places[-1] + -(-copy.size // 16) * 16)
-        self._nbytes = self._places.pop()
+            self._offsets.append(self._offsets[-1] + -(-copy.size // 16) * 16)
+        self._nbytes = self._offsets.pop()
         self._last = (stages - 1) * self._nbytes
         self._memory = k.shared("ring", u8, (stages * self._nbytes,), dynamic=True)
         self._filled, self._taken = k.var(u32, 0), k.var(u32, 0)
@@ -213,11 +213,11 @@ class Pipeline:
 
         `begin` must have been called before.
         """
-        k, ahead = self._k, self._stages - 1
+        k, in_flight = self._k, self._stages - 1
         with k.loop(start, stop) as at:
-            k.cp_async_wait(ahead - 1)
+            k.cp_async_wait(in_flight - 1)
             k.barrier()
-            with k.when(at + ahead < count):
+            with k.when(at + in_flight < count):
                 self._fill()
             k.cp_async_commit()
             yield at, self._take()
@@ -225,15 +225,15 @@ class Pipeline:
     def _fill(self) -> None:
         """Emits all copies of the next step, into the next stage."""
         stage = self._memory.at(self._filled)
-        for copy, place in zip(self._copies, self._places, strict=True):
-            copy.start(stage.at(place))
+        for copy, offset in zip(self._copies, self._offsets, strict=True):
+            copy.start(stage.at(offset))
         self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
 
     def _take(self) -> list[Pointer]:
         """Returns the address of each copy's data in the next stage, u8 (rows, pitch)."""
         stage = self._memory.at(self._taken)
         self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
-        places = zip(self._places, self._copies, strict=True)
         return [
-            stage.at(place).reshape(copy.size // copy.pitch, copy.pitch) for place, copy in places
+            stage.at(offset).reshape(copy.size // copy.pitch, copy.pitch)
+            for offset, copy in zip(self._offsets, self._copies, strict=True)
         ]

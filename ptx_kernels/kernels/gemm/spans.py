@@ -36,9 +36,9 @@ class StepSpan:
     first: Value | int = 0
     total: int = 0
 
-    def after(self, place: Value, nbytes: int) -> Value:
-        """Returns `place` plus the bytes of all steps before the first, `nbytes` per step."""
-        return place if isinstance(self.first, int) else place + self.first * nbytes
+    def after(self, address: Value, nbytes: int) -> Value:
+        """Returns `address` plus the bytes of all steps before the first, `nbytes` per step."""
+        return address if isinstance(self.first, int) else address + self.first * nbytes
 
     def rest(self, row_bytes: int, nbytes: int) -> Value | int:
         """Returns the bytes from the first step (of `nbytes`) to the end of a row, s32.

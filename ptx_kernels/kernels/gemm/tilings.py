@@ -62,7 +62,7 @@ class Shape:
         tiles = -(-self.m // config.m_tile)
         return tiles * sum(-(-n // config.rows) for n in self.rows) * config.splits
 
-    def alone(self, config: GemmConfig) -> bool:
+    def single(self, config: GemmConfig) -> bool:
         """Returns whether each thread block has its own multiprocessor."""
         return self.blocks(config) <= self.device.multiprocessors
 
@@ -101,12 +101,14 @@ class Shape:
         It is all of a multiprocessor's shared memory if a thread block is alone or needs it;
         otherwise several thread blocks share it.
         """
-        shares = not self.alone(config) and 2 * self.stage_bytes(config) <= LEAST_BLOCK_SHARED_BYTES
+        shares = (
+            not self.single(config) and 2 * self.stage_bytes(config) <= LEAST_BLOCK_SHARED_BYTES
+        )
         return LEAST_BLOCK_SHARED_BYTES if shares else self._most_room
 
     def widened(self, config: GemmConfig) -> GemmConfig:
         """Returns the Config with more warps per row if a thread block is alone and has few."""
-        while self.alone(config) and config.threads < WARP * _WARPS and config.column_warps < 8:
+        while self.single(config) and config.threads < WARP * _WARPS and config.column_warps < 8:
             wider = replace(config, column_warps=2 * config.column_warps)
             if self.columns < wider.columns or 2 * self.stage_bytes(wider) > self.room(config):
                 break
@@ -118,7 +120,7 @@ class Shape:
         weights = self.together * config.rows * config.column_warps * self._super_block
         resident = max(1, self.blocks(config) // self.device.multiprocessors)
         # f16 activations are as many bytes as the weights: a block alone waits for both
-        slow = config.products == "f16" and self.alone(config)
+        slow = config.products == "f16" and self.single(config)
         least = 2 if config.rows > 64 and not slow else 3
         wanted = max(least, 1 + -(-_IN_FLIGHT // (weights * resident)))
         fit = self.room(config) // self.stage_bytes(config)

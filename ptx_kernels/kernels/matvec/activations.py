@@ -96,16 +96,16 @@ class _OrderedCursor:
         runs = [
             [
                 value
-                for place, length in self._order.chunks(offset, count)
-                for value in self._values.load_run((base + place) // 4, length // 4)
+                for position, length in self._order.chunks(offset, count)
+                for value in self._values.load_run((base + position) // 4, length // 4)
             ]
             for offset, count in self._row.runs
         ]
         step = 2 if 1 in self._groups else 1
         pairs: dict[int, Sequence[Value]] = {}
         for g in self._groups[::step]:
-            place = base + self._order.pair(g * GROUP) - self._order.pair(0)
-            numbers = self._pairs.load(place // 4, vector=2 * step)
+            position = base + self._order.pair(g * GROUP) - self._order.pair(0)
+            numbers = self._pairs.load(position // 4, vector=2 * step)
             pairs[g], pairs[g + 1] = numbers[:2], numbers[2:]  # type: ignore[index]
         return _tile(self._row, runs, pairs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ... import formats
@@ -37,87 +37,41 @@ def team_streams(k: Builder, format: str, team: Team, config: MatvecConfig) -> S
     return Streams(config.streams(format), number)
 
 
-def _view(
-    k: Builder,
-    format: str,
-    planes: Sequence[Pointer],
-    config: MatvecConfig,
-    m: int,
-    team: Team,
-    stream: Value,
-) -> PackedRow:
-    """Returns this lane's `PackedRow` on a team's rows, to be multiplied by m activations."""
-    lanes = config.lanes_per_block(format)
-    share = Share(
-        team.start,
-        stream,
-        k.lane_id % lanes,
-        lanes,
-        floats=config.floats,
-        broadcast=config.broadcast_header,
-        activations=m,
-    )
-    return formats.get(format).row(k, planes, share)
+@dataclass(frozen=True)
+class MatrixLoads:
+    """Loads of a packed matrix's rows, which are multiplied by m rows of activations.
 
-
-class Early:
-    """Packed weights of a team's first loop trip, prefetched into registers.
-
-    `loaded[a][r]`: results of `PackedRow.load` for the lane's quantization block a and row r, in
-    variables that every `load` refills.
+    Attributes:
+      planes: (n, blocks, bytes) each.
     """
 
-    def __init__(
-        self, k: Builder, format: str, planes: Sequence[Pointer], m: int, config: MatvecConfig
-    ) -> None:
-        self._k, self._format, self._planes, self._m, self._config = k, format, planes, m, config
-        self.loaded: Any = None
+    k: Builder
+    format: str
+    planes: Sequence[Pointer]
+    m: int
+    config: MatvecConfig
 
-    def load(self, team: Team) -> None:
-        """Starts the loads of a team's first loop trip."""
-        k, config = self._k, self._config
-        streams = team_streams(k, self._format, team, config)
-        row = _view(k, self._format, self._planes, config, self._m, team, streams.number)
-        self.set(
-            [
-                [row.load(team.offset(r), a * streams.count) for r in range(config.rows_per_warp)]
-                for a in range(config.unroll)
-            ]
+    @property
+    def block_size(self) -> int:
+        return formats.get(self.format).block_size
+
+    def streams(self, team: Team) -> Streams:
+        """Returns `team_streams` of this matrix."""
+        return team_streams(self.k, self.format, team, self.config)
+
+    def row(self, team: Team, stream: Value) -> PackedRow:
+        """Returns this lane's `PackedRow` on a team's rows."""
+        lanes = self.config.lanes_per_block(self.format)
+        share = Share(
+            team.start,
+            stream,
+            self.k.lane_id % lanes,
+            lanes,
+            floats=self.config.floats,
+            broadcast=self.config.broadcast_header,
+            activations=self.m,
         )
-
-    def set(self, loaded: Any, *place: int) -> None:
-        """Copies loaded values into the variables.
-
-        `loaded`: results of `PackedRow.load`, all of them, or those of one (block, row) given by
-        `place`.
-        """
-        if self.loaded is None:
-            self.loaded = _variables(self._k, loaded)
-            return
-        variables = self.loaded
-        for index in place:
-            variables = variables[index]
-        _fill(variables, loaded)
-
-
-def _variables(k: Builder, loaded: Any) -> Any:
-    """Returns new variables initialized with `loaded`, in the same nested structure."""
-    if isinstance(loaded, Value):
-        return k.var(loaded.type, loaded)
-    if is_dataclass(loaded):
-        return replace(loaded, **{f: _variables(k, v) for f, v in vars(loaded).items()})  # type: ignore[type-var]
-    return None if loaded is None else [_variables(k, each) for each in loaded]
-
-
-def _fill(variables: Any, loaded: Any) -> None:
-    """Sets `variables` to the values in `loaded`, which has the same nested structure."""
-    if isinstance(variables, Var):
-        variables.set(loaded)
-        return
-    if is_dataclass(variables):
-        variables, loaded = vars(variables).values(), vars(loaded).values()
-    for variable, value in zip(variables or (), loaded or (), strict=True):
-        _fill(variable, value)
+        return formats.get(self.format).row(self.k, self.planes, share)
 
 
 class Dots:
@@ -129,26 +83,15 @@ class Dots:
 
     Args:
       streams: as from `team_streams`, or a part of them.
-      early: the first loop trip's weights; None if they are not prefetched.
     """
 
-    def __init__(
-        self,
-        k: Builder,
-        format: str,
-        planes: Sequence[Pointer],
-        team: Team,
-        m: int,
-        config: MatvecConfig,
-        streams: Streams | None = None,
-        early: Early | None = None,
-    ) -> None:
-        self._k, self._config, self._m, self._early = k, config, m, early
-        self._block_size = formats.get(format).block_size
+    def __init__(self, matrix: MatrixLoads, team: Team, streams: Streams | None = None) -> None:
+        k, config, m = matrix.k, matrix.config, matrix.m
+        self._k, self._config, self._m, self.block_size = k, config, m, matrix.block_size
         self._dot = dot_f32 if config.floats else dot_q8_1
-        streams = streams or team_streams(k, format, team, config)
+        streams = streams or matrix.streams(team)
         self._streams, self._stream = streams.count, streams.number
-        self._row = _view(k, format, planes, config, m, team, self._stream)
+        self._row = matrix.row(team, self._stream)
         self._offsets = [team.offset(r) for r in range(config.rows_per_warp)]
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
@@ -157,45 +100,33 @@ class Dots:
 
         `x` is used from its first column on.
         """
-        k, row, unroll = self._k, self._row, self._config.unroll
-        cursor = x.cursor(row, self._stream, self._block_size)
-
-        every = range(len(self._offsets))
-
-        def step(ahead: range) -> None:
-            loaded = [[row.load(r, a * self._streams) for r in self._offsets] for a in ahead]
-            for a, rows in zip(ahead, loaded, strict=True):
-                self._block(cursor, a, rows, every)
-
-        whole, rest = divmod(blocks, self._streams * unroll)
-        steps, part = divmod(rest, self._streams)  # of the last trip
-        if whole:
-            # an extra copy of the last trip, without loads, would be as long as the loop
-            with k.loop(0, whole, unroll=self._early is None) as trip:
-                if self._early is None:
-                    step(range(unroll))
-                    row.advance(self._streams * unroll)
-                else:
-                    row.advance(self._streams * unroll)
-                    trips = [whole + (a < steps) for a in range(unroll)]
-                    self._trip(
-                        self._early,
-                        cursor,
-                        [trip + 1 < count if count > 1 else None for count in trips],
-                    )
-                cursor.advance(self._streams * unroll)
-        if whole and self._early is not None:
-            for a in range(steps):  # loaded by the last full trip
-                self._block(cursor, a, self._early.loaded[a], every)
-        else:
-            step(range(steps))
+        cursor = x.cursor(self._row, self._stream, self.block_size)
+        trips, rest = divmod(blocks, self._streams * self._config.unroll)
+        steps, part = divmod(rest, self._streams)
+        self._add_trips(cursor, trips, steps)
         if part:
-            with k.when(self._stream < part):
-                step(range(steps, steps + 1))
+            with self._k.when(self._stream < part):
+                self._add_blocks(cursor, range(steps, steps + 1))
         if rest:
-            row.advance(rest)
+            self._row.advance(rest)
 
-    def _block(
+    def _add_trips(self, cursor: Any, trips: int, steps: int) -> None:
+        """Emits a loop of `trips` trips, and after it the first `steps` blocks of another trip."""
+        unroll = self._config.unroll
+        if trips:
+            with self._k.loop(0, trips):
+                self._add_blocks(cursor, range(unroll))
+                self._row.advance(self._streams * unroll)
+                cursor.advance(self._streams * unroll)
+        self._add_blocks(cursor, range(steps))
+
+    def _add_blocks(self, cursor: Any, blocks: range) -> None:
+        """Emits products of the lane's quantization blocks `blocks` of a trip, all loaded first."""
+        loaded = [[self._row.load(r, a * self._streams) for r in self._offsets] for a in blocks]
+        for a, rows in zip(blocks, loaded, strict=True):
+            self._add_block(cursor, a, rows, range(len(rows)))
+
+    def _add_block(
         self,
         cursor: Any,
         a: int,
@@ -203,33 +134,14 @@ class Dots:
         rows: Sequence[int],
         x: Sequence[ActivationTile] = (),
     ) -> None:
-        """Emits products of the lane's quantization block `a` of a loop trip, for some weight rows.
+        """Emits products of the lane's quantization block `a` of a trip, for some weight rows.
 
         `loaded`: results of `PackedRow.load`. `x`: the block's activations, if already loaded.
         """
         tiles = [self._row.unpack(loaded[r]) for r in rows]
         for j in range(self._m):
-            own = x[j] if x else cursor.load(j, a * self._streams)
-            self._dot(self._k, tiles, own, [self.totals[r][j] for r in rows])
-
-    def _trip(self, early: Early, cursor: Any, goes_on: Sequence[Value | None]) -> None:
-        """Emits a loop trip on prefetched weights, and refills each register with the next trip's.
-
-        With a single quantization block, rows are replaced one by one, so that a load is at least
-        half a trip before its first use. `goes_on`: for each quantization block, whether the next
-        trip has one; None means no.
-        """
-        k, row, rows = self._k, self._row, range(len(self._offsets))
-        apart = len(goes_on) == 1 and len(rows) > 1
-        for a, following in enumerate(goes_on):
-            x = [cursor.load(j, a * self._streams) for j in range(self._m)] if apart else []
-            for unit in [[r] for r in rows] if apart else [[*rows]]:
-                self._block(cursor, a, early.loaded[a], unit, x)
-                if following is None:
-                    continue
-                with k.when(following):
-                    for r in unit:
-                        early.set(row.load(self._offsets[r], a * self._streams), a, r)
+            activations = x[j] if x else cursor.load(j, a * self._streams)
+            self._dot(self._k, tiles, activations, [self.totals[r][j] for r in rows])
 
 
 def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
@@ -267,9 +179,9 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
     """Emits the sum over runs of (quants . values) * the run's scale * the activations' scale."""
     total: Any = None
     part: Any = 0
-    following = [*zip(tile.runs[1:], x.scales[1:], strict=True), (None, None)]
+    next_runs = [*zip(tile.runs[1:], x.scales[1:], strict=True), (None, None)]
     for run, values, x_scale, (next_run, next_scale) in zip(
-        tile.runs, x.runs, x.scales, following, strict=True
+        tile.runs, x.runs, x.scales, next_runs, strict=True
     ):
         if run.less:
             less: Any = 0

@@ -11,7 +11,7 @@ from ..activation import GATES
 from ..quantize_q8_1 import GROUP, store_group
 from .config import MatvecConfig
 from .heads import HeadRows
-from .rows import BlockRow, Place, RowTotals, Team, one_row
+from .rows import BlockRow, LaneResult, RowTotals, Team, one_row
 
 _RESULTS_BYTES = 2048  # shared memory for the results of several rounds of a block
 
@@ -22,8 +22,9 @@ class Epilogue:
     The results are y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n /
     32, 2), as in `quantize_q8_1`. Optional operands: `bias` f32 (n,), two for gated projections,
     and `residual` f32 (m, n). Lane i of a team's first warp finishes value i of the team's
-    rows_per_warp * m. With `own` a thread block has one of the m rows; an expert's bias is then f32
-    (experts, n). `heads`, if given, stores the results in the heads' layout, and there is no y.
+    rows_per_warp * m. With `block_row` a thread block has one of the m rows; an expert's bias is
+    then f32 (experts, n). `heads`, if given, stores the results in the heads' layout, and there is
+    no y.
     """
 
     def __init__(
@@ -38,20 +39,20 @@ class Epilogue:
         output: str = "f32",
         activation: str | None = None,
         suffix: str = "",
-        own: BlockRow | None = None,
+        block_row: BlockRow | None = None,
         heads: HeadRows | None = None,
     ) -> None:
         if activation not in (None, *GATES):
             raise KernelError(f"activation={activation!r} must be one of {', '.join(GATES)}")
         self._k, self._n, self.config = k, n, config
-        row, self.m = (None, m) if own is None else (own.row, 1)
+        row, self.m = (None, m) if block_row is None else (block_row.row, 1)
         self._gate = None if activation is None else GATES[activation]
         self._sums = RowTotals(
             k, config, config.rows_per_warp * self.m * (2 if activation else 1), suffix
         )
         prefixes = () if not bias else ("gate_", "up_") if activation else ("",)
-        expert = None if own is None else own.expert
-        shape = (n,) if own is None or expert is None else (own.experts, n)
+        expert = None if block_row is None else block_row.expert
+        shape = (n,) if block_row is None or expert is None else (block_row.experts, n)
         self._biases = [k.input(f"{p}bias{suffix}", f32, shape, constant=True) for p in prefixes]
         if expert is not None:
             self._biases = [bias.at(expert).reshape(n) for bias in self._biases]
@@ -88,9 +89,9 @@ class Epilogue:
         self._arrived = k.shared(f"arrived{suffix}", u32, (self._slots,))
 
     @property
-    def apart(self) -> int:
+    def pair_stride(self) -> int:
         """Distance between the two rows of a pair (see `Team`); 0 if rows are not paired."""
-        return 0 if self._heads is None else self._heads.apart
+        return 0 if self._heads is None else self._heads.pair_stride
 
     def begin(self) -> None:
         """Resets the arrival counters; all threads of the thread block must reach it, once."""
@@ -107,14 +108,14 @@ class Epilogue:
         Returns the loaded values, for `store`.
         """
         terms: list[Value] = []
-        for place in self._places(team) if self._addends or self._heads else ():
+        for result in self._lane_results(team) if self._addends or self._heads else ():
             for bias in self._biases:
-                at = bias.at(team.start).at(team.offset(place.r))
-                terms.append(at.load(where=place.mine))
+                at = bias.at(team.start).at(team.offset(result.r))
+                terms.append(at.load(where=result.valid))
             if self._residual is not None:
-                terms.append(self._of(self._residual, team, place).load(where=place.mine))
+                terms.append(self._of(self._residual, team, result).load(where=result.valid))
             if self._heads is not None:
-                terms += self._heads.load(team, place)
+                terms += self._heads.load(team, result)
         return terms
 
     def store(self, team: Team, parts: Sequence[Sequence[Var]], terms: Sequence[Value]) -> None:
@@ -127,9 +128,9 @@ class Epilogue:
         totals = self._sums(team, parts)
         slot = 0 if self._staged is None else self._slot(team)
         waiting = iter(terms)
-        for place in self._places(team):
+        for result in self._lane_results(team):
             products = [
-                self._mine(totals[first : first + rows], place.base)
+                self._lane_total(totals[first : first + rows], result.base)
                 for first in range(0, len(totals), rows)
             ]
             for i, addend in enumerate(itertools.islice(waiting, self._addends)):
@@ -137,12 +138,12 @@ class Epilogue:
                 products[at] = products[at] + addend
             value = products[0] if self._gate is None else self._gate(k, *products)
             if self._heads is not None:
-                self._heads.store(team, place, value, waiting)
+                self._heads.store(team, result, value, waiting)
             elif self._staged is None:
-                self._of(self._y, team, place).store(0, value, where=place.mine)
+                self._of(self._y, team, result).store(0, value, where=result.valid)
             else:
-                column = team.row + place.r - self._first_row(team)
-                self._staged.at(slot, place.j, column).store(0, value, where=place.mine)
+                column = team.row + result.r - self._first_row(team)
+                self._staged.at(slot, result.j, column).store(0, value, where=result.valid)
         if self._staged is None:
             return
         k.warp_barrier()
@@ -181,39 +182,39 @@ class Epilogue:
             words = results.cast(u32)
             count = math.prod(words.shape)
             for base in range(0, count, blocks * threads):
-                place = first + base
-                words.store(place, 0, where=place < count)
+                index = first + base
+                words.store(index, 0, where=index < count)
 
-    def _places(self, team: Team) -> list[Place]:
+    def _lane_results(self, team: Team) -> list[LaneResult]:
         k, rows = self._k, self.config.rows_per_warp
-        places = []
+        results = []
         for base in range(0, rows * self.m, WARP):
             value = k.lane_id + base if base else k.lane_id
             r, j = value % rows, value // rows if self.m > 1 else 0
-            mine = value < rows * self.m
+            valid = value < rows * self.m
             if team.first is not None:
-                mine = mine & (team.row + r >= team.first)
+                valid = valid & (team.row + r >= team.first)
             if team.member is not None:
-                mine = mine & (team.member == 0)
-            places.append(Place(base, j, r, mine))
-        return places
+                valid = valid & (team.member == 0)
+            results.append(LaneResult(base, j, r, valid))
+        return results
 
-    def _of(self, results: Pointer, team: Team, place: Place) -> Pointer:
-        """Returns the address in `results` (m, n) of the lane's value `place`.
+    def _of(self, results: Pointer, team: Team, result: LaneResult) -> Pointer:
+        """Returns the address in `results` (m, n) of the lane's value `result`.
 
         The address that all lanes share is computed first, which saves registers.
         """
         return results.at(0, team.row).at(
-            place.r if isinstance(place.j, int) else place.j * self._n + place.r
+            result.r if isinstance(result.j, int) else result.j * self._n + result.r
         )
 
-    def _mine(self, totals: Sequence[Sequence[Value]], base: int) -> Value:
-        """Emits the selection of this lane's total from totals[r][j], in the order of `_places`."""
+    def _lane_total(self, totals: Sequence[Sequence[Value]], base: int) -> Value:
+        """Emits the selection of the lane's total from totals[r][j], ordered as `_lane_results`."""
         flat = [row[j] for j in range(self.m) for row in totals][base : base + WARP]
-        mine = flat[0]
+        selected = flat[0]
         for lane, total in enumerate(flat[1:], 1):
-            mine = self._k.select(self._k.lane_id == lane, total, mine)
-        return mine
+            selected = self._k.select(self._k.lane_id == lane, total, selected)
+        return selected
 
     def _first_row(self, team: Team) -> Value:
         """Returns the thread block's first weight row."""
@@ -227,12 +228,12 @@ class Epilogue:
         for j, group in itertools.product(range(self.m), range(groups)):
             column = k.lane_id + group * GROUP
             row = first_row + column
-            there = row < self._n
-            share = staged.at(slot, j, column).load(where=there)
+            inside = row < self._n
+            share = staged.at(slot, j, column).load(where=inside)
             store_group(
                 k,
                 [share],
                 self._values.at(j, row),
                 self._scale_sum.at(j, row // GROUP),
-                where=there,
+                where=inside,
             )

@@ -6,10 +6,25 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ptx import Builder, KernelError, Value, s32, u32
+from ...ptx import Builder, Group, KernelError, Value, s32, u32
 from ..route import Router, Routing
 from .epilogue import Epilogue
 from .rows import BlockRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts(Group):
+    """Numbers of experts in a stack (MoE), and of those that each token selects; 0 if dense."""
+
+    experts: int = 0
+    top: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedExperts(Experts):
+    """Experts that are selected by ids, or with a `routing` by router logits."""
+
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +45,19 @@ def check_choices(experts: int, top: int) -> None:
         raise KernelError(f"experts={experts} and top={top} must both be at least 1, or both 0")
 
 
-def chosen(
-    k: Builder, m: int, experts: int, top: int, routing: Routing | None = None
-) -> Choice | None:
+def chosen(k: Builder, m: int, moe: Experts) -> Choice | None:
     """Returns the thread block's `Choice`: operand `ids`, s32 (m, top), at its y index.
 
-    Returns None if `experts` and `top` are 0. An id outside 0 to experts - 1 is not `named`. With a
-    `routing` the thread block selects its expert from router logits (see `_routed`).
+    Returns None for a dense matrix. An id outside 0 to experts - 1 is not `named`. With a `routing`
+    the thread block selects its expert from router logits (see `_routed`).
     """
+    experts, top = moe.experts, moe.top
     if not experts and not top:
         return None
     check_choices(experts, top)
     row = k.block_id("y")
-    if routing is not None:
-        return _routed(k, m, experts, top, routing, row)
+    if isinstance(moe, RoutedExperts) and moe.routing is not None:
+        return _routed(k, m, experts, top, moe.routing, row)
     id = k.input("ids", s32, (m, top)).at(0, row).load().bits(u32)
     named = id < experts
     expert = k.select(named, id, 0)
@@ -62,9 +76,9 @@ def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: V
     if routing.top != top:
         raise KernelError(f"top={top} must be the routing's, {routing.top}")
     router = Router(k, routing, m, experts)
-    token, place = row // top, row % top
-    first = (k.block_id() == 0) & (place == 0)
-    best = router.best(token, k.select(first, k.const(u32, top), place + 1))
+    token, rank = row // top, row % top
+    first = (k.block_id() == 0) & (rank == 0)
+    best = router.best(token, k.select(first, k.const(u32, top), rank + 1))
     router.store(token, best, where=first & (k.warp_id == 0))
     expert = k.select(first, k.shuffle(best.ids, 0), best.last)
     return Choice(token=token, row=row, experts=experts, expert=expert, count=m * top, named=None)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ... import formats
-from ...ptx import Buffer
+from ...ptx import Buffer, Kernel
 from ..family import (
     Arguments,
     Case,
-    Family,
     PackedWeights,
     chosen_experts,
     ids_of_rows,
     joined,
-    once,
+    matmul_family,
     one_layer,
     one_matrix,
     pair,
@@ -38,12 +38,9 @@ from .rules import (
 
 
 def _matvec(format: str, m: int, n: int = 4096, columns: int = 4096, **config: Any) -> Case:
-    name = f"matvec-{format}-{n}x{columns}-m{m}"
-    return Case(
-        name,
-        "matvec",
-        dict(format=format, n=n, columns=columns, m=m, config=MatvecConfig(**config)),
-    )
+    sizes: dict[str, Any] = dict(format=format, n=n, columns=columns, m=m)
+    label = f"{format}-{n}x{columns}-m{m}"
+    return Case.of(matvec, label, **sizes, config=MatvecConfig(**config))
 
 
 _PLAIN = (
@@ -103,11 +100,17 @@ def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
 
 
 def _fused(
-    label: str, family: str, preset: str, changes: dict[str, Any] | None = None, **arguments: Any
+    label: str,
+    build: Callable[..., Kernel],
+    preset: str,
+    changes: dict[str, Any] | None = None,
+    *,
+    columns: int = 4096,
+    m: int = 1,
+    **arguments: Any,
 ) -> Case:
     config = replace(PRESETS[preset], **(changes or {}))
-    arguments = {"columns": 4096, "m": 1, **arguments}
-    return Case(f"{family}-{label}-m{arguments['m']}", family, dict(**arguments, config=config))
+    return Case.of(build, f"{label}-m{m}", columns=columns, m=m, **arguments, config=config)
 
 
 _Q4: dict[str, Any] = dict(format="Q4_K", n=4096)
@@ -125,30 +128,28 @@ _HEADS: dict[str, Any] = dict(  # those of Llama-3.1-8B
 )
 _GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows per block
 _FUSED = (
-    _fused("tiled-norm", "matvec", "tiled", norm=True, eps=1e-5, **_Q4),
-    _fused("tiled", "matvec", "tiled", dict(rows_per_warp=2), m=4, **_Q4),
-    _fused("chunked", "matvec", "chunked", columns=18944, **_Q4),
-    _fused("chunked", "matvec", "chunked", dict(rows_per_warp=1), m=8, columns=27648, **_Q4),
-    _fused(
-        "inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4
-    ),
-    _fused("inline_q8", "matvec", "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
-    _fused("residual", "matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),
+    _fused("tiled-norm", matvec, "tiled", norm=True, eps=1e-5, **_Q4),
+    _fused("tiled", matvec, "tiled", dict(rows_per_warp=2), m=4, **_Q4),
+    _fused("chunked", matvec, "chunked", columns=18944, **_Q4),
+    _fused("chunked", matvec, "chunked", dict(rows_per_warp=1), m=8, columns=27648, **_Q4),
+    _fused("inline_q8-norm", matvec, "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4),
+    _fused("inline_q8", matvec, "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
+    _fused("residual", matvec, "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),
     _fused(
         "q8_1-output",
-        "matvec",
+        matvec,
         "batched",
         {**_GROUPS, "resident_blocks": 1, "lanes": 8},
         m=4,
         output="q8_1",
         **_Q4,
     ),
-    _fused("dp4a", "gated_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_PAIR),
-    _fused("dp4a", "gated_matvec", "batched", dict(resident_blocks=2), m=8, **_PAIR),
-    _fused("q8_1-output", "gated_matvec", "quarter_warp_dp4a", _GROUPS, output="q8_1", **_PAIR),
+    _fused("dp4a", gated_matvec, "quarter_warp_dp4a", dict(resident_blocks=5), **_PAIR),
+    _fused("dp4a", gated_matvec, "batched", dict(resident_blocks=2), m=8, **_PAIR),
+    _fused("q8_1-output", gated_matvec, "quarter_warp_dp4a", _GROUPS, output="q8_1", **_PAIR),
     _fused(
         "norm-q8_1-output",
-        "gated_matvec",
+        gated_matvec,
         "inline_q8",
         _GROUPS,
         norm=True,
@@ -158,19 +159,19 @@ _FUSED = (
     ),
     _fused(
         "Q4_K-Q6_K",
-        "gated_matvec",
+        gated_matvec,
         "batched",
         m=4,
         activation="gelu",
         formats=("Q4_K", "Q6_K"),
         n=14336,
     ),
-    _fused("dp4a", "qkv_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_QKV),
-    _fused("dp4a", "qkv_matvec", "batched", m=8, **_QKV),
-    _fused("norm", "qkv_matvec", "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
+    _fused("dp4a", qkv_matvec, "quarter_warp_dp4a", dict(resident_blocks=5), **_QKV),
+    _fused("dp4a", qkv_matvec, "batched", m=8, **_QKV),
+    _fused("norm", qkv_matvec, "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
     _fused(
         "norm-bf16",
-        "qkv_append_matvec",
+        qkv_append_matvec,
         "inline_q8",
         norm=True,
         eps=1e-5,
@@ -180,7 +181,7 @@ _FUSED = (
     ),
     _fused(
         "fp8",
-        "qkv_append_matvec",
+        qkv_append_matvec,
         "batched",
         m=4,
         biases=True,
@@ -196,10 +197,10 @@ _EXPERTS: dict[str, Any] = dict(experts=128, top=8)
 _OF_32: dict[str, Any] = dict(experts=32, top=4)
 _EIGHT: dict[str, Any] = dict(rows_per_warp=4, unroll=1, resident_blocks=2)  # warps of 4 rows
 _MIXTURES = (
-    _fused("experts-Q4_K", "matvec", "inline_q8", columns=2048, format="Q4_K", n=768, **_EXPERTS),
+    _fused("experts-Q4_K", matvec, "inline_q8", columns=2048, format="Q4_K", n=768, **_EXPERTS),
     _fused(
         "experts-Q4_K",
-        "gated_matvec",
+        gated_matvec,
         "inline_q8",
         _EIGHT,
         columns=2048,
@@ -212,7 +213,7 @@ _MIXTURES = (
     ),
     _fused(
         "experts-MXFP4",
-        "gated_matvec",
+        gated_matvec,
         "inline_q8",
         _EIGHT,
         columns=2880,
@@ -226,7 +227,7 @@ _MIXTURES = (
     *(
         _fused(
             format,
-            "mixture_matvec",
+            mixture_matvec,
             "quarter_warp_dp4a",
             dict(lanes=lanes, resident_blocks=4),
             m=m,
@@ -240,7 +241,7 @@ _MIXTURES = (
     ),
     _fused(
         "MXFP4",
-        "mixture_matvec",
+        mixture_matvec,
         "quarter_warp_dp4a",
         dict(resident_blocks=4),
         columns=2880,
@@ -253,8 +254,7 @@ _MIXTURES = (
 )
 
 
-def _examples(family: str) -> tuple[Case, ...]:
-    return tuple(case for case in (*_PLAIN, *_FUSED, *_MIXTURES) if case.family == family)
+_CASES = (*_PLAIN, *_FUSED, *_MIXTURES)
 
 
 def _of_heads(arguments: Arguments) -> PackedWeights:
@@ -276,54 +276,34 @@ def _shorter(arguments: Arguments) -> tuple[str, int] | None:
     return ("n", config.persistent * config.block_rows) if config.persistent else None
 
 
-MATVEC = Family(
-    "matvec",
+#: Facts of a family whose tokens may select experts by `ids`.
+_SELECTING: dict[str, Any] = dict(touched=chosen_experts, operands={"ids": ids_of_rows})
+
+MATVEC = matmul_family(
     matvec,
-    _examples("matvec"),
-    rules=(matvec_rule, fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
+    _CASES,
+    *(matvec_rule, fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
     weights=one_matrix,
-    touched=chosen_experts,
-    passes=once,
     shorter=_shorter,
-    operands={"ids": ids_of_rows},
+    **_SELECTING,
 )
-GATED_MATVEC = Family(
-    "gated_matvec",
+GATED_MATVEC = matmul_family(
     gated_matvec,
-    _examples("gated_matvec"),
-    rules=(fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
+    _CASES,
+    *(fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
     weights=pair,
-    touched=chosen_experts,
-    passes=once,
     shorter=_shorter,
-    operands={"ids": ids_of_rows},
+    **_SELECTING,
 )
-MIXTURE_MATVEC = Family(
-    "mixture_matvec",
-    mixture_matvec,
-    _examples("mixture_matvec"),
-    rules=(mixture_matvec_rule,),
-    weights=one_matrix,
-    touched=chosen_experts,
-    passes=once,
-    operands={"ids": ids_of_rows},
+MIXTURE_MATVEC = matmul_family(
+    mixture_matvec, _CASES, mixture_matvec_rule, weights=one_matrix, **_SELECTING
 )
-QKV_MATVEC = Family(
-    "qkv_matvec",
-    qkv_matvec,
-    _examples("qkv_matvec"),
-    rules=(fused_matvec_rule, float_matvec_rule),
-    weights=joined,
-    touched=one_layer,
-    passes=once,
-)
-QKV_APPEND_MATVEC = Family(
-    "qkv_append_matvec",
+QKV_MATVEC = matmul_family(qkv_matvec, _CASES, fused_matvec_rule, float_matvec_rule, weights=joined)
+QKV_APPEND_MATVEC = matmul_family(
     qkv_append_matvec,
-    _examples("qkv_append_matvec"),
-    rules=(qkv_append_rule, float_matvec_rule),
+    _CASES,
+    *(qkv_append_rule, float_matvec_rule),
     weights=_of_heads,
     touched=_touched_heads,
-    passes=once,
     operands=SLOT_OPERANDS,
 )

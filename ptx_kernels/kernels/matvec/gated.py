@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Literal
 
 from ...ptx import Builder, KernelError, kernel
-from ..route import Routing
 from .config import MatvecConfig
 from .epilogue import Epilogue
-from .experts import chosen
+from .experts import RoutedExperts, chosen
 from .matvec import whole_product
-from .prologue import Prologue
+from .prologue import InputRows, Prologue
 from .rows import matrix
 
 
@@ -23,17 +22,11 @@ def gated_matvec(
     *,
     formats: tuple[str, str],
     n: int,
-    columns: int,
-    m: int,
+    x: InputRows,
     layers: int = 0,
     activation: Literal["silu", "gelu", "swiglu_oai"] = "silu",
-    norm: bool = False,
-    eps: float = 0.0,
-    dtype: str = "f32",
     biases: bool = False,
-    experts: int = 0,
-    top: int = 0,
-    routing: Routing | None = None,
+    moe: RoutedExperts,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -49,21 +42,22 @@ def gated_matvec(
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")
-    choice = chosen(k, m, experts, top, routing)
+    m, columns = x.m, x.columns
+    choice = chosen(k, m, moe)
     for format in formats:
         config.check(format, n, columns, 1 if choice else m)
     names = "_".join(dict.fromkeys(f.lower() for f in formats))
-    kind = "routed_" if routing else "expert_" if choice else ""
+    kind = "routed_" if moe.routing else "expert_" if choice else ""
     k.name = f"{kind}gated_matvec_{names}_m{m}"
     pair = [
-        matrix(k, f, n, columns, prefix=p, layers=layers, own=choice, streamed=config.streamed)
+        matrix(
+            k, f, n, columns, prefix=p, layers=layers, block_row=choice, streamed=config.streamed
+        )
         for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
-    prologue = Prologue(
-        k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
-    )
+    prologue = Prologue(k, x, config, choice)
     results = choice.count if choice else m
     epilogue = Epilogue(
-        k, n, results, config, bias=biases, activation=activation, output=output, own=choice
+        k, n, results, config, bias=biases, activation=activation, output=output, block_row=choice
     )
     whole_product(k, pair, prologue, epilogue, choice)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...ptx import Builder, Pointer, Value, all_of, u32
 from ..pages import Pages, store_runs
 from ..vectors import Run
-from .rows import Place, Team
+from .rows import LaneResult, Team
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,25 @@ class HeadRows:
     target: Pointer | PageRows
 
     @property
-    def apart(self) -> int:
+    def pair_stride(self) -> int:
         """Rows between the two dimensions of a RoPE pair; 0 means that they are adjacent."""
         neighbours = self.rotation is None or self.rotation.interleaved
         return 0 if neighbours else self.head_dim // 2
 
-    def load(self, team: Team, place: Place) -> list[Value]:
+    def load(self, team: Team, result: LaneResult) -> list[Value]:
         """Starts the loads of the token's slot and RoPE angle; returns them for `store`."""
         loaded: list[Value] = []
         if isinstance(self.target, PageRows):
-            loaded.append(self.target.slots.at(place.j).load(where=place.mine))
+            loaded.append(self.target.slots.at(result.j).load(where=result.valid))
         if self.rotation is not None:
-            where = all_of(place.mine, self._rotated(team, place))
+            where = all_of(result.valid, self._rotated(team, result))
             angles = self.rotation.cos, self.rotation.sin
             loaded += [
-                each.at(place.j, self._pair(team, place)).load(where=where) for each in angles
+                each.at(result.j, self._pair(team, result)).load(where=where) for each in angles
             ]
         return loaded
 
-    def store(self, team: Team, place: Place, value: Value, loaded: Iterator[Value]) -> None:
+    def store(self, team: Team, result: LaneResult, value: Value, loaded: Iterator[Value]) -> None:
         """Emits the rotation and store of a lane's value. Full warps must reach it.
 
         `loaded`: iterator over the results of `load`.
@@ -73,33 +73,35 @@ class HeadRows:
         slot = next(loaded) if isinstance(target, PageRows) else None
         if self.rotation is not None:
             cos, sin = next(loaded), next(loaded)
-            turned = value * cos + k.shuffle_xor(value, 1) * k.select((place.r & 1) == 0, -sin, sin)
-            rotated = self._rotated(team, place)
+            turned = value * cos + k.shuffle_xor(value, 1) * k.select(
+                (result.r & 1) == 0, -sin, sin
+            )
+            rotated = self._rotated(team, result)
             value = turned if rotated is None else k.select(rotated, turned, value)
-        head, dim = self._row(team, place) // self.head_dim, self._dim(team, place)
+        head, dim = self._row(team, result) // self.head_dim, self._dim(team, result)
         if not isinstance(target, PageRows):
-            target.at(place.j, head * self.head_dim + dim).store(0, value, where=place.mine)
+            target.at(result.j, head * self.head_dim + dim).store(0, value, where=result.valid)
             return
         assert slot is not None
         slot, (num_pages, _, page_size, _) = slot.bits(u32), target.pages.rows.shape
-        where = place.mine & (slot < min(num_pages * page_size, 1 << 31))  # negative: a huge u32
+        where = result.valid & (slot < min(num_pages * page_size, 1 << 31))  # negative: a huge u32
         row = target.pages.rows.at(slot // page_size, head, slot % page_size)
         store_runs(k, row, [Run(dim, [value], None)], where)
 
-    def _row(self, team: Team, place: Place) -> Value:
-        return team.row + place.r
+    def _row(self, team: Team, result: LaneResult) -> Value:
+        return team.row + result.r
 
-    def _pair(self, team: Team, place: Place) -> Value:
+    def _pair(self, team: Team, result: LaneResult) -> Value:
         """Returns the index of the lane's RoPE pair in its head."""
-        return self._row(team, place) % self.head_dim >> 1
+        return self._row(team, result) % self.head_dim >> 1
 
-    def _dim(self, team: Team, place: Place) -> Value:
-        if not self.apart:
-            return self._row(team, place) % self.head_dim
-        return self._pair(team, place) + (place.r & 1) * self.apart
+    def _dim(self, team: Team, result: LaneResult) -> Value:
+        if not self.pair_stride:
+            return self._row(team, result) % self.head_dim
+        return self._pair(team, result) + (result.r & 1) * self.pair_stride
 
-    def _rotated(self, team: Team, place: Place) -> Value | None:
+    def _rotated(self, team: Team, result: LaneResult) -> Value | None:
         """Returns whether the lane's pair is rotated; None means that all pairs are."""
         assert self.rotation is not None
         pairs = self.rotation.cos.shape[1]
-        return None if 2 * pairs == self.head_dim else self._pair(team, place) < pairs
+        return None if 2 * pairs == self.head_dim else self._pair(team, result) < pairs

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ... import formats
-from ...ptx import Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u32
+from ...ptx import Builder, KernelError, Pointer, Value, Var, all_of, f32, kernel, s8, s32, u32
 from ..planes import input_planes
 from ..quantize_q8_1 import GROUP
 from .activations import Floats, Quantized
 from .config import MatvecConfig
-from .dot import Dots, Streams, team_streams
+from .dot import Dots, MatrixLoads, Streams, team_streams
 from .epilogue import Epilogue
 from .experts import check_choices
 from .rows import BlockRow, Matrix, Team, launch, teams
@@ -57,7 +57,7 @@ def mixture_matvec(
         )
     k.name = f"mixture_matvec_{format.lower()}_m{m}"
     token = k.block_id("y")
-    own = BlockRow(token, token, experts)
+    block_row = BlockRow(token, token, experts)
     ids, weights = k.input("ids", s32, (m, top)), k.input("weights", f32, (m, top))
     planes = input_planes(k, format, n, columns, experts=experts, streamed=config.streamed)
     h = _activations(k, config, m * top, columns)
@@ -68,7 +68,7 @@ def mixture_matvec(
         k.input("biases", f32, (experts, n), constant=True) if biases else None,
         k.input("expert_scales", f32, (experts,), constant=True) if scales else None,
     )
-    epilogue = Epilogue(k, n, m, config, residual=residual, own=own)
+    epilogue = Epilogue(k, n, m, config, residual=residual, block_row=block_row)
     (blocks,) = launch(k, config, n, times=m)
     matrix = Matrix(format, n, columns, planes)
     with teams(k, n, config, blocks) as team:
@@ -126,18 +126,19 @@ def _add_choices(
     at_once = choices_at_once(config, matrix.format, matrix.columns, top)
     streams = team_streams(k, matrix.format, team, config)
     each, lanes = streams.count // at_once, config.lanes_per_block(matrix.format)
-    part, own = streams.number // each, Streams(each, streams.number % each)
+    part, choice_streams = streams.number // each, Streams(each, streams.number % each)
     rounds = -(-top // at_once)
-    lane = own.number * lanes + k.lane_id % lanes  # among the lanes that share a choice
+    lane = choice_streams.number * lanes + k.lane_id % lanes  # among the lanes that share a choice
     first = terms.token * top + part  # among all tokens' choices
     with k.loop(0, rounds) if rounds > 1 else contextlib.nullcontext(0) as number:
         choice = first if rounds == 1 else number * at_once + first
-        there = choice < terms.token * top + top if top % at_once else None
-        expert = terms.ids.at(0, choice).load(where=there).bits(u32)
-        weight = terms.weights.at(0, choice).load(where=there)
+        inside = choice < terms.token * top + top if top % at_once else None
+        expert = terms.ids.at(0, choice).load(where=inside).bits(u32)
+        weight = terms.weights.at(0, choice).load(where=inside)
         named = expert < experts
-        with k.when(named if there is None else named & there):
-            dots = Dots(k, matrix.format, matrix.planes.of_matrix(expert), team, 1, config, own)
+        with k.when(all_of(named, inside)):
+            loads = MatrixLoads(k, matrix.format, matrix.planes.of_matrix(expert), 1, config)
+            dots = Dots(loads, team, choice_streams)
             dots.add(h.row(choice), matrix.columns // matrix.block_size)
             scale = None if terms.scales is None else terms.scales.at(expert).load()
             for r, (total, (part_of_row,)) in enumerate(zip(totals, dots.totals, strict=True)):

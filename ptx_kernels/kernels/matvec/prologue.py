@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
+from ...ptx import WARP, Builder, Group, KernelError, Pointer, Value, f32, s8
 from ..quantize_q8_1 import GROUP, store_group
 from ..rms_norm import normalize
 from ..vectors import RUN, Run, float_type, load_runs, store_floats
@@ -26,30 +27,37 @@ def int8_bytes(m: int, columns: int) -> int:
     return m * row_bytes(columns)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InputRows(Group):
+    """Activation rows x (m, columns) that a mat-vec multiplies.
+
+    Attributes:
+      norm: whether x becomes x / sqrt(mean(x^2) + eps) * norm_weight.
+      dtype: of x; f32 if x is q8_1.
+    """
+
+    columns: int
+    m: int
+    norm: bool = False
+    eps: float = 0.0
+    dtype: str = "f32"
+
+
 class Prologue:
     """Declares a mat-vec's activation operands and supplies the activations to the dot products.
 
     Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
     norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
-    `pieces` once per team of rows; all threads must reach both. With `own` a thread block has one
-    of the m rows.
+    `pieces` once per team of rows; all threads must reach both. With
+    `block_row` a thread block has one of the m rows.
     """
 
     def __init__(
-        self,
-        k: Builder,
-        *,
-        m: int,
-        columns: int,
-        norm: bool,
-        eps: float,
-        dtype: str,
-        config: MatvecConfig,
-        own: BlockRow | None = None,
+        self, k: Builder, x: InputRows, config: MatvecConfig, block_row: BlockRow | None = None
     ) -> None:
-        x_type, operand_rows = float_type(dtype), m
-        row, m = (None, m) if own is None else (own.token, 1)
-        self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
+        x_type, columns, norm = float_type(x.dtype), x.columns, x.norm
+        row, m = (None, x.m) if block_row is None else (block_row.token, 1)
+        self._k, self._m, self._columns, self._eps, self._config = k, m, columns, x.eps, config
         self._threads = WARP * config.warps
         self._staged: Pointer | None = None  # complete rows: f32, or int8 with their scales
         self._order = ReadingOrder(config.lanes)
@@ -61,13 +69,13 @@ class Prologue:
                 f"shared memory, not {config.activations!r} and {config.stage!r}"
             )
         if config.activations == "q8_1":
-            if dtype != "f32":  # it would name the same kernel again
-                raise KernelError(f"dtype={dtype!r} is for activations that come as floats")
-            values = k.input("values", s8, (operand_rows, columns))
-            pairs = k.input("scale_sum", f32, (operand_rows, columns // GROUP, 2))
+            if x.dtype != "f32":  # it would name the same kernel again
+                raise KernelError(f"dtype={x.dtype!r} is for activations that come as floats")
+            values = k.input("values", s8, (x.m, columns))
+            pairs = k.input("scale_sum", f32, (x.m, columns // GROUP, 2))
             self._whole: Activations = Quantized(one_row(values, row), one_row(pairs, row))
             return
-        self._x = one_row(k.input("x", x_type, (operand_rows, columns)), row)
+        self._x = one_row(k.input("x", x_type, (x.m, columns)), row)
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
         if norm:
@@ -102,8 +110,8 @@ class Prologue:
         staged = self._staged
         if staged is None:
             return
-        if not self._config.floats:  # once, or ptxas computes a thread's places for every run
-            self._first_places = self._order.places(self._k.thread_id * RUN)
+        if not self._config.floats:  # once, or ptxas computes a thread's positions for every run
+            self._first_positions = self._order.positions(self._k.thread_id * RUN)
         if self._weight is not None:
             self._normalize(self._weight, staged)
         elif self._config.floats:
@@ -155,10 +163,10 @@ class Prologue:
         if self._config.floats:
             store_floats(staged.at(row, run.first), run.values, where=run.inside)
             return
-        places, behind = self._first_places, run.behind * 5 // 4
+        positions, offset = self._first_positions, run.offset * 5 // 4
         if RUN * self._threads % SPAN:
-            places, behind = self._order.places(run.first), 0
-        values, pair = (staged.at(row, place).at(behind) for place in places)
+            positions, offset = self._order.positions(run.first), 0
+        values, pair = (staged.at(row, position).at(offset) for position in positions)
         store_group(self._k, run.values, values, pair.cast(f32), where=run.inside)
 
     def _copy(self, target: Pointer, first: Value | int, columns: int) -> None:

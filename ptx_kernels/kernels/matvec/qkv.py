@@ -10,7 +10,7 @@ from ...ptx import Builder, KernelError, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
 from .matvec import product
-from .prologue import Prologue
+from .prologue import InputRows, Prologue
 from .rows import Matrix, launch, matrix
 
 SUFFIXES = ("_q", "_k", "_v", "_g")
@@ -23,11 +23,7 @@ def qkv_matvec(
     *,
     formats: tuple[str, ...],
     rows: tuple[int, ...],
-    columns: int,
-    m: int,
-    norm: bool = False,
-    eps: float = 0.0,
-    dtype: str = "f32",
+    x: InputRows,
     biases: bool = False,
     layers: int = 0,
     config: MatvecConfig,
@@ -41,15 +37,15 @@ def qkv_matvec(
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
         raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")
     for format, n in zip(formats, rows, strict=True):
-        config.check(format, n, columns, m)
-    k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
+        config.check(format, n, x.columns, x.m)
+    k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{x.m}"
     parts = [
-        matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers, streamed=config.streamed)
+        matrix(k, f, n, x.columns, prefix=f"w{s[1:]}_", layers=layers, streamed=config.streamed)
         for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
     ]
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
+    prologue = Prologue(k, x, config)
     epilogues = [
-        Epilogue(k, n, m, config, bias=biases, suffix=s)
+        Epilogue(k, n, x.m, config, bias=biases, suffix=s)
         for n, s in zip(rows, SUFFIXES, strict=False)
     ]
     joined(k, config, parts, prologue, epilogues)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ...ptx import Builder, KernelError, f32, kernel, s32
-from ..pages import declare_pages
+from ..heads import Heads, Rope
+from ..pages import PageSizes, declare_pages
 from .config import MatvecConfig
 from .epilogue import Epilogue
 from .heads import HeadRows, PageRows, Rotation
-from .prologue import Prologue
+from .prologue import InputRows, Prologue
 from .qkv import SUFFIXES, joined
 from .rows import matrix
 
@@ -25,63 +26,53 @@ def qkv_append_matvec(
     k: Builder,
     *,
     formats: tuple[str, str, str],
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    rope_dim: int,
-    interleaved: bool,
-    num_pages: int,
-    page_size: int,
+    heads: Heads,
+    rope: Rope,
+    sizes: PageSizes,
     pages: str = "f32",
-    columns: int,
-    m: int,
-    norm: bool = False,
-    eps: float = 0.0,
+    x: InputRows,
     biases: bool = False,
     layers: int = 0,
-    dtype: str = "f32",
     config: MatvecConfig,
 ) -> None:
     """Kernel: `qkv_matvec` of the projections q, k and v, then `rope_append` of their results.
 
     A warp computes both dimensions of each RoPE pair, so it has an even number of rows. Operands:
-    the pages, of a dtype without scales; the planes of each matrix, activations as in `matvec`,
-    slot_mapping, cos, sin, each bias. Results: the pages, q f32 (m, num_heads * head_dim).
+    the pages, whose dtype `pages` has no scales; the planes of each matrix, activations as in
+    `matvec`, slot_mapping, cos, sin, each bias. Results: the pages, q f32 (m, num_heads *
+    head_dim).
     """
-    if not 0 < rope_dim <= head_dim or rope_dim % 2 or head_dim % 2:
+    head_dim, m, columns = heads.head_dim, x.m, x.columns
+    rope.check(head_dim)
+    if not takes_heads(head_dim, rope.rope_dim, rope.interleaved, pages):
         raise KernelError(
-            f"rope_dim={rope_dim} must be even and at most head_dim={head_dim}, itself even"
-        )
-    if not takes_heads(head_dim, rope_dim, interleaved, pages):
-        raise KernelError(
-            f"pages={pages!r} must have no scales, and rope_dim={rope_dim} be head_dim={head_dim} "
-            "unless interleaved: a warp has no whole head"
+            f"pages={pages!r} must have no scales, and rope_dim={rope.rope_dim} be "
+            f"head_dim={head_dim} unless interleaved: a warp has no whole head"
         )
     if config.rows_per_warp % 2 or head_dim % config.rows_per_warp:
         raise KernelError(
             f"rows_per_warp={config.rows_per_warp} must be even and divide head_dim={head_dim}"
         )
-    rows = num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim
+    rows = [n * head_dim for n in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)]
     for format, n in zip(formats, rows, strict=True):
         config.check(format, n, columns, m)
     k.name = f"qkv_append_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
-    stored = declare_pages(k.inout, pages, (num_pages, num_kv_heads, page_size, head_dim))
+    stored = declare_pages(k.inout, pages, sizes.shape(heads.num_kv_heads, head_dim))
     parts = [
         matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers, streamed=config.streamed)
         for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
     ]
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
+    prologue = Prologue(k, x, config)
     slots = k.input("slot_mapping", s32, (m,))
-    cos, sin = (k.input(name, f32, (m, rope_dim // 2)) for name in ("cos", "sin"))
-    rotation = Rotation(cos, sin, interleaved)
+    rotation = Rotation(*rope.input_angles(k, m), rope.interleaved)
     q = k.output("q", f32, (m, rows[0]))
-    heads = (
+    targets = (
         HeadRows(k, head_dim, rotation, q),
         HeadRows(k, head_dim, rotation, PageRows(stored[0], slots)),
         HeadRows(k, head_dim, None, PageRows(stored[1], slots)),
     )
     epilogues = [
         Epilogue(k, n, m, config, bias=biases, suffix=s, heads=each)
-        for n, s, each in zip(rows, SUFFIXES, heads, strict=False)
+        for n, s, each in zip(rows, SUFFIXES, targets, strict=False)
     ]
     joined(k, config, parts, prologue, epilogues)

@@ -69,7 +69,7 @@ class ReadingOrder:
         """Returns the byte position of the (scale, sum) of the group that contains activation i."""
         return _bytes({5: 8, 6: 160, 7: 16}, i) + _PAIRS
 
-    def places(self, i: I) -> tuple[I, I]:
+    def positions(self, i: I) -> tuple[I, I]:
         """Returns the byte positions of activation i and of its group's (scale, sum) pair."""
         return self.value(i), self.pair(i)
 

@@ -60,7 +60,7 @@ def matrix(
     columns: int,
     *,
     prefix: str = "",
-    own: BlockRow | None = None,
+    block_row: BlockRow | None = None,
     layers: int = 0,
     streamed: bool = False,
 ) -> Matrix:
@@ -69,8 +69,8 @@ def matrix(
     See `input_planes`.
     """
     stack: dict[str, Any] = {"layers": layers, "streamed": streamed}
-    if own is not None:
-        stack |= {"experts": own.experts, "expert": own.expert}
+    if block_row is not None:
+        stack |= {"experts": block_row.experts, "expert": block_row.expert}
     return Matrix(format, n, columns, input_planes(k, format, n, columns, prefix=prefix, **stack))
 
 
@@ -86,11 +86,10 @@ class Team:
       first: the first row that the team owns; a team past the end owns none. None means that every
         team owns all its rows.
       inside: whether the team owns rows; None means always.
-      apart: 0 means that rows are adjacent. Otherwise rows are in pairs at this distance, and `row`
-        and `first` count rows in the order of pairs: 0, apart, 1, apart + 1, ..., 2 * apart, 3 *
-        apart, ...
-      following: the team that these warps process next (only with `config.ahead`); None otherwise.
-      goes_on: whether there is a next team; None if there is none.
+      pair_stride: 0 means that rows are adjacent. Otherwise rows s apart form pairs, and `row` and
+        `first` count rows in the order of pairs: 0, s, 1, s + 1, ..., 2 * s, 3 * s, ...
+      next_team: the team that these warps process next (only with `config.ahead`); None otherwise.
+      has_next: whether there is a next team; None if there is none.
     """
 
     row: Value
@@ -98,21 +97,21 @@ class Team:
     member: Value | None
     first: Value | None
     inside: Value | None
-    apart: int = 0
-    following: Team | None = None
-    goes_on: Value | None = None
+    pair_stride: int = 0
+    next_team: Team | None = None
+    has_next: Value | None = None
 
     @property
     def start(self) -> Value:
         """Index of the team's first row in the matrix."""
-        if not self.apart:
+        if not self.pair_stride:
             return self.row
-        within = self.row % (2 * self.apart)
+        within = self.row % (2 * self.pair_stride)
         return self.row - within + (within >> 1)
 
     def offset(self, r: T) -> T:
         """Returns the distance from `start` to the team's row r; r: an int or u32."""
-        return r if not self.apart else (r >> 1) + (r & 1) * self.apart
+        return r if not self.pair_stride else (r >> 1) + (r & 1) * self.pair_stride
 
     def active(self, k: Builder) -> contextlib.AbstractContextManager:
         """Returns a context whose body teams without rows skip; it must not contain a barrier."""
@@ -120,16 +119,16 @@ class Team:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The value that a lane finishes: of activation row `j` and the team's weight row `r`.
+class LaneResult:
+    """The result that a lane finishes: of activation row `j` and the team's weight row `r`.
 
-    It is value number base + lane of the team. `mine`: whether this lane finishes a value.
+    It is result number base + lane of the team. `valid`: whether this lane finishes a result.
     """
 
     base: int
     j: Value | int
     r: Value
-    mine: Value
+    valid: Value
 
 
 def launch(k: Builder, config: MatvecConfig, *rows: int, times: int = 1) -> list[int]:
@@ -154,32 +153,32 @@ def teams(
     blocks: int,
     *,
     block: Value | None = None,
-    apart: int = 0,
+    pair_stride: int = 0,
 ) -> Iterator[Team]:
     """Yields the teams of thread block `block`, of `blocks` that divide n weight rows.
 
-    `block` None means that the grid has no other thread blocks. `apart`: see `Team`; n is then a
-    multiple of twice that, and a warp has an even number of rows. All warps of a thread block run
-    the body equally often.
+    `block` None means that the grid has no other thread blocks. `pair_stride`: see `Team`; n is
+    then a multiple of twice that, and a warp has an even number of rows. All warps of a thread
+    block run the body equally often.
     """
     groups = -(-n // config.block_rows)
     block = k.block_id() if block is None else block
     if blocks >= groups:
-        yield team_of(k, n, config, block, apart)
+        yield team_of(k, n, config, block, pair_stride)
         return
     with k.loop(block, groups, blocks) as group:
-        team = team_of(k, n, config, group, apart)
+        team = team_of(k, n, config, group, pair_stride)
         if config.ahead:
-            following, last = group + blocks, groups - 1
+            next_group, last = group + blocks, groups - 1
             team = replace(
                 team,
-                following=team_of(k, n, config, k.minimum(following, last), apart),
-                goes_on=following < groups,
+                next_team=team_of(k, n, config, k.minimum(next_group, last), pair_stride),
+                has_next=next_group < groups,
             )
         yield team
 
 
-def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, apart: int = 0) -> Team:
+def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, pair_stride: int = 0) -> Team:
     """Returns a warp's team in the thread block that computes row group `group` (see `teams`)."""
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     number, member = k.warp_id, None
@@ -187,8 +186,8 @@ def team_of(k: Builder, n: int, config: MatvecConfig, group: Value, apart: int =
         number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
     first = (group * count + number) * rows
     if n % (rows * count) == 0:
-        return Team(first, number, member, None, None, apart)
-    return Team(k.minimum(first, n - rows), number, member, first, first < n, apart)
+        return Team(first, number, member, None, None, pair_stride)
+    return Team(k.minimum(first, n - rows), number, member, first, first < n, pair_stride)
 
 
 class RowTotals:
@@ -218,9 +217,11 @@ class RowTotals:
         for i, value in enumerate(value for row in sums for value in row):
             parts.at(team.number, i, team.member).store(0, value, where=k.lane_id == 0)
         k.barrier()
-        mine, warps, m = parts.at(team.number), self._config.warps_per_row, len(sums[0])
+        team_parts, warps, m = parts.at(team.number), self._config.warps_per_row, len(sums[0])
 
         def joined(i: int) -> Value:
-            return functools.reduce(lambda a, b: a + b, load_floats(mine.at(i * warps), warps))
+            return functools.reduce(
+                lambda a, b: a + b, load_floats(team_parts.at(i * warps), warps)
+            )
 
         return [[joined(r * m + j) for j in range(m)] for r in range(len(sums))]

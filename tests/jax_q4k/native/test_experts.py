@@ -60,7 +60,7 @@ def test_the_experts_of_every_token(kernels, m, quantized):
     biases = [activations(EXPERTS, rows, 5 + rows) for rows in (inner, inner, n)]
     y = calls.expert_mlp(
         *map(jnp.asarray, (x, ids, weights)),
-        *(gate, up, down),
+        (gate, up, down),
         quantized=(quantized, quantized),
         activation="gelu",
         biases=list(map(jnp.asarray, biases)),
@@ -114,7 +114,7 @@ def test_a_bad_activation_spoils_its_token_alone(kernels, value, m, quantized):
         np.asarray(
             calls.expert_mlp(
                 *map(jnp.asarray, (x, ids, weights)),
-                *(w, w, w),
+                (w, w, w),
                 quantized=(quantized, quantized),
                 activation="swiglu_oai",
             )
@@ -145,7 +145,7 @@ def test_long_prompts_go_through_in_parts():
     weights = np.ones(ids.shape, np.float32)
     y = calls.expert_mlp(
         *map(jnp.asarray, (x, ids, weights)),
-        *(gate, gate, down),
+        (gate, gate, down),
         quantized=(False, False),
         activation="silu",
         residual=jnp.asarray(x),
@@ -222,6 +222,6 @@ def test_nothing_is_no_fault():
     options = {"quantized": (True, False), "activation": "silu"}
     for m in (0, 2):
         x, ids, weights = (a[:m] for a in given)
-        y = calls.expert_mlp(x, ids, weights, packed, packed, jnp.asarray(DOWN), **options)
+        y = calls.expert_mlp(x, ids, weights, (packed, packed, jnp.asarray(DOWN)), **options)
         assert y.shape == (m, 16) and not np.asarray(y).any()
         assert not np.asarray(calls.expert_matmul(x, ids, packed, quantized=True)).any()

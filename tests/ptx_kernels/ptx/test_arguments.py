@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import pytest
 
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, qkv_matvec
-from ptx_kernels.ptx import Builder, KernelError, f32, kernel
+from ptx_kernels.ptx import Builder, Group, KernelError, f32, kernel
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,52 @@ def test_bad_arguments_are_refused(change, message):
 def test_an_unknown_argument_is_left_to_python():
     with pytest.raises(TypeError, match="unexpected keyword argument 'm'"):
         fill(**GOOD, m=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Group):
+    rows: int
+    columns: int = 4
+
+    def __post_init__(self):
+        if self.rows % self.columns:
+            raise KernelError(f"rows={self.rows} must be a multiple of columns={self.columns}")
+
+
+def fill_rows(k: Builder, *, shape: Shape, value: float):
+    y = k.output("y", f32, (shape.rows, shape.columns))
+    k.launch((1,), 32)
+    y.store(0, k.const(f32, value))
+
+
+def test_the_fields_of_a_group_are_arguments():
+    build = kernel(fill_rows)
+    assert list(inspect.signature(build).parameters) == ["rows", "columns", "value"]
+    built = build(rows=np.int64(8), value=1.5)
+    assert built.arguments == dict(rows=8, columns=4, value=1.5)
+    assert built.buffers[0].shape == (8, 4)
+    assert build(rows=8, columns=4, value=1.5) is built
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (dict(columns=0), KernelError, "columns=0 must be an integer, at least 1"),
+        (dict(columns=3), KernelError, "rows=8 must be a multiple of columns=3"),
+        (dict(shape=Shape(rows=8)), TypeError, "unexpected keyword argument 'shape'"),
+        (dict(rows=None), KernelError, "rows=None must be an integer"),
+    ],
+)
+def test_bad_fields_of_a_group_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        kernel(fill_rows)(**dict(rows=8, value=1.5) | change)
+
+
+def test_groups_have_no_fields_of_the_same_name():
+    def twice(k: Builder, *, shape: Shape, rows: int): ...
+
+    with pytest.raises(ValueError, match="duplicate parameter name: 'rows'"):
+        kernel(twice)
 
 
 SHAPE = dict(format="Q4_K", n=64, columns=256, m=16)
