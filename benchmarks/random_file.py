@@ -56,7 +56,9 @@ def write(
             recipes.tensor_types(recipe, config, shapes).items(), shapes.values(), strict=True
         )
     }
-    metadata = completed(config.to_metadata() | _vocabulary(config.vocab_size), recipe.file_type)
+    metadata = completed(
+        config.to_metadata() | _vocabulary(config.vocab_size), recipes.file_type(type)
+    )
     gguf.write(path, metadata, tensors, progress=progress)
 
 
