@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from .process_wide import ProcessWide
 
@@ -34,4 +36,9 @@ def gc_throttled() -> Iterator[None]:
         yield
 
 
-seldom_collecting = gc_throttled  # deprecated name
+def __getattr__(name: str) -> Any:
+    if name != "seldom_collecting":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = "jax_q4k.collecting.seldom_collecting is now gc_throttled"
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return gc_throttled

@@ -134,7 +134,7 @@ class QuantizedArray:
         Raises ValueError unless there are two axes.
         """
         if self.ndim != 2:
-            raise ValueError(f"w has shape {self.shape}; w.T is of two axes (n, k)")
+            raise ValueError(f"w has shape {self.shape}; w.T needs two axes (n, k)")
         return TransposedArray(self)
 
     @property

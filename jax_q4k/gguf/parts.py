@@ -227,6 +227,6 @@ def grouped(sizes: Mapping[str, int], max_bytes: int | None) -> list[list[str]]:
         groups[-1].append(name)
         filled += size
     if len(groups) > MAX_PARTS:
-        made = f"makes {len(groups)} parts; there may be {MAX_PARTS}"
+        made = f"makes {len(groups)} parts; the maximum is {MAX_PARTS}"
         raise ValueError(f"max_bytes={max_bytes} {made}")
     return groups

@@ -99,7 +99,7 @@ def decide(op: Operation, asked: str | None, platform: str) -> Decision:
     asked: name of the implementation that the user selected; None means the platform's default.
     """
     name = asked or default_implementation(platform)
-    why = "asked for by name" if asked else f"the default on {platform}"
+    why = "selected by name" if asked else f"the default on {platform}"
     backend, missing = BACKENDS[name], _missing(name)
     error = f"{op.name}: implementation {name!r}"
     if platform not in backend.platforms:

@@ -174,7 +174,7 @@ def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> N
 def epsilon(name: str, eps: Any) -> float:
     """Returns a norm's epsilon as a float; ValueError unless finite in float32 and at least 0."""
     if eps is None:
-        raise ValueError(f"{name}=None must be a number where there is a norm's weight")
+        raise ValueError(f"{name}=None must be a number if there is a norm weight")
     value = number(name, eps)
     if not 0 <= value <= _FLOAT32_MAX:
         raise ValueError(f"{name}={value} must be finite in float32 and at least 0")
@@ -201,9 +201,7 @@ def number(name: str, value: Any) -> float:
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):  # JAX's errors for traced values are TypeErrors
         pass
-    raise TypeError(
-        f"{name} is of type {type(value).__name__}; it must be a number that is known at tracing"
-    )
+    raise TypeError(f"{name} is of type {type(value).__name__}; it must be a static number")
 
 
 def integer(name: str, value: Any) -> int:
@@ -216,9 +214,7 @@ def integer(name: str, value: Any) -> int:
             return operator.index(value)
     except TypeError:
         pass
-    raise TypeError(
-        f"{name} is of type {type(value).__name__}; it must be an integer that is known at tracing"
-    )
+    raise TypeError(f"{name} is of type {type(value).__name__}; it must be a static integer")
 
 
 def flag(name: str, value: Any) -> bool:

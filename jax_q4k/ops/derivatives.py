@@ -138,8 +138,8 @@ def _transpose_of(
         found = transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents])
     except (NotImplementedError, AssertionError, TypeError) as error:  # raised by a step
         raise NotImplementedError(
-            f"{op.name}: jax.linear_transpose takes functions that are linear, and this one is not "
-            "in the operands that it is asked for; use jax.vjp"
+            f"{op.name}: jax.linear_transpose needs a function that is linear in the requested "
+            "operands; use jax.vjp"
         ) from error
     transposed = dict(zip(linear, found, strict=True))
     return [transposed.get(i) for i in range(len(operands))]

@@ -326,7 +326,7 @@ def checked_operands(
     several, n = len(weights) > 1, weights[0].shape[0]
     if residual is not None:
         if several:
-            raise ValueError(f"residual belongs to a single matrix; there are {len(weights)}")
+            raise ValueError(f"residual needs a single matrix, not {len(weights)}")
         residual = checks.float32("residual", residual, (*leading, n), "(..., n)")
         residual = rows.merge(residual)
     biases = (None,) * len(weights) if biases is None else tuple(biases)

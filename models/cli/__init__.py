@@ -131,7 +131,7 @@ def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
 
     Importing the modules of all commands takes as long as running a short command.
     """
-    parser = Parser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
+    parser = Parser(prog="jax-q4k", description="Run GGUF models with packed weights.")
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     first = arguments[0] if arguments else ""

@@ -13,9 +13,7 @@ _TYPES = {
     "reads text alone",
 }
 
-_EMBEDS = (
-    "is an encoder that makes embeddings; encoders do not run here, decoders make embeddings too"
-)
+_EMBEDS = "is an encoder that makes embeddings; encoders do not run here, but decoders can embed"
 _DIFFUSES = "is a diffusion model, which does not generate text token by token"
 
 #: `general.architecture` -> likewise.

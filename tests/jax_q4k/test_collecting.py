@@ -1,4 +1,4 @@
-"""The garbage collector is held back inside a block, and restored after the last block."""
+"""The garbage collector is throttled inside a block, and restored after the last block."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from jax_q4k import collecting
 from jax_q4k.collecting import gc_throttled
 
 
@@ -51,3 +52,10 @@ def test_importing_leaves_the_thresholds() -> None:
     code = "import gc; was = gc.get_threshold(); import jax_q4k; print(was == gc.get_threshold())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+def test_the_former_name_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="seldom_collecting is now gc_throttled"):
+        assert collecting.seldom_collecting is gc_throttled
+    with pytest.raises(AttributeError, match="has no attribute 'x'"):
+        _ = collecting.x

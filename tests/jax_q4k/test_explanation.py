@@ -159,7 +159,7 @@ def test_calls_are_counted_through_control_flow():
         ("Q4_K[64,256]", "ptx", 1),
     ]
     assert found.launches == 12
-    assert found.calls[1].why == "asked for by name" and found.calls[1].kernels == ()
+    assert found.calls[1].why == "selected by name" and found.calls[1].kernels == ()
     assert found.calls[1].xla["dot_general"] == 1
 
 
@@ -199,7 +199,7 @@ def test_calls_that_cannot_run_are_reported():
     (call,) = found.calls
     assert (found.platform, call.runnable) == ("cpu", False)
     assert (
-        call.why == "asked for by name, but it runs on cuda only: lowering raises UnavailableError"
+        call.why == "selected by name, but it runs on cuda only: lowering raises UnavailableError"
     )
     assert re.match(r"on cpu \(.*\): 1 kinds of calls, 1 calls, 1 launches", str(found))
 

@@ -88,7 +88,7 @@ def instruction_sets() -> frozenset[str]:
 def _cpu() -> Iterator[tuple[str, str]]:
     has = instruction_sets()
     known = sorted({name for needed in NEEDS.values() for name in needed} & has)
-    yield "instruction sets", ", ".join(known) or "none with kernels here"
+    yield "instruction sets", ", ".join(known) or "none that the kernels use"
     yield "threads of XLA", _threads()
     yield "C++ compiler", _compiler()
     build = jq.native.build

@@ -236,7 +236,7 @@ def test_max_bytes_that_is_no_size(max_bytes, tmp_path):
 
 def test_more_parts_than_are_read(tmp_path):
     tensors = {f"t{i}": np.zeros(1, np.float32) for i in range(513)}
-    with pytest.raises(ValueError, match="max_bytes=1 makes 513 parts; there may be 512"):
+    with pytest.raises(ValueError, match="max_bytes=1 makes 513 parts; the maximum is 512"):
         jq.gguf.write(tmp_path / "m.gguf", {"general.architecture": "a"}, tensors, max_bytes=1)
 
 
