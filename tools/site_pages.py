@@ -137,3 +137,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
         return f"{bang}[{label}]({posixpath.relpath(new, posixpath.dirname(uri))}{anchor})"
 
     return map_links(with_sections(markdown), lead)
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Files) -> str:
+    """Marks short code, which must not be broken into lines at its hyphens and spaces."""
+    return re.sub("<code>(?=[^<\n]{1,24}</code>)", '<code class="short">', html)

@@ -860,7 +860,7 @@ def overruled_rules():
     "A run that hangs is ended after 525 seconds",
     "`tests/gpu`, for 200 seconds at most",
 )
-@says(TUNING, "540 seconds, most important shapes first")
+@says(TUNING, "540 seconds, main shapes first")
 @says(TUNING, "nine minutes: ptx_kernels/tuning/tuned/DEVICE.json")
 def seconds_of_measuring():
     gpu = (ROOT / "benchmarks/gpu.py").read_text()
