@@ -40,12 +40,14 @@ def call_signature(function: Callable[..., None]) -> inspect.Signature:
 
 def grouped(function: Callable[..., None], arguments: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a kernel function for those of a call, with their groups built."""
-    left, built = dict(arguments), dict[str, Any]()
+    built = {}
     for parameter in _parameters(function):
-        if _is_group(parameter.annotation):
-            names = [field.name for field in dataclasses.fields(parameter.annotation)]
-            built[parameter.name] = parameter.annotation(**{name: left.pop(name) for name in names})
-    return left | built
+        name, kind = parameter.name, parameter.annotation
+        if _is_group(kind):
+            built[name] = kind(**{each.name: arguments[each.name] for each in _parameters(kind)})
+        else:
+            built[name] = arguments[name]
+    return built
 
 
 @functools.cache

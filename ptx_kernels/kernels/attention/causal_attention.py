@@ -56,19 +56,6 @@ class CausalAttentionConfig:
         return tokens + rows * parts * key + flags + scales
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartPages(PromptPages):
-    """Pages of a KV cache that hold parts of keys and values, bf16 or f16.
-
-    Attributes:
-      named_pages: if set, the pages are in the order of block_tables (as `split_keys` writes them),
-        and an id of block_tables is valid if it is below `named_pages`. None means that the ids of
-        block_tables are indices of the pages.
-    """
-
-    named_pages: int | None = None
-
-
 @kernel
 def causal_attention(
     k: Builder,
@@ -80,7 +67,8 @@ def causal_attention(
     softmax: Softmax,
     parts: int = 2,
     key_parts: int = 2,
-    pages: PartPages,
+    pages: PromptPages,
+    named_pages: int | None = None,
     config: CausalAttentionConfig = CausalAttentionConfig(),
 ) -> None:
     """Causal attention: out[b, t, h] = softmax(scale * q[b, t, h] . K) V over the tokens up to t.
@@ -102,6 +90,9 @@ def causal_attention(
 
     Args:
       parts: number of parts of queries and of softmax weights. key_parts: of keys and values.
+      named_pages: if set, the pages are in the order of block_tables (as `split_keys` writes them),
+        and an id of block_tables is valid if it is below `named_pages`. None means that the ids of
+        block_tables are indices of the pages.
     """
     _check(heads.head_dim, value_dim, (parts, key_parts), config)
     _check_pages(pages, heads.head_dim, value_dim, key_parts, config)
@@ -113,7 +104,7 @@ def causal_attention(
     else:
         shape = pages.shape(num_kv_heads, head_dim)
         tables = batch, pages.pages_per_sequence
-        tokens = Cached.declare(k, pages.dtype, shape, tables, key_parts, pages.named_pages)
+        tokens = Cached.declare(k, pages.dtype, shape, tables, key_parts, named_pages)
     lengths = k.input("lengths", s32, (batch,))
     sink_logits = softmax.input_sinks(k, num_heads)
     result: Pointer | Parts
@@ -320,7 +311,7 @@ def _check(
 
 
 def _check_pages(
-    pages: PartPages, head_dim: int, value_dim: int, key_parts: int, config: CausalAttentionConfig
+    pages: PromptPages, head_dim: int, value_dim: int, key_parts: int, config: CausalAttentionConfig
 ) -> None:
     dtype, page_size = pages.dtype, pages.page_size
     if dtype is None:

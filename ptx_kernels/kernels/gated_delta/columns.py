@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, Group, KernelError, LanePartition, Pointer, Value, Var, f32
+from ...ptx import WARP, Builder, KernelError, LanePartition, Pointer, Value, Var, f32
 from ..vectors import RUN, dot
 
 
@@ -148,41 +148,18 @@ def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeltaHeads(Group):
-    """Sizes of the heads of a gated delta rule.
-
-    `group` v heads share a k head; they are adjacent or, if `tiled`, num_k_heads apart.
-    """
-
-    num_k_heads: int
-    num_v_heads: int
-    key_dim: int
-    value_dim: int
-    tiled: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_v_heads % self.num_k_heads:
-            raise KernelError(
-                f"num_v_heads={self.num_v_heads} must be a multiple of "
-                f"num_k_heads={self.num_k_heads}"
-            )
-
-    @property
-    def group(self) -> int:
-        return self.num_v_heads // self.num_k_heads
-
-    def k_head_of(self, head: Value) -> Value:
-        """Returns the k head that v head `head` uses."""
-        return head % self.num_k_heads if self.tiled else head // self.group
-
-
-def check_tiling(key_dim: int, value_dim: int, config: StateConfig) -> None:
-    """Raises KernelError unless the tiling is valid and fits the heads."""
+def check_sizes(
+    num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, config: StateConfig
+) -> None:
+    """Raises KernelError unless the tiling is valid, fits the heads, and v heads share k heads."""
     lanes, width = config.lanes, config.columns
     if lanes & (lanes - 1) or not 2 <= lanes <= WARP or width not in (1, 2, 4):
         raise KernelError(
             f"lanes={lanes} must be a power of two from 2 to {WARP}, and columns={width} 1, 2 or 4"
+        )
+    if num_v_heads % num_k_heads:
+        raise KernelError(
+            f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
         )
     if key_dim % RUN or key_dim % lanes:
         raise KernelError(f"key_dim={key_dim} must be a multiple of {RUN} and of lanes={lanes}")
@@ -192,3 +169,11 @@ def check_tiling(key_dim: int, value_dim: int, config: StateConfig) -> None:
             f"the columns={count} of a block must divide value_dim={value_dim} and be a multiple of"
             f" {RUN}"
         )
+
+
+def k_head_of(head: Value, num_k_heads: int, num_v_heads: int, tiled: bool) -> Value:
+    """Returns the k head that v head `head` uses.
+
+    The v heads of a k head are adjacent or, if `tiled`, num_k_heads apart.
+    """
+    return head % num_k_heads if tiled else head // (num_v_heads // num_k_heads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, all_of, f32, kernel, u32
-from .columns import DeltaHeads, StateColumns, StateConfig, check_tiling
+from .columns import StateColumns, StateConfig, check_sizes, k_head_of
 from .rounds import Rounds, Rows
 
 
@@ -28,19 +28,22 @@ def gated_delta_rule(
     *,
     batch: int,
     time: int,
-    heads: DeltaHeads,
+    num_k_heads: int,
+    num_v_heads: int,
+    key_dim: int,
+    value_dim: int,
     scale: float,
+    tiled: bool = False,
     config: GatedDeltaRuleConfig = GatedDeltaRuleConfig(),
 ) -> None:
     """Kernel: for each token, S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q.
 
-    S is a v head's state. A token with beta = 0 and g = 0 leaves the state unchanged, whatever its
-    key and value. A thread block holds a head's state, or some of its columns, in registers from
-    the first token to the last.
+    S is a v head's state. v head h uses k head h / (num_v_heads / num_k_heads), or h % num_k_heads
+    if tiled. A token with beta = 0 and g = 0 leaves the state unchanged, whatever its key and
+    value. A thread block holds a head's state, or some of its columns, in registers from the first
+    token to the last.
     """
-    num_k_heads, num_v_heads = heads.num_k_heads, heads.num_v_heads
-    key_dim, value_dim = heads.key_dim, heads.value_dim
-    check_tiling(key_dim, value_dim, config)
+    check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     q, keys = (k.input(name, f32, (batch, time, num_k_heads, key_dim)) for name in ("q", "keys"))
     v = k.input("v", f32, (batch, time, num_v_heads, value_dim))
     g, beta = (k.input(name, f32, (batch, time, num_v_heads)) for name in ("g", "beta"))
@@ -52,7 +55,7 @@ def gated_delta_rule(
 
     head, first = k.block_id() // parts % num_v_heads, k.block_id() % parts * count
     sequence = k.block_id() // (parts * num_v_heads)
-    k_head = heads.k_head_of(head)
+    k_head = k_head_of(head, num_k_heads, num_v_heads, tiled)
     stride, v_stride = num_k_heads * key_dim, num_v_heads * value_dim
     rounds = Rounds(
         k,

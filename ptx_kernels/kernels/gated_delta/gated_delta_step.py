@@ -15,7 +15,7 @@ from ...ptx import WARP, Builder, Pointer, Value, all_of, f32, kernel, s32, u32
 from ..activation import LOG2_E, sigmoid, softplus
 from ..reduce import across_warps
 from ..vectors import RUN, dot
-from .columns import DeltaHeads, StateColumns, StateConfig, Token, check_tiling, lane_runs
+from .columns import StateColumns, StateConfig, Token, check_sizes, k_head_of, lane_runs
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,14 @@ def gated_delta_step(
     k: Builder,
     *,
     batch: int,
-    heads: DeltaHeads,
+    num_k_heads: int,
+    num_v_heads: int,
+    key_dim: int,
+    value_dim: int,
     width: int,
     scale: float,
     eps: float,
+    tiled: bool = False,
     config: GatedDeltaStepConfig = GatedDeltaStepConfig(),
 ) -> None:
     """Kernel: convolution and silu, unit queries and keys, gated delta rule, RMSNorm times silu(z).
@@ -182,11 +186,9 @@ def gated_delta_step(
     (padding) columns and state are unchanged, and y is zeros. A thread block has one v head of a
     sequence. The state is loaded before the position is known.
     """
-    num_k_heads, num_v_heads = heads.num_k_heads, heads.num_v_heads
-    key_dim, value_dim = heads.key_dim, heads.value_dim
-    check_tiling(key_dim, value_dim, config)
+    check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     values = num_v_heads * value_dim
-    channels = 2 * num_k_heads * key_dim + values
+    channels, group = 2 * num_k_heads * key_dim + values, num_v_heads // num_k_heads
     y = k.output("y", f32, (batch, values))
     qkv, z = k.input("qkv", f32, (batch, channels)), k.input("z", f32, (batch, values))
     alpha, beta = (k.input(name, f32, (batch, num_v_heads)) for name in ("alpha", "beta"))
@@ -202,7 +204,7 @@ def gated_delta_step(
     k.launch((batch * num_v_heads,), threads, resident_blocks=config.resident_blocks)
 
     sequence, head = k.block_id() // num_v_heads, k.block_id() % num_v_heads
-    k_head = heads.k_head_of(head)
+    k_head = k_head_of(head, num_k_heads, num_v_heads, tiled)
     position = positions.at(sequence).load()
     mine = _channels(k, threads, head, k_head, (num_k_heads, key_dim, value_dim))
     convolution = _Convolution(k, mine, qkv.at(sequence).reshape(channels), conv_weight)
@@ -240,7 +242,6 @@ def gated_delta_step(
             token_values = vectors.at(2 * key_dim).at(start).load_run(0, config.columns)
             outputs += columns.absorb(held, keys, queries, token_values, token)
             columns.store(address, value_dim, held)
-        group, tiled = heads.group, heads.tiled
         first = None if group == 1 else head < num_k_heads if tiled else head % group == 0
         convolution.store(ring, sequence, position, first)
         inverse = _inverse_rms(k, outputs, value_dim, eps, config)

@@ -14,7 +14,7 @@ from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u32
 from ..vectors import dot
 from .activations import Activations, ActivationTile
 from .config import MatvecConfig
-from .rows import Team
+from .rows import Matrix, Team
 
 
 @dataclass(frozen=True)
@@ -42,26 +42,27 @@ class MatrixLoads:
     """Loads of a packed matrix's rows, which are multiplied by m rows of activations.
 
     Attributes:
-      planes: (n, blocks, bytes) each.
+      planes: those of the matrix, without a stack.
     """
 
     k: Builder
-    format: str
+    matrix: Matrix
     planes: Sequence[Pointer]
     m: int
     config: MatvecConfig
 
     @property
-    def block_size(self) -> int:
-        return formats.get(self.format).block_size
+    def has_trips(self) -> bool:
+        """Whether a row has at least one full loop trip."""
+        return self.matrix.columns >= self.config.trip(self.matrix.format)
 
     def streams(self, team: Team) -> Streams:
         """Returns `team_streams` of this matrix."""
-        return team_streams(self.k, self.format, team, self.config)
+        return team_streams(self.k, self.matrix.format, team, self.config)
 
     def row(self, team: Team, stream: Value) -> PackedRow:
         """Returns this lane's `PackedRow` on a team's rows."""
-        lanes = self.config.lanes_per_block(self.format)
+        lanes = self.config.lanes_per_block(self.matrix.format)
         share = Share(
             team.start,
             stream,
@@ -71,7 +72,7 @@ class MatrixLoads:
             broadcast=self.config.broadcast_header,
             activations=self.m,
         )
-        return formats.get(self.format).row(self.k, self.planes, share)
+        return formats.get(self.matrix.format).row(self.k, self.planes, share)
 
 
 class Dots:
@@ -85,13 +86,13 @@ class Dots:
       streams: as from `team_streams`, or a part of them.
     """
 
-    def __init__(self, matrix: MatrixLoads, team: Team, streams: Streams | None = None) -> None:
-        k, config, m = matrix.k, matrix.config, matrix.m
-        self._k, self._config, self._m, self.block_size = k, config, m, matrix.block_size
+    def __init__(self, loads: MatrixLoads, team: Team, streams: Streams | None = None) -> None:
+        k, config, m = loads.k, loads.config, loads.m
+        self._k, self._config, self._m, self.block_size = k, config, m, loads.matrix.block_size
         self._dot = dot_f32 if config.floats else dot_q8_1
-        streams = streams or matrix.streams(team)
+        streams = streams or loads.streams(team)
         self._streams, self._stream = streams.count, streams.number
-        self._row = matrix.row(team, self._stream)
+        self._row = loads.row(team, self._stream)
         self._offsets = [team.offset(r) for r in range(config.rows_per_warp)]
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 

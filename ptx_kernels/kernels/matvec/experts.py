@@ -21,13 +21,6 @@ class Experts(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutedExperts(Experts):
-    """Experts that are selected by ids, or with a `routing` by router logits."""
-
-    routing: Routing | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Choice(BlockRow):
     """The (token, selected expert) pair that a thread block computes, one of `count` in total.
 
@@ -45,7 +38,7 @@ def check_choices(experts: int, top: int) -> None:
         raise KernelError(f"experts={experts} and top={top} must both be at least 1, or both 0")
 
 
-def chosen(k: Builder, m: int, moe: Experts) -> Choice | None:
+def chosen(k: Builder, m: int, moe: Experts, routing: Routing | None = None) -> Choice | None:
     """Returns the thread block's `Choice`: operand `ids`, s32 (m, top), at its y index.
 
     Returns None for a dense matrix. An id outside 0 to experts - 1 is not `named`. With a `routing`
@@ -56,8 +49,8 @@ def chosen(k: Builder, m: int, moe: Experts) -> Choice | None:
         return None
     check_choices(experts, top)
     row = k.block_id("y")
-    if isinstance(moe, RoutedExperts) and moe.routing is not None:
-        return _routed(k, m, experts, top, moe.routing, row)
+    if routing is not None:
+        return _routed(k, m, experts, top, routing, row)
     id = k.input("ids", s32, (m, top)).at(0, row).load().bits(u32)
     named = id < experts
     expert = k.select(named, id, 0)

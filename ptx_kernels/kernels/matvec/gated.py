@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Literal
 
 from ...ptx import Builder, KernelError, kernel
+from ..route import Routing
 from .config import MatvecConfig
 from .epilogue import Epilogue
-from .experts import RoutedExperts, chosen
+from .experts import Experts, chosen
 from .matvec import whole_product
 from .prologue import InputRows, Prologue
 from .rows import matrix
@@ -26,7 +27,8 @@ def gated_matvec(
     layers: int = 0,
     activation: Literal["silu", "gelu", "swiglu_oai"] = "silu",
     biases: bool = False,
-    moe: RoutedExperts,
+    moe: Experts,
+    routing: Routing | None = None,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -43,11 +45,11 @@ def gated_matvec(
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")
     m, columns = x.m, x.columns
-    choice = chosen(k, m, moe)
+    choice = chosen(k, m, moe, routing)
     for format in formats:
         config.check(format, n, columns, 1 if choice else m)
     names = "_".join(dict.fromkeys(f.lower() for f in formats))
-    kind = "routed_" if moe.routing else "expert_" if choice else ""
+    kind = "routed_" if routing else "expert_" if choice else ""
     k.name = f"{kind}gated_matvec_{names}_m{m}"
     pair = [
         matrix(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
+from .dot import MatrixLoads
 from .epilogue import Epilogue
 from .experts import Choice, Experts, chosen, where_named
 from .prologue import InputRows, Prologue
@@ -57,7 +58,8 @@ def product(
     """
     config, n, stride = epilogue.config, matrices[0].rows, epilogue.pair_stride
     # not earlier: addresses of other products would occupy registers
-    weights = (PrefetchedWeights if config.ahead else Weights)(k, matrices, epilogue.m, config)
+    loads = [MatrixLoads(k, each, each.planes.of_matrix(), epilogue.m, config) for each in matrices]
+    weights = PrefetchedWeights(loads) if config.ahead else Weights(loads)
     if isinstance(weights, PrefetchedWeights):
         group = k.block_id() if block is None else block
         if weights.first_trip is not None:

@@ -137,7 +137,7 @@ def _add_choices(
         weight = terms.weights.at(0, choice).load(where=inside)
         named = expert < experts
         with k.when(all_of(named, inside)):
-            loads = MatrixLoads(k, matrix.format, matrix.planes.of_matrix(expert), 1, config)
+            loads = MatrixLoads(k, matrix, matrix.planes.of_matrix(expert), 1, config)
             dots = Dots(loads, team, choice_streams)
             dots.add(h.row(choice), matrix.columns // matrix.block_size)
             scale = None if terms.scales is None else terms.scales.at(expert).load()

@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from ...ptx import Builder, Value, Var
 from .activations import Activations
-from .config import MatvecConfig
 from .dot import Dots, MatrixLoads
-from .rows import Matrix, Team
+from .rows import Team
 
 
+@dataclass(frozen=True)
 class Weights:
-    """Matrices of one shape, multiplied by m rows of activations; loads weights when needed."""
+    """Matrices of one shape, multiplied by the same activations; loads weights when needed."""
 
-    def __init__(
-        self, k: Builder, matrices: Sequence[Matrix], m: int, config: MatvecConfig
-    ) -> None:
-        self._k = k
-        self._loads = [
-            MatrixLoads(k, each.format, each.planes.of_matrix(), m, config) for each in matrices
-        ]
+    loads: Sequence[MatrixLoads]
 
     def dots(self, team: Team) -> Sequence[Dots]:
         """Returns the dot products, zero so far, of a team's rows of each matrix."""
-        return [Dots(loads, team) for loads in self._loads]
+        return [Dots(each, team) for each in self.loads]
 
     def add(self, dots: Sequence[Dots], team: Team, x: Activations, columns: int) -> None:
         """Emits the products of the rows' next `columns` columns with `x`."""
         for part in dots:
-            with team.active(self._k):
+            with team.active(self.loads[0].k):
                 part.add(x, columns // part.block_size)
 
 
 class PrefetchedWeights(Weights):
     """Loads weights into registers one loop trip before the dot products need them.
 
-    A matrix's first trip is loaded behind the matrix before it, or behind the team before it. A
+    A matrix's first trip is loaded after the matrix before it, or after the team before it. A
     matrix with less than one trip is not prefetched.
     """
 
-    def __init__(
-        self, k: Builder, matrices: Sequence[Matrix], m: int, config: MatvecConfig
-    ) -> None:
-        super().__init__(k, matrices, m, config)
-        self._trips = [
-            TripRegisters(loads) if each.columns >= config.trip(each.format) else None
-            for each, loads in zip(matrices, self._loads, strict=True)
-        ]
+    @functools.cached_property
+    def _trips(self) -> list[TripRegisters | None]:
+        return [TripRegisters(each) if each.has_trips else None for each in self.loads]
 
     @property
     def first_trip(self) -> TripRegisters | None:
@@ -58,8 +48,8 @@ class PrefetchedWeights(Weights):
 
     def dots(self, team: Team) -> Sequence[Dots]:
         return [
-            PrefetchedDots(loads, team, trip) if trip else Dots(loads, team)
-            for loads, trip in zip(self._loads, self._trips, strict=True)
+            PrefetchedDots(each, team, trip) if trip else Dots(each, team)
+            for each, trip in zip(self.loads, self._trips, strict=True)
         ]
 
     def add(self, dots: Sequence[Dots], team: Team, x: Activations, columns: int) -> None:
@@ -69,7 +59,7 @@ class PrefetchedWeights(Weights):
                 next_trip.load(team)
         if self.first_trip is not None and team.next_team is not None:
             assert team.has_next is not None
-            with self._k.when(team.has_next):
+            with self.loads[0].k.when(team.has_next):
                 self.first_trip.load(team.next_team)
 
 
@@ -80,20 +70,20 @@ class TripRegisters:
     variables that every `load` refills.
     """
 
-    def __init__(self, matrix: MatrixLoads) -> None:
-        self._matrix = matrix
+    def __init__(self, loads: MatrixLoads) -> None:
+        self._loads = loads
         self.loaded: Any = None
 
     def load(self, team: Team) -> None:
         """Starts the loads of a team's first loop trip."""
-        config, streams = self._matrix.config, self._matrix.streams(team)
-        row = self._matrix.row(team, streams.number)
+        config, streams = self._loads.config, self._loads.streams(team)
+        row = self._loads.row(team, streams.number)
         loaded = [
             [row.load(team.offset(r), a * streams.count) for r in range(config.rows_per_warp)]
             for a in range(config.unroll)
         ]
         if self.loaded is None:
-            self.loaded = _variables(self._matrix.k, loaded)
+            self.loaded = _variables(self._loads.k, loaded)
         else:
             _fill(self.loaded, loaded)
 
@@ -125,8 +115,8 @@ def _fill(variables: Any, loaded: Any) -> None:
 class PrefetchedDots(Dots):
     """`Dots` of at least one loop trip, whose first trip's weights are in registers."""
 
-    def __init__(self, matrix: MatrixLoads, team: Team, trip: TripRegisters) -> None:
-        super().__init__(matrix, team)
+    def __init__(self, loads: MatrixLoads, team: Team, trip: TripRegisters) -> None:
+        super().__init__(loads, team)
         self._trip = trip
 
     def _add_trips(self, cursor: Any, trips: int, steps: int) -> None:
