@@ -1,4 +1,4 @@
-"""Raises the garbage collector's thresholds while importing and tracing."""
+"""Makes Python's garbage collector run less often while importing and tracing, to save time."""
 
 from __future__ import annotations
 

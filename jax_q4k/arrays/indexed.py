@@ -32,7 +32,7 @@ class IndexedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (n, k) of the matrix."""
+        """Shape (n, k) of the selected matrix."""
         return self.stack.shape[1:]
 
     @property

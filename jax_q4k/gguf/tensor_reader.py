@@ -239,9 +239,8 @@ def _within(inner: Box, outer: Box) -> tuple[slice, ...]:
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
     """Returns an uninitialized byte array, aligned to BUFFER_ALIGNMENT.
 
-    A large array is memory-mapped, so that its memory returns to the system when it is freed. glibc
-    would keep the memory that several threads allocate: several times a model's size after some
-    loads.
+    A large array has an anonymous memory map of its own, which returns to the system when freed.
+    glibc's arenas, one per thread, would keep it: several times a model's size after some loads.
     """
     nbytes = math.prod(shape)
     if nbytes >= MAPPED:

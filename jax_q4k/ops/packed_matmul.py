@@ -72,9 +72,9 @@ def ptx(
     """`packed_matmul` by PTX kernels, or its transpose for x (m, n).
 
     `activations` None selects the fastest format.
-    Few rows run as a mat-vec; more q8_1 or float16 rows run on tensor cores (int8 or f16 `mma`).
-    XLA multiplies the rest by decoded weights: in float16 if there are so many rows that this is
-    faster (see `decoded`), and in float32 if no kernel takes them or they must be precise.
+    Few rows run as a mat-vec, more rows in q8_1 or float16 on tensor cores (int8 or f16 `mma`).
+    Otherwise XLA multiplies by decoded weights: in float16 where `decoded` finds that faster, and
+    in float32 if no kernel takes these rows or the product must be precise.
     """
     if transposed:
         # Without the barrier, XLA merges the decoding of a weight in the forward and the backward

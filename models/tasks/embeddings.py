@@ -33,7 +33,7 @@ def embed(
 
     Args:
       texts: a text, a sequence of token ids, or a list of either kind with any lengths.
-      pooling: "mean" over all tokens; "last", the only token that attends to the whole text; "cls",
+      pooling: "mean" over all tokens; "last", the last token, which attends to the whole text; "cls",
         the first token; or "none", one vector per token. None means the model's own pooling
         (`pooling_type`, or a folder's 1_Pooling), by default "mean".
       normalize: divides vectors by their length, except those of length 0. None means what the

@@ -1,4 +1,4 @@
-"""Defines tokenizer vocabularies; reads and checks those of GGUF files."""
+"""Defines tokenizer vocabularies, and reads and checks a GGUF file's vocabulary."""
 
 from __future__ import annotations
 

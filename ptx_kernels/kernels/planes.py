@@ -1,4 +1,4 @@
-"""Declares packed weights as operands of a kernel, one operand per plane."""
+"""Declares packed weights as operands of a kernel: one per plane (quants, scales, ...)."""
 
 from __future__ import annotations
 

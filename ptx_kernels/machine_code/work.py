@@ -72,9 +72,9 @@ def traffic(kernel: Kernel) -> int:
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
-    """Returns the weights that a lane gets per load of packed weights; headers are loads too.
+    """Returns the weights that a lane gets per load instruction, loads of scales included.
 
-    Loads are counted in the text of mat-vecs so small that each warp takes a single step.
+    Counts the loads in the PTX of a mat-vec so small that each warp's loop runs once.
     """
     one_step = replace(config, activations="f32", stage="none", unroll=1)
     weights, loads = 0.0, 0

@@ -9,12 +9,12 @@ from .values import Value
 
 
 class LanePartition:
-    """Partition of `count` numbers over the lanes of each group of `lanes` lanes.
+    """Distributes `count` numbers over a group of `lanes` adjacent lanes; each group has its own.
 
     A lane owns `slots` of its group's numbers.
 
     `lanes` is a power of two. If there are fewer numbers than lanes, adjacent lanes own the same
-    number. If the count is not a power of two, the last number fills the missing ones. All 32 lanes
+    number. If the count is not a power of two, the last number is repeated up to the next one. All 32 lanes
     of a warp must take part in the methods.
     """
 

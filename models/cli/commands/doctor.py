@@ -183,7 +183,7 @@ def _defaults() -> Iterator[tuple[str, str]]:
 
 
 def _broken() -> str | None:
-    """Returns the first problem of an installed part that does not work; None if all work."""
+    """Returns what is wrong with JAX's device or the CPU kernels; None if both work."""
     import jax
     import jax.numpy as jnp
     import numpy as np

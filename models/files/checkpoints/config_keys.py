@@ -1,4 +1,4 @@
-"""Rejects keys of config.json that would be ignored: unknown keys, and values without support.
+"""Rejects config.json files with unknown keys, or with values that are not supported.
 
 Unknown keys are rejected because a newer class may use them for features that are missing here.
 Keys that only other classes read are ignored, as in the transformers library.

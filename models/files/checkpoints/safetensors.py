@@ -77,9 +77,9 @@ class Weights:
         self._stack.close()
 
     def read(self, name: str, rows: slice | None = None) -> np.ndarray:
-        """Reads a tensor whose dtype is in TYPES or PACKED, or a slice of its rows with step 1.
+        """Reads a tensor, or the rows of a slice with step 1.
 
-        Raises CheckpointError if a value is NaN or infinite.
+        The dtype must be in TYPES or PACKED. Raises CheckpointError if a value is NaN or infinite.
         """
         stored = self.stored[name]
         file, shape = str(stored.file), stored.shape

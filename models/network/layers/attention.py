@@ -265,7 +265,7 @@ class Paged:
         head_dim: int,
         prefetch: Ahead = (),
     ) -> tuple[Array, Paged]:
-        """Like `Fresh.project`, for x (batch, hidden_size)."""
+        """Like `Fresh.project`, for x (batch, hidden_size), one token per row."""
         k_pages, v_pages, *_ = self.pages
         kv_rows = k_pages.shape[1] * head_dim  # pages may hold each head several times
         if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:

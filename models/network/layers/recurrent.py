@@ -1,4 +1,4 @@
-"""Recurrent state of a layer with its causal convolution, for a chunk of tokens or one token.
+"""Recurrent and convolution state of a layer, for a chunk of tokens or one token.
 
 A causal convolution combines a token with the last ones before it. Its weights are `taps`
 (channels, width); the last is the current token's. The state keeps the last `width` inputs in a

@@ -84,9 +84,9 @@ class OnlineSoftmax:
                     k.accumulate(total, weight, value)
 
     def add_sinks(self, scores: Sequence[Value], once: Value) -> None:
-        """Initializes m and l with scattered sink logits in the lane group where `once` is true.
+        """Initializes m and l with sink logits, in one lane group so that they count once.
 
-        `once` must be true in exactly one lane group. The state must be empty.
+        once: predicate, true in exactly one lane group. The state must be empty.
         """
         k = self.k
         for m, total, score in zip(self.m, self.l, scores, strict=True):

@@ -87,9 +87,9 @@ class _Prefetched:
 
 @dataclass(frozen=True)
 class _Context:
-    """Tokens of one sequence and KV head in the KV cache, before a split's `stop`.
+    """Cached tokens of one sequence and KV head that a split reads, up to its `stop`.
 
-    `values`: None if latent.
+    `values`: None for latent pages, whose keys hold the values.
     """
 
     keys: Pages

@@ -38,9 +38,9 @@ class HeadPages:
         return self.rows[0].shape[0]
 
     def id(self, number: Value, where: Value | None = None) -> Value:
-        """Returns the index in `rows` (u32) of the sequence's page `number`.
+        """Returns the id (u32) of the sequence's page `number`, an index into `rows`.
 
-        It is `num_pages` or more if the page does not exist.
+        The id is `num_pages` or more if the page does not exist.
         """
         found = self.table.entry(number, where).bits(u32)
         if self.named is None:

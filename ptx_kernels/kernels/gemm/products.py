@@ -1,4 +1,4 @@
-"""Multiplies packed weight tiles by activations with mma, as scaled integers or as f16.
+"""Multiplies packed weight tiles by activations with mma, in int8 with scales or in f16.
 
 For 16 weight rows, 8 activations and 32 columns, the integer product is one int8 mma, and two or
 more float multiply-adds scale each exact sum. The f16 product, whose weights include the scales, is

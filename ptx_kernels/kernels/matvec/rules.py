@@ -226,10 +226,10 @@ def _expert_matvec(
     """Returns the Config of an MoE's `matvec` or `gated_matvec` with experts (n, columns).
 
     `choices`: (token, selected expert) pairs. Each thread block normalizes and quantizes its
-    token's row itself, or with `exact` uses it unquantized. One row, unless it is very long, is
-    little compared to the thread block's share of the weights. For q8_1 output a thread block has
-    the 32 rows of a group, in eight warps, so that two thread blocks hide each other's barriers. An
-    expert's few rows make too few thread blocks of 16 warps to divide them evenly.
+    token's row itself, which costs little beside its weights unless the row is very long; with
+    `exact` it uses the row unquantized. For q8_1 output a thread block computes the 32 rows of a
+    group, with eight warps: two thread blocks then hide each other's barriers, and an expert's few
+    rows occupy the multiprocessors more evenly than with 16 warps.
     """
     if exact:
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)

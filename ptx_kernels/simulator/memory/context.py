@@ -1,4 +1,4 @@
-"""State shared by all memories of a batch."""
+"""State that the memory spaces share while a batch of thread blocks is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds accesses that are concurrent (neither happens before the other), and at which scope."""
+"""Finds concurrent accesses: neither happens before the other at the needed scope (block, GPU)."""
 
 from __future__ import annotations
 

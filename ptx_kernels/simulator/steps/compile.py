@@ -234,7 +234,7 @@ class _Compiler:
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:
         """Computes register liveness backward over the basic blocks.
 
-        Fills live_in, writes and dead registers.
+        Sets the blocks' `live_in`, and the writes and dead registers of each step.
         """
         use, kill, after = [], [], []
         for number, (block, steps) in enumerate(compiled):

@@ -1,4 +1,4 @@
-"""Registers what instructions with side effects or warp-wide effects do, and compiles them.
+"""Registry of functions that simulate instructions with side effects or warp-wide effects.
 
 These instructions need the machine's state, unlike those of `table`.
 """
@@ -27,7 +27,7 @@ _WAITS: dict[str, Callable[[Binding], Wait]] = {}
 
 
 def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meaning]:
-    """Decorator that registers a function as the effect of instruction table rows, by name.
+    """Decorator that registers a function as the effect of the table rows with its name.
 
     Args:
       synchronizes: whether the instruction may order accesses of threads by other means than
