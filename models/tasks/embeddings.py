@@ -33,9 +33,9 @@ def embed(
 
     Args:
       texts: a text, a sequence of token ids, or a list of either kind with any lengths.
-      pooling: "mean" over all tokens; "last", the last token, which attends to the whole text; "cls",
-        the first token; or "none", one vector per token. None means the model's own pooling
-        (`pooling_type`, or a folder's 1_Pooling), by default "mean".
+      pooling: "mean" over all tokens; "last", the last token, which attends to the whole
+        text; "cls", the first token; or "none", one vector per token. None means the model's own
+        pooling (`pooling_type`, or a folder's 1_Pooling), by default "mean".
       normalize: divides vectors by their length, except those of length 0. None means what the
         model's folder says (modules.json).
       progress: called with (texts done, number of texts).

@@ -14,8 +14,8 @@ class LanePartition:
     A lane owns `slots` of its group's numbers.
 
     `lanes` is a power of two. If there are fewer numbers than lanes, adjacent lanes own the same
-    number. If the count is not a power of two, the last number is repeated up to the next one. All 32 lanes
-    of a warp must take part in the methods.
+    number. If the count is not a power of two, the last number is repeated. All 32
+    lanes of a warp must take part in the methods.
     """
 
     def __init__(self, k: Builder, count: int, lanes: int) -> None:

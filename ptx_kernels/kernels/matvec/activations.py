@@ -114,7 +114,7 @@ class _OrderedCursor:
         self._pairs.advance(self._spans(blocks) // 4)
 
     def _spans(self, blocks: int) -> int:
-        """Returns the size in bytes of `blocks` quantization blocks, padded to spans of 256 values."""
+        """Returns the size in bytes of quantization blocks, which must fill spans of 256 values."""
         spans, rest = divmod(blocks * self._block_size, SPAN)
         assert not rest, blocks
         return spans * SPAN_BYTES

@@ -27,11 +27,11 @@ _WAITS: dict[str, Callable[[Binding], Wait]] = {}
 
 
 def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meaning]:
-    """Decorator that registers a function as the effect of the table rows with its name.
+    """Decorator that registers a function as the effect of the table rows `names`.
 
     Args:
-      synchronizes: whether the instruction may order accesses of threads by other means than
-        barriers, even without `.acquire` or `.release`.
+      synchronizes: whether the instruction may order accesses of different threads although it is
+        no barrier and has neither `.acquire` nor `.release`.
     """
 
     def register(meaning: Meaning) -> Meaning:
