@@ -218,6 +218,7 @@ def draw_predicted(figures: Figures) -> Any:
     axes.set_yticks([])
     axes.margins(x=0.1)
     _plain(axes)
+    axes.spines["left"].set_visible(False)
     _legend(figure, axes, "Predicted us per layer, H200")
     return figure
 

@@ -83,7 +83,7 @@ def _arguments(parameters: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 class Entries(griffe.Extension):
-    """Applies `entries_apart` to every docstring."""
+    """Applies `entries_apart` to every docstring, and shows `_field(X, ...)` as the default X."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
@@ -91,3 +91,7 @@ class Entries(griffe.Extension):
             if obj.is_function:
                 names = [parameter.name for parameter in obj.parameters]
             obj.docstring.value = entries_apart(obj.docstring.value, names)
+
+    def on_attribute_instance(self, *, attr: Any, **_: Any) -> None:
+        if str(attr.value).startswith("_field("):
+            attr.value = attr.value.arguments[0]

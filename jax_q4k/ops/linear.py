@@ -205,7 +205,7 @@ def linear(
     prefetch: Sequence[Any] = (),
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Linear layer: [residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w.
+    """Linear layer: `[residual +] [rms_norm](x) @ dequantize(w).T [+ bias]` for each w.
 
     Products are accumulated in float32. The terms in brackets are optional.
 

@@ -28,8 +28,8 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
       x: (..., k) float32, bfloat16 or float16; k a multiple of 32.
 
     Returns:
-      values int8 (..., k), and float32 (..., k / 32, 2): [..., 0] the scale, [..., 1] scale * sum
-      of values.
+      Values int8 (..., k), and float32 (..., k / 32, 2) with the scale in [..., 0] and scale * sum
+      of values in [..., 1].
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: no axis, or a k that is not a multiple of

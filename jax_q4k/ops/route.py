@@ -49,8 +49,8 @@ def route(
       top: experts per token, 1 to the number of experts in `groups_used` groups.
       gating: scores from logits: `softmax` over all experts, or `sigmoid` of each.
       bias: (experts,), added to scores for the selection only, or None.
-      groups: number of equal groups of experts, a divisor of their number; groups_used: number of
-        groups that a token's experts may come from.
+      groups: number of equal groups of experts, a divisor of their number.
+      groups_used: number of groups that a token's experts may come from.
       normalize: whether weights are divided by their sum, at least 6.1e-5.
       scale: final factor of the weights.
 

@@ -44,8 +44,9 @@ def routed_mlp(
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
-      logits: (..., experts), top, gating, groups, groups_used, normalize, scale: see `route`;
-        selection_bias: its bias (experts,), or None.
+      logits: (..., experts).
+      top, gating, groups, groups_used, normalize, scale: see `route`.
+      selection_bias: (experts,), the bias of `route`, or None.
       gate, up, down, activation, biases, down_scale, norm_weight, eps, residual, activations: see
         `expert_mlp`.
 

@@ -52,26 +52,10 @@ def names() -> tuple[str, ...]:
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     """Quantizes rows of floats to ggml's quantization blocks, as the bytes of a GGUF file.
 
-    Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x -
-    weight)^2: ggml's objective with an importance matrix. Q8_0 equals ggml's bit for bit and
-    ignores the importance. Values already on a grid of the format keep it: bit for bit in Q4_0,
-    Q5_0 and Q8_0, within an ulp in other formats if the values determine the grid (see `affine`,
-    `symmetric`).
-
-    Args:
-      w: (..., k), NumPy or JAX, float32, float16, bfloat16 or float64 (searched in float32).
-      format: one of `names()`.
-      importance: (k,) non-negative weights of the squared errors; a common factor has no effect.
-        A block of zeros counts as uniform. None means uniform.
+    Has the arguments, accuracy and errors of `jax_q4k.quantize`.
 
     Returns:
       uint8 (..., k / block_size, block_bytes).
-
-    Raises:
-      ValueError: an unknown format; no axis, an empty one, or a k that is not a multiple of the
-        block size; a value that is NaN, infinite or beyond the format's range (the message names
-        the first); an importance of another shape, or with negative, NaN or infinite elements.
-        TypeError: a dtype that is not listed, a boolean or complex importance, a tracer.
     """
     if format not in names():  # a tuple, because the argument may not be hashable
         raise ValueError(f"format={format!r} must be one of {', '.join(names())}")

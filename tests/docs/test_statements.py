@@ -755,7 +755,7 @@ def targets():
 
 @says(INSTALL, "for AVX-512 VNNI, AVX-VNNI, AVX2, NEON and plain C++")
 @says(README, "AVX-512 VNNI, AVX-VNNI, AVX2, NEON, portable C++")
-@says("CONTRIBUTING.md", "(`avx512`, `avxvnni`, `avx2`, `neon` or `portable`)")
+@says(INSTALL, "(`avx512`, `avxvnni`, `avx2`, `neon` or `portable`)")
 def sets_of_kernels():
     names = {name for kernels in build._KERNELS.values() for name in kernels}
     assert names == {"avx512", "avxvnni", "avx2", "neon", "portable"}
