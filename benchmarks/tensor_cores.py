@@ -30,7 +30,12 @@ from ptx_kernels.formats.unpack import k_scales, packed_tile
 from ptx_kernels.formats.unpack.packed_tile import Pair
 from ptx_kernels.formats.unpack.packed_words import f16_of
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
-from ptx_kernels.kernels.gemm.fragments import Accumulators, accumulators, f16_activations, place
+from ptx_kernels.kernels.gemm.fragments import (
+    Accumulators,
+    accumulator_index,
+    accumulators,
+    f16_activations,
+)
 from ptx_kernels.kernels.gemm.pipeline import Pipeline, Rows, TileCopy
 from ptx_kernels.kernels.operands import random_planes
 from ptx_kernels.kernels.quantize_f16 import SUPER_BLOCK, quantize_f16
@@ -109,7 +114,7 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
     for row, tile in zip(first_rows, totals, strict=True):
         for i, of_columns in enumerate(tile):
             for j, total in enumerate(of_columns):
-                n_, m_ = place(k, first_n + row, first_m + 8 * i, j)
+                n_, m_ = accumulator_index(k, first_n + row, first_m + 8 * i, j)
                 y.at(m_, n_).store(0, total)
 
 

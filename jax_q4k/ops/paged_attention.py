@@ -85,10 +85,15 @@ def paged_attention(
         and page ids out of range.
       NotImplementedError: under differentiation; there is no derivative.
     """
-    rows = block_tables, context_lens, lengths
-    operands = Operands(q, k_pages, v_pages, k_scales, v_scales, *rows, sinks)
-    params = {"scale": scale, "window": window, "soft_cap": soft_cap, "value_dim": value_dim}
-    return attend(*checked_pages(operands, **params))
+    of_rows = block_tables, context_lens, lengths
+    operands, params = checked_pages(
+        Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks),
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        value_dim=value_dim,
+    )
+    return attend(operands, params)
 
 
 def checked_pages(
@@ -133,8 +138,8 @@ def checked_pages(
             _check_lengths(np.asarray(lengths), np.asarray(context_lens), q.shape[1])
         seen = window if window is None or q.ndim == 3 else window + q.shape[1] - 1
         _check_values(tables, np.asarray(context_lens), num_pages, page_size, seen)
-    scales, rows = (k_scales, v_scales), (block_tables, context_lens, lengths)
-    operands = Operands(q, k_pages, v_pages, *scales, *rows, sinks)
+    of_rows = block_tables, context_lens, lengths
+    operands = Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks)
     return checked(operands, scale=scale, window=window, soft_cap=soft_cap, value_dim=value_dim)
 
 

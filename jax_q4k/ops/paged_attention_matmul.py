@@ -63,8 +63,8 @@ def paged_attention_matmul(
     """
     activations = activations_of(activations)
     v_pages = checks.float_array("v_pages", v_pages, float_types.PAGE_DTYPES)
-    rows = block_tables, context_lens, lengths
-    operands = attend.Operands(q, k_pages, v_pages, k_scales, v_scales, *rows, sinks)
+    of_rows = block_tables, context_lens, lengths
+    operands = attend.Operands(q, k_pages, v_pages, k_scales, v_scales, *of_rows, sinks)
     given, params = checked_pages(operands, scale=scale, window=window, soft_cap=soft_cap)
     dtype, given = given.q.dtype, given.computed_in_float32()
     w = checks.weight("w", w)

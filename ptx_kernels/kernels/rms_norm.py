@@ -69,9 +69,9 @@ def normalize(
         eps=eps,
     )
     scaled = []
-    for run, weights in zip(row, factors, strict=True):
-        values = [x * inverse * weight for x, weight in zip(run.values, weights, strict=True)]
-        scaled.append(replace(run, values=values))
+    for each, weights in zip(row, factors, strict=True):
+        values = [x * inverse * weight for x, weight in zip(each.values, weights, strict=True)]
+        scaled.append(replace(each, values=values))
     return scaled
 
 

@@ -119,7 +119,9 @@ def _causal(
 
 def _piece(
     label: str,
-    *sizes: int,
+    head_dim: int = 128,
+    group: int = 4,
+    *,
     batch: int = 1,
     time: int = 256,
     dtype: str = "bf16",
@@ -134,7 +136,8 @@ def _piece(
     pages = dict(num_pages=batch * per_sequence, page_size=16, pages_per_sequence=per_sequence)
     return _causal(
         f"pages-{label}",
-        *sizes,
+        head_dim,
+        group,
         batch=batch,
         time=time,
         key_parts=key_parts,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ... import formats
-from ...ptx import Builder, KernelError, Pointer, Value, Var, all_of, f32, kernel, s8, s32, u32
+from ...ptx import Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u32
 from ..planes import input_planes
 from ..quantize_q8_1 import GROUP
 from .activations import Floats, Quantized
@@ -136,7 +136,7 @@ def _add_choices(
         expert = terms.ids.at(0, choice).load(where=inside).bits(u32)
         weight = terms.weights.at(0, choice).load(where=inside)
         named = expert < experts
-        with k.when(all_of(named, inside)):
+        with k.when(named if inside is None else named & inside):
             loads = MatrixLoads(k, matrix, matrix.planes.of_matrix(expert), 1, config)
             dots = Dots(loads, team, choice_streams)
             dots.add(h.row(choice), matrix.columns // matrix.block_size)
