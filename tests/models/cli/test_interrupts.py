@@ -163,7 +163,8 @@ def test_an_ignored_signal_stays_ignored(tmp_path):
     """nohup ignores the signal."""
     body = """
 signal.signal(number, signal.SIG_IGN)
-cli.commands.quantize.quantize_file = interrupted
+from jax_q4k import models
+models.quantize_file = interrupted
 cli.main(["quantize", "demo", sys.argv[2]])
 """
     done = run(body, "SIGHUP", str(tmp_path / "out.gguf"), capture_output=True)
