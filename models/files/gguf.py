@@ -105,10 +105,8 @@ def described_config(header: gguf.Header, file: str) -> Config:
       GGUFError: the file holds no language model, or one that is not supported.
     """
     if not header.tensors and other_files.kind_of(header.metadata) is None:
-        only = (
-            "holds only a vocabulary" if "tokenizer.ggml.model" in header.metadata else "is empty"
-        )
-        raise GGUFError(file, "file", f"{only}: it has no weights")
+        content = "only a vocabulary" if "tokenizer.ggml.model" in header.metadata else "nothing"
+        raise GGUFError(file, "file", f"holds {content}: it has no weights")
     return Config.from_metadata(header.metadata, file)
 
 

@@ -56,5 +56,5 @@ def test_message_is_in_the_code(message):
 
 
 def test_messages_that_no_code_has_are_detected():
-    assert "is there already" in texts() and "is there already, alas" not in texts()
-    assert pieces("... is there already, alas: --force replaces it")[0] not in texts()
+    assert "already exists" in texts() and "already exists, alas" not in texts()
+    assert pieces("... already exists, alas; --force replaces it")[0] not in texts()

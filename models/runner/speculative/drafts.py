@@ -56,8 +56,8 @@ class PromptLookup:
         """
         capacity = history.shape[1]
         at = jnp.arange(capacity, dtype=jnp.int32)[None]  # position after a run
-        at = lengths[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32)[None]
-        last = jnp.take_along_axis(history, jnp.maximum(at, 0), axis=1)  # the last token first
+        ends = lengths[:, None] - 1 - jnp.arange(self.longest, dtype=jnp.int32)[None]
+        last = jnp.take_along_axis(history, jnp.maximum(ends, 0), axis=1)  # the last token first
         alike, run = at < lengths[:, None], jnp.zeros_like(history)
         for i in range(self.longest):
             alike &= (jnp.roll(history, i + 1, axis=1) == last[:, i : i + 1]) & (at > i)

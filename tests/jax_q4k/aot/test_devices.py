@@ -74,7 +74,8 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     with mock.patch.object(model_build, "float_array", lambda tensor: tensor):
         model = models.Model(model_build.build(CONFIG, tensors))
     weights = [
-        w if isinstance(w, jax.ShapeDtypeStruct) else placed(w, where.whole) for w in model.weights
+        w if isinstance(w, jax.ShapeDtypeStruct) else placed(w, where.replicated)
+        for w in model.weights
     ]
     return model, weights, where
 
@@ -98,11 +99,11 @@ def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
         tables = jax.ShapeDtypeStruct((groups, 1, *tables.shape[1:]), tables.dtype)
     cache = dataclasses.replace(cache, block_tables=tables)
     parts = NamedSharding(mesh, P("dp", "tp"))
-    cache = jax.tree.map(lambda a: placed(a, parts if a.ndim == 4 else where.whole), cache)
-    ids = placed(jax.ShapeDtypeStruct((groups,), jnp.int32), where.whole)
-    prompt = placed(jax.ShapeDtypeStruct((groups, 128), jnp.int32), where.whole)
+    cache = jax.tree.map(lambda a: placed(a, parts if a.ndim == 4 else where.replicated), cache)
+    ids = placed(jax.ShapeDtypeStruct((groups,), jnp.int32), where.replicated)
+    prompt = placed(jax.ShapeDtypeStruct((groups, 128), jnp.int32), where.replicated)
     parameters = jax.tree.map(
-        lambda x: placed(jax.ShapeDtypeStruct(x.shape, x.dtype), where.whole),
+        lambda x: placed(jax.ShapeDtypeStruct(x.shape, x.dtype), where.replicated),
         SamplingArrays.of([models.Sampling()] * groups),
     )
     arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, parameters)

@@ -219,9 +219,9 @@ def test_values_that_do_not_fit(shape):
     "options, error, message",
     [
         ({"window": 0}, ValueError, "window=0 must be a positive int32"),
-        ({"window": 2.5}, TypeError, "window is of type float; it must be an integer"),
+        ({"window": 2.5}, TypeError, "window is of type float; it must be a static integer"),
         ({"scale": 0.0}, ValueError, "scale=0.0 must be positive and finite"),
-        ({"scale": "1"}, TypeError, "scale is of type str; it must be a number"),
+        ({"scale": "1"}, TypeError, "scale is of type str; it must be a static number"),
         ({"soft_cap": -1.0}, ValueError, "soft_cap=-1.0 must be positive and finite"),
         ({"sinks": SINKS[:2]}, ValueError, r"sinks has shape \(2,\).*\(4,\)"),
         ({"sinks": np.zeros(4, np.int32)}, TypeError, "sinks has dtype int32"),

@@ -262,7 +262,7 @@ def test_generate_with_every_kernel_simulated(run):
         ),
         (
             ("generate", TOKEN_MODEL, "--tokens", ",".join(["1"] * 2048)),
-            "more than the context length, 2048",
+            "exceed the context length, 2048",
         ),
         (("generate", TEXT_MODEL, "-f", "-", "-f", "-"), "standard input is read once"),
         (("generate", TEXT_MODEL, "-f", "/no/such.txt"), "No such file or directory"),

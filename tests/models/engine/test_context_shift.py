@@ -79,7 +79,7 @@ def test_stop_strings_and_logprobs_over_a_shift() -> None:
 
 def test_prompts_that_do_not_fit() -> None:
     loaded = short("llama-gqa")
-    with pytest.raises(ValueError, match="more than the context length, 40"):
+    with pytest.raises(ValueError, match="exceed the context length, 40"):
         models.generate(loaded, [1, 2], max_new_tokens=39)
     with pytest.raises(ValueError, match="a prompt of 40 tokens with keep=1 leaves no"):
         models.generate(loaded, [1] * 40, shift=models.ContextShift())

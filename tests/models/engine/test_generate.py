@@ -479,7 +479,7 @@ def test_sampling_parameters_that_do_not_fit():
     with pytest.raises(ValueError, match="logit_bias names token 99999; ids must be 0 to"):
         models.generate(loaded, [1], logit_bias={3: 1, 99999: 1})
     long = Sampling(max_new_tokens=loaded.config.context_length - 2)
-    with pytest.raises(ValueError, match=r"a prompt of 3 tokens and max_new_tokens=\d+ are more"):
+    with pytest.raises(ValueError, match=r"a prompt of 3 tokens and max_new_tokens=\d+ exceed"):
         models.generate(loaded, [[1, 2], [1, 2, 3]], [long, long])
 
 
@@ -693,7 +693,7 @@ def test_fusions_are_chosen_around_the_call(monkeypatch):
         ("text-spm", "a", {"cache_dtype": None}, TypeError, "cache_dtype=None must be one of"),
         ("text-spm", "a", {"cache_dtype": "foo"}, TypeError, "cache_dtype='foo' must be one of"),
         ("text-spm", "a\udcff", {}, ValueError, "lone surrogate at position 1"),
-        ("text-spm", "a", {"max_new_tokens": 10**30}, ValueError, "more than the context"),
+        ("text-spm", "a", {"max_new_tokens": 10**30}, ValueError, "exceed the context"),
         ("llama-gqa", [1], {"cache_dtype": np.int16}, TypeError, "int16"),
     ],
 )

@@ -335,7 +335,7 @@ def test_rules_place_tensors() -> None:
     ("rules", "error", "message"),
     [
         ({"attn_qq": P("tp")}, ValueError, r"rules\['attn_qq'\]: the model has no such tensor"),
-        ({"attn_q": P("dp")}, ValueError, "no axis 'dp' for 'blk.0.attn_q.weight', but 'tp'"),
+        ({"attn_q": P("dp")}, ValueError, "no axis 'dp' for 'blk.0.attn_q.weight'; it has 'tp'"),
         ({"attn_q": "tp"}, TypeError, "is a str; it must be a PartitionSpec"),
         (
             {"ffn_down": P(None, "tp")},
