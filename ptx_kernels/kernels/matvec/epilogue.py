@@ -61,16 +61,18 @@ class Epilogue:
         )
         self._addends = len(self._biases) + residual  # per value
         self._staged: Pointer | None = None
-        self._heads = heads
-        if heads is not None:
-            self._results: list[Pointer] = []
-            return
-        if output == "f32":
+        self._heads, self._results = heads, list[Pointer]()
+        if output not in ("f32", "q8_1"):
+            raise KernelError(f"output={output!r} must be f32 or q8_1")
+        if heads is None and output == "f32":
             self._y = one_row(k.output(f"y{suffix}", f32, (m, n)), row)
             self._results = [self._y]
-            return
-        if output != "q8_1":
-            raise KernelError(f"output={output!r} must be f32 or q8_1")
+        elif heads is None:
+            self._declare_q8_1(m, row, suffix)
+
+    def _declare_q8_1(self, m: int, row: Value | None, suffix: str) -> None:
+        """Declares q8_1 results, and the shared memory in which they are collected."""
+        k, n, config = self._k, self._n, self.config
         rows = config.block_rows
         if n % GROUP or rows % GROUP:
             raise KernelError(
