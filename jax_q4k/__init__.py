@@ -6,6 +6,7 @@ Packed weights, jit-compatible primitives, and PTX kernels for GPUs.
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,11 @@ else:
         "replacing": "cache.atomic_files",
     }
     _public, __dir__ = lazy_imports.attach(__name__)
+
+    # Programs that another process exported need what these register. The script `jax-q4k` imports
+    # them, and thus JAX, when it has read its arguments.
+    if not hasattr(sys.modules["__main__"], "IMPORTS_JAX_LATER"):
+        from . import arrays, native  # noqa: F401
 
     def __getattr__(name: str) -> Any:
         """Imports public names on first use, and modules by their earlier names with a warning."""

@@ -14,7 +14,6 @@ from ptx_kernels import formats
 
 #: Modules that take tens of milliseconds each and that not every program needs.
 HEAVY = (
-    "jax",
     "flax",
     "gguf",
     "jax_q4k.gguf",

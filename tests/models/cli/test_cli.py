@@ -485,7 +485,7 @@ def test_text_that_the_terminals_encoding_lacks(monkeypatch):
 
 
 @pytest.mark.slow("starts the command several times")
-def test_the_version_is_said_before_anything_is_imported(tmp_path):
+def test_version_and_help_need_no_jax(tmp_path):
     """Runs the script that is installed as `jax-q4k`."""
     script = shutil.copy(Path(cli.__file__).parent / "jax-q4k", tmp_path)
     command = [sys.executable, "-X", "importtime", str(script), "--version"]
@@ -493,8 +493,11 @@ def test_the_version_is_said_before_anything_is_imported(tmp_path):
     assert done.stdout == f"jax-q4k {jq.__version__}\n" and done.returncode == 0
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "ptx_kernels" in imported and not imported & {"jax", "numpy", "jax_q4k", "argparse"}
-    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "usage: jax-q4k" in done.stdout
+    for arguments in (["--help"], ["generate", "--help"], ["compile", "--help"]):
+        done = subprocess.run([*command[:-1], *arguments], capture_output=True, text=True)
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert done.returncode == 0 and "usage: jax-q4k" in done.stdout
+        assert "argparse" in imported and not imported & {"jax", "gguf", "flax"}
 
 
 def test_the_collector_runs_once_the_command_is_imported():

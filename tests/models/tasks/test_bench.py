@@ -14,7 +14,6 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import cli
-from jax_q4k.models.cli.commands import bench as command
 from jax_q4k.models.tasks import bench
 
 from ..golden_files import model, path
@@ -118,7 +117,7 @@ def test_a_table(run):
 
 
 def test_sizes_of_models_in_a_table(run, monkeypatch):
-    monkeypatch.setattr(command, "measure", lambda _, test, *rest: bench.Speed(test, (2.0, 2.0)))
+    monkeypatch.setattr(bench, "measure", lambda _, test, *rest: bench.Speed(test, (2.0, 2.0)))
     code, out, err = run(FILE, "-p", "8", "-n", "0")
     shapes = [tensor.shape for tensor in models.named_tensors(model("llama-gqa")).values()]
     params = sum(map(math.prod, shapes))
