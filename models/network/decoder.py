@@ -1,6 +1,6 @@
 """Defines the Decoder: a tree of Flax NNX modules whose weights stay packed.
 
-Prefill, extend and decode differ only in the `memory` that each layer gets. An attention layer gets
+Prefill, extend and decode differ only in the cache that each layer gets. An attention layer gets
 keys and values: `Fresh` (of a whole prompt) or `Paged` (in a KV cache). A recurrent layer gets its
 state: `Chunk` (of several tokens) or `Step` (of one token).
 """
@@ -22,12 +22,11 @@ from ..config import Config, rope
 from ..kv_cache import PagedCache
 from ..kv_cache.shapes import window_pages
 from .layers import (
-    KV,
     Chunk,
     DecoderLayer,
     Fresh,
+    LayerCache,
     Linear,
-    Memory,
     Norm,
     Paged,
     PerLayerEmbedding,
@@ -83,13 +82,13 @@ class Decoder(nnx.Module):
         if lengths is None:
             lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
 
-        def memory(layer: int, **options: Any) -> KV | Memory:
+        def layer_cache(layer: int, **options: Any) -> LayerCache:
             if self._is_recurrent(layer):
                 return Chunk(lengths)
             return Fresh(lengths=lengths, **options)
 
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        return self._hidden(tokens, positions, memory, tokens.shape[1])[0]
+        return self._hidden(tokens, positions, layer_cache, tokens.shape[1])[0]
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
         """Runs a causal pass over whole prompts, and stores their keys and values in the cache.
@@ -120,13 +119,13 @@ class Decoder(nnx.Module):
             for window, tables in cache.tables(self.config).items()
         }
 
-        def memory(layer: int, **options: Any) -> KV | Memory:
+        def layer_cache(layer: int, **options: Any) -> LayerCache:
             if self._is_recurrent(layer):
                 return Chunk(lengths, state=cache.states[layer])
             window, pages = self.config.window_of(layer), cache.pages[layer]
             return Fresh(lengths=lengths, slots=slots[window], pages=pages, **options)
 
-        x, after = self._hidden(tokens, positions, memory, cache.capacity, given)
+        x, after = self._hidden(tokens, positions, layer_cache, cache.capacity, given)
         context_lens = jnp.where(lengths > 0, lengths, cache.context_lens)
         return x, self._stored(cache, after, context_lens)
 
@@ -176,11 +175,11 @@ class Decoder(nnx.Module):
         x, after = self._continued(tokens, lengths, cache, trial=True)
 
         def accepted(counts: Array) -> PagedCache:
-            kept: list[KV | Memory] = []
-            for layer, memory in zip(self.layers, after, strict=True):
+            caches: list[LayerCache] = []
+            for layer, trial in zip(self.layers, after, strict=True):
                 mixer: Any = layer.mixer
-                kept.append(mixer.accepted(memory, counts) if isinstance(memory, Chunk) else memory)
-            return self._stored(cache, kept, cache.context_lens + counts)
+                caches.append(mixer.accepted(trial, counts) if isinstance(trial, Chunk) else trial)
+            return self._stored(cache, caches, cache.context_lens + counts)
 
         return x, accepted
 
@@ -192,21 +191,21 @@ class Decoder(nnx.Module):
         given: Array | None = None,
         *,
         trial: bool = False,
-    ) -> tuple[Array, list[KV | Memory]]:
+    ) -> tuple[Array, list[LayerCache]]:
         """Runs all layers on tokens that continue a cache.
 
-        Returns the last layer's hidden states (batch, time, hidden_size), and each layer's memory
+        Returns the last layer's hidden states (batch, time, hidden_size), and each layer's cache
         after the pass. trial: the tokens are drafts.
         """
         batch, time = tokens.shape
-        self._check_ahead(time, cache)
+        self._check_room(time, cache)
         steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         valid, first = steps < lengths[:, None], cache.context_lens
         positions = first[:, None] + steps
         tables = cache.tables(self.config)
         slots = {window: cache.slots(positions, valid, table) for window, table in tables.items()}
 
-        def memory(layer: int, **options: Any) -> KV | Memory:
+        def layer_cache(layer: int, **options: Any) -> LayerCache:
             if self._is_recurrent(layer):
                 return Chunk(lengths, first, cache.states[layer], trial)
             window, pages = self.config.window_of(layer), cache.pages[layer]
@@ -215,7 +214,7 @@ class Decoder(nnx.Module):
 
         flat = tokens.reshape(-1), positions.reshape(-1)
         given = None if given is None else given.reshape(batch * time, -1)
-        x, after = self._hidden(*flat, memory, cache.capacity, given)
+        x, after = self._hidden(*flat, layer_cache, cache.capacity, given)
         return x.reshape(batch, time, -1), after
 
     def decode(
@@ -254,37 +253,37 @@ class Decoder(nnx.Module):
             for window, of_window in tables.items()
         }
 
-        def memory(layer: int, **options: Any) -> KV | Memory:
+        def layer_cache(layer: int, **options: Any) -> LayerCache:
             if self._is_recurrent(layer):
                 return Step(jnp.where(active, positions, -1), cache.states[layer])
             window, pages = self.config.window_of(layer), cache.pages[layer]
             options |= {"slots": slots[window], "block_tables": tables[window]}
             return Paged(pages=pages, lens=lens, **options)
 
-        x, after = self._hidden(token, positions, memory, cache.capacity, given)
+        x, after = self._hidden(token, positions, layer_cache, cache.capacity, given)
         return x, self._stored(cache, after, lens)
 
     def _is_recurrent(self, layer: int) -> bool:
         return self.config.mixer_of(layer) != "attention"
 
     def _stored(
-        self, cache: PagedCache, after: Sequence[KV | Memory], context_lens: Array
+        self, cache: PagedCache, after: Sequence[LayerCache], context_lens: Array
     ) -> PagedCache:
         """Returns the cache with the updated pages and states.
 
-        after: each layer's memory after the pass.
+        after: each layer's cache after the pass.
         """
         return dataclasses.replace(
             cache,
             pages=[
-                memory.pages if isinstance(memory, Fresh | Paged) and pages else ()
-                for memory, pages in zip(after, cache.pages, strict=True)
+                kv.pages if isinstance(kv, Fresh | Paged) and pages else ()
+                for kv, pages in zip(after, cache.pages, strict=True)
             ],
             states=[m.state if isinstance(m, Chunk | Step) else () for m in after],
             context_lens=context_lens,
         )
 
-    def _check_ahead(self, time: int, cache: PagedCache) -> None:
+    def _check_room(self, time: int, cache: PagedCache) -> None:
         """Raises ValueError if `time` new tokens exceed what windowed layers have pages for.
 
         Later tokens would overwrite pages that earlier ones still read.
@@ -293,8 +292,8 @@ class Decoder(nnx.Module):
         for layer, pages in enumerate(cache.pages):
             window = self.config.window_of(layer)
             if pages and window is not None:
-                own = pages[0].shape[0] // sequences
-                if own * size < min(cache.capacity, (window_pages(window, size, time)) * size):
+                of_each = pages[0].shape[0] // sequences
+                if of_each * size < min(cache.capacity, (window_pages(window, size, time)) * size):
                     raise ValueError(
                         f"tokens has time={time}; windowed layers have no room for as many at a "
                         "time: create the cache with ahead=time"
@@ -304,34 +303,34 @@ class Decoder(nnx.Module):
         self,
         tokens: Array,
         positions: Array,
-        memory: Callable[..., KV | Memory],
+        layer_cache: Callable[..., LayerCache],
         capacity: int,
         given: Array | None = None,
-    ) -> tuple[Array, list[KV | Memory]]:
-        """Runs all layers; returns the last hidden states, and each layer's memory after the pass.
+    ) -> tuple[Array, list[LayerCache]]:
+        """Runs all layers; returns the last hidden states, and each layer's cache after the pass.
 
-        memory: function memory(layer, rotation=, temperature=) -> the layer's memory before the
-        pass. capacity: maximum tokens of a sequence. given: input of the first layer; None means
-        the embeddings of `tokens`.
+        layer_cache: function (layer, rotation=, temperature=) -> the layer's cache before the pass.
+        capacity: maximum tokens of a sequence. given: input of the first layer; None means the
+        embeddings of `tokens`.
         """
-        after: list[KV | Memory] = []
+        after: list[LayerCache] = []
         config = self.config
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
         x = self.embedded(tokens) if given is None else given
         parts = None if self.per_layer is None else self.per_layer(tokens, x)
         # projections whose weights each layer's last kernel prefetches
-        ahead = [layer.first for layer in list(self.layers)[1:]] + [[self._output]]
+        prefetch = [layer.first for layer in list(self.layers)[1:]] + [[self._output]]
         for i, layer in enumerate(self.layers):
             rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
-            held = (
-                memory(i, rotation=rotation, temperature=temperature)
+            before = (
+                layer_cache(i, rotation=rotation, temperature=temperature)
                 if source == i
                 else after[source]
             )
             with jax.named_scope(f"layer{i}"):  # shown in profiles and in XLA's kernel names
                 part = None if parts is None else parts[..., i, :]
-                x, memory_after = layer(x, held, part, ahead[i])
-            after.append(memory_after)
+                x, updated = layer(x, before, part, prefetch[i])
+            after.append(updated)
         return x, after
 
     def _rotations(self, positions: Array, capacity: int) -> list[rope.Rotation]:

@@ -9,7 +9,7 @@ matmuls of AdaptedLinears still run as one kernel.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 from flax import nnx
 from jax import Array
@@ -19,10 +19,10 @@ from .convolution import ShortConvolution
 from .delta import GatedDeltaNet
 from .experts import DenseBesideExperts, ExpertLinear, Experts
 from .latent import LatentAttention
-from .linear import AdaptedLinear, Ahead, LayerNorm, Linear, Norm, RMSNorm, linear
+from .linear import AdaptedLinear, LayerNorm, Linear, Norm, Prefetch, RMSNorm, linear
 from .mlp import MLP
 from .per_layer import PerLayer, PerLayerEmbedding
-from .recurrent import Chunk, Memory, Step
+from .recurrent import Chunk, Step
 
 __all__ = [
     "KV",
@@ -37,9 +37,9 @@ __all__ = [
     "Fresh",
     "GatedDeltaNet",
     "LatentAttention",
+    "LayerCache",
     "LayerNorm",
     "Linear",
-    "Memory",
     "Paged",
     "PerLayer",
     "PerLayerEmbedding",
@@ -48,6 +48,10 @@ __all__ = [
     "Step",
     "linear",
 ]
+
+
+#: A layer's cache: keys and values, or recurrent state.
+LayerCache: TypeAlias = "Fresh | Paged | Chunk | Step"
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -71,19 +75,23 @@ class DecoderLayer(nnx.Module):
     output_scale: nnx.Variable[Array] | None = None
 
     def __call__(
-        self, x: Array, memory: Any, given: Array | None = None, prefetch: Ahead = ()
+        self,
+        x: Array,
+        cache: Any,
+        per_layer_embedding: Array | None = None,
+        prefetch: Prefetch = (),
     ) -> tuple[Array, Any]:
-        """Maps x (..., hidden_size) to the block's output; also returns the updated memory.
+        """Maps x (..., hidden_size) to the block's output; also returns the updated cache.
 
-        memory: KV for attention, Memory for other mixers. given: (..., per_layer_size), the
-        per-layer embedding; None if absent. prefetch: projections that run after the layer.
+        cache: KV for attention, Chunk or Step for other mixers. per_layer_embedding:
+        (..., per_layer_size); None if absent. prefetch: projections that run after the layer.
         """
-        x, memory = self._mixed(x, memory, prefetch)
-        if self.per_layer is not None and given is not None:
-            x = self.per_layer(x, given)
+        x, cache = self._mixed(x, cache, prefetch)
+        if self.per_layer is not None and per_layer_embedding is not None:
+            x = self.per_layer(x, per_layer_embedding)
         if self.output_scale is not None:
             x = x * self.output_scale.get_value().reshape(())
-        return x, memory
+        return x, cache
 
     @property
     def mixer(self) -> Attention | LatentAttention | GatedDeltaNet | ShortConvolution:
@@ -97,17 +105,17 @@ class DecoderLayer(nnx.Module):
         """The layer's first projections, whose weights the layer before it prefetches."""
         return self.mixer.first
 
-    def _mixed(self, x: Array, memory: Any, prefetch: Ahead) -> tuple[Array, Any]:
+    def _mixed(self, x: Array, cache: Any, prefetch: Prefetch) -> tuple[Array, Any]:
         # weights of MoE networks depend on routing and are not prefetched
         network = self.mlp.first if isinstance(self.mlp, MLP) else []
         if self.norm is None:
-            x, memory = self.mixer(x, memory, prefetch=network)
-            return self._network(x, None, prefetch), memory
+            x, cache = self.mixer(x, cache, prefetch=network)
+            return self._network(x, None, prefetch), cache
         h = self.norm(x)
-        x, memory = self.mixer(h, memory, residual=x, prefetch=network)
-        return self._network(h, x, prefetch), memory
+        x, cache = self.mixer(h, cache, residual=x, prefetch=network)
+        return self._network(h, x, prefetch), cache
 
-    def _network(self, x: Array, residual: Array | None, prefetch: Ahead) -> Array:
+    def _network(self, x: Array, residual: Array | None, prefetch: Prefetch) -> Array:
         if isinstance(self.mlp, MLP):
             return self.mlp(x, residual, prefetch)
         return self.mlp(x, residual)

@@ -15,7 +15,7 @@ import jax_q4k as jq
 from ...config.rope import Rotation
 from ...kv_cache.shapes import Pages
 from ..rows import flat_rows
-from .linear import Ahead, Linear, Norm, RMSNorm, added, fusible, linear, normalized, weights_of
+from .linear import Linear, Norm, Prefetch, RMSNorm, added, fusible, linear, normalized, weights_of
 from .pages import append_latent, repeat_kv_heads, scales
 
 Norms: TypeAlias = tuple[RMSNorm | None, RMSNorm | None]
@@ -60,7 +60,7 @@ class Attention(nnx.Module):
     residual_scale: float | None = None
 
     def __call__(
-        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
+        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Prefetch = ()
     ) -> tuple[Array, KV]:
         """Returns residual + attention(x), (..., hidden_size), and `kv` updated with x's tokens.
 
@@ -180,7 +180,7 @@ class Fresh:
         norm: Norm | None,
         norms: Norms,
         head_dim: int,
-        prefetch: Ahead = (),
+        prefetch: Prefetch = (),
     ) -> tuple[Array, Fresh]:
         """Projects x (batch, time, hidden_size) to queries, keys and values; calls `append`.
 
@@ -228,7 +228,7 @@ class Fresh:
         return jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
 
     def attend(
-        self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
+        self, q: Array, output: Linear, residual: Array | None, prefetch: Prefetch = (), **seen: Any
     ) -> Array:
         """Returns residual + output(attention(q)), (batch, time, hidden_size)."""
         out = self.attention(q, **seen).reshape(*q.shape[:2], -1)
@@ -263,7 +263,7 @@ class Paged:
         norm: Norm | None,
         norms: Norms,
         head_dim: int,
-        prefetch: Ahead = (),
+        prefetch: Prefetch = (),
     ) -> tuple[Array, Paged]:
         """Like `Fresh.project`, for x (batch, hidden_size), one token per row."""
         k_pages, v_pages, *_ = self.pages
@@ -310,7 +310,7 @@ class Paged:
         return jq.paged_attention(*self._paged_args(q), **seen | self._options).reshape(q.shape)
 
     def attend(
-        self, q: Array, output: Linear, residual: Array | None, prefetch: Ahead = (), **seen: Any
+        self, q: Array, output: Linear, residual: Array | None, prefetch: Prefetch = (), **seen: Any
     ) -> Array:
         """Like `Fresh.attend`, but returns (batch, hidden_size)."""
         if not fusible(output):

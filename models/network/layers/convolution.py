@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from .linear import Ahead, Linear, Norm, linear
-from .recurrent import Chunk, Memory
+from .linear import Linear, Norm, Prefetch, linear
+from .recurrent import Chunk, RecurrentCache
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -32,8 +32,12 @@ class ShortConvolution(nnx.Module):
         return [self.input]
 
     def __call__(
-        self, x: Array, cache: Memory, residual: Array | None = None, prefetch: Ahead = ()
-    ) -> tuple[Array, Memory]:
+        self,
+        x: Array,
+        cache: RecurrentCache,
+        residual: Array | None = None,
+        prefetch: Prefetch = (),
+    ) -> tuple[Array, RecurrentCache]:
         """Returns residual + convolution(x), (..., hidden_size), and the updated cache.
 
         residual: x if None. prefetch: projections that run next.

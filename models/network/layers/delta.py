@@ -12,8 +12,8 @@ from jax import Array
 import jax_q4k as jq
 
 from ...config.mixer_fields import Delta
-from .linear import Ahead, Linear, Norm, RMSNorm, linear
-from .recurrent import Chunk, Memory, unit_length
+from .linear import Linear, Norm, Prefetch, RMSNorm, linear
+from .recurrent import Chunk, RecurrentCache, unit_length
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -53,8 +53,12 @@ class GatedDeltaNet(nnx.Module):
         return [projection for projection in given if projection is not None]
 
     def __call__(
-        self, x: Array, cache: Memory, residual: Array | None = None, prefetch: Ahead = ()
-    ) -> tuple[Array, Memory]:
+        self,
+        x: Array,
+        cache: RecurrentCache,
+        residual: Array | None = None,
+        prefetch: Prefetch = (),
+    ) -> tuple[Array, RecurrentCache]:
         """Returns residual + delta_net(x), (..., hidden_size), and the updated cache.
 
         residual: x if None. prefetch: projections that run next.

@@ -16,7 +16,7 @@ import jax_q4k as jq
 from ...config.attention_fields import Latent
 from .attention import KV, Fresh
 from .experts import ExpertLinear
-from .linear import Ahead, Linear, Norm, RMSNorm, linear
+from .linear import Linear, Norm, Prefetch, RMSNorm, linear
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -60,7 +60,7 @@ class LatentAttention(nnx.Module):
         return [query, self.kv_a]
 
     def __call__(
-        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Ahead = ()
+        self, x: Array, kv: KV, residual: Array | None = None, prefetch: Prefetch = ()
     ) -> tuple[Array, KV]:
         """Returns residual + attention(x), (..., hidden_size), and `kv` updated with x's tokens.
 

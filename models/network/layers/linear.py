@@ -114,7 +114,7 @@ Norm: TypeAlias = RMSNorm | LayerNorm
 
 
 #: Projections that start the next sublayer; the kernel before them may prefetch their weights.
-Ahead: TypeAlias = "Sequence[Linear | AdaptedLinear]"
+Prefetch: TypeAlias = "Sequence[Linear | AdaptedLinear]"
 
 
 def linear(
@@ -122,7 +122,7 @@ def linear(
     *projections: Linear,
     norm: Norm | None = None,
     residual: Array | None = None,
-    prefetch: Ahead = (),
+    prefetch: Prefetch = (),
 ) -> list[Array]:
     """Returns residual + projection(norm(x)), (..., n_i), for each projection.
 
@@ -149,7 +149,7 @@ def linear(
     return ys if residual is None else [residual + y for y in ys]
 
 
-def weights_of(projections: Ahead) -> list[Any]:
+def weights_of(projections: Prefetch) -> list[Any]:
     """Returns the weights of the projections, to prefetch; skips modules of unknown types."""
     found: list[Any] = []
     for projection in projections:

@@ -10,7 +10,7 @@ from jax import Array
 
 import jax_q4k as jq
 
-from .linear import Ahead, Linear, Norm, added, fusible, linear, normalized, weights_of
+from .linear import Linear, Norm, Prefetch, added, fusible, linear, normalized, weights_of
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -43,7 +43,7 @@ class MLP(nnx.Module):
         """The input projections."""
         return [self.up] if self.gate is None else [self.gate, self.up]
 
-    def __call__(self, x: Array, residual: Array | None = None, prefetch: Ahead = ()) -> Array:
+    def __call__(self, x: Array, residual: Array | None = None, prefetch: Prefetch = ()) -> Array:
         """Returns residual + post_norm(network(norm(x))), (..., hidden_size).
 
         residual: x if None. prefetch: projections that run next.
@@ -59,7 +59,7 @@ class MLP(nnx.Module):
         x: Array,
         residual: Array | None,
         norm: Norm | None = None,
-        prefetch: Ahead = (),
+        prefetch: Prefetch = (),
     ) -> Array:
         """Returns the network's output for x, plus a residual; applies no `post_norm`.
 

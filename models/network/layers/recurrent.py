@@ -16,7 +16,7 @@ from jax import Array
 
 from ...kv_cache.shapes import State
 
-Memory: TypeAlias = "Chunk | Step"
+RecurrentCache: TypeAlias = "Chunk | Step"
 
 
 @dataclasses.dataclass(frozen=True)
