@@ -72,10 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # fails with one line if there is no device
-            programs = cache.programs(notes, wanted=options.keeps_programs)
-            with (
-                programs if options.runs_programs else contextlib.nullcontext() as options.programs
-            ):
+            opened = cache.programs(notes, wanted=options.keeps_programs)
+            with opened if options.runs_programs else contextlib.nullcontext() as options.programs:
                 code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:  # outside the block, or while a line is typed
