@@ -53,10 +53,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
     try:
         if missing := elf.bytes_missing(path):
-            return (
-                None,
-                f"{path} is truncated: its last {missing} bytes are missing; {build.HOW_TO}",
-            )
+            return None, f"{path} is truncated: {missing} bytes are missing; {build.HOW_TO}"
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()

@@ -56,9 +56,7 @@ def of_glm(fields: JSONFields) -> dict[str, Any]:
         dense = layers.index("sparse") if "sparse" in layers else len(layers)
         expected = fields.integer("num_hidden_layers", least=dense, most=1024) - dense
         if layers != ["dense"] * dense + ["sparse"] * expected:
-            fields.fail(
-                "mlp_layer_types", "must list dense layers first, and sparse ones after them"
-            )
+            fields.fail("mlp_layer_types", "must list dense layers first, then sparse ones")
     return {**with_sigmoid(fields), "leading_dense_block_count": dense}
 
 

@@ -10,7 +10,6 @@ import threading
 import pytest
 
 from jax_q4k import collecting
-from jax_q4k.collecting import gc_throttled
 
 
 def test_thresholds_come_back_with_the_last_block_of_all_threads() -> None:
@@ -20,12 +19,12 @@ def test_thresholds_come_back_with_the_last_block_of_all_threads() -> None:
         entered, leave = threading.Event(), threading.Event()
 
         def other() -> None:
-            with gc_throttled():
+            with collecting.gc_throttled():
                 entered.set()
                 leave.wait()
 
         thread = threading.Thread(target=other)
-        with gc_throttled():
+        with collecting.gc_throttled():
             thread.start()
             entered.wait()
             held = gc.get_threshold()
@@ -41,7 +40,7 @@ def test_an_exception_ends_a_block() -> None:
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     try:
-        with pytest.raises(KeyError), gc_throttled():
+        with pytest.raises(KeyError), collecting.gc_throttled():
             raise KeyError
         assert gc.get_threshold() == (700, 10, 10)
     finally:
@@ -56,6 +55,6 @@ def test_importing_leaves_the_thresholds() -> None:
 
 def test_the_former_name_warns() -> None:
     with pytest.warns(DeprecationWarning, match="seldom_collecting is now gc_throttled"):
-        assert collecting.seldom_collecting is gc_throttled
+        assert collecting.seldom_collecting is collecting.gc_throttled
     with pytest.raises(AttributeError, match="has no attribute 'x'"):
         _ = collecting.x

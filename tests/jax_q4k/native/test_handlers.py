@@ -417,7 +417,7 @@ print(native.problem())
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120
     )
     missing = (64 if size < 64 else len(whole)) - size
-    expected = f"{path} is truncated: its last {missing} bytes are missing; {build.HOW_TO}\n"
+    expected = f"{path} is truncated: {missing} bytes are missing; {build.HOW_TO}\n"
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
 
 

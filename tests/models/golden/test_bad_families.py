@@ -118,12 +118,7 @@ NUMBERS = [
     (("gpt-oss",), "attention.sliding_window", -1, "must be an integer from 0"),
     (("glm4moe", "deepseek2"), "expert_used_count", 9, "must be an integer from 1 to 8"),
     (("deepseek2",), "expert_used_count", 5, "5 is above 4, the experts of expert_group_used_c"),
-    (
-        ("deepseek2",),
-        "expert_group_count",
-        8,
-        "2 is above 1, the experts of expert_group_used_c",
-    ),
+    (("deepseek2",), "expert_group_count", 8, "2 is above 1, the experts of expert_group_used_"),
 ]
 DELTA, SHORT = ("qwen35", "qwen35moe", "qwen3next"), ("lfm2", "lfm2moe")
 GEMMA, LATENT = ("gemma4", "gemma4-e", "gemma4-moe"), ("deepseek2", "deepseek2-noyarn")

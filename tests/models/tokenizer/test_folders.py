@@ -226,11 +226,7 @@ def test_a_pattern_without_hope() -> None:
         ("llama", flagged(rstrip=True), ["that added tokens have rstrip: '<s>', 'tool'"]),
         ("llama", flagged(single_word=True), ["that added tokens have single_word: '<s>', 'tool'"]),
         ("llama", flagged(normalized=True), ["that added tokens have normalized: '<s>', 'tool'"]),
-        (
-            "qwen2",
-            without_x,
-            ["NFC normalization", "that 1 bytes without a token are dropped before"],
-        ),
+        ("qwen2", without_x, ["NFC normalization", "that 1 bytes without a token are dropped"]),
         ("llama", metaspace(split=True), ["where Metaspace adds no space"]),
         ("llama", metaspace(prepend_scheme="never"), []),
     ],
