@@ -51,7 +51,7 @@ def dependencies(name: str, known: dict[str, Path], *, typing: bool = True) -> s
         source = source.replace("jax_q4k.models", "models")
         if source.split(".")[0] == "support":  # tests/ itself is on the path
             source = f"tests.{source}"
-        submodule = f"{source}.{taken}"
+        submodule = f"{source}.{taken}".replace("jax_q4k.models", "models")
         found |= {submodule} & known.keys() or {source} & known.keys()
     return found - {name}
 

@@ -99,11 +99,13 @@ def _closure(name: str) -> set[str]:
 
 @cache
 def _imports_by_name(module: str) -> set[str]:
-    """Returns modules below a package whose __init__ imports some of them lazily."""
+    """Returns modules below a package whose __init__ imports some by name, and scripts by file."""
     known = modules(*_FOLDERS)
     file = known[module]
     if file.name != "__init__.py" or "import_module(" not in file.read_text():
-        return set()
+        folder = module.rpartition(".")[0]
+        files = {text for text in _strings(module) if text.endswith(".py")}
+        return {f"{folder}.{text.removesuffix('.py')}" for text in files} & known.keys()
     below = {name for name in known if name.startswith(f"{module}.")}
     return {name for name in below if not name.endswith(".__main__")}
 
