@@ -72,11 +72,6 @@ else:
     }
     _public, __dir__ = lazy_imports.attach(__name__)
 
-    # Programs that another process exported need what these register. The script `jax-q4k` imports
-    # them, and thus JAX, when it has read its arguments.
-    if not hasattr(sys.modules["__main__"], "IMPORTS_JAX_LATER"):
-        from . import arrays, native  # noqa: F401
-
     def __getattr__(name: str) -> Any:
         """Imports public names on first use, and modules by their earlier names with a warning."""
         if name not in _RENAMED:
@@ -148,3 +143,10 @@ __all__ = [
     "selected",
     "top_k",
 ]
+
+# Imports all but what few programs need: exported programs need the handlers and types that this
+# registers. The script `jax-q4k` reads its arguments first, because JAX takes long to import.
+if not hasattr(sys.modules["__main__"], "IMPORTS_JAX_LATER"):
+    for _name in __all__:
+        if _name not in ("cache", "gguf", "quantizers"):
+            getattr(sys.modules[__name__], _name)
