@@ -88,7 +88,8 @@ def test_heads_of_512_dimensions(kernels, heads, dtype):
 @pytest.mark.grid(apart=["kernels"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "heads, kv_heads, head_dim, value_dim", [(16, 1, 576, 512), (20, 1, 288, 256), (6, 2, 64, 32)]
+    "heads, kv_heads, head_dim, value_dim",
+    [(16, 1, 576, 512), (2, 1, 576, 576), (20, 1, 288, 256), (6, 2, 64, 32)],
 )
 def test_latent_pages(kernels, heads, kv_heads, head_dim, value_dim, dtype):
     """A context of one part, and one of two."""
