@@ -146,7 +146,7 @@ __all__ = [
 
 # Imports all but what few programs need: exported programs need the handlers and types that this
 # registers. The script `jax-q4k` reads its arguments first, because JAX takes long to import.
-if not hasattr(sys.modules["__main__"], "IMPORTS_JAX_LATER"):
+if not hasattr(sys.modules.get("__main__"), "IMPORTS_JAX_LATER"):
     for _name in __all__:
         if _name not in ("cache", "gguf", "quantizers"):
             getattr(sys.modules[__name__], _name)
