@@ -34,6 +34,7 @@ HANDLERS = (
     "rotate",
     "gated_delta_rule",
     "gated_delta_step",
+    "top_k",
 )
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)

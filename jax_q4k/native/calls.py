@@ -317,3 +317,11 @@ def gated_delta_step(*operands: jax.Array, eps: float, tiled: bool) -> list[jax.
         eps=float(eps),
         tiled=tiled,
     )
+
+
+def top_k(x: jax.Array, *, count: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the `count` largest values of float32 (m, n), descending, and their indices int32."""
+    shape = x.shape[0], count
+    results = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32)]
+    values, indices = call("top_k", results, x)
+    return values, indices

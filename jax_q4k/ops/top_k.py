@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from ..native import calls
 from ..sharding.layout import Layout, Parts, Rows
 from . import checks
 from .op import KernelCall, Op
@@ -100,7 +101,9 @@ def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
     # XLA orders by sign first, so all NaN and both zeros are made equal.
     x = jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x == 0, 0.0, x))
     values, indices = jax.lax.top_k(x, count)
-    return values, indices
+    # Without barriers, XLA sorts whole rows if a caller takes a slice. It aborts on one barrier for
+    # both arrays if rows are split over devices.
+    return jax.lax.optimization_barrier(values), jax.lax.optimization_barrier(indices)
 
 
 def _top_k_derivative(x: jax.Array, *, count: int) -> Pair:
@@ -191,6 +194,7 @@ _top_k = Op(
     _top_k_reference,
     shapes=lambda x, *, count: _pair(x.shape[0], count),
     ptx=_top_k_ptx,
+    native=calls.top_k,
     vmap=by_rows,
     derivative=_top_k_derivative,
     layout=lambda *_, **__: Layout(("m n",), ("m", "m"), combined="n"),

@@ -72,6 +72,25 @@ def test_linear_refuses_what_does_not_fit(operands, changes, message):
 
 
 @needs_native
+@pytest.mark.parametrize(
+    "operands, shapes, message",
+    [
+        ([X], [(2, 257), (2, 257)], "values must have 1 to 256 columns"),
+        ([X], [(3, 5), (3, 5)], r"values has shape \(3, 5\); it must be \(2, -1\)"),
+        ([X], [(2, 5), (2, 4)], r"indices has shape \(2, 4\); it must be \(2, 5\)"),
+        ([X], [(2, 5)], "indices is missing"),
+        ([X[0]], [(2, 5), (2, 5)], "x has shape"),
+        ([X, X], [(2, 5), (2, 5)], "too many operands"),
+    ],
+)
+def test_top_k_refuses_what_does_not_fit(operands, shapes, message):
+    dtypes = jnp.float32, jnp.int32
+    structs = [jax.ShapeDtypeStruct(*pair) for pair in zip(shapes, dtypes, strict=False)]
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(native.call("top_k", structs, *operands))
+
+
+@needs_native
 def test_a_result_of_another_shape_is_refused():
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"y has shape \(2, 9\); it must be \(2, 8\)"
