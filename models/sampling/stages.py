@@ -15,10 +15,6 @@ from ..support.buckets import bucket
 from ..support.exportable import exportable
 from .params import Processor, Sampling
 
-#: Value of `SamplingStages.candidates` that sorts every token.
-ALL = -1
-#: Most and fewest candidates that a partial top-k selects; beyond the most, all tokens are sorted.
-MOST_CANDIDATES, FEWEST_CANDIDATES = 1024, 64
 #: Padding id, larger than any vocabulary.
 _NO_TOKEN = np.int32(2**31 - 1)
 
@@ -28,9 +24,6 @@ class SamplingStages(NamedTuple):
 
     Attributes:
       draws: whether some row samples instead of taking the most likely token.
-      candidates: number of most likely tokens that are sorted for filters; ALL sorts every token, 0
-        none.
-      checks: whether to sort all tokens if a row's top-p reaches beyond the candidates.
       penalizes: whether to count earlier tokens, for penalties.
       dry: whether to search for repeated runs of tokens, for DRY.
       biases, ends: slots per row for biased tokens and for end tokens.
@@ -39,8 +32,6 @@ class SamplingStages(NamedTuple):
     """
 
     draws: bool = False
-    candidates: int = 0
-    checks: bool = False
     penalizes: bool = False
     dry: bool = False
     biases: int = 0
@@ -54,14 +45,10 @@ class SamplingStages(NamedTuple):
 
         end_ids: end tokens, for requests that do not ignore them.
         """
-        drawn = [sampling for sampling in samplings if not sampling.greedy]
         count = max((len(sampling.biases) for sampling in samplings), default=0)
-        candidates, checks = _candidates(drawn)
         logprobs = [sampling.logprobs for sampling in samplings if sampling.logprobs is not None]
         return cls(
-            draws=bool(drawn),
-            candidates=candidates,
-            checks=checks,
+            draws=not all(sampling.greedy for sampling in samplings),
             penalizes=any(sampling.penalizes for sampling in samplings),
             dry=any(sampling.dry_multiplier for sampling in samplings),
             biases=bucket(count) if count else 0,
@@ -71,23 +58,16 @@ class SamplingStages(NamedTuple):
         )
 
     def joined(self, other: SamplingStages) -> SamplingStages:
-        """Returns the union of the stages with `other`, which must have the same `order`."""
+        """Returns the union of the stages with `other`, which must have the same `draws`."""
         logprobs = [stages.logprobs for stages in (self, other) if stages.logprobs is not None]
         return SamplingStages(
             draws=self.draws,
-            candidates=max(self.candidates, other.candidates),
-            checks=self.checks,
             penalizes=self.penalizes or other.penalizes,
             dry=self.dry or other.dry,
             biases=max(self.biases, other.biases),
             ends=max(self.ends, other.ends),
             logprobs=max(logprobs, default=None),
         )
-
-    @property
-    def order(self) -> tuple[bool, bool, bool, bool]:
-        """Flags of the expensive stages (drawing, sorting); if equal, a program may be shared."""
-        return self.draws, self.checks, self.candidates == ALL, self.candidates > 0
 
     @property
     def is_argmax(self) -> bool:
@@ -104,14 +84,15 @@ class SharedStages:
     """Limits how many programs one model compiles for sampling.
 
     The first `exact` stage sets get programs of their own. Later ones use a program whose stages
-    are a superset, and one superset is made per `SamplingStages.order` if there is none: unused
-    stages cost time but change no token. Argmax and user functions always get exact programs.
+    are a superset: unused stages cost time but change no token. If there is none, one superset is
+    made for stages that draw, and one for the others. Argmax and user functions always get exact
+    programs.
     """
 
     def __init__(self, exact: int = 4) -> None:
         self._exact = exact
         self._first: dict[SamplingStages, None] = {}
-        self._wide: dict[tuple[bool, ...], SamplingStages] = {}  # by `SamplingStages.order`
+        self._wide: dict[bool, SamplingStages] = {}  # by `SamplingStages.draws`
         self._lock = threading.Lock()
 
     def serving(self, stages: SamplingStages) -> SamplingStages:
@@ -123,23 +104,10 @@ class SharedStages:
                 self._first[stages] = None
                 return stages
             for known in (*self._wide.values(), *self._first):
-                if known.order == stages.order and known.joined(stages) == known:
+                if known.draws == stages.draws and known.joined(stages) == known:
                     return known
-            self._wide[stages.order] = wide = self._wide.get(stages.order, stages).joined(stages)
+            self._wide[stages.draws] = wide = self._wide.get(stages.draws, stages).joined(stages)
             return wide
-
-
-def _candidates(drawn: Sequence[Sampling]) -> tuple[int, bool]:
-    """Returns `SamplingStages.candidates` and `SamplingStages.checks` for these parameters."""
-    ordered = [sampling for sampling in drawn if sampling.top_k or sampling.top_p < 1]
-    max_top_k = max((sampling.top_k for sampling in drawn), default=0)
-    if not ordered:
-        return 0, False
-    if max_top_k > MOST_CANDIDATES:
-        return ALL, False
-    if all(sampling.top_k for sampling in drawn):
-        return max(bucket(max_top_k), FEWEST_CANDIDATES), False
-    return MOST_CANDIDATES, True
 
 
 def _chains(samplings: Sequence[Sampling]) -> tuple[tuple[Processor, ...], ...]:

@@ -84,7 +84,7 @@ def test_kinds_have_keys_of_their_own() -> None:
 
 @pytest.mark.parametrize("field", SamplingStages._fields)
 def test_every_stage_of_sampling_is_in_the_key(field: str) -> None:
-    others = {"candidates": 64, "biases": 8, "ends": 1, "logprobs": 0, "processors": ((len,),)}
+    others = {"biases": 8, "ends": 1, "logprobs": 0, "processors": ((len,),)}
     stages = SamplingStages()._replace(**{field: others.get(field, True)})
     network = golden_files.model("llama-gqa").network
     assert Loop(network, stages) != Loop(network)

@@ -48,10 +48,10 @@ def test_programs_are_made_once_per_set_of_sampling_stages():
     loaded = model("llama-gqa")
     drawn = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1}
     programs = loaded.programs(SamplingStages.of([Sampling(**drawn)], (1,)))
-    for others in ({"temperature": 1.3}, {"top_k": 7}, {"top_p": 0.3}, {"min_p": 0}, {"seed": 4}):
+    for others in ({"temperature": 1.3}, {"top_k": 0}, {"top_p": 1}, {"min_p": 0}, {"seed": 4}):
         assert loaded.programs(SamplingStages.of([Sampling(**drawn | others)], (2, 3))) is programs
     assert loaded.programs(SamplingStages.of([Sampling(**drawn)] * 3, (1,))) is programs
-    for others in ({"temperature": 0}, {"top_k": 0}, {"presence_penalty": 1}):
+    for others in ({"temperature": 0}, {"logprobs": 0}, {"presence_penalty": 1}):
         assert (
             loaded.programs(SamplingStages.of([Sampling(**drawn | others)], (1,))) is not programs
         )
