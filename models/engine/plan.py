@@ -1,0 +1,74 @@
+"""Defines Plan: what one engine step runs on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .sequence import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a prompt that one step prefills.
+
+    Attributes:
+      epoch: the sequence's epoch, by which late results are recognized.
+      first, count: position of the first token, and number of tokens.
+      samples: whether the piece ends the prompt, so that its last token predicts a new one.
+      tables: page ids of all logical pages, for each kind of layers.
+    """
+
+    sequence: Sequence
+    epoch: int
+    slot: int
+    first: int
+    count: int
+    samples: bool
+    tables: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.sequence.tokens[self.first : self.first + self.count]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A sequence for which one step samples tokens.
+
+    Attributes:
+      position: position of the last sampled token, which the step stores first.
+      count: number of tokens to sample, unless an end token comes first.
+      new_pages: for each kind of layers, the pages behind those of the tokens before `position`.
+    """
+
+    sequence: Sequence
+    epoch: int
+    slot: int
+    position: int
+    count: int
+    new_pages: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Work of one step, in the order of execution.
+
+    Attributes:
+      restores: (place, slot): recurrent states to copy from snapshots.
+      shape: rows and tokens of the prefill program; None without pieces.
+      fresh: whether all pieces begin their sequences, and may run without reading pages.
+      pieces: parts of prompts, one per sequence.
+      saves: (slot, place): recurrent states to copy to snapshots after the pieces.
+      rows: sequences to decode; none of them has a piece in the same step.
+      steps: the largest `count` of the rows.
+      late_saves: like `saves`, after decoding.
+    """
+
+    restores: list[tuple[int, int]]
+    shape: tuple[int, int] | None
+    fresh: bool
+    pieces: list[Piece]
+    saves: list[tuple[int, int]]
+    rows: list[Row]
+    steps: int
+    late_saves: list[tuple[int, int]]
