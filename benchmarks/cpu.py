@@ -134,60 +134,51 @@ def kept_first_token(path: str, folder: str) -> float:
 
 def peak_of_prompt(path: str, tokens: int) -> float:
     """Measures peak resident memory, MiB, of a process that only loads a file and runs a prompt."""
-    import jax
-
     import jax_q4k as jq
     from jax_q4k import models
 
     with jq.implementation("native"):
-        jax.block_until_ready(_prefill(models.from_gguf(path), tokens))
+        _generate(models.from_gguf(path), tokens, 1)
     return _peak_megabytes()
 
 
-def _prefill(model: Any, tokens: int, room: int = 16, batch: int = 1) -> Any:
-    """Returns the state after random prompts, with `room` more tokens of cache capacity each."""
+def _generate(model: Any, tokens: int, new_tokens: int, batch: int = 1, **options: Any) -> Any:
+    """Continues random prompts of `tokens` tokens with the most probable tokens.
+
+    Returns the timings of the call.
+    """
     import jax.numpy as jnp
     import numpy as np
 
-    from jax_q4k.models.kv_cache import PagedCache
+    from jax_q4k import models
 
-    cache = PagedCache.create(model.config, batch, tokens + room, dtype=jnp.float16)
-    ids = (
-        np.random.default_rng(0)
-        .integers(300, model.config.vocab_size, (batch, tokens))
-        .astype(np.int32)
-    )
-    lengths = np.full(batch, tokens, np.int32)
-    return model.programs().start(model.weights, ids, lengths, cache, _parameters(room, batch))
-
-
-def _parameters(tokens: int, batch: int = 1) -> Any:
-    """Returns the sampling arrays of greedy decoding."""
-    from jax_q4k.models.sampling import Sampling
-    from jax_q4k.models.sampling.stages import SamplingArrays
-
-    return SamplingArrays.of([Sampling(max_new_tokens=tokens)] * batch)
+    prompts = np.random.default_rng(0).integers(300, model.config.vocab_size, (batch, tokens))
+    options |= {"cache_dtype": jnp.float16, "max_new_tokens": new_tokens, "ignore_end": True}
+    timings = models.generate(model, list(prompts), **options)[0].timings
+    if timings.new_tokens != batch * new_tokens:
+        raise RuntimeError(f"{timings.new_tokens} tokens were generated, not {batch * new_tokens}")
+    return timings
 
 
 def _prefill_seconds(model: Any, tokens: int) -> float:
-    return _median(lambda _: _prefill(model, tokens))
+    """Measures seconds until the first token after a prompt of `tokens` tokens."""
+    return _median(lambda: _generate(model, tokens, 1).first_token)
 
 
 def _decode_seconds(model: Any, context: int, batch: int = 1) -> float:
     """Measures seconds for NEW_TOKENS after prompts of `context` tokens, at least 1.
 
-    Each run starts from the cache that the prompt left.
+    Runs of a single sequence share a prefix cache, so that a long prompt is computed once.
     """
-    import jax
-    import jax.numpy as jnp
+    from jax_q4k import models
 
-    before = _prefill(model, max(context, 1), NEW_TOKENS + 1, batch)
-    parameters = _parameters(NEW_TOKENS + 1, batch)
-    until = before.step + NEW_TOKENS
-    return _median(
-        lambda state: model.programs().loop(model.weights, state, parameters, until),
-        lambda: jax.tree.map(jnp.copy, before),  # the loop donates it
-    )
+    prefix = models.Prefix() if batch == 1 else None
+
+    def run() -> float:
+        timings = _generate(model, max(context, 1), NEW_TOKENS + 1, batch, prefix=prefix)
+        return float(timings.decode)
+
+    return _median(run)
 
 
 def _peak_megabytes() -> float:
@@ -195,17 +186,12 @@ def _peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None) -> float:
-    """Returns the median seconds of run(prepare()) without prepare, after a compiling run."""
-    import jax
+def _median(seconds: Callable[[], float]) -> float:
+    """Returns the median of REPEATS measurements, after two that compile.
 
-    seconds = []
-    for _ in range(REPEATS + 1):
-        prepared = jax.block_until_ready(prepare())
-        start = time.perf_counter()
-        jax.block_until_ready(run(prepared))
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+    The second one compiles what only a prompt with a cached prefix needs.
+    """
+    return statistics.median([seconds() for _ in range(2 + REPEATS)][2:])
 
 
 def read_bandwidth(parts: Any) -> float:

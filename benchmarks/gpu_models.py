@@ -1,4 +1,4 @@
-"""Times full models under JAX: prompts, and the decode loop, a compiled `while_loop`."""
+"""Times full models under JAX: prompts and decoding, as `models.generate` runs them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k import models
 from jax_q4k.models.runner.model import Model
-from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import SamplingArrays
 from ptx_kernels.machine_code.report import plain_table
 from tools.random_model import LLAMA_3_1_8B
 
@@ -42,7 +39,7 @@ class DecodeRate:
       weight_bytes: bytes read per step: all weights except the embedding, of which one row per
         sequence is read.
       context: tokens per sequence in the cache when timing began.
-      ms_per_token: of a step, which gives every sequence a token: median over segments of the loop.
+      ms_per_token: of a step, which gives every sequence a token: median over runs.
       best, worst: minimum and maximum of the same.
       copy_fraction: weight bytes per second over a copy's bandwidth; None if that was not measured.
     """
@@ -112,37 +109,27 @@ def decode_rate(
     cache_dtype: Any = jnp.bfloat16,
     copy_bandwidth: float | None = None,
 ) -> DecodeRate:
-    """Times `segments` runs of `tokens` steps each, after one to warm up.
+    """Times `segments` runs of `tokens` steps each after random prompts, after one to warm up.
 
-    The prompts are random and have `context` tokens.
+    The prompts have `context` tokens.
     """
-    programs = model.programs()
-    room = (segments + 2) * tokens
     started = time.perf_counter()
-    arguments = _prompts(model, batch, context, room, cache_dtype)
-    parameters = arguments[-1]
-    state = programs.start(model.weights, *arguments)
-    state = jax.block_until_ready(
-        programs.loop(model.weights, state, parameters, jnp.int32(tokens))
-    )
+    _generate(model, batch, context, 1 + tokens, cache_dtype)
     compile_seconds = time.perf_counter() - started
 
     milliseconds = []
-    for segment in range(segments):
-        until = jnp.int32((segment + 2) * tokens)
-        started = time.perf_counter()
-        state = jax.block_until_ready(programs.loop(model.weights, state, parameters, until))
-        milliseconds.append(1e3 * (time.perf_counter() - started) / tokens)
-    if int(state.step) != (segments + 1) * tokens:
-        raise RuntimeError(
-            f"{name}: {int(state.step)} steps were made, not {(segments + 1) * tokens}"
-        )
+    for _ in range(segments):
+        timings = _generate(model, batch, context, 1 + tokens, cache_dtype)
+        if timings.decoded_tokens != batch * tokens:
+            made = timings.decoded_tokens
+            raise RuntimeError(f"{name}: {made} tokens were decoded, not {batch * tokens}")
+        milliseconds.append(1e3 * timings.decode / tokens)
     median = statistics.median(milliseconds)
     read = weight_bytes_per_token(model)
     return DecodeRate(
         name=name,
         weight_bytes=read,
-        context=context + tokens,
+        context=context,
         tokens=segments * tokens,
         ms_per_token=median,
         best=min(milliseconds),
@@ -157,28 +144,26 @@ def prompt_rate(
     name: str, model: Model, tokens: int, *, passes: int = 5, cache_dtype: Any = jnp.bfloat16
 ) -> PromptRate:
     """Times passes over a random prompt of `tokens` tokens, after one to warm up."""
-    start, milliseconds = model.programs().start, []
-    compile_seconds = 0.0
-    for i in range(passes + 1):
-        arguments = jax.block_until_ready(_prompts(model, 1, tokens, 1, cache_dtype))
-        started = time.perf_counter()
-        jax.block_until_ready(start(model.weights, *arguments))
-        seconds = time.perf_counter() - started
-        if i:
-            milliseconds.append(1e3 * seconds)
-        else:
-            compile_seconds = seconds
+    started = time.perf_counter()
+    _generate(model, 1, tokens, 1, cache_dtype)
+    compile_seconds = time.perf_counter() - started
+    milliseconds = [
+        1e3 * _generate(model, 1, tokens, 1, cache_dtype).first_token for _ in range(passes)
+    ]
     median = statistics.median(milliseconds)
     return PromptRate(name, tokens, median, min(milliseconds), max(milliseconds), compile_seconds)
 
 
-def _prompts(model: Model, batch: int, time: int, room: int, cache_dtype: Any) -> tuple[Any, ...]:
-    """Returns random prompts for `Programs.start`, with a cache for `room` more tokens."""
+def _generate(
+    model: Model, batch: int, length: int, new_tokens: int, cache_dtype: Any
+) -> models.Timings:
+    """Continues random prompts of `length` tokens greedily; returns the timings."""
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, model.config.vocab_size, (batch, time), np.int32)
-    cache = PagedCache.create(model.config, batch, time + room, dtype=cache_dtype)
-    parameters = jax.device_put(SamplingArrays.of([Sampling(max_new_tokens=room)] * batch))
-    return jnp.asarray(tokens), jnp.full(batch, time, jnp.int32), cache, parameters
+    prompts = list(rng.integers(0, model.config.vocab_size, (batch, length), np.int32))
+    options: dict[str, Any] = {"max_new_tokens": new_tokens, "ignore_end": True}
+    timings: models.Timings
+    timings = models.generate(model, prompts, cache_dtype=cache_dtype, **options)[0].timings
+    return timings
 
 
 def table(rows: list[DecodeRate]) -> str:

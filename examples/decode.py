@@ -2,7 +2,7 @@
 
 python examples/decode.py MODEL.gguf "Once upon a time"
 
-`models.generate` does the same with one jitted loop, sampling and batches. This example shows the
+`models.generate` does the same with a jitted loop, sampling and batches. This example shows the
 calls underneath.
 """
 

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
     from .config import Config
     from .engine.conversation import Conversation
+    from .engine.engine import Engine, EngineClosedError, EngineStats
     from .engine.generate import generate, stream
     from .engine.outputs import Output, Piece, Timings, TokenLogprobs
     from .engine.prefix_cache import Prefix
-    from .engine.request import ContextShift
+    from .engine.request import ContextShift, Request
     from .files.checkpoints.checkpoint import CheckpointSource, from_pretrained
     from .files.gguf import from_gguf, save_gguf
     from .files.load import load
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from .network.build import named_tensors
     from .network.decoder import Decoder
     from .network.flax_types import Packed
+    from .runner.abstract_programs import abstract_programs
     from .runner.exported_step import CompiledStep, compile_step, load_compiled
     from .runner.model import Model
-    from .runner.programs import CUDA_COMPILER_OPTIONS, abstract_programs
+    from .runner.programs import CUDA_COMPILER_OPTIONS
     from .runner.speculative import drafts
     from .sampling import Sampling
     from .support.assets import demo_path
@@ -46,12 +48,16 @@ __all__ = [
     "ContextShift",
     "Conversation",
     "Decoder",
+    "Engine",
+    "EngineClosedError",
+    "EngineStats",
     "Model",
     "Output",
     "Packed",
     "PagedCache",
     "Piece",
     "Prefix",
+    "Request",
     "Sampling",
     "Score",
     "Timings",

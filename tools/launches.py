@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_q4k import float_types, models
+from jax_q4k.models.runner.engine_state import EngineState
 
 from . import aot
 from .random_model import (
@@ -51,14 +52,14 @@ def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
 
 
 def page_array(arguments: Any) -> Array:
-    """Returns a KV page array as XLA sees it: the first of the cache in a program's arguments."""
-    (cache,) = (x for x in jax.tree.leaves(arguments, is_leaf=_is_cache) if _is_cache(x))
-    pages = next(pages[0] for pages in cache.pages if pages)
+    """Returns a KV page array as XLA sees it: the first one in a program's arguments."""
+    (state,) = (x for x in jax.tree.leaves(arguments, is_leaf=_has_pages) if _has_pages(x))
+    pages = next(pages[0] for pages in state.pages if pages)
     return Array(_XLA_TYPES[str(jnp.dtype(pages.dtype))], tuple(pages.shape))
 
 
-def _is_cache(x: Any) -> bool:
-    return isinstance(x, models.PagedCache)
+def _has_pages(x: Any) -> bool:
+    return isinstance(x, models.PagedCache | EngineState)
 
 
 def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> str:

@@ -1,1 +1,1 @@
-"""Generation on the host: requests, batches, the prefix cache, `generate` and `stream`."""
+"""Generation on the host: `Engine`, `generate` and `stream`, their scheduler and page pools."""

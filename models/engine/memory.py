@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +45,25 @@ def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> i
     inner = max(config.inner_size_of(layer) for layer in range(config.num_layers))
     # Several hidden states are live at a time, and sampling holds several copies of logits.
     of_token = 8 * config.hidden_size + 4 * inner
-    held = _cache_bytes(config, capacity, cache_dtype)
+    held = cache_bytes(config, capacity, cache_dtype)
     return held + 4 * (model.padded_length(longest) * of_token + 6 * config.vocab_size)
 
 
-@functools.lru_cache(maxsize=64)  # tracing takes as long as some decode steps
-def _cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
+@functools.lru_cache(maxsize=64)
+def cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
     """Returns the size of one sequence's KV cache in bytes."""
-    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, capacity, dtype=cache_dtype))
+    cache = PagedCache.shapes(config, 1, capacity, dtype=cache_dtype, ahead=1)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
 def free_bytes(model: Model) -> int | None:
     """Returns the free bytes of the model's GPU, or of the machine; None if unknown."""
-    stats = [device.memory_stats() for device in model.weights[0].devices()]
+    return free_bytes_of(model.weights[0].devices())
+
+
+def free_bytes_of(devices: Iterable[jax.Device]) -> int | None:
+    """Returns the free bytes of the GPU with the fewest, or of the machine; None if unknown."""
+    stats = [device.memory_stats() for device in devices]
     free = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
     if free:
         return min(free)
@@ -82,8 +88,3 @@ def _in_cgroup() -> int | None:
         return max(int(limit) - int(used), 0)
     except (OSError, ValueError):  # "max": no limit
         return None
-
-
-def cut(prompts: int, rows: int) -> list[slice]:
-    """Returns slices that split `prompts` prompts, in order, into batches of up to `rows`."""
-    return [slice(at, at + rows) for at in range(0, prompts, rows)]

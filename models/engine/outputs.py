@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple
 
-FinishReason = Literal["length", "end", "stop"]
+FinishReason = Literal["length", "end", "stop", "cancelled"]
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ class Output:
       tokens: new token ids, without the end token, but with the tokens of a stop string.
       text: new text, up to a stop string; None if the model has no tokenizer.
       finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop
-        string).
+        string), `cancelled`.
       timings: timings of the call, shared by the outputs of a batch.
       logprobs: one entry per token of `tokens`; None unless `Sampling.logprobs` is set.
     """

@@ -1,14 +1,25 @@
-"""Tracks one request on the host: its new tokens, decoded text, stop strings, context shift."""
+"""Defines Request, the handle of a prompt that an engine continues, and ContextShift."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..sampling import Sampling
-from ..sampling.stop_strings import StopStrings
-from ..tokenizer import Tokenizer
-from .outputs import FinishReason, TokenLogprobs
+from ..sampling.packing import pack
+from ..sampling.stages import SamplingArrays, SamplingStages
+from .outputs import Output, Piece, Timings, TokenLogprobs
+from .sequence import Sequence
+from .text import GeneratedText
+
+if TYPE_CHECKING:
+    from ..runner.model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,90 +42,229 @@ class ContextShift:
 
 
 class Request:
-    """One prompt's generation, on the host: new tokens, and text that can no longer change."""
+    """A prompt that an engine continues. All methods may be called from any thread.
+
+    Iterate over it for a `Piece` per token, as `models.stream` gives them, with `for` or
+    `async for`; several loops may do so, and each gets all pieces.
+
+    Attributes:
+      prompt: token ids of the prompt.
+      sampling: its sampling parameters.
+      priority: requests with lower values are served first.
+      salt: separates its cached prefixes from those of other requests.
+    """
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        model: Model,
+        prompt: list[int],
         sampling: Sampling,
-        end_ids: tuple[int, ...],
-        prompt: Sequence[int] = (),
-        context: int = 2**31,
+        shift: ContextShift | None,
+        cancel: Callable[[Request], None],
+        wait: Callable[[Request, Callable[[], bool], float | None], bool],
+        now: Callable[[], float],
     ) -> None:
-        """Starts a request.
+        """Creates the request; an engine does so.
 
-        context: maximum tokens of prompt and new tokens before the context shifts.
+        cancel: called once, if the request is cancelled. wait: function (request, condition,
+        timeout in seconds) that returns whether the condition holds, and returns when it does.
+        now: clock for `Timings`, in seconds.
         """
-        self.prompt = list(prompt)  # first tokens of the current context
-        self.begun = 0  # new tokens before the current context
-        self._context = context
-        self.tokens: list[int] = []
-        self.ends: list[int] = []  # length of the final text after each token
-        self.text = ""
-        self.finish_reason: FinishReason | None = None
-        # The ids continue a text, so a leading space is kept.
-        self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
-        self._stop = StopStrings(sampling.stops)
-        if tokenizer is not None:
-            self._stop.read_controls(tokenizer.cut_at_controls)
-        self._end_ids = () if sampling.ignore_end else end_ids
-        self._taken = 0
-        self.max_tokens = sampling.max_new_tokens
-        self.top = sampling.logprobs  # number of most likely tokens; None: no log-probabilities
-        self.logprobs: list[TokenLogprobs] = []  # of `tokens`
-        self.taken = 0  # tokens taken over from the device in this context
+        self.prompt, self.sampling, self.shift = prompt, sampling, shift
+        tokenizer = model.tokenizer
+        end_ids = () if tokenizer is None else tuple(tokenizer.eos_token_ids)
+        self.text = GeneratedText(tokenizer, sampling, end_ids)
+        self.stages = SamplingStages.of([sampling], () if sampling.ignore_end else end_ids)
+        self.priority, self.salt = 0, b""
+        self.sequence: Sequence | None = None  # set and changed by the engine alone
+        self.timings = Timings(prompt_tokens=len(prompt))
+        self._model, self._end_ids = model, end_ids
+        self._cancel, self._wait, self._now = cancel, wait, now
+        self._packed: dict[SamplingStages, np.ndarray] = {}
+        self.changed = threading.Condition()
+        self._output: Output | None = None
+        self._error: BaseException | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self._begun = self._first = now()
+        self._sampled = 0  # tokens so far, end tokens included
+        self.is_streamed = False
+        self.compiled = 0.0  # seconds that programs took to compile before the request
 
-    @property
-    def room(self) -> int:
-        """Number of new tokens that fit: those requested, limited by the free context."""
-        return min(self.max_tokens - self.begun, self._context - len(self.prompt))
+    # For users.
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the request needs a context shift to continue."""
-        return self.finish_reason is None and self.taken == self.room
+    def __iter__(self) -> Iterator[Piece]:
+        reader, self.is_streamed = _Reader(self), True
+        while True:
+            self._wait(self, reader.has_more, None)
+            for piece in reader.take():
+                yield piece
+                if piece.output is not None:
+                    return
 
-    def shift(self, shift: ContextShift) -> None:
-        """Starts a new context with the tokens that remain after the context shift."""
-        self.prompt = shift.rest(self.prompt + self.tokens[self.begun :])
-        self.begun, self.taken = len(self.tokens), 0
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        self.is_streamed = True
+        reader, loop, changed = _Reader(self), asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+                loop.call_soon_threadsafe(changed.set)
+
+        self._listen(wake)
+        try:
+            while True:
+                changed.clear()
+                for piece in reader.take():
+                    yield piece
+                    if piece.output is not None:
+                        return
+                if not reader.has_more():
+                    await changed.wait()
+        finally:
+            self._listeners.remove(wake)
+
+    def result(self, timeout: float | None = None) -> Output:
+        """Waits for the end of the text and returns it.
+
+        timeout: seconds to wait; None means no limit.
+
+        Raises:
+          TimeoutError: the text is not finished in time; the request goes on. Other errors: the
+            engine ended, or could not run this request.
+        """
+        if not self._wait(self, lambda: self.is_done, timeout):
+            raise TimeoutError(f"the request is not finished after {timeout} seconds")
+        return self._finished()
+
+    def cancel(self) -> bool:
+        """Ends the request and frees its pages within two steps.
+
+        The text so far becomes its output, with `finish_reason` "cancelled". Returns whether this
+        call ended it; False if it was finished or cancelled before.
+        """
+        with self.changed:
+            if self.is_done:
+                return False
+            self.finish("cancelled")
+        self._cancel(self)
+        return True
 
     @property
     def is_done(self) -> bool:
-        return self.finish_reason is not None
+        """Whether the text is finished, cancelled, or failed."""
+        return self._output is not None or self._error is not None
 
-    def push(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Appends the next new token; ignores it if the request is finished."""
-        if self.finish_reason is not None:
-            return
-        if token in self._end_ids:
-            self.finish("end")
-            return
-        self.tokens.append(token)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
-        if self._decoder is not None:
-            text = self._decoder.push(token) + self._stop.marks.get(token, "")
-            self.text += self._stop.push(text)
-            if self._stop.matched is not None:
-                self.finish_reason = "stop"
-        self.ends.append(len(self.text))
+    # For the engine.
 
-    def finish(self, reason: FinishReason) -> None:
-        """Finishes the request with `reason`, and releases the text held back for stop strings.
+    @property
+    def top(self) -> int | None:
+        """Number of most likely tokens to report; None means no log-probabilities."""
+        return self.sampling.logprobs
 
-        Does nothing if the request is already finished.
+    def packed(self, stages: SamplingStages) -> np.ndarray:
+        """Returns the sampling parameters as a row, int32, for a program with `stages`."""
+        if stages not in self._packed:
+            end_ids = self._end_ids if stages.ends else ()
+            arrays = SamplingArrays.of([self.sampling], end_ids, stages, breaks_of(self._model))
+            self._packed = {stages: pack(arrays)[0]}
+        return self._packed[stages]
+
+    def push(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
+        """Appends sampled tokens; returns how many of them belong to the text.
+
+        The last of these may be an end token.
         """
-        if self.finish_reason is not None:
-            return
-        self.finish_reason = reason
-        if self._decoder is not None:
-            self.text += self._stop.push(self._decoder.finish()) + self._stop.finish()
-        if self.ends:
-            self.ends[-1] = len(self.text)
+        with self.changed:
+            if self.is_done:
+                return 0
+            if not self._sampled:
+                self._first = self._now()
+                self.timings.first_token = self._first - self._begun
+            taken = 0
+            for taken, token in enumerate(tokens, 1):
+                self.text.push(token, None if logprobs is None else logprobs[taken - 1])
+                if self.text.finish_reason is not None:
+                    break
+            self.timings.new_tokens = len(self.text.tokens)
+            self._sampled += taken
+            self.timings.decoded_tokens = self._sampled - 1  # the first is from prefill
+            self._update()
+            return taken
 
-    def take_text(self, end: int | None = None) -> str:
-        """Returns the text after the last call's text, up to index `end`; None means all."""
-        end = len(self.text) if end is None else end
-        text, self._taken = self.text[self._taken : end], end
-        return text
+    def finish(self, reason: Any) -> None:
+        """Ends the text, unless it is finished."""
+        with self.changed:
+            self.text.finish(reason)
+            self._update()
+
+    def fail(self, error: BaseException) -> None:
+        """Makes all waiting and later calls raise `error`, unless the text is finished."""
+        with self.changed:
+            if not self.is_done:
+                self._error = error
+            self._update()
+
+    def _update(self) -> None:
+        """Makes the output if the text is finished, and wakes everybody who waits."""
+        text = self.text
+        if text.finish_reason is not None and not self.is_done:
+            self.timings.decode = self._now() - self._first
+            self._output = Output(
+                text.tokens,
+                None if self._model.tokenizer is None else text.text,
+                text.finish_reason,
+                self.timings,
+                None if self.top is None else text.logprobs,
+            )
+        self.changed.notify_all()
+        for wake in tuple(self._listeners):
+            wake()
+
+    def _listen(self, wake: Callable[[], None]) -> None:
+        with self.changed:
+            self._listeners.append(wake)
+
+    def _finished(self) -> Output:
+        if self._error is not None:
+            raise self._error
+        assert self._output is not None
+        return self._output
+
+
+class _Reader:
+    """Position of one loop over a request's pieces."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._tokens = self._characters = 0
+
+    def has_more(self) -> bool:
+        return self._request.is_done or len(self._request.text.tokens) > self._tokens
+
+    def take(self) -> list[Piece]:
+        """Returns the pieces since the last call; raises the request's error if there are none."""
+        request, pieces = self._request, []
+        with request.changed:
+            text = request.text
+            for i in range(self._tokens, len(text.tokens)):
+                piece = text.text[self._characters : text.ends[i]]
+                logprobs = text.logprobs[i] if text.logprobs else None
+                pieces.append(Piece(text.tokens[i], piece, logprobs=logprobs))
+                self._characters = text.ends[i]
+            self._tokens = len(text.tokens)
+            if request.is_done and (request._error is None or not pieces):
+                rest = text.text[self._characters :]
+                pieces.append(Piece(None, rest, request._finished()))
+        return pieces
+
+
+def breaks_of(model: Model) -> Callable[[tuple[str, ...]], np.ndarray]:
+    """Returns a function from strings to the mask (vocab_size,) of tokens that contain a string."""
+
+    def breaks(texts: tuple[str, ...]) -> np.ndarray:
+        found = np.zeros(model.config.vocab_size, bool)
+        if model.tokenizer is not None and texts:
+            holding = model.tokenizer.tokens_with(texts)
+            found[[i for i in holding if i < len(found)]] = True
+        return found
+
+    return breaks

@@ -41,6 +41,8 @@ class PagedCache:
       context_lens: int32 (batch,), tokens stored so far.
       window_tables: block tables like `block_tables`, one for each of `Config.windows`.
       states: recurrent state per layer; unspecified for sequences without tokens.
+      shared_context: maximum tokens of a sequence, if the pages are a pool that sequences of an
+        engine share; None if each sequence has pages of its own.
     """
 
     pages: list[Pages]
@@ -48,6 +50,7 @@ class PagedCache:
     context_lens: jax.Array
     window_tables: list[jax.Array] = dataclasses.field(default_factory=list)
     states: list[State] = dataclasses.field(default_factory=list)
+    shared_context: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
     def create(
@@ -168,6 +171,11 @@ class PagedCache:
         """Capacity per sequence in tokens."""
         return self.block_tables.shape[-1] * self.page_size
 
+    @property
+    def context(self) -> int:
+        """Maximum tokens of a sequence, which determines rope frequencies of some models."""
+        return self.capacity if self.shared_context is None else self.shared_context
+
     def tables(self, config: Config) -> dict[int | None, jax.Array]:
         """Maps each sliding window (None means full attention) to its layers' block tables."""
         return {
@@ -182,7 +190,7 @@ class PagedCache:
         """
         last = lengths[:, None] - 1
         valid = positions <= last
-        if window is None:
+        if window is None or self.shared_context is not None:
             return valid
         pages = window_pages(window, self.page_size)
         return valid & (positions // self.page_size > last // self.page_size - pages)
@@ -206,9 +214,10 @@ class PagedCache:
         """
         size = jnp.int32(self.page_size)
         tables = self.block_tables if tables is None else tables
-        *groups, _, per_sequence = tables.shape
-        tables = tables.reshape(-1, per_sequence)
-        page = jnp.take_along_axis(tables, jax.lax.div(positions, size), axis=1, mode="clip")
+        *groups, _, _ = tables.shape
+        if groups:  # each stays on its devices; XLA would gather the tables at every step
+            positions, valid = (x.reshape(*groups, -1, x.shape[1]) for x in (positions, valid))
+        page = jnp.take_along_axis(tables, jax.lax.div(positions, size), axis=-1, mode="clip")
         slots = page * size + jax.lax.rem(positions, size)
         slots = jnp.where(valid & (positions < self.capacity), slots, -1)
         return slots.reshape(*groups, -1)

@@ -42,7 +42,7 @@ def page_shapes(
     config: Config, layer: int, count: int, page_size: int, dtype: Any, heads: int = 1
 ) -> list[tuple[tuple[int, ...], Any]]:
     """Returns shapes and dtypes of a layer's `Pages` arrays with `count` pages."""
-    if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
+    if not has_pages(config, layer):
         return []
     kinds, head_dim = 2, config.head_dim_of(layer)
     if config.latent is not None:  # values are the first elements of keys
@@ -51,6 +51,20 @@ def page_shapes(
     if dtype == jnp.int8:
         return shapes * kinds + [((count, heads, page_size), jnp.float32)] * kinds
     return shapes * kinds
+
+
+def page_kinds(config: Config) -> tuple[int | None, ...]:
+    """Returns the kinds of layers that have pages: None for full attention, then each window.
+
+    Layers of a kind have pages for the same tokens, and share block tables.
+    """
+    kinds = {config.window_of(i) for i in range(config.num_layers) if has_pages(config, i)}
+    return tuple(kind for kind in (None, *config.windows) if kind in kinds)
+
+
+def has_pages(config: Config, layer: int) -> bool:
+    """Returns whether a layer has pages of its own: not a recurrent one, nor one that shares."""
+    return config.mixer_of(layer) == "attention" and config.kv_layer_of(layer) == layer
 
 
 def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...], ...]:

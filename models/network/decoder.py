@@ -125,7 +125,7 @@ class Decoder(nnx.Module):
             window, pages = self.config.window_of(layer), cache.pages[layer]
             return Fresh(lengths=lengths, slots=slots[window], pages=pages, **options)
 
-        x, after = self._hidden(tokens, positions, layer_cache, cache.capacity, given)
+        x, after = self._hidden(tokens, positions, layer_cache, cache.context, given)
         context_lens = jnp.where(lengths > 0, lengths, cache.context_lens)
         return x, self._stored(cache, after, context_lens)
 
@@ -214,7 +214,7 @@ class Decoder(nnx.Module):
 
         flat = tokens.reshape(-1), positions.reshape(-1)
         given = None if given is None else given.reshape(batch * time, -1)
-        x, after = self._hidden(*flat, layer_cache, cache.capacity, given)
+        x, after = self._hidden(*flat, layer_cache, cache.context, given)
         return x.reshape(batch, time, -1), after
 
     def decode(
@@ -260,7 +260,7 @@ class Decoder(nnx.Module):
             options |= {"slots": slots[window], "block_tables": tables[window]}
             return Paged(pages=pages, lens=lens, **options)
 
-        x, after = self._hidden(token, positions, layer_cache, cache.capacity, given)
+        x, after = self._hidden(token, positions, layer_cache, cache.context, given)
         return x, self._stored(cache, after, lens)
 
     def _is_recurrent(self, layer: int) -> bool:
@@ -286,8 +286,11 @@ class Decoder(nnx.Module):
     def _check_room(self, time: int, cache: PagedCache) -> None:
         """Raises ValueError if `time` new tokens exceed what windowed layers have pages for.
 
-        Later tokens would overwrite pages that earlier ones still read.
+        Later tokens would overwrite pages that earlier ones still read. Whoever shares a pool of
+        pages sees to it that block tables name enough of them.
         """
+        if cache.shared_context is not None:
+            return
         size, sequences = cache.page_size, cache.context_lens.shape[0]
         for layer, pages in enumerate(cache.pages):
             window = self.config.window_of(layer)
@@ -304,18 +307,18 @@ class Decoder(nnx.Module):
         tokens: Array,
         positions: Array,
         layer_cache: Callable[..., LayerCache],
-        capacity: int,
+        context: int,
         given: Array | None = None,
     ) -> tuple[Array, list[LayerCache]]:
         """Runs all layers; returns the last hidden states, and each layer's cache after the pass.
 
         layer_cache: function (layer, rotation=, temperature=) -> the layer's cache before the pass.
-        capacity: maximum tokens of a sequence. given: input of the first layer; None means the
+        context: maximum tokens of a sequence. given: input of the first layer; None means the
         embeddings of `tokens`.
         """
         after: list[LayerCache] = []
         config = self.config
-        rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
+        rotations, temperature = self._rotations(positions, context), self._temperature(positions)
         x = self.embedded(tokens) if given is None else given
         parts = None if self.per_layer is None else self.per_layer(tokens, x)
         # projections whose weights each layer's last kernel prefetches
@@ -333,12 +336,12 @@ class Decoder(nnx.Module):
             after.append(updated)
         return x, after
 
-    def _rotations(self, positions: Array, capacity: int) -> list[rope.Rotation]:
+    def _rotations(self, positions: Array, context: int) -> list[rope.Rotation]:
         """Returns rotary cosines and sines at `positions`, one Rotation per rope of the config."""
         config, tables = self.config, [f.get_value() for f in self.rope_frequencies]
         if len(tables) > len(config.ropes):
             *tables, long = tables
-            if rope.is_long(capacity, config.original_context or config.context_length):
+            if rope.is_long(context, config.original_context or config.context_length):
                 tables[0] = long
         rotations = []
         for table, kind in zip(tables, config.ropes, strict=True):

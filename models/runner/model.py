@@ -16,19 +16,18 @@ from jax_q4k import gguf
 
 from ..config import Config
 from ..network.parts import Parts, split
-from ..sampling.stages import SamplingStages, SharedStages
+from ..sampling.stages import SharedStages
 from ..sharding.placement import Placement
 from ..support.buckets import bucket, fine_bucket
 from ..support.lru_cache import LRUCache
 from ..support.warn import warn
 from ..tokenizer import Tokenizer
-from .programs import Network, Programs
+from .programs import Decode, Network, Score
 
 if TYPE_CHECKING:
     from jax_q4k.cache.program_cache import ProgramCache
 
     from ..network.decoder import Decoder
-    from .speculative.drafts import Draft
 
 
 #: Maximum number of compiled programs in memory per model, of about 10 MB each.
@@ -91,7 +90,6 @@ class Model:
         self.network = Network(self.config, merge, fingerprint, self._on_gpu(), placement)
         self.program_cache: ProgramCache | None = None
         self.ready = LRUCache(MOST_PROGRAMS)
-        self._programs = LRUCache(MOST_PROGRAMS)
         self.stage_sets = SharedStages()
         rows = (lambda x: x) if placement is None else placement.shard_rows
 
@@ -207,17 +205,15 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    def programs(
-        self, stages: SamplingStages | None = None, draft: Draft | None = None
-    ) -> Programs:
-        """Returns the jitted programs for generation and scoring.
+    @functools.cached_property
+    def decode_step(self) -> Any:
+        """Jitted (weights, token (batch,), cache) -> logits, cache; it donates the cache."""
+        return Decode(self.network).jitted()
 
-        There is one set of programs per sampling stages and kind of drafts.
-
-        stages: None means greedy sampling. draft: None means no speculative decoding.
-        """
-        key = SamplingStages() if stages is None else stages, draft
-        return self._programs.get(key, lambda: Programs(self.network, *key))
+    @functools.cached_property
+    def score_step(self) -> Any:
+        """Jitted function that scores given tokens; see `runner.programs.Score`."""
+        return Score(self.network).jitted()
 
     def _on_gpu(self) -> bool:
         # abstract weights have no devices

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,8 +16,7 @@ from jax_q4k.cache.program_cache import Types, settings, trace_context
 from jax_q4k.collecting import gc_throttled
 
 from .model import Model
-from .programs import Begin, Loop, Start
-from .state import State
+from .programs import Program
 
 
 class CachedPrograms:
@@ -27,6 +27,7 @@ class CachedPrograms:
 
     Attributes:
       compile_seconds: time spent so far on compiling programs or loading them from disk.
+      compilations: number of these programs.
     """
 
     def __init__(self, model: Model, weights: Any, selection: Any) -> None:
@@ -35,31 +36,39 @@ class CachedPrograms:
         selection: the implementation that runs, a value of `jax_q4k.current_selection`.
         """
         self.compile_seconds = 0.0
+        self.compilations = 0
         self._model, self._weights, self._selection = model, weights, selection
         self._weight_types = Types(weights)
         # Executables on disk depend on JAX's settings too; JAX checks them for those in memory.
         on_disk = model.program_cache
         self._disk = None if on_disk is None else (on_disk, _settings_of(model))
 
-    def run(self, program: Start | Begin | Loop, *arguments: Any) -> tuple[State, float]:
-        """Runs a program; returns the new State, and the seconds it took without compiling."""
-        arguments = self._weights, *arguments
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """Sets what programs are traced and called with: implementation, mesh, transfer guard."""
         # The implicit transfer of NumPy arguments is intended; `device_put` is ten times slower.
         allowed = jax.transfer_guard_host_to_device("allow")
         with selected(self._selection), self._model.on_devices(), allowed:
-            on_disk = is_cacheable(self._model, program)
-            types = self._weight_types, Types(arguments[1:])
-            key = program, types, trace_context(), self._disk if on_disk else None
-            compiled = functools.partial(self._compiled, program, arguments, on_disk)
-            ready = self._model.ready.get(key, compiled)
-            began = time.perf_counter()
-            state = ready(*arguments)
-        return state, time.perf_counter() - began
+            yield
+
+    def ready(self, program: Program, *arguments: Any) -> Callable[..., Any]:
+        """Returns the compiled program for arguments of these types; call it within `context`.
+
+        It takes the weights before these arguments, unless the program does without.
+        """
+        on_disk = is_cacheable(self._model, program)
+        types = self._weight_types, Types(arguments)
+        key = program, types, trace_context(), self._disk if on_disk else None
+        if program.takes_weights:
+            arguments = self._weights, *arguments
+        compiled = functools.partial(self._compiled, program, arguments, on_disk)
+        found: Callable[..., Any] = self._model.ready.get(key, compiled)
+        return found
 
     @gc_throttled()
     def _compiled(
-        self, program: Start | Begin | Loop, arguments: tuple[Any, ...], on_disk: bool
-    ) -> Callable[..., State]:
+        self, program: Program, arguments: tuple[Any, ...], on_disk: bool
+    ) -> Callable[..., Any]:
         began = time.perf_counter()
         if on_disk:
             ready = cached_program(self._model, program, arguments)
@@ -67,6 +76,7 @@ class CachedPrograms:
             ready = program.jitted()
             ready.lower(*arguments).compile()  # later calls reuse this executable
         self.compile_seconds += time.perf_counter() - began
+        self.compilations += 1
         return ready
 
 
@@ -76,8 +86,8 @@ def _settings_of(model: Model) -> str:
 
 
 def cached_program(
-    model: Model, program: Start | Begin | Loop, arguments: tuple[Any, ...]
-) -> Callable[..., State]:
+    model: Model, program: Program, arguments: tuple[Any, ...]
+) -> Callable[..., Any]:
     """Returns a function that runs `program`, compiled for arguments of these shapes.
 
     Takes the compiled program from the on-disk cache, or compiles and stores it.
@@ -96,19 +106,18 @@ def cached_program(
     )
     tree = jax.tree.structure(results)
 
-    def run(*arguments: Any) -> State:
+    def run(*arguments: Any) -> Any:
         leaves = jax.tree.leaves(arguments)
         placed = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in leaves]
-        state: State = jax.tree.unflatten(tree, loaded(placed))
-        return state
+        return jax.tree.unflatten(tree, loaded(placed))
 
     return run
 
 
-def is_cacheable(model: Model, program: Start | Begin | Loop) -> bool:
+def is_cacheable(model: Model, program: Program) -> bool:
     """Returns whether a program can be cached on disk.
 
     It can without user functions and drafts, on one device, if the model has an on-disk cache.
     """
-    simple = model.placement is None and program.draft is None and not program.stages.processors
+    simple = model.placement is None and program.draft is None and not program.calls_functions
     return model.program_cache is not None and simple

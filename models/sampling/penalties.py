@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .params import Processor
 from .stages import SamplingArrays, SamplingStages
 
 #: Largest DRY penalty: excludes a token without overflow of float32.
@@ -26,7 +28,7 @@ class TokenHistory(NamedTuple):
     lengths: jax.Array
 
 
-def changed(
+def adjust(
     logits: jax.Array,
     stages: SamplingStages,
     parameters: SamplingArrays,
@@ -52,16 +54,25 @@ def changed(
         logits = logits - dry_penalties(history, parameters, logits.shape[1])
     for chain, processors in enumerate(stages.processors):
         assert history is not None
-        processed = logits
-        for processor in processors:
-            args = processed, history.tokens, history.lengths
-            processed = jax.vmap(processor)(*args)
-            if processed.shape != logits.shape:
-                name = getattr(processor, "__name__", repr(processor))
-                found, wanted = processed.shape[1:], logits.shape[1:]
-                raise ValueError(f"{name} returned shape {found}; logits have {wanted}")
-            processed = processed.astype(jnp.float32)
-        logits = jnp.where((parameters.chain == chain)[:, None], processed, logits)
+        new = processed(processors, logits, history)
+        logits = jnp.where((parameters.chain == chain)[:, None], new, logits)
+    return logits
+
+
+def processed(
+    processors: Sequence[Processor], logits: jax.Array, history: TokenHistory
+) -> jax.Array:
+    """Applies user functions in sequence to logits float32 (batch, vocab).
+
+    Raises ValueError at trace time if one does not return logits.
+    """
+    for processor in processors:
+        found = jax.vmap(processor)(logits, history.tokens, history.lengths)
+        if found.shape != logits.shape:
+            name = getattr(processor, "__name__", repr(processor))
+            shapes = f"shape {found.shape[1:]}; logits have {logits.shape[1:]}"
+            raise ValueError(f"{name} returned {shapes}")
+        logits = found.astype(jnp.float32)
     return logits
 
 

@@ -19,7 +19,7 @@ import jax_q4k as jq
 
 from ..support.exportable import exportable
 from .params import LEAST_TEMPERATURE
-from .penalties import TokenHistory, changed
+from .penalties import TokenHistory, adjust
 from .stages import SamplingArrays, SamplingStages
 
 #: Number of most likely tokens that a row is sampled from, unless another token may win.
@@ -68,7 +68,7 @@ def sample(
     """
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
-    logits = changed(logits.astype(jnp.float32), stages, parameters, counts, history)
+    logits = adjust(logits.astype(jnp.float32), stages, parameters, counts, history)
     if not stages.draws:
         return jq.argmax(logits)
     remaining, tokens, limit = filter_candidates(logits, parameters)
@@ -136,16 +136,15 @@ def filter_row(logits: jax.Array, parameters: SamplingArrays) -> jax.Array:
     keys = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the logits
     best = jnp.max(logits)
 
-    def by_count() -> jax.Array:
-        return _likeliest(keys, jnp.ones_like(logits), parameters.top_k.astype(jnp.float32))
+    def keep(stage: jax.Array, kept: jax.Array) -> jax.Array:
+        """Applies top-k in stage 0, top-p in stage 1; as a loop, since the search compiles long."""
+        weights = jnp.where(kept, jnp.where(stage == 0, 1.0, jnp.exp(logits - best)), 0.0)
+        count = parameters.top_k.astype(jnp.float32)
+        goal = jnp.where(stage == 0, count, parameters.top_p * jnp.sum(weights))
+        filters = jnp.where(stage == 0, parameters.top_k > 0, parameters.top_p < 1)
+        return jax.lax.cond(filters, lambda: kept & _likeliest(keys, weights, goal), lambda: kept)
 
-    def by_share(kept: jax.Array) -> jax.Array:
-        shares = jnp.where(kept, jnp.exp(logits - best), 0.0)
-        return kept & _likeliest(keys, shares, parameters.top_p * jnp.sum(shares))
-
-    kept = jnp.ones(logits.shape, bool)
-    kept = jax.lax.cond(parameters.top_k > 0, by_count, lambda: kept)
-    kept = jax.lax.cond(parameters.top_p < 1, by_share, lambda kept: kept, kept)
+    kept = jax.lax.fori_loop(0, 2, keep, jnp.ones(logits.shape, bool))
     return jnp.where(kept & ~(logits < best + jnp.log(parameters.min_p)), logits, -jnp.inf)
 
 

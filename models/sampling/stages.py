@@ -15,6 +15,8 @@ from ..support.buckets import bucket
 from ..support.exportable import exportable
 from .params import Processor, Sampling
 
+#: The most log-probabilities per token that servers usually offer.
+USUAL_LOGPROBS = 20
 #: Padding id, larger than any vocabulary.
 _NO_TOKEN = np.int32(2**31 - 1)
 
@@ -53,20 +55,21 @@ class SamplingStages(NamedTuple):
             dry=any(sampling.dry_multiplier for sampling in samplings),
             biases=bucket(count) if count else 0,
             ends=bucket(len(end_ids)) if end_ids else 0,
-            logprobs=(bucket(max(logprobs)) if max(logprobs) else 0) if logprobs else None,
+            logprobs=_bucket_of_logprobs(max(logprobs)) if logprobs else None,
             processors=_chains(samplings),
         )
 
     def joined(self, other: SamplingStages) -> SamplingStages:
-        """Returns the union of the stages with `other`, which must have the same `draws`."""
+        """Returns the union of the stages with `other`."""
         logprobs = [stages.logprobs for stages in (self, other) if stages.logprobs is not None]
         return SamplingStages(
-            draws=self.draws,
+            draws=self.draws or other.draws,
             penalizes=self.penalizes or other.penalizes,
             dry=self.dry or other.dry,
             biases=max(self.biases, other.biases),
             ends=max(self.ends, other.ends),
             logprobs=max(logprobs, default=None),
+            processors=tuple(dict.fromkeys(self.processors + other.processors)),
         )
 
     @property
@@ -108,6 +111,13 @@ class SharedStages:
                     return known
             self._wide[stages.draws] = wide = self._wide.get(stages.draws, stages).joined(stages)
             return wide
+
+
+def _bucket_of_logprobs(count: int) -> int:
+    """Returns 0, 8, 16, USUAL_LOGPROBS, 32, 64, ..., at least `count`."""
+    if not count:
+        return 0
+    return USUAL_LOGPROBS if 16 < count <= USUAL_LOGPROBS else bucket(count)
 
 
 def _chains(samplings: Sequence[Sampling]) -> tuple[tuple[Processor, ...], ...]:
@@ -157,13 +167,11 @@ class SamplingArrays:
         end_ids: Sequence[int] = (),
         stages: SamplingStages | None = None,
         breaks: Callable[[tuple[str, ...]], np.ndarray] | None = None,
-        first_steps: Sequence[int] | None = None,
     ) -> SamplingArrays:
         """Returns the requests' sampling parameters as NumPy arrays for a program with `stages`.
 
         stages: None means the stages that the requests need.
         breaks: maps strings to a mask bool (vocab_size,) of tokens that contain one; DRY needs it.
-        first_steps: number of tokens that each row sampled before; None means 0.
         """
         stages = SamplingStages.of(samplings, end_ids) if stages is None else stages
         batch = len(samplings)
@@ -195,7 +203,7 @@ class SamplingArrays:
             biases=biases,
             chain=np.asarray(chains, np.int32),  # type: ignore[arg-type]
             end_ids=ends,
-            first_step=np.asarray(first_steps or [0] * batch, np.int32),  # type: ignore[arg-type]
+            first_step=np.zeros(batch, np.int32),  # type: ignore[arg-type]
         )
 
     def repeated(self, count: int) -> SamplingArrays:

@@ -65,7 +65,8 @@ def plan_sharding(
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh is a {type(mesh).__name__}; it must be a jax.sharding.Mesh")
     axis = tensor_axis(mesh)
-    data = next((name for name in DATA_AXES if name in mesh.axis_names), None)
+    # An axis of one device would split nothing, but be part of the types of explicit meshes.
+    data = next((name for name in DATA_AXES if mesh.shape.get(name, 1) > 1), None)
     if rules is None:
         specs = _megatron(config, tensors, mesh, axis)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TypeVar
 
 import jax.export
@@ -12,11 +13,11 @@ T = TypeVar("T")
 def exportable(kind: type[T]) -> type[T]:
     """Class decorator that registers a dataclass for serialization by `jax.export`.
 
-    All fields hold arrays. Write it above `jax.tree_util.register_dataclass`.
+    Fields hold arrays, or are static and JSON. Write it above `jax.tree_util.register_dataclass`.
     """
     return jax.export.register_pytree_node_serialization(
         kind,
         serialized_name=f"jax_q4k.models.{kind.__name__}",
-        serialize_auxdata=lambda _: b"",
-        deserialize_auxdata=lambda _: (),
+        serialize_auxdata=lambda static: json.dumps(static).encode(),
+        deserialize_auxdata=lambda text: tuple(json.loads(text)),
     )

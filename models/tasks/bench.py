@@ -18,7 +18,7 @@ import numpy as np
 
 import jax_q4k as jq
 
-from ..engine.prefix_cache import PIECE
+from ..engine.session import PIECE
 from ..kv_cache import PagedCache
 from ..runner.model import Model
 from ..runner.programs import CUDA_COMPILER_OPTIONS

@@ -107,7 +107,7 @@ def score(
         raise ValueError("text has too few tokens to predict any")
     first = (len(start) if windows == "whole" else 0) or 1  # tokens of a window not predicted
 
-    program, nats = model.programs().score, []
+    program, nats = model.score_step, []
     for at in range(0, len(cut), BATCH):
         rows = cut[at : at + BATCH]
         tokens, lengths = model.put(_padded(rows, length))

@@ -47,7 +47,7 @@ def test_decode_rate():
     model = random_model(SMALL_MODEL)
     rate = decode_rate("small", model, tokens=8, segments=3, copy_bandwidth=1e10)
     assert 0 < rate.best <= rate.ms_per_token <= rate.worst
-    assert rate.tokens == 24 and rate.context == 16
+    assert rate.tokens == 24 and rate.context == 8
     embedding = model.decoder().embedding.get_value().nbytes
     assert (
         rate.weight_bytes

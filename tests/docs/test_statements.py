@@ -36,8 +36,8 @@ from jax_q4k.models.cli.commands import bench
 from jax_q4k.models.cli.commands import chat as chat_command
 from jax_q4k.models.cli.options import sampling_of
 from jax_q4k.models.config.pooling import pooling_of
-from jax_q4k.models.engine import generate
-from jax_q4k.models.engine.prefix_cache import PIECE
+from jax_q4k.models.engine import arguments
+from jax_q4k.models.engine.session import PIECE
 from jax_q4k.models.files import hub
 from jax_q4k.models.files.quantizing import recipes
 from jax_q4k.models.runner import model as runner_model
@@ -165,7 +165,7 @@ def other_kinds_of_calls():
 
 @says(GENERATION, "row i draws with seed 7 + i")
 def seeds_of_a_batch():
-    samplings = generate._samplings(models.Sampling(seed=7), {}, 4)
+    samplings = arguments.samplings_of(models.Sampling(seed=7), {}, 4)
     assert [one.seed for one in samplings] == [7, 8, 9, 10]
 
 

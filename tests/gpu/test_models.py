@@ -99,18 +99,15 @@ def test_decode_steps_with_quantized_activations(golden):
     import jax.numpy as jnp
 
     from jax_q4k.models.kv_cache import PagedCache
-    from jax_q4k.models.sampling import Sampling
-    from jax_q4k.models.sampling.stages import SamplingArrays
 
     model, want = golden
-    programs = model.programs()
     prompt, following = want["prompt"], want["greedy_f32"]
     cache = PagedCache.create(model.config, 1, len(prompt) + len(following))
     lengths = jnp.array([len(prompt)], jnp.int32)
-    parameters = jax.device_put(SamplingArrays.of([Sampling()]))
-    state = programs.start(model.weights, jnp.asarray(prompt[None]), lengths, cache, parameters)
-    cache, rows = state.cache, []
+    prefill = jax.jit(lambda weights, *arguments: model.decoder(weights).prefill(*arguments))
+    _, cache = prefill(model.weights, jnp.asarray(prompt[None]), lengths, cache)
+    rows = []
     for token in following:
-        logits, cache = programs.decode(model.weights, jnp.array([token], jnp.int32), cache)
+        logits, cache = model.decode_step(model.weights, jnp.array([token], jnp.int32), cache)
         rows.append(np.asarray(logits[0]))
     assert nmse(np.stack(rows), want["logits_f32"][len(prompt) :]) <= 1e-2

@@ -64,7 +64,7 @@ def test_prefixes_of_their_own(tmp_path: Path) -> None:
     model = journey.model(call)
 
     def talk(index: int) -> list[tuple[Call, Any]]:
-        prefix, prompt, found = models.Prefix(), (3 + index, 7, 9), []
+        prefix, prompt, found = models.Prefix(), (3 + index, *range(7, 23)), []
         for _ in range(2):
             one = dataclasses.replace(call, prompts=(prompt,), new_tokens=9)
             got = one.run(model, prefix)

@@ -167,10 +167,12 @@ def _defaults() -> Iterator[tuple[str, str]]:
     for name in ("JAX_PLATFORMS", jq.native.VARIABLE):
         yield f"${name}", os.environ.get(name) or "not set"
     try:
+        found = devices()
         yield (
             "devices of JAX",
-            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in devices()),
+            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in found),
         )
+        yield "pages of an engine", _engine_memory(found)
     except RuntimeError as error:
         yield "devices of JAX", f"none: {error}"
     on_cpu = jq.default_implementation("cpu")
@@ -180,6 +182,17 @@ def _defaults() -> Iterator[tuple[str, str]]:
         reason = "plain JAX, which is slow"
     yield "default on cpu", f"{on_cpu}: {reason}"
     yield "default on cuda", f"{jq.default_implementation('cuda')}: generated PTX kernels"
+
+
+def _engine_memory(devices: list[Any]) -> str:
+    """Returns how much memory an Engine takes for KV pages if `pages` is not given."""
+    from ...engine import memory, sizing
+
+    free = memory.free_bytes_of(devices)
+    if free is None:
+        return "unknown free memory: set Engine(pages=...)"
+    share = sizing.GPU_SHARE if devices[0].platform == "gpu" else sizing.CPU_SHARE
+    return f"up to {share * free / 2**30:.1f} GiB, {share:.0%} of the free memory"
 
 
 def _broken() -> str | None:

@@ -12,9 +12,9 @@ from ...kv_cache import PagedCache
 from ...sampling.penalties import TokenHistory
 from ...sampling.sampler import Logprobs, logprobs_of, sample
 from ...sampling.stages import SamplingArrays, SamplingStages
-from ..state import SpeculationState, State
 from .drafts import Draft, PromptLookup, model_drafts
 from .mtp import Drafter
+from .state import SpeculationState, State
 
 if TYPE_CHECKING:
     from ...network.decoder import Decoder
@@ -27,11 +27,15 @@ LOSS = 1 / 64
 MOST_CREDIT = 4.0
 
 
+#: Credit before the first draft.
+FIRST_CREDIT = 1.0
+
+
 def begin(batch: int, count: int, cache: PagedCache | None) -> SpeculationState:
     """Returns the initial SpeculationState, for drafts of `count` tokens."""
     zeros = jnp.zeros(batch, jnp.int32)
     drafts, found = jnp.zeros((batch, count), jnp.int32), jnp.ones(batch, bool)
-    return SpeculationState(drafts, found, jnp.float32(1), zeros, zeros, cache)
+    return SpeculationState(drafts, found, jnp.float32(FIRST_CREDIT), zeros, zeros, cache)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,11 @@ from jax.sharding import PartitionSpec as P
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.config.tensors import expected_tensors
+from jax_q4k.models.kv_cache.shapes import PAGE_SIZE
 from jax_q4k.models.network import build as model_build
-from jax_q4k.models.sampling.stages import SamplingArrays
+from jax_q4k.models.runner.engine_state import EngineState, Sizes
+from jax_q4k.models.runner.engine_steps import DecodeRows, PrefillPieces
+from jax_q4k.models.sampling.stages import SamplingStages
 from jax_q4k.models.sharding.placement import Placement
 from jax_q4k.models.sharding.plan import plan_sharding
 from tools import aot
@@ -80,17 +83,31 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     return model, weights, where
 
 
-@pytest.mark.slow("compiles for several GPUs", quick=["decode-AxisType.Auto-groups=1"])
-@pytest.mark.parametrize(
-    ("kind", "groups"), [(AxisType.Auto, 1), (AxisType.Explicit, 1), (AxisType.Explicit, 2)]
-)
-@pytest.mark.parametrize("program", ["decode", "start"])
-def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
-    """One more all-reduce sums the embedding rows; weights and pages are not gathered."""
-    gpus = np.array(aot.gpus("h200", DEVICES)).reshape(groups, -1)
-    mesh = Mesh(gpus, ("dp", "tp"), axis_types=(kind, kind))
-    model, weights, where = abstract_model(mesh)
-    model.network = dataclasses.replace(model.network, placement=where)
+def engine_program(name: str, model: models.Model, groups: int) -> tuple[Any, tuple[Any, ...]]:
+    """Returns an engine's program for one sequence in each group, and its abstract arguments."""
+    placement = model.placement
+    assert placement is not None
+    whole, tokens = placement.replicated, 4096
+    pages = tokens // PAGE_SIZE
+    sizes = Sizes(groups, (None,), (pages,), pages, 0, tokens, groups=groups)
+    options: dict[str, Any] = {"sizes": sizes, "rows": groups, "ways": (SamplingStages(),)}
+    program: PrefillPieces | DecodeRows = DecodeRows(model.network, **options)
+    if name == "prefill":
+        program = PrefillPieces(model.network, time=128, fresh=True, **options)
+
+    def struct(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None = None) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=over or whole)
+
+    dtype = jnp.dtype(jnp.bfloat16)
+    state = EngineState.create(CONFIG, sizes, dtype, struct, placement)
+    step = struct((groups, sum(program.columns)), jnp.int32)
+    return program.jitted(), (state, struct((), jnp.int32), step)
+
+
+def decode_step(model: models.Model, mesh: Mesh, groups: int) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the decode step of one sequence in each group, and its abstract arguments."""
+    assert model.placement is not None
+    whole = model.placement.replicated
     cache = jax.eval_shape(
         lambda: models.PagedCache.create(CONFIG, groups, 4096, dtype=jnp.bfloat16)
     )
@@ -99,25 +116,41 @@ def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
         tables = jax.ShapeDtypeStruct((groups, 1, *tables.shape[1:]), tables.dtype)
     cache = dataclasses.replace(cache, block_tables=tables)
     parts = NamedSharding(mesh, P("dp", "tp"))
-    cache = jax.tree.map(lambda a: placed(a, parts if a.ndim == 4 else where.replicated), cache)
-    ids = placed(jax.ShapeDtypeStruct((groups,), jnp.int32), where.replicated)
-    prompt = placed(jax.ShapeDtypeStruct((groups, 128), jnp.int32), where.replicated)
-    parameters = jax.tree.map(
-        lambda x: placed(jax.ShapeDtypeStruct(x.shape, x.dtype), where.replicated),
-        SamplingArrays.of([models.Sampling()] * groups),
-    )
-    arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, parameters)
-    function = getattr(model.programs(), program)
+    cache = jax.tree.map(lambda a: placed(a, parts if a.ndim == 4 else whole), cache)
+    ids = placed(jax.ShapeDtypeStruct((groups,), jnp.int32), whole)
+    return model.decode_step, (ids, cache)
+
+
+@pytest.mark.slow("compiles for several GPUs", quick=["decode-AxisType.Auto-groups=1"])
+@pytest.mark.parametrize(
+    ("kind", "groups"), [(AxisType.Auto, 1), (AxisType.Explicit, 1), (AxisType.Explicit, 2)]
+)
+@pytest.mark.parametrize("program", ["decode", "prefill", "generate"])
+def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
+    """One more all-reduce sums the embedding rows; weights and pages are not gathered."""
+    gpus = np.array(aot.gpus("h200", DEVICES)).reshape(groups, -1)
+    mesh = Mesh(gpus, ("dp", "tp"), axis_types=(kind, kind))
+    model, weights, where = abstract_model(mesh)
+    model.network = dataclasses.replace(model.network, placement=where)
+    if program == "decode":
+        function, arguments = decode_step(model, mesh, groups)
+    else:
+        function, arguments = engine_program(program, model, groups)
+    samples = program != "decode"
     with model.on_devices():
         lowered = function.trace(weights, *arguments).lower(lowering_platforms=("cuda",))
         text = lowered.compile(compiler_options=models.CUDA_COMPILER_OPTIONS).as_text()
     calls = re.findall(
-        r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", text
+        r" = (.*) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)"
+        r"(?:-start)?\(",
+        text,
     )
-    counts = Counter(calls)
-    # `start` samples a token, and its argmax gathers a candidate from each device
-    allowed = 2 * CONFIG.num_layers + 1 + (2 if program == "start" else 0)
+    counts = Counter(name for _, name in calls)
+    # sampling's argmax gathers a candidate from each device
+    allowed = 2 * CONFIG.num_layers + 1 + (2 if samples else 0)
     assert counts.pop("all-reduce") <= allowed
-    tokens = rf"= \(?s32\[(?:1|{groups})\].* all-gather(?:-start)?\("  # over all groups
-    assert counts.total() == (len(re.findall(tokens, text)) if program == "start" else 0)
+    gathered = [re.sub(r"{[^}]*}", "", types) for types, name in calls if name == "all-gather"]
+    one_number = rf"[(), ]*(?:s32\[(?:1|{groups})\][(), ]*)+"  # of each group, such as its token
+    numbers = sum(re.fullmatch(one_number, types) is not None for types in gathered)
+    assert counts.total() == (numbers if samples else 0)
     assert text.count("__gpu$xla.gpu.ptx") > 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,10 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.engine.stages import standard_stages
+from jax_q4k.models.kv_cache.shapes import page_kinds
+from jax_q4k.models.runner.engine_state import EngineState, Sizes
+from jax_q4k.models.runner.engine_steps import DecodeRows, PrefillPieces
 from ptx_kernels.machine_code import ptxas
 from tools import aot
 from tools.launches import layer_launches, page_array
@@ -45,6 +49,13 @@ class Case:
             capacity=CAPACITY,
             cache_dtype=jnp.dtype(self.cache_dtype),
         )
+
+
+class EngineStep(NamedTuple):
+    """A compiled step of an engine, and the shapes of the engine's state."""
+
+    program: aot.Program
+    state: EngineState
 
 
 LLAMA = Case()
@@ -88,6 +99,54 @@ def test_no_page_array_is_copied(case, name):
     assert len(appends) == _model(case.model).config.num_layers
     assert all(t.instruction.results[:2] == (pages, pages) for t in appends)
     assert program.rewrites(pages) == []
+
+
+@functools.cache
+def engine_step(name: str, kind: type[PrefillPieces | DecodeRows], rows: int) -> EngineStep:
+    """Compiles a step of `rows` of an engine's eight slots, for any sampling parameters.
+
+    A sequence has up to seven pages; there are 29, of each kind of layers.
+    """
+    (file,) = GOLDEN.glob(f"{name}.*gguf")
+    model = models.from_gguf(file)
+    kinds, counted = page_kinds(model.config), {"penalizes": True, "history": True}
+    sizes = Sizes(8, kinds, (29,) * len(kinds), 7, 5, CAPACITY, **counted)
+    options = {"sizes": sizes, "rows": rows, "stages": standard_stages([2]), "skips": True}
+    options |= {"time": 16} if kind is PrefillPieces else {}
+    program, struct = kind(model.network, **options), jax.ShapeDtypeStruct
+    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
+    args = model.config, sizes, jnp.float32, lambda shape, dtype, _: struct(shape, dtype)
+    step = struct((rows, sum(program.columns)), jnp.int32)
+    arguments = weights, EngineState.create(*args), struct((), jnp.int32), step
+    options = models.CUDA_COMPILER_OPTIONS
+    compiled = aot.compile_program(program.jitted(), *arguments, options=options)
+    return EngineStep(compiled, arguments[1])
+
+
+@pytest.mark.slow("compiles programs for a GPU", quick=["llama-gqa-DecodeRows-rows=4"])
+@pytest.mark.parametrize("rows", [4, 8])
+@pytest.mark.parametrize("kind", [PrefillPieces, DecodeRows], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
+def test_a_step_of_an_engine_is_one_cuda_graph(name, kind, rows):
+    """Kernels of all sampling stages are in it, and no page array is copied."""
+    program, state = engine_step(name, kind, rows)
+    assert any(t.is_in("kConditional") for t in program.launches)
+    assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
+    assert [loop.is_in("kCommandBuffer") for loop in program.loops] == [True] * (kind is DecodeRows)
+    assert program.ptx_launches
+    assert program.rewrites(page_array(state)) == []
+
+
+@pytest.mark.slow("compiles programs for a GPU")
+@pytest.mark.parametrize("rows", [4, 8])
+def test_a_decoding_step_of_an_engine_copies_recurrent_states_once(rows):
+    """Rows among more slots are gathered before the loop, and written to their slots after it."""
+    program, state = engine_step("qwen35", DecodeRows, rows)
+    for array in {Array("f32", x.shape) for x in jax.tree.leaves(state.states)}:
+        writes = [t.instruction.op_name for t in program.rewrites(array)]
+        assert not [name for name in writes if "/while/" in name]
+        assert all(name.endswith("/scatter") for name in writes)
+        assert bool(writes) == (rows < 8)
 
 
 def test_explain_names_what_is_launched():
@@ -141,8 +200,9 @@ def test_a_long_prompt_of_a_large_matrix_is_float16():
     assert 99 << 10 < product.shared_bytes <= 227 << 10
 
 
-def test_a_cache_that_is_not_donated_is_copied_and_seen():
-    function, arguments = LLAMA.programs()["decode"]
+@pytest.mark.parametrize("name", ["decode", "generate"])
+def test_a_cache_that_is_not_donated_is_copied_and_seen(name):
+    function, arguments = LLAMA.programs()[name]
     # donation inside another jit has no effect
     kept = jax.jit(lambda *arguments: function(*arguments))
     program = aot.compile_program(kept, *arguments, options=models.CUDA_COMPILER_OPTIONS)
@@ -190,7 +250,8 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
         "figure",
         "llama-3.1-8b generate, ahead of time for an H200: "
         f"{max(map(len, layers))} kernels per layer; "
-        f"{len(program.launches)} launches per token, {len(program.ptx_launches)} of them ours",
+        f"{sum(t.is_in('kWhile') for t in program.launches)} launches per token, "
+        f"{len(program.ptx_launches)} of them ours",
     )
     assert max(map(len, layers)) <= 5
     assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []

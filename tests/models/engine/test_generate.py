@@ -4,6 +4,7 @@ import json
 import math
 import random
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import Selection, current_selection, models
-from jax_q4k.models.engine.batch import GenerationBatch
+from jax_q4k.models.engine.loop import EngineLoop
 from jax_q4k.models.engine.request import Request
+from jax_q4k.models.engine.text import GeneratedText
 from jax_q4k.models.network.decoder import Decoder
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
@@ -100,7 +102,7 @@ def test_prompt_and_text_together_are_the_whole_text():
 
 
 def test_bytes_that_are_no_character_yet_come_with_the_end():
-    row = Request(model("text-spm").tokenizer, models.Sampling(), ())
+    row = GeneratedText(model("text-spm").tokenizer, models.Sampling(), ())
     row.push(3 + 0xE2)  # <0xE2>
     assert row.text == ""
     row.finish("length")
@@ -119,62 +121,46 @@ def test_stream_gives_what_generate_gives():
 
 
 @pytest.mark.parametrize(
-    "seconds, counts",
-    [(1e9, [1, 2, 4, 8, 16, 16, 11]), (0.0, [1, 2, 4, 8, 16, 16, 11]), (0.1, [1] * 58)],
-    ids=["slow", "faster than one reads", "fluent"],
+    ("seconds", "streamed", "steps"),
+    [
+        (0.0, False, 16),
+        (0.0, True, 1),
+        (1e-6, True, 16),
+        (0.005, True, 3),
+        (0.005, False, 16),
+        (0.025, False, 4),
+        (0.025, True, 1),
+        (10.0, False, 1),
+    ],
 )
-def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
-    got = []
-    advance = GenerationBatch.advance
-
-    def timed(run, count):
-        before = len(run.rows[0].tokens)
-        advance(run, count)
-        got.append(len(run.rows[0].tokens) - before)
-        return seconds
-
-    monkeypatch.setattr(GenerationBatch, "advance", timed)
-    *steps, _ = models.stream(
-        model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59
-    )
-    assert got == counts and len(steps) == 59
-
-
-@pytest.mark.parametrize(
-    "per_token, counts",
-    [(1 / 200, [16, 20, 20, 2]), (1.0, [16, *[1] * 42]), (1e-6, [16, 42])],
-    ids=["a tenth of a second", "slow", "fast"],
-)
-def test_calls_of_generate_are_short(monkeypatch, per_token, counts):
-    """Short calls let an interrupt end generation soon."""
-    got = []
-    advance = GenerationBatch.advance
-
-    def timed(run, count):
-        before = len(run.rows[0].tokens)
-        advance(run, count)
-        got.append(len(run.rows[0].tokens) - before)
-        return got[-1] * per_token
-
-    monkeypatch.setattr(GenerationBatch, "advance", timed)
-    prompt = reference("llama-gqa").prompt[:5]
-    assert len(models.generate(model("llama-gqa"), prompt, max_new_tokens=59).tokens) == 59
-    assert got == counts
+def test_how_many_tokens_a_step_samples(seconds, streamed, steps):
+    """Short steps let an interrupt end generation soon; 0 s: not measured yet."""
+    counts = []
+    scheduler = types.SimpleNamespace(plan=counts.append)
+    loop = EngineLoop(scheduler, types.SimpleNamespace(draft=None))
+    loop.requests = [types.SimpleNamespace(is_streamed=streamed)]
+    loop._step_seconds = seconds
+    loop.step()
+    assert counts == [steps]
+    loop = EngineLoop(scheduler, types.SimpleNamespace(draft=None), clock=False)
+    loop._step_seconds = seconds
+    loop.step()
+    assert counts[1:] == [16]  # in every process
 
 
 def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
     loaded = model("text-spm")
     want = models.generate(loaded, PROMPT, max_new_tokens=40).tokens
-    collect = GenerationBatch._collect
+    push = Request.push
 
-    def interrupted(run):
-        seconds = collect(run)
-        if len(run.rows[0].tokens) > 1:
+    def interrupted(request, *args):
+        taken = push(request, *args)
+        if len(request.text.tokens) > 1:
             raise KeyboardInterrupt
-        return seconds
+        return taken
 
     with monkeypatch.context() as patched:
-        patched.setattr(GenerationBatch, "_collect", interrupted)
+        patched.setattr(Request, "push", interrupted)
         with pytest.raises(KeyboardInterrupt):
             models.generate(loaded, PROMPT, max_new_tokens=40)
     assert models.generate(loaded, PROMPT, max_new_tokens=40).tokens == want
@@ -210,12 +196,9 @@ def test_batches_are_padded_to_few_sizes():
 
 def test_tokens_of_one_call_have_their_own_text(monkeypatch):
     """Each piece has the text that its token completed, however many tokens a call computes."""
-    advance = GenerationBatch.advance
     texts = []
-    for seconds in (0.1, 0.0):
-        monkeypatch.setattr(
-            GenerationBatch, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s
-        )
+    for steps in (1, 16):
+        monkeypatch.setattr(EngineLoop, "_steps", lambda _, steps=steps: steps)
         texts.append(
             [piece.text for piece in models.stream(model("text-spm"), PROMPT, max_new_tokens=32)]
         )
@@ -251,7 +234,7 @@ def test_a_stop_string_is_a_control_token(stop, count):
     assert (out.tokens, out.text, out.finish_reason) == ([2] * count, "", "stop")
     *_, last = models.stream(model("text-spm"), PROMPT, **options)
     assert (last.output.tokens, last.output.text) == (out.tokens, "")
-    row = Request(tokenizer, Sampling(stop="</s>\n"), ())
+    row = GeneratedText(tokenizer, Sampling(stop="</s>\n"), ())
     for token in (*tokenizer.encode("one", add_special=False), 2, 13, 2):
         row.push(token)
     assert (row.text, row.finish_reason, row.tokens[-2:]) == (" one", "stop", [2, 13])
@@ -344,7 +327,7 @@ def test_seeds_and_temperature():
 
 @pytest.mark.parametrize("call", [models.generate, models.stream])
 def test_sampling_options_reach_the_programs(call, monkeypatch):
-    def of(cls, samplings, end_ids, stages, breaks, first_steps):
+    def of(cls, samplings, end_ids, stages, breaks):
         seen.extend(samplings)
         raise InterruptedError
 
@@ -357,7 +340,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True)
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
-        call(model("text-spm"), [1], **options)
+        list(call(model("text-spm"), [1], **options))
     assert seen == [Sampling(**options)]
 
 
@@ -639,9 +622,9 @@ def test_prompts_are_padded_to_a_power_of_two_on_a_gpu(monkeypatch):
 @pytest.mark.slow("compiles for each choice")
 def test_fusions_are_chosen_around_the_call(monkeypatch):
     seen = []
-    original = Decoder.decode
+    original = Decoder.decode_vectors
     monkeypatch.setattr(
-        Decoder, "decode", lambda *args: seen.append(current_selection()) or original(*args)
+        Decoder, "decode_vectors", lambda *args: seen.append(current_selection()) or original(*args)
     )
     with jq.implementation("xla", activations="q8_1", fused=["mlp"]):
         models.generate(model("llama-gqa"), [1, 2, 3], max_new_tokens=3, cache_dtype=jnp.bfloat16)

@@ -10,6 +10,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.engine import memory
+from jax_q4k.models.engine.stepper import Stepper
 from jax_q4k.models.sampling import Sampling
 
 from ..golden_files import model
@@ -36,12 +37,12 @@ def test_batches_one_after_another(monkeypatch, implementation):
     assert timings.decoded_tokens == want[0].timings.decoded_tokens
 
 
-def test_the_last_batch_takes_the_programs_of_the_first(monkeypatch):
+def test_prompts_that_wait_for_rows_take_the_programs_of_the_first(monkeypatch):
     loaded = model("llama-gqa")
     monkeypatch.setattr(memory, "MAX_ROWS", 4)
     fields = {"max_new_tokens": 2, "cache_dtype": "float16"}  # no other test uses it
-    models.generate(loaded, [[1, 2]] * 4, **fields)
-    out = models.generate(loaded, [[1, 2]] * 9, **fields)
+    models.generate(loaded, [[1, 2]] * 9, **fields)
+    out = models.generate(loaded, [[1, 2]] * 14, **fields)
     assert out[0].timings.compile == 0
 
 
@@ -94,6 +95,6 @@ def test_free_memory(monkeypatch, tmp_path):
 def test_a_wrong_row_is_found_before_any_work(monkeypatch):
     loaded = model("llama-gqa")
     monkeypatch.setattr(memory, "MAX_ROWS", 1)
-    monkeypatch.setattr(models.Model, "programs", None)
+    monkeypatch.setattr(Stepper, "dispatch", None)
     with pytest.raises(ValueError, match="exceed the context length"):
         models.generate(loaded, [[1]] * 3, [*[Sampling()] * 2, Sampling(max_new_tokens=10**6)])

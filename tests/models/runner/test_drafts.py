@@ -17,8 +17,8 @@ from jax_q4k import models
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.runner.speculative.drafts import DraftModel, PromptLookup
 from jax_q4k.models.runner.speculative.mtp import Drafter
+from jax_q4k.models.runner.speculative.state import State
 from jax_q4k.models.runner.speculative.verify import LOSS, MOST_CREDIT, Speculation, begin
-from jax_q4k.models.runner.state import State
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 

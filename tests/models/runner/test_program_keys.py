@@ -21,32 +21,67 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.cache import program_cache
 from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.runner import programs
+from jax_q4k.models.kv_cache.shapes import page_kinds
+from jax_q4k.models.runner import engine_steps, programs
+from jax_q4k.models.runner.engine_state import Sizes
+from jax_q4k.models.runner.engine_steps import (
+    BeginPieces,
+    CopyStates,
+    DecodeRows,
+    FillHistory,
+    PrefillPieces,
+)
 from jax_q4k.models.runner.model import Model
-from jax_q4k.models.runner.programs import Begin, Decode, Loop, Program, Score, Start
+from jax_q4k.models.runner.programs import Decode, Program, Score
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
+from jax_q4k.models.sampling.stages import SamplingStages
 from jax_q4k.selection import Selection
 
 from .. import golden_files
 
-FILE = programs.__file__
-KINDS = (Begin, Start, Loop, Decode, Score)
+FILES = programs.__file__, engine_steps.__file__
+ENGINE = (BeginPieces, PrefillPieces, DecodeRows)
+KINDS = (*ENGINE, CopyStates, FillHistory, Decode, Score)
+SIZES = Sizes(
+    slots=2,
+    kinds=(None,),
+    pages=(4,),
+    width=4,
+    snapshots=0,
+    context=64,
+    penalizes=True,
+    history=True,
+)
 OTHERS = {
-    "stages": SamplingStages(draws=True),
     "draft": PromptLookup(),
-    "capacity": 128,
+    "sizes": SIZES._replace(slots=3),
+    "rows": 2,
+    "stages": SamplingStages(draws=True),
+    "skips": True,
+    "deterministic": True,
+    "time": 16,
+    "fresh": None,
     "cache_dtype": jnp.dtype("bfloat16"),
-    "ahead": 2,
+    "saves": False,
 }
 
 
 def made(kind: type[Program], network: programs.Network, **changed: Any) -> Program:
-    given: dict[str, Any] = {"network": network, "stages": SamplingStages()}
-    if kind is Begin:
-        given |= {"capacity": 64, "cache_dtype": jnp.dtype("float32"), "ahead": 1}
+    given: dict[str, Any] = {"network": network}
+    if issubclass(kind, ENGINE):
+        given |= {"sizes": SIZES, "rows": 1, "stages": SamplingStages()}
+    if issubclass(kind, PrefillPieces):
+        given |= {"time": 8}
+    if kind is BeginPieces:
+        given |= {"cache_dtype": jnp.dtype("float32")}
+    if kind is CopyStates:
+        given |= {"saves": True}
     return kind(**given | changed)
+
+
+def loop(network: programs.Network, stages: SamplingStages | None = None, **given: Any) -> Program:
+    return made(DecodeRows, network, stages=stages or SamplingStages(), **given)
 
 
 def other(field: str) -> Any:
@@ -59,11 +94,10 @@ def test_every_field_is_in_both_keys(kind: type[Program]) -> None:
     program = made(kind, golden_files.model("llama-gqa").network)
     assert made(kind, program.network) == program and hash(made(kind, program.network))
     names = {field.name for field in dataclasses.fields(kind)}
-    assert names == {"network", "stages", "draft"} | (
-        {"capacity", "cache_dtype", "ahead"} if kind is Begin else set()
-    )
+    assert names <= {"network", *OTHERS}
     for name in names:
-        changed = dataclasses.replace(program, **{name: other(name)})
+        value = not getattr(program, name) if name == "fresh" else other(name)
+        changed = dataclasses.replace(program, **{name: value})
         assert changed != program and hash(changed) != hash(program), name
         assert json.dumps(changed.about()) != json.dumps(program.about()), name
 
@@ -72,7 +106,7 @@ def test_a_gpus_network_has_another_key() -> None:
     """Its programs have compiler options, and drafts have another length."""
     network = golden_files.model("llama-gqa").network
     other = dataclasses.replace(network, on_gpu=True)
-    assert Loop(other) != Loop(network) and Loop(other).about() != Loop(network).about()
+    assert loop(other) != loop(network) and loop(other).about() != loop(network).about()
 
 
 def test_kinds_have_keys_of_their_own() -> None:
@@ -87,19 +121,19 @@ def test_every_stage_of_sampling_is_in_the_key(field: str) -> None:
     others = {"biases": 8, "ends": 1, "logprobs": 0, "processors": ((len,),)}
     stages = SamplingStages()._replace(**{field: others.get(field, True)})
     network = golden_files.model("llama-gqa").network
-    assert Loop(network, stages) != Loop(network)
+    assert loop(network, stages) != loop(network)
     if field == "processors":
         with pytest.raises(TypeError, match="cannot be part of a key"):
-            Loop(network, stages).about()
+            loop(network, stages).about()
     else:
-        assert Loop(network, stages).about() != Loop(network).about()
+        assert loop(network, stages).about() != loop(network).about()
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(PromptLookup)])
 def test_every_field_of_drafts_is_in_the_key(field: str) -> None:
     network = golden_files.model("llama-gqa").network
     drafts = PromptLookup(), dataclasses.replace(PromptLookup(), **{field: 4})
-    one, another = (Loop(network, draft=draft) for draft in drafts)
+    one, another = (loop(network, draft=draft) for draft in drafts)
     assert one != another and one.about() != another.about()
 
 
@@ -110,7 +144,7 @@ def test_nothing_is_closed_over() -> None:
         assert set(vars(program)) == {field.name for field in dataclasses.fields(kind)}
         for owner in kind.__mro__[:-1]:
             for name, function in vars(owner).items():
-                if inspect.isfunction(function) and function.__code__.co_filename == FILE:
+                if inspect.isfunction(function) and function.__code__.co_filename in FILES:
                     assert set(function.__code__.co_freevars) <= {"__class__"}, (owner, name)
 
 
@@ -144,26 +178,31 @@ def test_results_are_known_without_tracing(name: str, call: str) -> None:
     model = golden_files.model(name)
     if call == "DRY":
         CALLS[call]["dry_sequence_breakers"] = ()
-    samplings, dtype = [Sampling(**CALLS[call])] * 2, jnp.dtype("int8")
-    stages = SamplingStages.of(samplings)
-    breaks = np.zeros(model.config.vocab_size, bool)
-    parameters = SamplingArrays.of(samplings, (), stages, lambda _: breaks)
+    stages = SamplingStages.of([Sampling(**CALLS[call])] * 2)
+    kinds = page_kinds(model.config)
+    sizes = SIZES._replace(kinds=kinds, pages=(4,) * len(kinds), slots=4, snapshots=2)
+    options: Any = {"sizes": sizes, "rows": 2, "stages": stages, "skips": name == "gemma3"}
+    begin = made(BeginPieces, model.network, cache_dtype=jnp.dtype("int8"), **options)
     weights = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in model.weights]
-    tokens, lengths = np.zeros((2, 8), np.int32), np.full(2, 8, np.int32)
-    begin = Begin(model.network, stages, capacity=64, cache_dtype=dtype, ahead=3)
-    given = weights, tokens, lengths, parameters
-    state = jax.eval_shape(begin, *given)
-    assert begin.results(given) == state
-    loop = Loop(model.network, stages)
-    more = weights, state, parameters, np.int32(9)
-    assert loop.results(more) == jax.eval_shape(loop, *more)
-    cache = PagedCache.shapes(model.config, 2, 64, dtype=dtype, ahead=3)
-    assert cache == jax.eval_shape(
-        lambda: PagedCache.create(model.config, 2, 64, dtype=dtype, ahead=3)
+
+    def given(program: Any) -> tuple[Any, ...]:
+        return np.int32(0), np.zeros((2, sum(program.columns)), np.int32)
+
+    args = weights, *given(begin)
+    state, sampled = jax.eval_shape(begin, *args)
+    assert begin.results(args) == (state, sampled)
+    for kind in (PrefillPieces, DecodeRows):
+        program = made(kind, model.network, **options)
+        args = weights, state, *given(program)
+        assert program.results(args) == jax.eval_shape(program, *args)
+    copy, places = made(CopyStates, model.network), np.zeros(8, np.int32)
+    assert copy.results((state, places, places)) == jax.eval_shape(copy, state, places, places)
+    fill, tokens = made(FillHistory, model.network), np.zeros(64, np.int32)
+    filled = state, np.int32(0), tokens, np.int32(1)
+    assert fill.results(filled) == jax.eval_shape(fill, *filled)
+    assert PagedCache.shapes(model.config, 2, 64, dtype="int8", ahead=3) == jax.eval_shape(
+        lambda: PagedCache.create(model.config, 2, 64, dtype="int8", ahead=3)
     )
-    start = Start(model.network, stages)
-    first = weights, tokens, lengths, cache, parameters
-    assert start.results(first) == jax.eval_shape(start, *first)
 
 
 def device() -> jax.Device:

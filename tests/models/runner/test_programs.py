@@ -1,17 +1,33 @@
-"""The jitted programs of generation, called like `generate` calls them."""
+"""The jitted programs of an engine, called with arguments made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.runner.engine_state import EngineState, Sizes
+from jax_q4k.models.runner.engine_steps import DecodeRows, PrefillPieces, RowFields
 from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.sampling.packing import pack, unpack
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
 
 from ..golden_files import model, reference
 
+#: Two of three slots are in use, in another order than the rows.
+SLOTS = [2, 0]
+SIZES = Sizes(slots=3, kinds=(None,), pages=(8,), width=4, snapshots=0, context=64)
 
-def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
+
+def step(program: PrefillPieces | DecodeRows, fields: RowFields, *parts: Any) -> np.ndarray:
+    columns = [np.stack(np.broadcast_arrays(*fields), axis=1), *parts]
+    return np.concatenate([np.asarray(part, np.int32) for part in columns], axis=1)
+
+
+def test_rows_stop_where_they_are_told_and_at_an_end_token() -> None:
     """Two prompts with one continuation both end at the same token of it.
 
     The second prompt is two tokens longer.
@@ -20,38 +36,52 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     end = int(want.greedy[5])
     assert end not in want.greedy[:5]
     samplings = [Sampling()] * 2
-    programs = loaded.programs(SamplingStages.of(samplings, (end,)))
-    prompts = np.zeros((2, 64), np.int32)
-    prompts[0, :48], prompts[1, :50] = want.prompt, want.tokens[:50]
-    cache = PagedCache.create(loaded.config, 2, 64)
+    options: Any = {"sizes": SIZES, "rows": 2, "stages": SamplingStages.of(samplings, (end,))}
+    packed = pack(SamplingArrays.of(samplings, (end,)))
+    state = EngineState.create(
+        loaded.config, SIZES, jnp.float32, lambda shape, dtype, _: jnp.zeros(shape, dtype)
+    )
+    prefill = PrefillPieces(loaded.network, time=64, **options)
+    tokens = np.zeros((2, 64), np.int32)
+    tokens[0, :48], tokens[1, :50] = want.prompt, want.tokens[:50]
+    tables = [[5, 1, 3, -1], [0, 2, 4, 6]]
+    fields = RowFields(SLOTS, 0, [48, 50], 0, 1, 0)
+    run, first = prefill.jitted(), state
+    args = np.int32(0), step(prefill, fields, tokens, tables, packed)
+    state, sampled = run(loaded.weights, state, *args)
+    assert all(page.is_deleted() for page in jax.tree.leaves(first.pages))  # donated
+    assert sampled.tokens[:, 0].tolist() == [want.greedy[0], want.greedy[2]]
+    assert state.tables[0][jnp.array(SLOTS)].tolist() == tables
 
-    parameters = SamplingArrays.of(samplings, (end,))
-    lengths = np.array([48, 50], np.int32)
-    state = programs.start(loaded.weights, prompts, lengths, cache, parameters)
-    assert all(page.is_deleted() for page in jax.tree.leaves(cache.pages))  # donated
-    assert state.step == 1 and state.tokens[:, 0].tolist() == [want.greedy[0], want.greedy[2]]
+    decode = DecodeRows(loaded.network, **options)
+    run, columns = decode.jitted(), np.array([[7], [-1]])  # the first row begins another page
+    fields = RowFields(SLOTS, [48, 50], [2, 1], 1, 1, 0)
+    state, sampled = run(loaded.weights, state, np.int32(0), step(decode, fields, columns, packed))
+    assert sampled.tokens[:, :3].tolist() == [[*want.greedy[1:3], -1], [want.greedy[3], -1, -1]]
+    assert state.tables[0][2].tolist() == [5, 1, 3, 7] and not state.ended.any()
 
-    first = state
-    state = programs.loop(loaded.weights, state, parameters, jnp.int32(3))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.cache.pages))
-    assert state.step == 3 and state.counts.tolist() == [3, 3] and not state.finished.any()
-
-    state = programs.loop(loaded.weights, state, parameters, jnp.int32(14))
-    assert state.step == 6 and state.finished.all()  # not 14: all rows are finished
-    assert state.counts.tolist() == [6, 4] and state.token.tolist() == [end, end]
-    assert state.tokens[0, :6].tolist() == want.greedy[:6].tolist()
-    assert state.tokens[1, :4].tolist() == want.greedy[2:6].tolist()
-    assert state.cache.context_lens.tolist() == [48 + 5, 50 + 3]  # all but the last token
+    fields = RowFields(SLOTS, [50, 51], 14, [3, 2], 1, 0)
+    args = np.int32(0), step(decode, fields, [[-1], [-1]], packed)
+    state, sampled = run(loaded.weights, state, *args)
+    assert sampled.tokens[0, :4].tolist() == [*want.greedy[3:6], -1]  # not 14 tokens
+    assert sampled.tokens[1, :3].tolist() == [*want.greedy[4:6], -1]
+    assert state.ended.tolist() == [True, False, True]
+    _, sampled = run(loaded.weights, state, *args)
+    assert (sampled.tokens == -1).all()  # rows that have ended sample nothing
 
 
-def test_programs_are_made_once_per_set_of_sampling_stages():
-    loaded = model("llama-gqa")
-    drawn = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.1}
-    programs = loaded.programs(SamplingStages.of([Sampling(**drawn)], (1,)))
-    for others in ({"temperature": 1.3}, {"top_k": 0}, {"top_p": 1}, {"min_p": 0}, {"seed": 4}):
-        assert loaded.programs(SamplingStages.of([Sampling(**drawn | others)], (2, 3))) is programs
-    assert loaded.programs(SamplingStages.of([Sampling(**drawn)] * 3, (1,))) is programs
-    for others in ({"temperature": 0}, {"logprobs": 0}, {"presence_penalty": 1}):
-        assert (
-            loaded.programs(SamplingStages.of([Sampling(**drawn | others)], (1,))) is not programs
-        )
+def test_parameters_survive_packing() -> None:
+    """Floats keep their bits, seeds their sign bit, masks their length."""
+    samplings = [
+        Sampling(temperature=0.3, seed=2**32 - 1, top_p=0.9, logit_bias={3: -np.inf, 9: 1e-30}),
+        Sampling(dry_multiplier=0.7, dry_base=1.3, repetition_penalty=1.1, ignore_end=True),
+    ]
+    stages = SamplingStages.of(samplings, (7, 8))
+    breaks = np.arange(37) % 3 == 0
+    want = SamplingArrays.of(samplings, (7, 8), stages, lambda texts: breaks if texts else ~breaks)
+    packed = pack(want)
+    assert packed.dtype == np.int32 and len(packed) == 2
+    got = jax.jit(lambda rows: unpack(rows, stages, 37))(packed)
+    for field in dataclasses.fields(want):
+        one, other = getattr(got, field.name), getattr(want, field.name)
+        assert one.dtype == other.dtype and np.array_equal(one, other), field.name

@@ -104,7 +104,7 @@ def test_tokens_that_are_counted() -> None:
     sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.25)
     logits, counts = [2.0, 1.5, -1.0, -1.1, 0.0, -3.0], [1, 0, 3, 0, 2, 1]
     given = SamplingStages.of([sampling]), SamplingArrays.of([sampling]), jnp.array([counts]), None
-    got = penalties.changed(jnp.array([logits]), *given)
+    got = penalties.adjust(jnp.array([logits]), *given)
     want = [2 / 1.5 - 0.55, 1.5, -1.5 - 1.05, -1.1, -0.8, -4.5 - 0.55]
     assert nmse(got[0], want) <= 1e-13
 
@@ -142,6 +142,6 @@ def test_missing_operands() -> None:
     stages = SamplingStages.of([sampling])
     parameters = SamplingArrays.of([sampling], breaks=breaks_of)
     with pytest.raises(ValueError, match="need the tokens so far: pass history"):
-        penalties.changed(logits, stages, parameters, None, None)
+        penalties.adjust(logits, stages, parameters, None, None)
     with pytest.raises(ValueError, match="dry_sequence_breakers needs a tokenizer"):
         models.generate(model("llama-gqa"), [1], dry_multiplier=1)

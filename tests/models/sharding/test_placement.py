@@ -19,7 +19,6 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.sampling.stages import SamplingArrays
 
 FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])
@@ -42,11 +41,10 @@ def quietly(*arguments: Any, **options: Any) -> models.Model:
 
 def decode_step(model: models.Model, batch: int = 1) -> jax.stages.Compiled:
     """Compiles a decode step with a cache of 64 tokens."""
-    program = model.programs().decode
     cache = models.PagedCache.create(model.config, batch, 64, placement=model.placement)
     tokens = model.put(np.ones(batch, np.int32))
     with model.on_devices():
-        return program.lower(model.weights, tokens, cache).compile()
+        return model.decode_step.lower(model.weights, tokens, cache).compile()
 
 
 class Decoded(NamedTuple):
@@ -62,15 +60,14 @@ def decoded(model: models.Model) -> Decoded:
     with jq.implementation(activations="f32"), model.on_devices():
         cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
         prompt = (model.put(TOKENS), model.put(np.array([TOKENS.size], np.int32)))
-        parameters = model.put(SamplingArrays.of([models.Sampling()]))
-        state = model.programs().start(model.weights, *prompt, cache, parameters)
-        token, cache, step = state.token, state.cache, decode_step(model)
-        logits, tokens = [], [int(token[0])]
+        prefill = jax.jit(lambda weights, *arguments: model.decoder(weights).prefill(*arguments))
+        found, cache = prefill(model.weights, *prompt, cache)
+        logits, tokens, step = [], [int(np.argmax(found))], decode_step(model)
         for _ in range(6):
+            token = model.put(np.array(tokens[-1:], np.int32))
             found, cache = step(model.weights, token, cache)
             logits.append(np.asarray(found))
-            token = model.put(np.argmax(logits[-1], axis=1).astype(np.int32))
-            tokens.append(int(token[0]))
+            tokens.append(int(np.argmax(found)))
     return Decoded(logits, tokens, step.as_text())
 
 

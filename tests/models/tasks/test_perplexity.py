@@ -89,7 +89,7 @@ def test_a_model_compiles_once_per_shape_and_is_freed():
     demo = models.from_gguf(models.demo_path())
     short, shorter = score(demo, "it was so"), score(demo, "it was")
     assert shorter.tokens < short.tokens < 8
-    program = demo.programs().score
+    program = demo.score_step
     assert program._cache_size() == 1
     assert score(demo, "it was so") == short
     score(demo, "it was so " * 30, context=16)

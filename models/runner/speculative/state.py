@@ -1,4 +1,4 @@
-"""Defines State: the arrays of a running generation, donated from program to program."""
+"""Defines State: what a loop of speculative decoding carries from pass to pass."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 
 import jax
 
-from ..kv_cache import PagedCache
-from ..sampling.sampler import Logprobs
-from ..support.exportable import exportable
+from ...kv_cache import PagedCache
+from ...sampling.sampler import Logprobs
+from ...support.exportable import exportable
 
 
 @exportable
@@ -40,7 +40,7 @@ class SpeculationState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Device arrays of a running generation; donated from call to call.
+    """Rows of a loop that decodes with drafts.
 
     Attributes:
       cache: keys, values and recurrent state of all tokens but the last.

@@ -1,0 +1,353 @@
+"""Defines Engine: many requests on one model, batched at every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k import current_selection, page_dtype
+
+from ..kv_cache.shapes import PAGE_SIZE
+from ..runner.model import Model
+from ..sampling import Sampling
+from .arguments import check_request, draft_of, prompt_rows, samplings_of
+from .loop import EngineLoop
+from .outputs import Output
+from .pools import Pools
+from .request import ContextShift, Request
+from .scheduler import Scheduler
+from .sizing import engine_limits, engine_sizes, is_recurrent
+from .stages import standard_stages
+from .stepper import Stepper, row_buckets
+
+
+class EngineClosedError(RuntimeError):
+    """The engine was closed, or has failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineStats:
+    """State of an engine, and totals since its start.
+
+    Attributes:
+      running, waiting: requests with and without a row.
+      pages, free_pages, cached_pages: pages of the kind of layers with the fewest free ones; those
+        that can be allocated; and those of these that hold a cached prefix.
+      page_tokens: tokens per page.
+      max_rows, max_context: most running requests, and most tokens of one.
+      preemptions: requests that gave their pages back and were prefilled again.
+      compilations: programs that were compiled, or loaded from disk, after the warm-up.
+      prompt_tokens, reused_tokens, new_tokens: tokens of prompts, those of them found in the prefix
+        cache, and tokens of answers.
+      lost_tokens: cached tokens that could not be reused, by reason.
+      steps: device steps.
+      wait_seconds, host_seconds: time that the engine's thread waited for steps, and time that it
+        planned and started them and handed out their results, compilations included.
+    """
+
+    running: int
+    waiting: int
+    pages: int
+    free_pages: int
+    cached_pages: int
+    page_tokens: int
+    max_rows: int
+    max_context: int
+    preemptions: int
+    compilations: int
+    prompt_tokens: int
+    reused_tokens: int
+    new_tokens: int
+    lost_tokens: dict[str, int]
+    steps: int
+    wait_seconds: float
+    host_seconds: float
+
+
+class Engine:
+    """Runs many requests on one model: continuous batching over a shared pool of KV pages.
+
+    Requests join and leave the batch at every step, whichever thread submits them. Prompts with
+    equal beginnings share pages. If pages run out, the request that came last gives its pages back
+    and continues later, with the same tokens. Use it as a context manager, or call `close`.
+
+    Attributes:
+      model: the model.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_rows: int = 16,
+        pages: int | None = None,
+        max_context: int | None = None,
+        deterministic: bool = False,
+        draft: Any = None,
+        cache_dtype: Any = jnp.float32,
+        warm_up: bool = True,
+    ) -> None:
+        """Allocates the pages, compiles the programs, and starts the engine's thread.
+
+        Args:
+          max_rows: requests that run at a time; others wait.
+          pages: KV pages of 16 tokens, shared by all requests; None takes as many as half of the
+            free memory of a CPU or 90 % of a GPU's holds, at most `max_rows` full contexts.
+          max_context: maximum tokens of a prompt and its answer together; None means the model's
+            context length, or fewer if the pages hold less. Models with other rope factors in long
+            contexts choose them by this number, not by a request's length.
+          deterministic: makes tokens and log-probabilities independent of other requests, of cached
+            prefixes and preemptions, bit by bit. Every product then has at least 16 rows, so that
+            few requests take longer. Excepted are models with experts, and preempted requests of
+            models with recurrent layers.
+          draft: speculative decoding of all requests, as in `generate`; None means off. It suits
+            few requests at a time, since the next step waits for the last one's results.
+          cache_dtype: dtype of the pages, as in `generate`.
+          warm_up: compiles all programs now. False compiles each when it is first needed, as with
+            drafts.
+
+        Raises:
+          TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
+            range, or a draft that does not fit the model. All before anything is allocated.
+        """
+        if not isinstance(model, Model):
+            raise TypeError(f"model is of type {type(model).__name__}; it must be a Model")
+        self.model = model
+        dtype = page_dtype(cache_dtype, "cache_dtype")
+        context = _checked(max_context, "max_context", model.config.context_length)
+        rows = _checked(max_rows, "max_rows", 1024) or 1
+        pages = _checked(pages, "pages", 2**31 // PAGE_SIZE - 1)
+        kind = draft_of(draft, model)
+        self._limits = engine_limits(model, rows, kind, deterministic=deterministic)
+        self._sizes = engine_sizes(model, self._limits, pages, context, dtype, kind)
+        counts = dict(zip(self._sizes.kinds, self._sizes.pages, strict=True))
+        places = self._sizes.snapshots if is_recurrent(model.config) else None
+        align = max(self._limits.align, PAGE_SIZE)
+        pools = [Pools(counts, places, align=align) for _ in range(self._sizes.groups)]
+        end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
+        stepper = Stepper(
+            model,
+            self._sizes,
+            row_buckets(self._sizes.slots, model.network.on_gpu, deterministic),
+            cache_dtype=dtype,
+            selection=current_selection(),
+            standard=standard_stages(end_ids) if kind is None else None,
+            skips=kind is None,
+            draft=kind,
+            deterministic=deterministic,
+        )
+        self._loop = EngineLoop(Scheduler(pools, self._limits), stepper)
+        if warm_up and kind is None:
+            stepper.warm_up(self._limits.shapes)
+        self._warm = stepper.programs.compilations
+        self._wake = threading.Condition()
+        self._closing = False
+        self._error: BaseException | None = None
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=_run, args=(weakref.ref(self), self._wake, self._loop), daemon=True
+        )
+        self._thread.name = "jax-q4k-engine"
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt: Any,
+        sampling: Sampling | None = None,
+        *,
+        shift: ContextShift | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        **fields: Any,
+    ) -> Request:
+        """Adds a request and returns at once.
+
+        Args:
+          prompt: a text, or token ids.
+          sampling: None means greedy sampling of up to 64 tokens.
+          shift: context shift when the context is full; None means that prompt and new tokens must
+            fit into the context.
+          priority: requests with lower values are served first, and preempted last.
+          cache_salt: requests share cached prefixes only with requests of the same salt, so that
+            nobody learns by timing what others have asked.
+          fields: fields of `Sampling` that override `sampling`.
+
+        Raises:
+          ValueError, TypeError: as `generate` does, for arguments that cannot be run; nothing is
+            added then. EngineClosedError: the engine is closed or has failed.
+        """
+        self._check_open()
+        rows, single = prompt_rows(self.model, prompt)
+        if not single:
+            raise TypeError("prompt is a list of prompts; submit one, or call generate")
+        (one,) = samplings_of(sampling, fields, 1)
+        request = self._request(rows[0], one, shift)
+        request.priority, request.salt = operator.index(priority), cache_salt.encode()
+        self._add([request])
+        return request
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        shift: ContextShift | None = None,
+        **fields: Any,
+    ) -> Any:
+        """Continues one prompt, or each of a list of prompts, like `models.generate`.
+
+        Returns an Output, or a list of them in the order of the prompts.
+        """
+        rows, single = prompt_rows(self.model, prompts)
+        samplings = samplings_of(sampling, fields, len(rows))
+        self._check_open()
+        pairs = zip(rows, samplings, strict=True)
+        requests = [self._request(ids, one, shift) for ids, one in pairs]
+        self._add(requests)
+        outputs: list[Output] = []
+        try:
+            outputs += [request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()
+        return outputs[0] if single else outputs
+
+    def stats(self) -> EngineStats:
+        """Returns the engine's state and totals."""
+        scheduler, stepper = self._loop.scheduler, self._loop.stepper
+        pools = [pool for group in scheduler.pools for pool in group.pages.values()]
+        pool = min(pools, key=lambda pool: pool.free / pool.count)
+        counters = scheduler.counters
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(self._loop.requests) - len(scheduler.running),
+            pages=pool.count,
+            free_pages=pool.free,
+            cached_pages=pool.cached,
+            page_tokens=PAGE_SIZE,
+            max_rows=self._limits.rows * len(scheduler.pools),
+            max_context=self._sizes.context,
+            preemptions=counters.preemptions,
+            compilations=stepper.programs.compilations - self._warm,
+            prompt_tokens=counters.prompt_tokens,
+            reused_tokens=counters.reused_tokens,
+            new_tokens=self._loop.new_tokens,
+            lost_tokens=dict(counters.lost),
+            steps=counters.steps,
+            wait_seconds=self._loop.wait_seconds,
+            host_seconds=self._loop.host_seconds,
+        )
+
+    def check(self) -> None:
+        """Checks the books of pages and slots; raises AssertionError with what is wrong."""
+        self._loop.check(self._thread.is_alive, self._notify)
+
+    def close(self) -> None:
+        """Ends the engine: requests that are not finished raise EngineClosedError."""
+        if os.getpid() != self._pid:
+            return  # another thread of the parent may have held the lock
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, ids: np.ndarray, sampling: Sampling, shift: ContextShift | None) -> Request:
+        """Returns a request whose arguments fit the engine."""
+        context = self._sizes.context
+        check_request(self.model, ids, sampling, shift, context)
+        length = min(len(ids) + sampling.max_new_tokens, context)
+        if not self._loop.scheduler.fits(length):
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} need "
+                f"more than the engine's {self.stats().pages} pages of {PAGE_SIZE} tokens"
+            )
+        hooks = self._cancel, self._wait, self._loop.now
+        return Request(self.model, ids.tolist(), sampling, shift, *hooks)
+
+    def _add(self, requests: list[Request]) -> None:
+        with self._wake:
+            self._check_open()
+            for request in requests:
+                self._loop.submit(request)
+            self._wake.notify_all()
+
+    def _cancel(self, request: Request) -> None:
+        with self._wake:
+            self._loop.cancel(request)
+            self._wake.notify_all()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
+    def _wait(self, request: Request, condition: Any, timeout: float | None) -> bool:
+        if condition():
+            return True
+        self._check_process()
+        with request.changed:
+            return request.changed.wait_for(condition, timeout)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise EngineClosedError("the engine runs in the process that created it, not in a fork")
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._error is not None:
+            raise EngineClosedError(f"the engine has failed: {self._error}") from self._error
+        if self._closing:
+            raise EngineClosedError("the engine is closed")
+
+
+def _run(engine: weakref.ref[Engine], wake: threading.Condition, loop: EngineLoop) -> None:
+    """Runs the engine's thread until the engine is closed or collected."""
+    error: BaseException = EngineClosedError("the engine is closed")
+    try:
+        while _has_work(engine, wake, loop):
+            loop.step()
+    except BaseException as failure:
+        error = EngineClosedError(f"the engine has failed: {failure!r}")
+        error.__cause__ = failure
+        if (found := engine()) is not None:
+            found._error = failure
+    finally:
+        with wake:
+            loop.fail(error)
+
+
+def _has_work(engine: weakref.ref[Engine], wake: threading.Condition, loop: EngineLoop) -> bool:
+    """Waits for requests; returns False when the engine is closed or collected."""
+    with wake:
+        while True:
+            found = engine()
+            if found is None or found._closing:
+                return False
+            if loop.has_work:
+                return True
+            del found
+            wake.wait(1.0)
+
+
+def _checked(value: int | None, name: str, most: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}={value!r} must be an integer or None")
+    if not 1 <= value <= most:
+        raise ValueError(f"{name}={value} must be 1 to {most}")
+    return int(value)

@@ -1,0 +1,318 @@
+"""The engine's loop: plans a step, starts it, and hands out the results of the step before."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from ..runner.engine_state import Sizes
+from .plan import Plan
+from .request import Request
+from .scheduler import MOST_STEPS, Scheduler
+from .sequence import Sequence
+from .stepper import Stepper, Ticket
+
+#: Target duration of a step in seconds while somebody reads a stream, and otherwise.
+FLUENT_STEP, SLOW_STEP = 1 / 60, 0.1
+
+
+class EngineLoop:
+    """Scheduler, device state and requests of one engine.
+
+    `submit` and `cancel` may be called from any thread; everything else from one thread at a time.
+    One step is in flight: the next one is planned and started before its results are known.
+
+    Attributes:
+      requests: all unfinished requests, waiting ones included.
+      new_tokens: tokens that were handed out.
+      wait_seconds, host_seconds: time spent waiting for steps, and on everything else in `step`.
+      last_tokens: prompt and answer of the request that ended last.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        stepper: Stepper,
+        *,
+        clock: bool = True,
+        make_room: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepares the loop.
+
+        clock: whether measured times decide how many tokens a step samples. Processes that share
+        devices must make the same calls, so they pass False.
+        make_room: called when `requests` has new ones, before they are queued.
+        """
+        self.scheduler, self.stepper, self._make_room = scheduler, stepper, make_room
+        self.requests: dict[Request, None] = {}
+        self.new_tokens = 0
+        self.wait_seconds = self.host_seconds = 0.0
+        self.last_tokens: list[int] = []
+        self._mail: collections.deque[tuple[str, Request]] = collections.deque()
+        self._checks: collections.deque[queue.SimpleQueue[AssertionError | None]]
+        self._checks = collections.deque()
+        self._in_flight: Ticket | None = None
+        self._clock, self._step_seconds = clock, 0.0
+        self._last_results = 0.0
+
+    def submit(self, request: Request) -> None:
+        """Adds a request; the next step sees it."""
+        self._mail.append(("submit", request))
+
+    def cancel(self, request: Request) -> None:
+        """Frees what a request holds, at the next step."""
+        self._mail.append(("cancel", request))
+
+    def now(self) -> float:
+        """Returns a time in seconds that stands still while programs are compiled."""
+        return time.perf_counter() - self.stepper.programs.compile_seconds
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._mail or self._checks or self.requests or self._in_flight)
+
+    def step(self) -> None:
+        """Runs one step; does nothing without requests."""
+        began, waited = time.perf_counter(), self.wait_seconds
+        self._step()
+        seconds = time.perf_counter() - began
+        self.host_seconds += seconds - (self.wait_seconds - waited)
+
+    def _step(self) -> None:
+        self.read_mail()
+        plan = self.scheduler.plan(self._steps())
+        ticket = None if plan is None else self._dispatch(plan)
+        before, self._in_flight = self._in_flight, ticket
+        if before is not None:
+            self._hand_out(before)
+        if self.stepper.draft is not None and ticket is not None:
+            self._in_flight = None
+            self._hand_out(ticket)  # the next plan depends on how many drafts were right
+
+    def check(self, is_running: Callable[[], bool], wake: Callable[[], None]) -> None:
+        """Checks the books of pages and slots between two steps; raises AssertionError.
+
+        is_running: whether another thread runs the loop. wake: wakes that thread.
+        """
+        checked: queue.SimpleQueue[AssertionError | None] = queue.SimpleQueue()
+        self._checks.append(checked)
+        wake()
+        while is_running():
+            with contextlib.suppress(queue.Empty):
+                if (found := checked.get(timeout=0.01)) is not None:
+                    raise found
+                return
+        self.scheduler.check()
+
+    def read_mail(self) -> None:
+        """Carries out what other threads asked for."""
+        while self._checks:
+            checked = self._checks.popleft()
+            try:
+                self.scheduler.check()
+                checked.put(None)
+            except AssertionError as error:
+                checked.put(error)
+        new = []
+        while self._mail:
+            what, request = self._mail.popleft()
+            if what == "submit" and not request.is_done:
+                self.requests[request] = None
+                request.compiled = self.stepper.programs.compile_seconds
+                new.append(request)
+            elif what == "cancel" and request in self.requests:
+                self._end(request)
+        new = [request for request in new if request in self.requests]
+        if new and self._make_room is not None:
+            self._make_room()
+        for request in new:
+            self._begin(request, request.prompt)
+
+    def fail(self, error: BaseException) -> None:
+        """Makes all requests raise `error`, and drops the device state."""
+        self.read_mail()
+        for request in self.requests:
+            request.fail(error)
+        for request in list(self.requests):
+            self._end(request)
+        self.recover()
+
+    def forget(self) -> None:
+        """Drops all requests without results; requests and the loop refer to each other.
+
+        The loop cannot be used afterwards.
+        """
+        self._mail.clear()
+        for request in self.requests:
+            request.sequence = None
+        self.requests.clear()
+        self.scheduler.running.clear()
+        self.scheduler.waiting.clear()
+        self._in_flight = None
+
+    def settle(self) -> None:
+        """Waits for the step in flight, and carries out what other threads asked for."""
+        before, self._in_flight = self._in_flight, None
+        if before is not None:
+            self._hand_out(before)
+        self.read_mail()
+
+    def restart_with(self, sizes: Sizes) -> None:
+        """Starts all sequences again with other sizes of the device state."""
+        before, self._in_flight = self._in_flight, None
+        if before is not None:
+            self._hand_out(before)
+        self.stepper.reset()
+        self.stepper.grow(sizes)
+        self.scheduler.restart()
+
+    def recover(self) -> None:
+        """Starts all sequences again, after a step was interrupted and the device state is lost."""
+        self._in_flight = None
+        for request in list(self.requests):
+            if request.is_done:
+                self._end(request)
+            elif (sequence := request.sequence) is not None:
+                # The interrupt may have come after the text got a token, before the sequence did.
+                sequence.tokens[sequence.prompt_length :] = request.text.tokens[
+                    sequence.steps_before :
+                ]
+        self.stepper.reset()
+        self.scheduler.restart()
+
+    def _dispatch(self, plan: Plan) -> Ticket | None:
+        """Starts a step. If user functions of a request cannot be traced, only these fail."""
+        try:
+            return self.stepper.dispatch(plan)
+        except Exception as error:
+            sequences = [entry.sequence for entry in plan.pieces]
+            sequences += [entry.sequence for entry in plan.rows]
+            owners = [s.owner for s in sequences if s.owner.sampling.processors]
+            errors = {o: self.stepper.tracing_error(o.sampling.processors) for o in owners}
+            wrong = [owner for owner in owners if errors[owner] is not None] or owners
+            if not wrong:
+                raise
+            for request in wrong:
+                request.fail(errors[request] or error)
+                self._end(request)
+            self.recover()
+            return None
+
+    def _begin(self, request: Request, prompt: list[int]) -> None:
+        """Queues a sequence for the request: its prompt, or what a context shift left of it."""
+        before = len(request.text.tokens)
+        limit = len(prompt) + request.sampling.max_new_tokens - before
+        if request.shift is not None:
+            limit = min(limit, self.stepper.sizes.context)
+        request.sequence = Sequence(
+            list(prompt),
+            limit,
+            priority=request.priority,
+            salt=request.salt,
+            owner=request,
+            steps_before=before,
+        )
+        self.scheduler.add(request.sequence)
+
+    def _end(self, request: Request) -> None:
+        if request.sequence is not None:
+            self.scheduler.remove(request.sequence)
+            self.last_tokens = request.sequence.tokens
+            request.sequence = None  # a cycle of references would keep the model
+        del self.requests[request]
+
+    def _steps(self) -> int:
+        """Returns how many tokens the next step may sample per row."""
+        if not self._clock:
+            return MOST_STEPS
+        streams = any(request.is_streamed for request in self.requests)
+        if not self._step_seconds:
+            return 1 if streams else MOST_STEPS
+        longest = FLUENT_STEP if streams else SLOW_STEP
+        return max(1, min(int(longest / self._step_seconds), MOST_STEPS))
+
+    def _hand_out(self, ticket: Ticket) -> None:
+        """Waits for a step's results and appends its tokens to their requests."""
+        began, waits = max(self._last_results, ticket.started), time.perf_counter()
+        ticket.wait()
+        self.wait_seconds += time.perf_counter() - waits
+        for result in ticket.results():
+            sequence, tokens = result.entry.sequence, result.tokens
+            request = sequence.owner
+            is_late = result.entry.epoch != sequence.epoch or request not in self.requests
+            if is_late or not tokens:
+                continue
+            timings = request.timings
+            timings.reused_tokens = sequence.reused or 0
+            timings.compile = self.stepper.programs.compile_seconds - request.compiled
+            timings.drafted_tokens += result.drafted
+            timings.accepted_tokens += result.accepted
+            room = sequence.limit - len(sequence.tokens)  # drafts may go beyond it
+            taken = request.push(tokens[:room], result.logprobs)
+            self.new_tokens += taken
+            self.scheduler.commit(sequence, tokens[:taken])
+            if request.is_done:
+                self._end(request)
+            elif len(sequence.tokens) >= sequence.limit:  # the context is full
+                self.scheduler.remove(sequence)
+                self._begin(request, request.shift.rest(sequence.tokens))
+        self._last_results = time.perf_counter()
+        if ticket.steps:
+            seconds = (self._last_results - began) / ticket.steps
+            older = self._step_seconds or seconds
+            self._step_seconds = 0.5 * (older + seconds)
+
+
+class Driver:
+    """Lets one of the threads that wait for a loop's requests run it.
+
+    While a thread drives, others only wait; when it has what it wanted, another one takes over.
+    """
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self._driving = threading.Lock()
+
+    def wait(self, request: Request, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Drives the loop, or waits for the thread that does, until `condition` holds.
+
+        Returns whether it holds; False only after `timeout` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            if end is not None and time.monotonic() >= end:
+                return False
+            if self._driving.acquire(blocking=False):
+                try:
+                    self._drive(condition, end)
+                finally:
+                    self._driving.release()
+                    self._wake_one(request)
+            else:
+                with request.changed:
+                    # The driver may stop at any time without a result for this request.
+                    if not condition():
+                        request.changed.wait(0.05)
+        return True
+
+    def _drive(self, condition: Callable[[], bool], end: float | None) -> None:
+        try:
+            while not condition() and (end is None or time.monotonic() < end):
+                self._loop.step()
+        except Exception as error:
+            self._loop.fail(error)
+            raise
+        except BaseException:  # Ctrl-C
+            self._loop.recover()
+            raise
+
+    def _wake_one(self, request: Request) -> None:
+        """Wakes the threads that wait for other requests, so that one of them drives."""
+        for other in tuple(self._loop.requests):
+            if other is not request:
+                with other.changed:
+                    other.changed.notify_all()

@@ -1,0 +1,123 @@
+"""Chooses the sizes of an engine: rows, pages, context, prefill programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..config import Config
+from ..kv_cache.shapes import PAGE_SIZE, window_pages
+from ..runner.engine_state import EngineState, Sizes, kinds_of
+from ..runner.model import Model
+from ..runner.speculative.drafts import Draft, tokens_of
+from . import memory
+from .scheduler import BOUNDARY, Limits
+
+#: Rows and tokens of the prefill programs.
+CPU_SHAPES = ((1, 16), (1, 32), (1, 64), (1, 128), (1, 256), (4, 16), (4, 64))
+GPU_SHAPES = ((1, 16), (1, 64), (1, 256), (1, 1024), (8, 64), (8, 256))
+
+#: Maximum tokens of a prefill program in steps that decode, too.
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 64, 2048
+
+#: Fraction of the free memory that pages take by default.
+CPU_SHARE, GPU_SHARE = 0.5, 0.9
+
+#: Fraction of the pages' memory that snapshots of recurrent states take.
+SNAPSHOT_SHARE = 0.1
+
+
+def is_recurrent(config: Config) -> bool:
+    """Returns whether a layer of the model has recurrent state."""
+    return any(config.mixer_of(layer) != "attention" for layer in range(config.num_layers))
+
+
+def engine_limits(
+    model: Model, rows: int, draft: Draft | None = None, *, deterministic: bool
+) -> Limits:
+    """Returns the sizes of an engine's steps, with room for `rows` running requests."""
+    on_gpu, placement = model.network.on_gpu, model.placement
+    shapes: tuple[tuple[int, int], ...] = GPU_SHAPES if on_gpu else CPU_SHAPES
+    slots = -(-rows // (1 if placement is None else placement.groups))
+    if deterministic:
+        shapes = tuple(shape for shape in shapes if shape[1] >= BOUNDARY)
+        slots = -(-slots // 16) * 16
+    steps = GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS
+    drafts = 0 if draft is None else tokens_of(draft, on_gpu)
+    return Limits(slots, shapes, steps, deterministic=deterministic, draft_tokens=drafts)
+
+
+def engine_sizes(
+    model: Model,
+    limits: Limits,
+    pages: int | None,
+    context: int | None,
+    dtype: Any,
+    draft: Draft | None = None,
+) -> Sizes:
+    """Returns the sizes of an engine's arrays.
+
+    pages: pages of full attention over all groups; None means what free memory allows, at most a
+    full context for every row. context: maximum tokens of a request; None means the model's context
+    length, or fewer if the pages hold less.
+    """
+    config, placement = model.config, model.placement
+    groups = 1 if placement is None else placement.groups
+    longest = config.context_length if context is None else context
+    kinds = kinds_of(config, draft)
+
+    def sizes(pages: int, places: int) -> Sizes:
+        """Returns the sizes with `pages` pages of full attention in each group."""
+        return Sizes(
+            slots=limits.rows * groups,
+            kinds=kinds,
+            pages=tuple(_count(kind, pages, longest, limits) for kind in kinds),
+            width=-(-(longest + limits.draft_tokens) // PAGE_SIZE),
+            snapshots=places,
+            context=longest,
+            penalizes=True,
+            history=True,
+            groups=groups,
+        )
+
+    def bytes_of(pages: int, places: int = 0) -> int:
+        found = 0
+
+        def array(shape: tuple[int, ...], kind: Any, _: Any) -> None:
+            nonlocal found
+            found += math.prod(shape) * jnp.dtype(kind).itemsize
+
+        EngineState.create(config, sizes(pages, places), dtype, array, draft=draft)
+        return found
+
+    most = -(-(longest + limits.draft_tokens) // PAGE_SIZE) * limits.rows
+    if pages is not None:
+        most = max(pages // groups, 1)
+    elif (free := memory.free_bytes(model)) is not None:
+        share = GPU_SHARE if model.network.on_gpu else CPU_SHARE
+        some = 4096
+        of_page = (bytes_of(2 * some) - bytes_of(some)) / some
+        fitting = int((share * free - bytes_of(1)) / of_page)
+        most = max(min(most, fitting), 1)
+    if context is None:
+        longest = min(longest, most * PAGE_SIZE)
+    places = 0
+    if is_recurrent(config) and groups == 1:
+        of_place = bytes_of(1, 1) - bytes_of(1)
+        places = max(int(SNAPSHOT_SHARE * bytes_of(most) / of_place), 2 * limits.rows)
+    return sizes(most, places)
+
+
+def _count(kind: int | None, pages: int, longest: int, limits: Limits) -> int:
+    """Returns the number of pages of a kind of layers beside `pages` pages of full attention.
+
+    Windowed layers have as large a part of these as a window is of half a context, and at least
+    what one request needs.
+    """
+    if kind is None:
+        return pages
+    least = window_pages(kind, PAGE_SIZE, limits.most_tokens)
+    part = min(1.0, 2 * least * PAGE_SIZE / longest)
+    return min(max(math.ceil(pages * part), least), max(pages, 1))

@@ -1,0 +1,37 @@
+"""Chooses the sampling stages of an engine's steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+from ..runner.engine_steps import ALL, ARGMAX, DRAWS
+from ..sampling.stages import USUAL_LOGPROBS, SamplingStages
+from ..support.buckets import bucket
+
+#: Biases and log-probabilities per row that an engine's programs have room for.
+BIASES, LOGPROBS = 64, USUAL_LOGPROBS
+
+
+def standard_stages(end_ids: SequenceOf[int]) -> SamplingStages:
+    """Returns the stages of an engine's programs; requests that need more get their own."""
+    return SamplingStages(
+        draws=True,
+        penalizes=True,
+        biases=BIASES,
+        ends=bucket(len(end_ids)) if end_ids else 0,
+        logprobs=LOGPROBS,
+    )
+
+
+def way_of(stages: SamplingStages) -> int:
+    """Returns which stages a step runs whose rows need `stages`."""
+    if stages.is_argmax:
+        return ARGMAX
+    return DRAWS if stages == SamplingStages(draws=True, ends=stages.ends) else ALL
+
+
+def joined(all: Iterable[SamplingStages]) -> SamplingStages:
+    """Returns the union of sampling stages; a row leaves those unused that it does not need."""
+    return functools.reduce(SamplingStages.joined, all)

@@ -1,0 +1,442 @@
+"""Runs the scheduler's plans on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from ..kv_cache.shapes import PAGE_SIZE
+from ..runner.engine_state import EngineState, Past, Sizes
+from ..runner.engine_steps import (
+    ALL,
+    BeginPieces,
+    CopyStates,
+    DecodeRows,
+    FillHistory,
+    PrefillPieces,
+    RowFields,
+    Sampled,
+)
+from ..runner.model import Model
+from ..runner.program_cache import CachedPrograms
+from ..runner.speculative.drafts import Draft, DraftModel, NextTokens
+from ..sampling.params import Processor
+from ..sampling.penalties import TokenHistory, processed
+from ..sampling.stages import SamplingStages
+from .outputs import TokenLogprobs
+from .plan import Piece, Plan, Row
+from .sequence import NO_PAGE
+from .stages import joined, way_of
+
+#: Copies of recurrent states per call.
+COPIES = 8
+
+#: Target of a copy that is none.
+_NOWHERE = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """A step in progress: results on the device, and the entries of the plan they belong to.
+
+    Attributes:
+      entries: (piece or row, its row in `sampled`, index into `sampled`).
+      sampled: results of the programs.
+      steps: largest number of tokens sampled for a row; 0 if the step only prefills.
+      started: time of dispatch, `time.perf_counter()`.
+    """
+
+    entries: list[tuple[Piece | Row, int, int]]
+    sampled: list[Sampled]
+    steps: int
+    started: float
+
+    def wait(self) -> None:
+        """Waits for the end of the step."""
+        with jax.transfer_guard_device_to_host("allow"):
+            for sampled in self.sampled:
+                np.asarray(sampled.tokens)  # JAX keeps the copy
+
+    def results(self) -> Iterator[Result]:
+        """Yields what the step sampled for each entry."""
+        with jax.transfer_guard_device_to_host("allow"):
+            tokens = [np.asarray(sampled.tokens) for sampled in self.sampled]
+            for entry, row, index in self.entries:
+                sampled, new = self.sampled[index], tokens[index][row].tolist()
+                new = new[: new.index(-1)] if -1 in new else new
+                counts = sampled.drafted, sampled.accepted
+                yield Result(
+                    entry,
+                    new,
+                    _logprobs(sampled, row, len(new), entry.sequence.owner.top),
+                    *(0 if x is None else int(np.asarray(x)[row]) for x in counts),
+                )
+
+
+class Result(NamedTuple):
+    """Tokens that a step sampled for one sequence.
+
+    Attributes:
+      tokens: new tokens; the last may be an end token.
+      logprobs: their log-probabilities; None unless requested.
+      drafted, accepted: number of draft tokens, and of those that were right.
+    """
+
+    entry: Piece | Row
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None
+    drafted: int
+    accepted: int
+
+
+def _logprobs(
+    sampled: Sampled, row: int, count: int, top: int | None
+) -> list[TokenLogprobs] | None:
+    """Returns log-probabilities of a row's first `count` tokens, each with the `top` best ones."""
+    if sampled.logprobs is None or top is None:
+        return None
+    arrays = sampled.logprobs.chosen, sampled.logprobs.tokens, sampled.logprobs.likeliest
+    chosen, ids, likeliest = (np.asarray(array)[row, :count] for array in arrays)
+    return [
+        TokenLogprobs(float(c), list(zip(i[:top].tolist(), p[:top].tolist(), strict=True)))
+        for c, i, p in zip(chosen, ids, likeliest, strict=True)
+    ]
+
+
+class Stepper:
+    """Device state of an engine, and the programs that change it.
+
+    Attributes:
+      sizes: sizes of the state.
+      buckets: numbers of rows that decode programs exist for, in ascending order.
+      standard: sampling stages of the programs; requests that need more get programs of their own.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: Sizes,
+        buckets: Sequence[int],
+        *,
+        cache_dtype: Any,
+        selection: Any,
+        standard: SamplingStages | None = None,
+        skips: bool = False,
+        padded: Callable[[int], int] | None = None,
+        draft: Draft | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        """Prepares the programs; the state is created by the first step.
+
+        standard: sampling stages of the programs that serve most requests; None means those that a
+        step's requests need. skips: whether steps skip stages that their requests do not need.
+        padded: maps a number of rows to that of a decode program; None means the next of `buckets`.
+        draft: None means no speculative decoding.
+        """
+        self.sizes = sizes
+        self.buckets = tuple(buckets)
+        self._weights: Any = model.weights
+        if isinstance(draft, DraftModel):
+            self._weights = model.weights, draft.model.weights
+        elif isinstance(draft, NextTokens):
+            self._weights = model.weights, dict(draft.weights)
+        self.programs = CachedPrograms(model, self._weights, selection)
+        self.draft = draft
+        self._model, self._dtype = model, cache_dtype
+        self.standard, self._skips = standard, skips
+        self._deterministic, self._padded = deterministic, padded
+        self._state: EngineState | None = None
+        self._ready: dict[Any, Any] = {}
+        self._rows: set[int] = set()  # of decode programs so far
+
+    def dispatch(self, plan: Plan) -> Ticket:
+        """Starts a step, without waiting for it."""
+        entries: list[tuple[Piece | Row, int, int]] = []
+        sampled: list[Sampled] = []
+        with self.programs.context():
+            self._copy(plan.restores, saves=False)
+            if plan.pieces:
+                at = self._places(plan)
+                sampled.append(self._prefill(plan, at))
+                entries += [(piece, row, 0) for piece, row in zip(plan.pieces, at, strict=True)]
+            self._copy(plan.saves, saves=True)
+            if plan.rows:
+                rows = self._bucket(len(plan.rows))
+                whole = rows == self.sizes.slots
+                at = [row.slot if whole else i for i, row in enumerate(plan.rows)]
+                index = len(sampled)
+                sampled.append(self._decode(plan.rows, rows, at))
+                entries += [(row, i, index) for row, i in zip(plan.rows, at, strict=True)]
+            self._copy(plan.late_saves, saves=True)
+        if self._model.network.on_gpu:  # on a CPU the call costs more than the copy
+            for result in sampled:
+                result.tokens.copy_to_host_async()
+        return Ticket(entries, sampled, plan.steps, time.perf_counter())
+
+    def warm_up(self, shapes: Sequence[tuple[int, int]]) -> None:
+        """Compiles the programs of all prefill `shapes` and row buckets; runs each on padding."""
+        options: Any = {"stages": self.standard}
+        programs = [
+            self._sampling_program(
+                PrefillPieces, rows=rows * self.sizes.groups, time=time, **options
+            )
+            for rows, time in shapes
+        ]
+        buckets = self.buckets if self.sizes.groups == 1 else (self.sizes.slots,)
+        programs += [self._sampling_program(DecodeRows, rows=rows, **options) for rows in buckets]
+        state = self._with_state()
+
+        def compile(program: PrefillPieces | DecodeRows) -> None:
+            with self.programs.context():
+                self._compiled(program, state, np.int32(0), self._step(program, [], []))
+
+        # XLA compiles without the interpreter lock.
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            list(pool.map(compile, programs))
+        with self.programs.context():
+            for program in programs:
+                self._call(program, 0, self._step(program, [], []), with_state=True)
+            if self.sizes.snapshots:
+                self._copy([(0, _NOWHERE)], saves=True)
+                self._copy([(0, _NOWHERE)], saves=False)
+            nothing = np.zeros(self.sizes.width * PAGE_SIZE, np.int32)
+            self._call_state(self._program(FillHistory), np.int32(0), nothing, np.int32(0))
+
+    def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
+        """Returns the error that tracing user functions of logits raises, or None."""
+        logits = jax.ShapeDtypeStruct((1, self._model.config.vocab_size), jnp.float32)
+        tokens = jax.ShapeDtypeStruct((1, self.sizes.width * PAGE_SIZE), jnp.int32)
+        history = TokenHistory(tokens, jax.ShapeDtypeStruct((1,), jnp.int32))  # type: ignore[arg-type]
+        try:
+            with self.programs.context():
+                jax.eval_shape(functools.partial(processed, processors), logits, history)
+        except Exception as error:
+            return error
+        return None
+
+    def grow(self, sizes: Sizes) -> None:
+        """Makes room for more; no entry of `sizes` may be smaller than before.
+
+        Sequences keep their slots and pages.
+        """
+        old, self.sizes = self._state, sizes
+        self._ready.clear()
+        if old is None:
+            return
+        self._state = None
+        new = self._with_state()
+
+        def copied(new: jax.Array, old: jax.Array) -> jax.Array:
+            return new if not new.ndim else new.at[tuple(map(slice, old.shape))].set(old)
+
+        # Counts and history of running sequences are not needed if they were not kept so far.
+        past = [
+            after if before is None or after is None else copied(after, before)
+            for after, before in (
+                (new.past.seen, old.past.seen),
+                (new.past.history, old.past.history),
+            )
+        ]
+        nothing = Past()
+        both = (dataclasses.replace(state, past=nothing) for state in (new, old))
+        self._state = dataclasses.replace(jax.tree.map(copied, *both), past=Past(*past))
+
+    def take_state(self) -> EngineState | None:
+        """Returns the state and drops it here."""
+        state, self._state = self._state, None
+        return state
+
+    def put_state(self, state: EngineState | None) -> None:
+        """Continues with a state that `take_state` returned; its sizes must be `sizes`."""
+        self._state = state
+
+    def reset(self) -> None:
+        """Drops the state; the next step creates an empty one."""
+        self._state = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._state is None
+
+    def _prefill(self, plan: Plan, at: list[int]) -> Sampled:
+        assert plan.shape is not None
+        rows, time = plan.shape[0] * self.sizes.groups, plan.shape[1]
+        stages, way = self._stages(plan.pieces)
+        options: Any = {"rows": rows, "stages": stages, "time": time}
+        begins = plan.fresh and self._state is None and self._model.placement is None
+        if begins:
+            program = self._sampling_program(BeginPieces, cache_dtype=self._dtype, **options)
+        else:
+            program = self._sampling_program(PrefillPieces, fresh=plan.fresh, **options)
+        step = self._step(program, at, plan.pieces)
+        _, first, tables, parameters = _offsets(program.columns)
+        step[:, tables:parameters] = NO_PAGE
+        for row, piece in zip(at, plan.pieces, strict=True):
+            step[row, first : first + piece.count] = piece.tokens
+            for i, pages in enumerate(piece.tables):
+                start = tables + i * self.sizes.width
+                step[row, start : start + len(pages)] = pages
+        if begins:
+            return self._call(program, way, step)
+        for piece in plan.pieces:
+            self._fill_history(piece)
+        return self._call(program, way, step, with_state=True)
+
+    def _decode(self, rows: list[Row], count: int, at: list[int]) -> Sampled:
+        stages, way = self._stages(rows)
+        program = self._sampling_program(DecodeRows, rows=count, stages=stages)
+        step = self._step(program, at, rows)
+        _, pages, parameters = _offsets(program.columns)
+        step[:, pages:parameters] = NO_PAGE
+        for i, row in zip(at, rows, strict=True):
+            for kind, new in enumerate(row.new_pages):
+                start = pages + kind * program.pages_per_step
+                step[i, start : start + len(new)] = new
+        return self._call(program, way, step, with_state=True)
+
+    def _stages(self, entries: Sequence[Piece | Row]) -> tuple[SamplingStages, int]:
+        """Returns the stages of the program for these rows, and which of them they need."""
+        needed = joined(entry.sequence.owner.stages for entry in entries)
+        standard = self.standard
+        if standard is None or needed.joined(standard) != standard:
+            return needed, ALL
+        return standard, way_of(needed)
+
+    def _step(
+        self,
+        program: PrefillPieces | DecodeRows,
+        at: list[int],
+        entries: Sequence[Piece | Row],
+    ) -> np.ndarray:
+        """Returns the program's argument with the fields and sampling parameters of its rows.
+
+        at: row of each entry; the others are padding.
+        """
+        step = np.zeros((program.rows, sum(program.columns)), np.int32)
+        step[:, 0] = self.sizes.slots
+        parameters = sum(program.columns[:-1])
+        for row, entry in zip(at, entries, strict=True):
+            step[row, : len(RowFields._fields)] = self._fields(entry)
+            step[row, parameters:] = entry.sequence.owner.packed(program.stages)
+        return step
+
+    @staticmethod
+    def _fields(entry: Piece | Row) -> RowFields:
+        sequence = entry.sequence
+        if isinstance(entry, Piece):
+            last = entry.first + entry.count
+            following = 0 if entry.samples else sequence.tokens[last]
+            step = sequence.step_of(last)
+            return RowFields(entry.slot, entry.first, entry.count, step, entry.samples, following)
+        step = sequence.step_of(entry.position + 1)
+        return RowFields(entry.slot, entry.position, entry.count, step, 1, 0)
+
+    def _places(self, plan: Plan) -> list[int]:
+        """Returns the row of each piece; each group of devices has its own part of the rows."""
+        assert plan.shape is not None
+        rows, used = plan.shape[0], [0] * self.sizes.groups
+        places = []
+        for piece in plan.pieces:
+            group = piece.slot // (self.sizes.slots // self.sizes.groups)
+            places.append(group * rows + used[group])
+            used[group] += 1
+        if rows * self.sizes.groups == self.sizes.slots:  # such programs take all slots in order
+            return [piece.slot for piece in plan.pieces]
+        return places
+
+    def _bucket(self, rows: int) -> int:
+        if self.sizes.groups > 1:
+            return self.sizes.slots
+        if self._padded is not None:
+            # When sequences end, a program for fewer rows need not be compiled.
+            known = [count for count in self._rows if rows <= count <= self.sizes.slots]
+            found = min(known, default=min(self._padded(rows), self.sizes.slots))
+            self._rows.add(found)
+            return found
+        return next((b for b in self.buckets if b >= rows), self.sizes.slots)
+
+    def _fill_history(self, piece: Piece) -> None:
+        """Stores the tokens of a cached prefix, before the first piece behind it runs."""
+        stages = piece.sequence.owner.stages
+        reads = stages.penalizes or stages.reads_history or self.draft is not None
+        if not piece.first or piece.first != piece.sequence.cached or not reads:
+            return
+        tokens = np.zeros(self.sizes.width * PAGE_SIZE, np.int32)
+        tokens[: piece.first] = piece.sequence.tokens[: piece.first]
+        args = np.int32(piece.slot), tokens, np.int32(piece.first)
+        self._call_state(self._program(FillHistory), *args)
+
+    def _copy(self, pairs: list[tuple[int, int]], *, saves: bool) -> None:
+        """Copies recurrent states between (source, target) slots and snapshots."""
+        for first in range(0, len(pairs), COPIES):
+            some = pairs[first : first + COPIES]
+            sources, targets = np.zeros(COPIES, np.int32), np.full(COPIES, _NOWHERE, np.int32)
+            sources[: len(some)], targets[: len(some)] = zip(*some, strict=True)
+            self._call_state(self._program(CopyStates, saves=saves), sources, targets)
+
+    def _program(self, kind: Any, **fields: Any) -> Any:
+        return kind(self._model.network, draft=self.draft, **fields)
+
+    def _sampling_program(self, kind: Any, **fields: Any) -> Any:
+        options = {"sizes": self.sizes, "skips": self._skips, "deterministic": self._deterministic}
+        return self._program(kind, **options, **fields)
+
+    def _call(
+        self, program: Any, way: int, step: np.ndarray, *, with_state: bool = False
+    ) -> Sampled:
+        """Runs a program on the state, or one that creates it; returns what it sampled."""
+        arguments: tuple[Any, ...] = np.int32(way), step
+        if with_state:
+            arguments = self._with_state(), *arguments
+        self._state, sampled = self._compiled(program, *arguments)(self._weights, *arguments)
+        found: Sampled = sampled
+        return found
+
+    def _call_state(self, program: Any, *arguments: Any) -> None:
+        arguments = self._with_state(), *arguments
+        self._state = self._compiled(program, *arguments)(*arguments)
+
+    def _compiled(self, program: Any, *arguments: Any) -> Any:
+        if program not in self._ready:
+            self._ready[program] = self.programs.ready(program, *arguments)
+        return self._ready[program]
+
+    def _with_state(self) -> EngineState:
+        if self._state is None:
+            placement = self._model.placement
+            args = self._model.config, self.sizes, self._dtype, _zeros, placement
+            self._state = EngineState.create(*args, draft=self.draft)
+        return self._state
+
+
+def row_buckets(slots: int, on_gpu: bool, deterministic: bool) -> tuple[int, ...]:
+    """Returns the numbers of rows that an engine compiles decode programs for.
+
+    A CPU computes up to 8 rows one by one and more in tiles of 16, so other numbers would only pad.
+    """
+    if deterministic:
+        found = list(range(16, slots + 1, 16))
+    elif on_gpu:
+        found = [1 << i for i in range(slots.bit_length())]
+    else:
+        found = [1, 2, 3, 4, 6, 8, *range(16, slots + 1, 16)]
+    return (*(rows for rows in found if rows < slots), slots)
+
+
+def _offsets(columns: tuple[int, ...]) -> list[int]:
+    """Returns the first column of each part."""
+    return [sum(columns[:i]) for i in range(len(columns))]
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> jax.Array:
+    return jnp.zeros(shape, dtype, device=over)
