@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 
 from ..runner.engine_state import Sizes
+from ..runner.engine_steps import MOST_STEPS
 from .plan import Plan
 from .request import Request
-from .scheduler import MOST_STEPS, Scheduler
+from .scheduler import Scheduler
 from .sequence import Sequence
 from .stepper import Stepper, Ticket
 
@@ -291,7 +292,7 @@ class Driver:
                     self._drive(condition, end)
                 finally:
                     self._driving.release()
-                    self._wake_one(request)
+                    self._wake_others(request)
             else:
                 with request.changed:
                     # The driver may stop at any time without a result for this request.
@@ -310,7 +311,7 @@ class Driver:
             self._loop.recover()
             raise
 
-    def _wake_one(self, request: Request) -> None:
+    def _wake_others(self, request: Request) -> None:
         """Wakes the threads that wait for other requests, so that one of them drives."""
         for other in tuple(self._loop.requests):
             if other is not request:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from ..kv_cache.shapes import PAGE_SIZE
+from ..runner.engine_steps import MOST_STEPS
 from .plan import Piece, Plan, Row
 from .pools import ROLLING, SNAPSHOT_INTERVAL, Hit, Pools
 from .sequence import Sequence
@@ -32,9 +33,6 @@ PROGRAM_COST = 24
 
 #: In deterministic mode a prompt's pieces end at multiples of this many tokens.
 BOUNDARY = 64
-
-#: Maximum tokens that a row samples in one step; it then starts at most one new page.
-MOST_STEPS = PAGE_SIZE
 
 
 @dataclasses.dataclass(frozen=True)

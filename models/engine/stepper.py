@@ -264,10 +264,6 @@ class Stepper:
         """Drops the state; the next step creates an empty one."""
         self._state = None
 
-    @property
-    def is_empty(self) -> bool:
-        return self._state is None
-
     def _prefill(self, plan: Plan, at: list[int]) -> Sampled:
         assert plan.shape is not None
         rows, time = plan.shape[0] * self.sizes.groups, plan.shape[1]

@@ -223,21 +223,6 @@ class PagedCache:
         return slots.reshape(*groups, -1)
 
 
-def grown(cache: PagedCache, config: Config, capacity: int, ahead: int) -> PagedCache:
-    """Returns the cache of one sequence, grown to at least `capacity` tokens; never shrinks it."""
-    if capacity <= cache.capacity:
-        return cache
-    options = {"page_size": cache.page_size, "dtype": cache.dtype, "ahead": ahead}
-    larger = PagedCache.create(config, 1, capacity, **options)
-    pages = [
-        tuple(new.at[: len(old)].set(old) for new, old in zip(*both, strict=True))
-        for both in zip(larger.pages, cache.pages, strict=True)
-    ]
-    return dataclasses.replace(
-        larger, pages=pages, states=cache.states, context_lens=cache.context_lens
-    )
-
-
 def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> jax.Array:
     return _compiled_zeros(over)(shape, dtype)
 

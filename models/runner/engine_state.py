@@ -243,7 +243,7 @@ class EngineState:
             block_tables=table,
             context_lens=lengths,
             window_tables=[table for _ in config.windows],
-            states=_taken(self.draft.states, slots),
+            states=taken(self.draft.states, slots),
             shared_context=sizes.width * PAGE_SIZE,
         )
 
@@ -270,7 +270,7 @@ class EngineState:
         return dataclasses.replace(self, pages=cache.pages, states=states, draft=draft)
 
     def _tables(self, sizes: Sizes, slots: jax.Array | None) -> dict[int | None, jax.Array]:
-        tables = _taken(self.tables, slots)
+        tables = taken(self.tables, slots)
         if sizes.groups > 1:
             tables = [table.reshape(sizes.groups, -1, sizes.width) for table in tables]
         return dict(zip(sizes.kinds, tables, strict=True))
@@ -296,9 +296,9 @@ def kinds_of(config: Config, draft: Draft | None) -> tuple[int | None, ...]:
 def taken_states(states: Any, rows: jax.Array | None, placement: Placement | None) -> Any:
     """Returns rows of recurrent states, whose rows may be sharded; None means all in order."""
     if rows is None or placement is None or not placement.explicit:
-        return _taken(states, rows)
-    taken = _taken(jax.tree.map(placement.replicate_rows, states), rows)
-    return jax.tree.map(placement.shard_rows, taken)
+        return taken(states, rows)
+    found = taken(jax.tree.map(placement.replicate_rows, states), rows)
+    return jax.tree.map(placement.shard_rows, found)
 
 
 def put_states(states: Any, new: Any, rows: jax.Array | None, placement: Placement | None) -> Any:
@@ -309,7 +309,7 @@ def put_states(states: Any, new: Any, rows: jax.Array | None, placement: Placeme
     return jax.tree.map(placement.shard_rows, _put(states, new, rows))
 
 
-def _taken(arrays: Any, slots: jax.Array | None) -> Any:
+def taken(arrays: Any, slots: jax.Array | None) -> Any:
     """Returns the rows of `slots` (rows,) of arrays (slots, ...); None means all in order."""
     if slots is None:
         return arrays

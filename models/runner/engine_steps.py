@@ -19,7 +19,7 @@ from ..sampling.penalties import TokenHistory, adjust
 from ..sampling.sampler import Logprobs, logprobs_of, sample
 from ..sampling.stages import SamplingArrays, SamplingStages
 from ..support.exportable import exportable
-from .engine_state import EngineState, Past, Sizes, config_of, put_states, taken_states
+from .engine_state import EngineState, Past, Sizes, config_of, put_states, taken, taken_states
 from .programs import Program, Weights, replicated, shapes_of
 from .speculative import verify
 from .speculative.drafts import DraftModel, NextTokens, cost_of
@@ -152,7 +152,7 @@ class _EngineProgram(Program):
         def drawn(logits: jax.Array) -> jax.Array:
             return sample(logits, SamplingStages(draws=stages.draws), parameters, steps)
 
-        def reported() -> Logprobs | None:
+        def reported() -> Logprobs:
             return logprobs_of(logits, token, stages.logprobs or 0)
 
         if self.skips:
@@ -161,10 +161,11 @@ class _EngineProgram(Program):
         else:
             token = drawn(adjusted())
         logprobs = None
-        if stages.logprobs is not None:
+        if stages.logprobs is not None and self.skips:
             nothing = self._no_logprobs(token.shape)
-            wanted = way == ALL if self.skips else True
-            logprobs = jax.lax.cond(wanted, reported, lambda: nothing)
+            logprobs = jax.lax.cond(way == ALL, reported, lambda: nothing)
+        elif stages.logprobs is not None:
+            logprobs = reported()
         if self.network.placement is not None:
             token = self.network.placement.replicate_rows(token)
         return token, logprobs
@@ -199,7 +200,7 @@ class PrefillPieces(_EngineProgram):
 
     Attributes:
       time: maximum tokens of a piece.
-      fresh: whether every piece is a whole prompt, so that attention need not read pages.
+      fresh: whether every piece begins its sequence, so that attention need not read pages.
     """
 
     time: int
@@ -285,7 +286,10 @@ class PrefillPieces(_EngineProgram):
         pairs = jnp.where(at, following, jnp.roll(tokens, -1, axis=1)), decoder.norm(vectors)
         begin = drafter.begin if self.fresh else drafter.follow
         vector, cache = begin(*pairs, fields.count, cache)
-        return cache, vector
+        assert state.draft is not None
+        # Rows without a piece may be slots that decode.
+        before = taken(state.draft.vector, slots)
+        return cache, jnp.where((fields.count > 0)[:, None], vector, before)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -429,7 +433,7 @@ class DecodeRows(_EngineProgram):
         config, drafts = config_of(self.draft), None
         if config is not None:
             drafts = state.draft_view(config, self.sizes, slots, fields.first)
-        vector = draft.vector if draft.vector is None else draft.vector[fields.slot]
+        vector = taken(draft.vector, slots)
         steps = MOST_STEPS + count
         logprobs = None
         if self.stages.logprobs is not None:
