@@ -90,7 +90,7 @@ def engine_program(name: str, model: models.Model, groups: int) -> tuple[Any, tu
     whole, tokens = placement.replicated, 4096
     pages = tokens // PAGE_SIZE
     sizes = Sizes(groups, (None,), (pages,), pages, 0, tokens, groups=groups)
-    options: dict[str, Any] = {"sizes": sizes, "rows": groups, "ways": (SamplingStages(),)}
+    options: dict[str, Any] = {"sizes": sizes, "rows": groups, "stages": SamplingStages()}
     program: PrefillPieces | DecodeRows = DecodeRows(model.network, **options)
     if name == "prefill":
         program = PrefillPieces(model.network, time=128, fresh=True, **options)
