@@ -24,7 +24,7 @@ from .outputs import Output
 from .pools import Pools
 from .request import ContextShift, Request
 from .scheduler import Scheduler
-from .sizing import engine_limits, engine_sizes, is_recurrent
+from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recurrent
 from .stages import standard_stages
 from .stepper import Stepper, row_buckets
 
@@ -144,7 +144,8 @@ class Engine:
             draft=kind,
             deterministic=deterministic,
         )
-        self._loop = EngineLoop(Scheduler(pools, self._limits), stepper)
+        scheduler = Scheduler(pools, self._limits)
+        self._loop = EngineLoop(scheduler, stepper, step_seconds=expected_step_seconds(model))
         if warm_up and kind is None:
             stepper.warm_up(self._limits.shapes)
         self._warm = stepper.programs.compilations

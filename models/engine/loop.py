@@ -39,11 +39,13 @@ class EngineLoop:
         scheduler: Scheduler,
         stepper: Stepper,
         *,
+        step_seconds: float,
         clock: bool = True,
         make_room: Callable[[], None] | None = None,
     ) -> None:
         """Prepares the loop.
 
+        step_seconds: estimated time of a token, before one was measured.
         clock: whether measured times decide how many tokens a step samples. Processes that share
         devices must make the same calls, so they pass False.
         make_room: called when `requests` has new ones, before they are queued.
@@ -57,7 +59,7 @@ class EngineLoop:
         self._checks: collections.deque[queue.SimpleQueue[AssertionError | None]]
         self._checks = collections.deque()
         self._in_flight: Ticket | None = None
-        self._clock, self._step_seconds = clock, 0.0
+        self._clock, self._step_seconds = clock, step_seconds
         self._last_results = 0.0
 
     def submit(self, request: Request) -> None:
@@ -228,11 +230,7 @@ class EngineLoop:
 
     def _steps(self) -> int:
         """Returns how many tokens the next step may sample per row."""
-        if not self._clock:
-            return MOST_STEPS
         streams = any(request.is_streamed for request in self.requests)
-        if not self._step_seconds:
-            return 1 if streams else MOST_STEPS
         longest = FLUENT_STEP if streams else SLOW_STEP
         return max(1, min(int(longest / self._step_seconds), MOST_STEPS))
 
@@ -262,10 +260,9 @@ class EngineLoop:
                 self.scheduler.remove(sequence)
                 self._begin(request, request.shift.rest(sequence.tokens))
         self._last_results = time.perf_counter()
-        if ticket.steps:
+        if ticket.steps and self._clock:
             seconds = (self._last_results - began) / ticket.steps
-            older = self._step_seconds or seconds
-            self._step_seconds = 0.5 * (older + seconds)
+            self._step_seconds = 0.5 * (self._step_seconds + seconds)
 
 
 class Driver:

@@ -138,6 +138,10 @@ class Pools:
         pools = self.pages.items()
         return all(_pages_of(kind, length, most) <= pool.count for kind, pool in pools)
 
+    def missing(self, sequence: Sequence, kind: Kind, last: int) -> int:
+        """Returns how many pages a step takes that stores the tokens up to `last - 1`."""
+        return max(-(-last // PAGE_SIZE) - len(sequence.pages[kind]), 0)
+
     def extend(self, sequence: Sequence, first: int, last: int) -> bool:
         """Makes the sequence hold the pages that a step on tokens `first` to `last - 1` accesses.
 

@@ -8,6 +8,7 @@ this order gives its pages back and is prefilled again later, with its tokens so
 from __future__ import annotations
 
 import bisect
+import collections
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -16,7 +17,7 @@ from ..kv_cache.shapes import PAGE_SIZE
 from ..runner.engine_steps import MOST_STEPS
 from .plan import Piece, Plan, Row
 from .pools import ROLLING, SNAPSHOT_INTERVAL, Hit, Pools
-from .sequence import Sequence
+from .sequence import Kind, Sequence
 
 #: How many pieces of shorter prompts may precede the first prompt's next piece.
 MOST_PASSED = 8
@@ -172,6 +173,8 @@ class Scheduler:
         pieces, shape = self._choose_pieces(bool(decoding))
         if pieces or self.waiting:
             steps = 1
+        while steps > 1 and not self._have_pages(decoding, steps):
+            steps //= 2  # rather than preempt one of them
         # Those first in order allocate first; those that are preempted meanwhile are left out.
         counts = {s: self._steps_of(s, steps) for s in decoding}
         # A fresh piece reads no pages, so it needs only those that the next token reads.
@@ -433,6 +436,16 @@ class Scheduler:
         return [] if place is None or sequence.slot is None else [(sequence.slot, place)]
 
     # Pages.
+
+    def _have_pages(self, decoding: list[Sequence], steps: int) -> bool:
+        """Returns whether every sequence can sample up to `steps` tokens without a preemption."""
+        missing: collections.Counter[tuple[Pools, Kind]] = collections.Counter()
+        for sequence in decoding:
+            pools = self._pools_of(sequence)
+            last = sequence.stored + self._steps_of(sequence, steps) + self.limits.draft_tokens
+            for kind in pools.kinds:
+                missing[pools, kind] += pools.missing(sequence, kind, last)
+        return all(count <= pools.pages[kind].free for (pools, kind), count in missing.items())
 
     def _extend(self, sequence: Sequence, first: int, last: int) -> None:
         """Allocates the pages of a step; preempts later sequences, or this one, for them."""

@@ -25,7 +25,7 @@ from .loop import Driver, EngineLoop
 from .pools import Pools
 from .request import Request
 from .scheduler import Limits, Scheduler
-from .sizing import is_recurrent
+from .sizing import expected_step_seconds, is_recurrent
 from .stages import joined
 from .stepper import Stepper
 
@@ -134,7 +134,13 @@ class Session:
             stepper.put_state(kept.state)
         clock = placement is None or not placement.spans_processes
         scheduler = Scheduler(pools, limits)
-        self.loop = EngineLoop(scheduler, stepper, clock=clock, make_room=self._make_room)
+        self.loop = EngineLoop(
+            scheduler,
+            stepper,
+            step_seconds=expected_step_seconds(model),
+            clock=clock,
+            make_room=self._make_room,
+        )
         self._driver = Driver(self.loop)
 
     def wait(self, request: Request, condition: Any, timeout: float | None) -> bool:

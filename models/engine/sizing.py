@@ -28,6 +28,15 @@ CPU_SHARE, GPU_SHARE = 0.5, 0.9
 #: Fraction of the pages' memory that snapshots of recurrent states take.
 SNAPSHOT_SHARE = 0.1
 
+#: Lower bounds of a decode step's speed: bytes of weights per second, and seconds of any step.
+CPU_BYTES, GPU_BYTES, LEAST_SECONDS = 8e9, 1e12, 5e-4
+
+
+def expected_step_seconds(model: Model) -> float:
+    """Returns a cautious estimate of the seconds that a decode step takes."""
+    speed = GPU_BYTES if model.network.on_gpu else CPU_BYTES
+    return LEAST_SECONDS + model.weight_bytes / speed
+
 
 def is_recurrent(config: Config) -> bool:
     """Returns whether a layer of the model has recurrent state."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ARGMAX, DRAWS, ALL = range(3)
 
 #: Maximum tokens that one `DecodeRows` program samples for a row.
-MOST_STEPS = PAGE_SIZE
+MOST_STEPS = 64
 
 
 @exportable

@@ -231,14 +231,18 @@ class Model:
         warn("Model.kept is now Model.program_cache", DeprecationWarning)
         self.program_cache = cache
 
+    @functools.cached_property
+    def weight_bytes(self) -> int:
+        """Size of the weights in bytes, over all devices."""
+        return sum(leaf.nbytes for leaf in self.weights)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles and copies the decoder without programs, which are compiled again."""
         return type(self), (self.decoder(), self.tokenizer, self.metadata)
 
     def __repr__(self) -> str:
-        size = sum(leaf.nbytes for leaf in self.weights)
-        config = self.config
-        return f"Model({config.architecture}, {config.num_layers} layers, {size} bytes of weights)"
+        about = f"{self.config.architecture}, {self.config.num_layers} layers"
+        return f"Model({about}, {self.weight_bytes} bytes of weights)"
 
 
 def _fingerprint(config: Config, static: Any, layout: str, shapes: list[str]) -> str:

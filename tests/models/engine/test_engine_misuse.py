@@ -18,6 +18,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.engine import loop
 from jax_q4k.models.engine.request import Request
 from jax_q4k.models.engine.scheduler import Scheduler
 from jax_q4k.models.engine.stepper import Stepper
@@ -338,6 +339,8 @@ def test_ctrl_c_in_a_call_that_shares_its_session(
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(owner, name, interrupted)
+        patched.setattr(loop, "FLUENT_STEP", 0.0)  # a token a step
+        patched.setattr(loop, "SLOW_STEP", 0.0)
         running = pool.submit(other)
         both.wait()
         pieces = models.stream(loaded, prompts[1], **options)

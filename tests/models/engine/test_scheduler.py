@@ -207,6 +207,16 @@ def test_rows_sample_several_tokens_if_no_prompt_waits():
     assert first.stored == 10 + 8 + 10
 
 
+@pytest.mark.parametrize("kind", [None, 100])
+@pytest.mark.parametrize(("pages", "steps"), [(10, 64), (9, 32), (5, 16)])
+def test_rows_sample_fewer_tokens_instead_of_a_preemption(kind, pages, steps):
+    runner = make_runner((kind,), pages=pages)
+    rows = [decoding(runner, 10, 70, seed) for seed in range(2)]
+    plan = runner.step(64)
+    assert plan is not None and plan.steps == steps and len(plan.rows) == 2
+    assert not any(row.preemptions for row in rows)
+
+
 def test_rows_end_at_the_limit():
     runner = make_runner()
     sequence = decoding(runner, 10, 7)
