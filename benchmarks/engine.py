@@ -1,51 +1,54 @@
-"""Measures an Engine beside one batch of `generate`: `python -m benchmarks.engine [FILE]`.
+"""Measures an Engine beside `generate` and llama-server: `python -m benchmarks.engine [FILE]`.
 
-For each number of clients: tokens per second of clients that submit one request after the other
-(`closed`), of requests that arrive at random times (`poisson`), and of one `generate` call with as
-many prompts; seconds to the first token, gaps between tokens, and the host's part of a step. Then
-the gaps of running requests while a long prompt comes in, and the time of a prompt that is cached.
-Runs take turns; figures are medians over ROUNDS. Writes `benchmarks/results/engine.json`.
+For each number of clients, which submit one request after the other: tokens per second, seconds to
+the first token, and gaps between tokens; for the engine also the host's part of a step, and the
+tokens per second of one `generate` call with as many prompts. Then requests that arrive at random
+times, gaps of four running requests while a long prompt comes in, and the time of a prompt with a
+cached beginning. All run in turn with the same prompts; figures are medians over ROUNDS.
+
+llama-server of `--llama-cpp FOLDER` has as many slots as there are clients, a unified KV cache, and
+continuous batching. Its requests come over HTTP from this process; the engine's do not.
+
+Writes `benchmarks/results/engine.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import random
 import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from tools.results import write_results
 
 from .common import RESULTS
+from .engine_peer import LlamaServer
 
 ROUNDS = 3
 CLIENTS = (1, 2, 4, 8, 16)
 #: Tokens of prompts and answers: shortest and longest; requests per client and round.
 PROMPT, ANSWER, REQUESTS = (16, 96), (32, 96), 2
-LONG, CACHED = 384, 320  # tokens of the long prompt, and of the cached beginning
+#: Default tokens of the long prompt, and tokens of the cached beginning.
+LONG, CACHED = 384, 320
+
+#: Submits token ids and the number of tokens to generate; iterating gives one item per token.
+Submit = Callable[[list[int], int], Iterable[Any]]
 
 
 class Work:
     """Random prompts and lengths, equal for all that are compared."""
 
-    def __init__(self, model: Any, count: int, seed: int) -> None:
-        rng = random.Random(seed)
-        vocab = model.config.vocab_size
-        self.prompts = [
-            [rng.randrange(vocab) for _ in range(rng.randint(*PROMPT))] for _ in range(count)
-        ]
+    def __init__(self, vocab: int, count: int, seed: int) -> None:
+        self.seed, rng = seed, random.Random(seed)
+        self.prompts = [_random_tokens(rng, vocab, rng.randint(*PROMPT)) for _ in range(count)]
         self.lengths = [rng.randint(*ANSWER) for _ in range(count)]
-
-    @property
-    def samplings(self) -> list[Any]:
-        from jax_q4k import models
-
-        return [models.Sampling(max_new_tokens=n, ignore_end=True) for n in self.lengths]
 
     @property
     def tokens(self) -> int:
@@ -53,17 +56,17 @@ class Work:
 
 
 class Reader(threading.Thread):
-    """Reads one request's pieces and notes when they come."""
+    """Reads one request's tokens and notes when they come."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, submit: Submit, prompt: list[int], tokens: int) -> None:
         super().__init__()
-        self.request, self.times = request, [time.perf_counter()]
+        self.times = [time.perf_counter()]
+        self._request = submit(prompt, tokens)
         self.start()
 
     def run(self) -> None:
-        for piece in self.request:
-            if piece.token is not None:
-                self.times.append(time.perf_counter())
+        for _ in self._request:
+            self.times.append(time.perf_counter())
 
     @property
     def first(self) -> float:
@@ -75,19 +78,18 @@ class Reader(threading.Thread):
         return [after - before for before, after in zip(later, later[1:], strict=False)]
 
 
-def closed(engine: Any, model: Any, clients: int, seed: int) -> dict[str, Any]:
+def closed(submit: Submit, work: Work, clients: int) -> dict[str, float]:
     """Runs clients that submit their next request when the last is answered."""
-    work, readers, lock = Work(model, clients * REQUESTS, seed), [], threading.Lock()
-    before = engine.stats()
-    queue = list(zip(work.prompts, work.samplings, strict=True))
+    readers, lock = [], threading.Lock()
+    queue = list(zip(work.prompts, work.lengths, strict=True))
 
     def client() -> None:
         while True:
             with lock:
                 if not queue:
                     return
-                prompt, sampling = queue.pop()
-            reader = Reader(engine.submit(prompt, sampling))
+                prompt, tokens = queue.pop()
+            reader = Reader(submit, prompt, tokens)
             reader.join()
             with lock:
                 readers.append(reader)
@@ -98,50 +100,28 @@ def closed(engine: Any, model: Any, clients: int, seed: int) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds, after = time.perf_counter() - began, engine.stats()
-    steps = after.steps - before.steps
-    return _latencies(readers) | {
-        "tokens_per_second": work.tokens / seconds,
-        "host_ms_per_step": 1e3 * (after.host_seconds - before.host_seconds) / steps,
-        "step_ms": 1e3 * seconds / steps,
-    }
+    return _latencies(readers) | {"tokens_per_second": work.tokens / (time.perf_counter() - began)}
 
 
-def poisson(engine: Any, model: Any, rate: float, count: int, seed: int) -> dict[str, Any]:
+def poisson(submit: Submit, work: Work, rate: float) -> dict[str, float]:
     """Submits requests at random times, `rate` a second."""
-    work, rng, readers = Work(model, count, seed), random.Random(seed), []
+    rng, readers = random.Random(work.seed), []
     began = time.perf_counter()
-    for prompt, sampling in zip(work.prompts, work.samplings, strict=True):
-        readers.append(Reader(engine.submit(prompt, sampling)))
+    for prompt, tokens in zip(work.prompts, work.lengths, strict=True):
+        readers.append(Reader(submit, prompt, tokens))
         time.sleep(rng.expovariate(rate))
     for reader in readers:
         reader.join()
     return _latencies(readers) | {"tokens_per_second": work.tokens / (time.perf_counter() - began)}
 
 
-def batch(model: Any, count: int, seed: int) -> float:
-    """Returns the tokens per second of one `generate` call, after one that compiles."""
-    from jax_q4k import models
-
-    work = Work(model, count, seed)
-    for _ in range(2):
-        began = time.perf_counter()
-        models.generate(model, work.prompts, work.samplings)
-    return work.tokens / (time.perf_counter() - began)
-
-
-def long_prompt(engine: Any, model: Any, seed: int) -> dict[str, float]:
-    """Returns the gaps of four running requests while a prompt of LONG tokens comes in."""
-    from jax_q4k import models
-
+def long_prompt(submit: Submit, vocab: int, tokens: int, seed: int) -> dict[str, float]:
+    """Returns the gaps of four running requests while a prompt of `tokens` comes in."""
     rng = random.Random(seed)
-    vocab = model.config.vocab_size
-    running = models.Sampling(max_new_tokens=96, ignore_end=True)
-    readers = [Reader(engine.submit([rng.randrange(vocab)] * 8, running)) for _ in range(4)]
+    readers = [Reader(submit, _random_tokens(rng, vocab, 8), 96) for _ in range(4)]
     while any(len(reader.times) < 8 for reader in readers):
         time.sleep(0.001)
-    prompt = [rng.randrange(vocab) for _ in range(LONG)]
-    long = Reader(engine.submit(prompt, models.Sampling(max_new_tokens=1)))
+    long = Reader(submit, _random_tokens(rng, vocab, tokens), 1)
     for reader in (*readers, long):
         reader.join()
     meanwhile = [
@@ -153,41 +133,119 @@ def long_prompt(engine: Any, model: Any, seed: int) -> dict[str, float]:
     return {"first_token": long.first, "gap_p99": _percentile(meanwhile, 99)}
 
 
-def cached_prompt(engine: Any, model: Any, seed: int) -> dict[str, float]:
+def cached_prompt(submit: Submit, vocab: int, seed: int) -> dict[str, float]:
     """Returns the seconds of a prompt of CACHED + 8 tokens, new and with CACHED of them cached."""
     rng, seconds = random.Random(seed), []
-    vocab = model.config.vocab_size
-    beginning = [rng.randrange(vocab) for _ in range(CACHED)]
+    beginning = _random_tokens(rng, vocab, CACHED)
     for _ in range(2):
-        prompt = beginning + [rng.randrange(vocab) for _ in range(8)]
-        began = time.perf_counter()
-        engine.submit(prompt, max_new_tokens=1).result()
-        seconds.append(time.perf_counter() - began)
+        reader = Reader(submit, beginning + _random_tokens(rng, vocab, 8), 1)
+        reader.join()
+        seconds.append(reader.first)
     return {"new": seconds[0], "cached": seconds[1]}
 
 
-def measure(model: Any, clients: tuple[int, ...] = CLIENTS, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Returns all figures of a model."""
+def measure(
+    model: Any,
+    clients: tuple[int, ...] = CLIENTS,
+    rounds: int = ROUNDS,
+    long: int = LONG,
+    peer: Submit | None = None,
+) -> dict[str, Any]:
+    """Returns all figures of an engine in default and in deterministic mode, and of a peer."""
     from jax_q4k import models
 
-    results: dict[str, Any] = {"clients": {}}
-    with models.Engine(model, max_rows=max(clients)) as engine:
+    vocab, rows = model.config.vocab_size, max(clients)
+    context = max(long, CACHED, PROMPT[1]) + ANSWER[1] + 32
+    options: dict[str, Any] = {"max_rows": rows, "max_context": context}
+    options["pages"] = rows * (context // 16 + 1)
+    results: dict[str, Any] = {"clients": {count: {} for count in clients}}
+    with models.Engine(model, **options) as engine:
+        targets = {"engine": _submit(engine)} | ({} if peer is None else {"llama-server": peer})
         for count in clients:
-            found: list[dict[str, Any]] = []
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
+            found["generate"] = []
             for seed in range(rounds + 1):
-                one = closed(engine, model, count, seed)
-                one["generate_tokens_per_second"] = batch(model, count, seed)
-                found.append(one)
-            results["clients"][count] = _median(found[1:])  # the first compiles
-        most = results["clients"][max(clients)]["tokens_per_second"]
+                work = Work(vocab, count * REQUESTS, seed)
+                for name, submit in targets.items():
+                    before, began = engine.stats(), time.perf_counter()
+                    one = closed(submit, work, count)
+                    if name == "engine":
+                        one |= _of_steps(before, engine.stats(), time.perf_counter() - began)
+                    found[name].append(one)
+                speed = _generate(model, Work(vocab, count, seed))
+                found["generate"].append({"tokens_per_second": speed})
+            for name, ones in found.items():
+                results["clients"][count][name] = _median(ones[1:])  # the first round compiles
+                _print(f"{count:2} clients, {name}", results["clients"][count][name])
+        most = results["clients"][rows]["engine"]["tokens_per_second"]
         for load in (0.25, 0.75):
             rate = load * most / (sum(ANSWER) / 2)
-            found = [poisson(engine, model, rate, 2 * max(clients), seed) for seed in range(rounds)]
-            results[f"poisson_{load}"] = _median(found)
-        results["long_prompt"] = _median([long_prompt(engine, model, s) for s in range(rounds)])
-        results["cached_prompt"] = _median([cached_prompt(engine, model, s) for s in range(rounds)])
+            works = [Work(vocab, 2 * rows, seed) for seed in range(rounds)]
+            results[f"poisson_{load}"] = _in_turn(
+                f"{load} of the engine's speed",
+                targets,
+                [functools.partial(poisson, work=work, rate=rate) for work in works],
+            )
+        seeds = range(rounds)
+        results["long_prompt"] = _in_turn(
+            f"a prompt of {long} tokens",
+            targets,
+            [functools.partial(long_prompt, vocab=vocab, tokens=long, seed=s) for s in seeds],
+        )
+        results["cached_prompt"] = _in_turn(
+            f"{CACHED} cached tokens",
+            targets,
+            [functools.partial(cached_prompt, vocab=vocab, seed=s) for s in seeds],
+        )
         results["compilations"] = engine.stats().compilations
+        results["reused_tokens"] = engine.stats().reused_tokens
+    with models.Engine(model, **options, deterministic=True) as engine:
+        for count in clients:
+            work = Work(vocab, count * REQUESTS, seed=1)
+            results["clients"][count]["deterministic"] = closed(_submit(engine), work, count)
+            name = f"{count:2} clients, deterministic"
+            _print(name, results["clients"][count]["deterministic"])
     return results
+
+
+def _in_turn(
+    name: str, targets: dict[str, Submit], runs: list[Callable[[Submit], dict[str, float]]]
+) -> dict[str, dict[str, float]]:
+    """Runs each of `runs` with all targets in turn; returns each target's medians."""
+    turns = [{target: run(submit) for target, submit in targets.items()} for run in runs]
+    found = {target: _median([turn[target] for turn in turns]) for target in targets}
+    for target, one in found.items():
+        _print(f"{name}, {target}", one)
+    return found
+
+
+def _submit(engine: Any) -> Submit:
+    return lambda prompt, tokens: (
+        piece
+        for piece in engine.submit(prompt, max_new_tokens=tokens, ignore_end=True)
+        if piece.token is not None
+    )
+
+
+def _generate(model: Any, work: Work) -> float:
+    """Returns the tokens per second of one `generate` call, after one that compiles."""
+    from jax_q4k import models
+
+    samplings = [models.Sampling(max_new_tokens=n, ignore_end=True) for n in work.lengths]
+    for _ in range(2):
+        began = time.perf_counter()
+        models.generate(model, work.prompts, samplings)
+    return work.tokens / (time.perf_counter() - began)
+
+
+def _of_steps(before: Any, after: Any, seconds: float) -> dict[str, float]:
+    steps = after.steps - before.steps
+    host = after.host_seconds - before.host_seconds
+    return {"host_ms_per_step": 1e3 * host / steps, "step_ms": 1e3 * seconds / steps}
+
+
+def _random_tokens(rng: random.Random, vocab: int, count: int) -> list[int]:
+    return [rng.randrange(vocab) for _ in range(count)]
 
 
 def _latencies(readers: list[Reader]) -> dict[str, float]:
@@ -205,8 +263,17 @@ def _percentile(values: list[float], part: int) -> float:
     return ordered[min(len(ordered) * part // 100, len(ordered) - 1)]
 
 
-def _median(found: list[dict[str, Any]]) -> dict[str, float]:
+def _median(found: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+
+def _print(name: str, figures: dict[str, float]) -> None:
+    """Prints figures, seconds in milliseconds."""
+    shown = {
+        key: f"{value:.2f}" if "per" in key or "ms" in key else f"{1e3 * value:.1f} ms"
+        for key, value in figures.items()
+    }
+    print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -214,23 +281,25 @@ def main(arguments: list[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "engine.json")
     parser.add_argument("--model", default="demo", help="GGUF file; default: the demo model")
+    parser.add_argument("--llama-cpp", metavar="FOLDER", type=Path, help="has llama-server")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
+    parser.add_argument("--long", type=int, default=LONG, help="tokens; default: %(default)s")
     options = parser.parse_args(arguments)
     from jax_q4k import models
 
+    model = models.load(options.model)
     settings = {
-        "model": options.model,
+        "model": repr(model),
         "load_before": round(os.getloadavg()[0], 1),
         "cores": len(os.sched_getaffinity(0)),
     }
-    results = measure(models.load(options.model))
-    for count, one in results["clients"].items():
-        ratio = one["tokens_per_second"] / one["generate_tokens_per_second"]
-        print(
-            f"{count:3} clients {one['tokens_per_second']:8.0f} tokens/s, {ratio:5.2f} of generate;"
-            f" first token {1e3 * one['first_token_p50']:7.1f} ms,"
-            f" gaps {1e3 * one['gap_p50']:6.2f} ms (p99 {1e3 * one['gap_p99']:6.2f});"
-            f" host {one['host_ms_per_step']:5.2f} of {one['step_ms']:6.2f} ms a step"
-        )
+    if options.llama_cpp is None:
+        results = measure(model, rounds=options.rounds, long=options.long)
+    else:
+        with LlamaServer(options.llama_cpp, options.model, max(CLIENTS)) as server:
+            args = options.rounds, options.long, server.submit
+            results = measure(model, CLIENTS, *args)
+            settings["llama-server"] = server.version
     print(write_results(options.file, settings | results))
     return 0
 

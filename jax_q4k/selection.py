@@ -13,12 +13,18 @@ from .implementations import ACTIVATIONS, FUSIONS, IMPLEMENTATIONS, Activations,
 
 
 class Selection(NamedTuple):
-    """Arguments of `implementation(...)`; `implementation` None means the platform's default."""
+    """Arguments of `implementation(...)`; `implementation` None means the platform's default.
+
+    Attributes:
+      batch_invariant: whether the native products of experts add in one order however many of a
+        batch's tokens choose an expert. Deterministic engines set it.
+    """
 
     implementation: Implementation | None = None
     activations: Activations | None = None
     fused: frozenset[str] | None = None
     prefetch: bool = True
+    batch_invariant: bool = False
 
     def fuses(self, name: str) -> bool:
         """Returns whether the operation `name` of FUSIONS may be fused."""

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from .. import float_types
 from ..arrays import QuantizedArray
 from ..arrays.indexed import Packed
+from ..selection import current_selection
 from . import call, prepare
 
 MAX_HEAD_DIM = 576  # of keys and values, in attention and delta nets; multiples of 16
@@ -138,6 +139,7 @@ def expert_mlp(
         activation=activation,
         quantized=quantized[0],
         quantized_down=quantized[1],
+        one_product=current_selection().batch_invariant,
         biases="".join("0" if bias is None else "1" for bias in biases),
         down_scale=down_scale is not None,
         norm=norm_weight is not None,
@@ -155,9 +157,14 @@ def expert_matmul(
     """
     struct = jax.ShapeDtypeStruct((*ids.shape, w.shape[1]), jnp.float32)
     leaves = jax.tree.leaves(w)
-    return call("expert_matmul", [struct], x, ids, *leaves, format=_format(w), quantized=quantized)[
-        0
-    ]
+    return call(
+        "expert_matmul",
+        [struct],
+        *(x, ids, *leaves),
+        format=_format(w),
+        quantized=quantized,
+        one_product=current_selection().batch_invariant,
+    )[0]
 
 
 def _format(w: Packed | jax.Array) -> str:

@@ -22,7 +22,7 @@ from .arguments import check_request, draft_of, prompt_rows, samplings_of
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
-from .request import ContextShift, Request
+from .request import ContextShift, Hooks, Request
 from .scheduler import Scheduler
 from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recurrent
 from .stages import standard_stages
@@ -106,8 +106,8 @@ class Engine:
             contexts choose them by this number, not by a request's length.
           deterministic: makes tokens and log-probabilities independent of other requests, of cached
             prefixes and preemptions, bit by bit. Every product then has at least 16 rows, so that
-            few requests take longer. Excepted are models with experts, and preempted requests of
-            models with recurrent layers.
+            few requests take longer; a preempted request samples its tokens again, and answers are
+            not reused as prefixes.
           draft: speculative decoding of all requests, as in `generate`; None means off. It suits
             few requests at a time, since the next step waits for the last one's results.
           cache_dtype: dtype of the pages, as in `generate`.
@@ -138,7 +138,7 @@ class Engine:
             self._sizes,
             row_buckets(self._sizes.slots, model.network.on_gpu, deterministic),
             cache_dtype=dtype,
-            selection=current_selection(),
+            selection=current_selection()._replace(batch_invariant=deterministic),
             standard=standard_stages(end_ids) if kind is None else None,
             skips=kind is None,
             draft=kind,
@@ -277,8 +277,8 @@ class Engine:
                 f"a prompt of {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} need "
                 f"more than the engine's {self.stats().pages} pages of {PAGE_SIZE} tokens"
             )
-        hooks = self._cancel, self._wait, self._loop.now
-        return Request(self.model, ids.tolist(), sampling, shift, *hooks)
+        hooks = Hooks(self._cancel, self._wait, self._loop.now)
+        return Request(self.model, ids.tolist(), sampling, shift, hooks)
 
     def _add(self, requests: list[Request]) -> None:
         with self._wake:

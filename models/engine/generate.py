@@ -19,7 +19,7 @@ from ..sampling import Sampling
 from .arguments import check_request, draft_of, prompt_rows, samplings_of
 from .outputs import Piece, Timings
 from .prefix_cache import Prefix
-from .request import ContextShift, Request
+from .request import ContextShift, Hooks, Request
 from .session import Settings, is_long, joined_session
 
 
@@ -147,8 +147,9 @@ class _Call(contextlib.ExitStack):
         else:
             session = self.enter_context(joined_session(model, self._settings))
         loop = session.loop
+        hooks = Hooks(loop.cancel, session.wait, loop.now)
         requests = [
-            Request(model, ids.tolist(), sampling, self._shift, loop.cancel, session.wait, loop.now)
+            Request(model, ids.tolist(), sampling, self._shift, hooks)
             for ids, sampling in zip(self._prompts, self._samplings, strict=True)
         ]
         for request in requests:

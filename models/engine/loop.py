@@ -92,9 +92,8 @@ class EngineLoop:
         before, self._in_flight = self._in_flight, ticket
         if before is not None:
             self._hand_out(before)
-        if self.stepper.draft is not None and ticket is not None:
-            self._in_flight = None
-            self._hand_out(ticket)  # the next plan depends on how many drafts were right
+        if self.stepper.draft is not None:
+            self._finish_step()  # the next plan depends on how many drafts were right
 
     def check(self, is_running: Callable[[], bool], wake: Callable[[], None]) -> None:
         """Checks the books of pages and slots between two steps; raises AssertionError.
@@ -159,16 +158,12 @@ class EngineLoop:
 
     def settle(self) -> None:
         """Waits for the step in flight, and carries out what other threads asked for."""
-        before, self._in_flight = self._in_flight, None
-        if before is not None:
-            self._hand_out(before)
+        self._finish_step()
         self.read_mail()
 
     def restart_with(self, sizes: Sizes) -> None:
         """Starts all sequences again with other sizes of the device state."""
-        before, self._in_flight = self._in_flight, None
-        if before is not None:
-            self._hand_out(before)
+        self._finish_step()
         self.stepper.reset()
         self.stepper.grow(sizes)
         self.scheduler.restart()
@@ -188,22 +183,35 @@ class EngineLoop:
         self.scheduler.restart()
 
     def _dispatch(self, plan: Plan) -> Ticket | None:
-        """Starts a step. If user functions of a request cannot be traced, only these fail."""
+        """Starts a step; returns None if user functions of a request failed."""
         try:
             return self.stepper.dispatch(plan)
         except Exception as error:
-            sequences = [entry.sequence for entry in plan.pieces]
-            sequences += [entry.sequence for entry in plan.rows]
-            owners = [s.owner for s in sequences if s.owner.sampling.processors]
-            errors = {o: self.stepper.tracing_error(o.sampling.processors) for o in owners}
-            wrong = [owner for owner in owners if errors[owner] is not None] or owners
-            if not wrong:
-                raise
-            for request in wrong:
-                request.fail(errors[request] or error)
-                self._end(request)
-            self.recover()
+            owners = [] if self._in_flight is None else self._in_flight.owners
+            owners += [piece.sequence.owner for piece in plan.pieces]
+            owners += [row.sequence.owner for row in plan.rows]
+            self._blame(owners, error)
             return None
+
+    def _blame(self, owners: list[Request], error: Exception) -> None:
+        """Ends the requests whose user functions failed in a step, and starts the others again.
+
+        Raises `error` if none of the `owners` has such functions.
+        """
+        owners = [o for o in dict.fromkeys(owners) if o.sampling.processors and o in self.requests]
+        errors = {o: self.stepper.tracing_error(o.sampling.processors) for o in owners}
+        wrong = [owner for owner in owners if errors[owner] is not None] or owners
+        if not wrong:
+            raise error
+        for request in wrong:
+            request.fail(errors[request] or error)
+            self._end(request)
+        self.recover()
+
+    def _finish_step(self) -> None:
+        before, self._in_flight = self._in_flight, None
+        if before is not None:
+            self._hand_out(before)
 
     def _begin(self, request: Request, prompt: list[int]) -> None:
         """Queues a sequence for the request: its prompt, or what a context shift left of it."""
@@ -237,7 +245,11 @@ class EngineLoop:
     def _hand_out(self, ticket: Ticket) -> None:
         """Waits for a step's results and appends its tokens to their requests."""
         began, waits = max(self._last_results, ticket.started), time.perf_counter()
-        ticket.wait()
+        try:
+            ticket.wait()
+        except Exception as error:
+            self._blame(ticket.owners, error)
+            return
         self.wait_seconds += time.perf_counter() - waits
         for result in ticket.results():
             sequence, tokens = result.entry.sequence, result.tokens
@@ -250,10 +262,15 @@ class EngineLoop:
             timings.compile = self.stepper.programs.compile_seconds - request.compiled
             timings.drafted_tokens += result.drafted
             timings.accepted_tokens += result.accepted
-            room = sequence.limit - len(sequence.tokens)  # drafts may go beyond it
-            taken = request.push(tokens[:room], result.logprobs)
-            self.new_tokens += taken
-            self.scheduler.commit(sequence, tokens[:taken])
+            at = result.entry.samples_at
+            known = len(sequence.tokens) - at  # a preempted sequence may sample tokens again
+            new = tokens[known : sequence.limit - at]  # drafts may go beyond the limit
+            taken = 0
+            if new:
+                logprobs = result.logprobs
+                taken = request.push(new, None if logprobs is None else logprobs[known:])
+                self.new_tokens += taken
+            self.scheduler.commit(sequence, tokens[: known + taken], at)
             if request.is_done:
                 self._end(request)
             elif len(sequence.tokens) >= sequence.limit:  # the context is full

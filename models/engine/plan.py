@@ -27,6 +27,11 @@ class Piece:
     tables: tuple[tuple[int, ...], ...]
 
     @property
+    def samples_at(self) -> int:
+        """Index in the sequence's tokens of the token that follows the piece."""
+        return self.first + self.count
+
+    @property
     def tokens(self) -> list[int]:
         return self.sequence.tokens[self.first : self.first + self.count]
 
@@ -47,6 +52,11 @@ class Row:
     position: int
     count: int
     new_pages: tuple[tuple[int, ...], ...]
+
+    @property
+    def samples_at(self) -> int:
+        """Index in the sequence's tokens of the first token that the step samples."""
+        return self.position + 1
 
 
 @dataclasses.dataclass(frozen=True)

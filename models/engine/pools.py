@@ -62,12 +62,12 @@ class Pools:
         return self.snapshots is not None and self.snapshots.count > 0
 
     def hit(self, sequence: Sequence) -> Hit:
-        """Returns how much of the sequence's known tokens the prefix cache holds.
+        """Returns how much of the tokens that the sequence prefills the prefix cache holds.
 
         At least one token remains to be computed, because the next one depends on its logits.
         """
         sequence.keys = page_keys(sequence.tokens, sequence.keys, sequence.salt)
-        keys = sequence.keys[: (len(sequence.tokens) - 1) // PAGE_SIZE]
+        keys = sequence.keys[: (sequence.prefill_end - 1) // PAGE_SIZE]
         candidates = list(range(1, len(keys) + 1))
         known = len(keys)
         lost = None
@@ -119,7 +119,7 @@ class Pools:
             first = _first_page(kind, hit.length)
             keys = sequence.keys[first:count]
             cached = sum(not pool.is_referenced(page) for page in _found(map(pool.find, keys)))
-            total = _pages_of(kind, len(sequence.tokens), most)
+            total = _pages_of(kind, sequence.prefill_end, most)
             needed[kind] = max(total - len(keys), 0) + cached
         return needed
 

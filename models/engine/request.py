@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,21 @@ class ContextShift:
         return tokens[: self.keep] + tokens[self.keep + (len(tokens) - self.keep + 1) // 2 :]
 
 
+class Hooks(NamedTuple):
+    """Functions of an engine that a request calls until its end.
+
+    Attributes:
+      cancel: called once, if the request is cancelled.
+      wait: function (request, condition, timeout in seconds) that returns whether the condition
+        holds, and returns when it does.
+      now: clock for `Timings`, in seconds.
+    """
+
+    cancel: Callable[[Request], None]
+    wait: Callable[[Request, Callable[[], bool], float | None], bool]
+    now: Callable[[], float]
+
+
 class Request:
     """A prompt that an engine continues. All methods may be called from any thread.
 
@@ -60,16 +75,9 @@ class Request:
         prompt: list[int],
         sampling: Sampling,
         shift: ContextShift | None,
-        cancel: Callable[[Request], None],
-        wait: Callable[[Request, Callable[[], bool], float | None], bool],
-        now: Callable[[], float],
+        hooks: Hooks,
     ) -> None:
-        """Creates the request; an engine does so.
-
-        cancel: called once, if the request is cancelled. wait: function (request, condition,
-        timeout in seconds) that returns whether the condition holds, and returns when it does.
-        now: clock for `Timings`, in seconds.
-        """
+        """Creates the request; an engine does so."""
         self.prompt, self.sampling, self.shift = prompt, sampling, shift
         tokenizer = model.tokenizer
         end_ids = () if tokenizer is None else tuple(tokenizer.eos_token_ids)
@@ -79,13 +87,13 @@ class Request:
         self.sequence: Sequence | None = None  # set and changed by the engine alone
         self.timings = Timings(prompt_tokens=len(prompt))
         self._model, self._end_ids = model, end_ids
-        self._cancel, self._wait, self._now = cancel, wait, now
+        self._hooks: Hooks | None = hooks  # None after the end; they refer to the engine
         self._packed: dict[SamplingStages, np.ndarray] = {}
         self.changed = threading.Condition()
         self._output: Output | None = None
         self._error: BaseException | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._begun = self._first = now()
+        self._begun = self._first = hooks.now()
         self._sampled = 0  # tokens so far, end tokens included
         self.is_streamed = False
         self.compiled = 0.0  # seconds that programs took to compile before the request
@@ -95,7 +103,7 @@ class Request:
     def __iter__(self) -> Iterator[Piece]:
         reader, self.is_streamed = _Reader(self), True
         while True:
-            self._wait(self, reader.has_more, None)
+            self._wait_for(reader.has_more, None)
             for piece in reader.take():
                 yield piece
                 if piece.output is not None:
@@ -131,7 +139,7 @@ class Request:
           TimeoutError: the text is not finished in time; the request goes on. Other errors: the
             engine ended, or could not run this request.
         """
-        if not self._wait(self, lambda: self.is_done, timeout):
+        if not self._wait_for(lambda: self.is_done, timeout):
             raise TimeoutError(f"the request is not finished after {timeout} seconds")
         return self._finished()
 
@@ -142,10 +150,11 @@ class Request:
         call ended it; False if it was finished or cancelled before.
         """
         with self.changed:
-            if self.is_done:
+            hooks = self._hooks
+            if hooks is None:
                 return False
             self.finish("cancelled")
-        self._cancel(self)
+        hooks.cancel(self)
         return True
 
     @property
@@ -174,10 +183,10 @@ class Request:
         The last of these may be an end token.
         """
         with self.changed:
-            if self.is_done:
+            if self._hooks is None:
                 return 0
             if not self._sampled:
-                self._first = self._now()
+                self._first = self._hooks.now()
                 self.timings.first_token = self._first - self._begun
             taken = 0
             for taken, token in enumerate(tokens, 1):
@@ -206,8 +215,8 @@ class Request:
     def _update(self) -> None:
         """Makes the output if the text is finished, and wakes everybody who waits."""
         text = self.text
-        if text.finish_reason is not None and not self.is_done:
-            self.timings.decode = self._now() - self._first
+        if text.finish_reason is not None and self._hooks is not None:
+            self.timings.decode = self._hooks.now() - self._first
             self._output = Output(
                 text.tokens,
                 None if self._model.tokenizer is None else text.text,
@@ -218,6 +227,14 @@ class Request:
         self.changed.notify_all()
         for wake in tuple(self._listeners):
             wake()
+
+        if self.is_done:
+            self._hooks = None
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Returns whether the condition holds, which it does after the end."""
+        hooks = self._hooks
+        return True if hooks is None else hooks.wait(self, condition, timeout)
 
     def _listen(self, wake: Callable[[], None]) -> None:
         with self.changed:

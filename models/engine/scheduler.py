@@ -10,6 +10,8 @@ from __future__ import annotations
 import bisect
 import collections
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
@@ -49,9 +51,9 @@ class Limits:
       reuses: whether sequences use pages of others with the same beginning.
       draft_tokens: tokens per draft of speculative decoding. A step then samples an unknown number
         of tokens, so `plan` must wait for `commit`.
-      deterministic: whether pieces end at multiples of BOUNDARY or at the prompt's end, and states
-        that decoding computed are not reused, so that the split of a prompt does not depend on
-        other sequences.
+      deterministic: whether a sequence is computed in the same way whatever else runs: pieces end
+        at multiples of BOUNDARY or at the prompt's end, pages and states that decoding computed are
+        not reused, and a preempted sequence samples its tokens again instead of prefilling them.
     """
 
     rows: int
@@ -150,14 +152,17 @@ class Scheduler:
         for pools in self.pools:
             pools.forget()
 
-    def commit(self, sequence: Sequence, tokens: SequenceOf[int]) -> None:
-        """Appends sampled tokens that the host knows now; their pages become findable."""
-        sequence.tokens += tokens
+    def commit(self, sequence: Sequence, tokens: SequenceOf[int], at: int) -> None:
+        """Appends sampled tokens that the host knows now; their pages become findable.
+
+        at: index of the first of them in the sequence's tokens; those known before are ignored.
+        """
+        sequence.tokens += tokens[len(sequence.tokens) - at :]
         if self.limits.draft_tokens and not sequence.is_prefilling:
-            sequence.stored = len(sequence.tokens) - 1
+            sequence.stored = at + len(tokens) - 1
         known = len(sequence.tokens) - 1  # the last token is not stored yet
         pools = self._pools_of(sequence)
-        if self.limits.reuses:
+        if self.limits.reuses and not self.limits.deterministic:
             pools.register(sequence, known)
             pools.name_snapshots(sequence, known)
 
@@ -261,7 +266,7 @@ class Scheduler:
         if not self.limits.reuses:
             return Hit()
         hit = pools.hit(sequence)
-        rest = len(sequence.tokens) - hit.length
+        rest = sequence.prefill_end - hit.length
         if self.limits.fit is not None and rest > FRESH and hit.length < rest:
             return Hit()
         return hit
@@ -280,7 +285,7 @@ class Scheduler:
 
     def _is_being_computed(self, sequence: Sequence, hit: Hit) -> bool:
         """Returns whether a running prompt will store pages that this one could reuse."""
-        last = (len(sequence.tokens) - 1) // PAGE_SIZE if self.limits.reuses else 0
+        last = (sequence.prefill_end - 1) // PAGE_SIZE if self.limits.reuses else 0
         for other in self.running.values():
             if not other.is_prefilling or other.salt != sequence.salt:
                 continue
@@ -292,12 +297,11 @@ class Scheduler:
     def _start(self, sequence: Sequence, slot: int, hit: Hit) -> None:
         self.running[slot] = sequence
         sequence.slot, sequence.stored, sequence.cached = slot, hit.length, hit.length
-        sequence.prefill_end = len(sequence.tokens)
         pools = self._pools_of(sequence)
         pools.take(sequence, hit)
         if sequence.reused is None:
             sequence.reused = hit.length
-            self.counters.prompt_tokens += len(sequence.tokens)
+            self.counters.prompt_tokens += sequence.prefill_end
             self.counters.reused_tokens += hit.length
             if hit.lost:
                 lost = self.counters.lost
@@ -312,7 +316,7 @@ class Scheduler:
         cached, where prompts may part again, and multiples of SNAPSHOT_INTERVAL.
         """
         align = max(self.limits.align, PAGE_SIZE)
-        end = (len(sequence.tokens) - 1) // align * align
+        end = (sequence.prefill_end - 1) // align * align
         points = {end, min(hit.known // align * align, end)}
         points.update(range(SNAPSHOT_INTERVAL, end, SNAPSHOT_INTERVAL))
         return sorted(point for point in points if point > hit.length)
@@ -324,7 +328,7 @@ class Scheduler:
     ) -> tuple[list[tuple[Sequence, int, int]], tuple[int, int] | None]:
         """Returns (sequence, first token, count) of the next pieces, and their program's shape.
 
-        Chooses the shape that stores the most tokens for its cost.
+        Chooses the shape that shortens what remains the most for its cost.
         """
         waiting = sorted((s for s in self.running.values() if s.is_prefilling), key=_order)
         if not waiting:
@@ -337,15 +341,21 @@ class Scheduler:
         firsts = list({self._group_of(s): s for s in reversed(waiting)}.values())  # of each group
         overdue = [s for s in firsts if s.passed >= MOST_PASSED]
         best: tuple[float, tuple[int, int], list[tuple[Sequence, int, int]]] | None = None
-        smallest = min(rows * time for rows, time in shapes if time >= align)
+        if decodes:
+            smallest = min(rows * time for rows, time in shapes if time >= align)
+            most = max(self.limits.step_tokens, smallest)
+            shapes = tuple((rows, time) for rows, time in shapes if rows * time <= most)
+        programs = tuple((groups * rows * time + PROGRAM_COST, time) for rows, time in shapes)
         for rows, time in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            if decodes and rows * time > max(self.limits.step_tokens, smallest):
-                continue
             chosen = self._chosen(waiting, rows)
             pieces = [(s, s.stored, self._length_of(s, time)) for s in chosen]
             if any(not count for s, _, count in pieces if s in overdue):
                 continue
-            useful = sum(count for *_, count in pieces) / (groups * rows * time + PROGRAM_COST)
+            saved = sum(
+                self._rest_cost(s, first, programs) - self._rest_cost(s, first + count, programs)
+                for s, first, count in pieces
+            )
+            useful = saved / (groups * rows * time + PROGRAM_COST)
             if useful and (best is None or useful > best[0]):
                 best = useful, (rows, time), pieces
         assert best is not None, "no prefill shape reaches the next boundary"
@@ -354,6 +364,14 @@ class Scheduler:
         for first in firsts:
             first.passed += 1  # until it has a piece, see `_piece`
         return pieces, shape
+
+    def _rest_cost(
+        self, sequence: Sequence, first: int, programs: tuple[tuple[int, int], ...]
+    ) -> int:
+        """Returns the least cost of prefilling the sequence from a position on, by itself."""
+        ends = [point for point in sequence.snapshots if point > first] + [sequence.prefill_end]
+        parts = [last - start for start, last in itertools.pairwise([first, *ends])]
+        return sum(_least_cost(programs, self.limits.align, part) for part in parts)
 
     def _chosen(self, waiting: list[Sequence], rows: int) -> list[Sequence]:
         """Returns up to `rows` sequences per group: the first in order, but the shortest last.
@@ -462,6 +480,8 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Takes a sequence's slot and pages away, and puts it back into the queue."""
         self._leave(sequence)
+        if not self.limits.deterministic:
+            sequence.prefill_end = len(sequence.tokens)
         sequence.epoch += 1
         sequence.preemptions += 1
         self.counters.preemptions += 1
@@ -479,6 +499,26 @@ class Scheduler:
 
     def _pools_of(self, sequence: Sequence) -> Pools:
         return self.pools[self._group_of(sequence)]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _least_cost(programs: tuple[tuple[int, int], ...], align: int, tokens: int) -> int:
+    """Returns the least cost of prefilling so many tokens of one sequence.
+
+    programs: (cost, tokens a row) of the prefill programs. Pieces end at multiples of `align`.
+    """
+    if not tokens:
+        return 0
+    cost, longest = max(programs, key=lambda program: program[1])
+    longest = longest // align * align
+    if tokens > longest:
+        count = (tokens - 1) // longest
+        return count * cost + _least_cost(programs, align, tokens - count * longest)
+    return min(
+        cost + (0 if time >= tokens else _least_cost(programs, align, tokens - time // align * align))
+        for cost, time in programs
+        if time >= min(tokens, align)
+    )
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class Sequence:
     rolling: int | None = None
 
     def __post_init__(self) -> None:
-        self.prompt_length = len(self.tokens)
+        self.prompt_length = self.prefill_end = len(self.tokens)
 
     @property
     def is_prefilling(self) -> bool:

@@ -16,7 +16,7 @@ from . import memory
 from .scheduler import BOUNDARY, Limits
 
 #: Rows and tokens of the prefill programs.
-CPU_SHAPES = ((1, 16), (1, 32), (1, 64), (1, 128), (1, 256), (4, 16), (4, 64))
+CPU_SHAPES = ((1, 16), (1, 32), (1, 48), (1, 64), (1, 96), (1, 128), (1, 256), (4, 16), (4, 64))
 GPU_SHAPES = ((1, 16), (1, 64), (1, 256), (1, 1024), (8, 64), (8, 256))
 
 #: Maximum tokens of a prefill program in steps that decode, too.

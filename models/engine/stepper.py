@@ -35,6 +35,7 @@ from ..sampling.penalties import TokenHistory, processed
 from ..sampling.stages import SamplingStages
 from .outputs import TokenLogprobs
 from .plan import Piece, Plan, Row
+from .request import Request
 from .sequence import NO_PAGE
 from .stages import joined, way_of
 
@@ -61,8 +62,13 @@ class Ticket:
     steps: int
     started: float
 
+    @property
+    def owners(self) -> list[Request]:
+        """Requests of the entries."""
+        return [entry.sequence.owner for entry, _, _ in self.entries]
+
     def wait(self) -> None:
-        """Waits for the end of the step."""
+        """Waits for the end of the step; raises the error that ended it, if any."""
         with jax.transfer_guard_device_to_host("allow"):
             for sampled in self.sampled:
                 np.asarray(sampled.tokens)  # JAX keeps the copy

@@ -76,24 +76,6 @@ def processed(
     return logits
 
 
-def count_tokens(tokens: jax.Array, lengths: jax.Array, vocab_size: int) -> jax.Array:
-    """Counts the occurrences of each token in right-padded prompts: int32 (batch, vocab).
-
-    tokens: int32 (batch, time). lengths: int32 (batch,), tokens before padding, which is not
-    counted.
-    """
-    rows, steps = (jnp.arange(size, dtype=jnp.int32) for size in tokens.shape)
-    # Padding gets an index out of range, which mode="drop" ignores.
-    index = jnp.where(steps[None] < lengths[:, None], tokens, vocab_size)
-    counts = jnp.zeros((tokens.shape[0], vocab_size), jnp.int32)
-    return counts.at[rows[:, None], index].add(1, mode="drop")
-
-
-def count_token(counts: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Adds one token per row, int32 (batch,), to `counts` (batch, vocab)."""
-    return counts.at[jnp.arange(counts.shape[0], dtype=jnp.int32), tokens].add(1)
-
-
 def dry_penalties(history: TokenHistory, parameters: SamplingArrays, vocab_size: int) -> jax.Array:
     """Returns the DRY penalty of each token, float32 (batch, vocab).
 

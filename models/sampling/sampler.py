@@ -60,8 +60,8 @@ def sample(
     Args:
       logits: float (batch, vocab).
       steps: int32 (batch,), number of tokens that each row has sampled before.
-      counts: int32 (batch, vocab), required if `stages.penalizes`; see `count_tokens` and
-        `count_token` of `penalties`.
+      counts: int32 (batch, vocab), occurrences of each token so far; required if
+        `stages.penalizes`.
       history: required if `stages.reads_history`.
 
     Raises ValueError at trace time if shapes do not match.

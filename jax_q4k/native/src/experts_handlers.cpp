@@ -64,9 +64,16 @@ void check_groups(Type type) {
   if (!kernels->gemm[type]) fail("groups are multiplied as floats by " + std::string(kLayouts[type].name));
 }
 
+// How activations are multiplied: as int8, and by the same product whatever the number of a group's rows, because the
+// products for few and for many rows add in different orders.
+struct Kind {
+  bool quantized, one_product;
+  bool few(int64_t count, int64_t most) const { return !one_product && count <= most; }
+};
+
 // Prepares int8 activations of each group; `fill(i, spans)` writes those of sorted slot i.
 template <class Fill>
-std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& routes, int64_t k, const Fill& fill) {
+std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& routes, int64_t k, Kind kind, const Fill& fill) {
   const int64_t spans = (k + kSpan - 1) / kSpan;
   struct Task {
     int64_t first, count, block;  // block -1: rows
@@ -75,7 +82,7 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
   int64_t blocks = 0;
   for (const auto& group : routes.groups)
     for (int64_t i = 0; i < group.count; i += kLanes)
-      tasks.push_back({group.first + i, std::min<int64_t>(kLanes, group.count - i), group.count > kGemvRows ? blocks++ : -1});
+      tasks.push_back({group.first + i, std::min<int64_t>(kLanes, group.count - i), kind.few(group.count, kGemvRows) ? -1 : blocks++});
   RowSpan* rows = scratch<RowSpan>(kSpans, routes.slots.size() * spans);
   BlockSpan* packed = scratch<BlockSpan>(kBlocks, blocks * spans);
   threads.run(static_cast<int64_t>(tasks.size()), kEasy * kLanes * k, [&](int64_t t) {
@@ -89,7 +96,7 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
   std::vector<Prepared> prepared;
   blocks = 0;
   for (const auto& group : routes.groups) {
-    const bool few = group.count <= kGemvRows;
+    const bool few = kind.few(group.count, kGemvRows);
     prepared.push_back({group.count, k, spans, nullptr, few ? rows + group.first * spans : nullptr, few ? nullptr : packed + blocks * spans});
     if (!few) blocks += (group.count + kLanes - 1) / kLanes;
   }
@@ -97,25 +104,26 @@ std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& rou
 }
 
 // Prepares float activations of each group, from (slots, k) in sorted order.
-std::vector<Prepared> float_groups(const Routes& routes, const float* x, int64_t k) {
+std::vector<Prepared> float_groups(const Routes& routes, const float* x, int64_t k, Kind kind) {
   std::vector<Prepared> prepared;
-  for (const auto& group : routes.groups) prepared.push_back({group.count, k, (k + kSpan - 1) / kSpan, x + group.first * k});
+  for (const auto& group : routes.groups)
+    prepared.push_back({group.count, k, (k + kSpan - 1) / kSpan, x + group.first * k, nullptr, nullptr, kind.few(group.count, kFloatGemvRows)});
   return prepared;
 }
 
 // Prepares activations of each group from rows (rows, k), normalized if there is a norm's weight. `shared` consecutive
 // slots use the same row.
 std::vector<Prepared> of_tokens(const Threads& threads, const Routes& routes, const float* x, int64_t rows, int64_t shared, int64_t k,
-                                const float* norm, float eps, bool quantized) {
+                                const float* norm, float eps, Kind kind) {
   const int64_t spans = (k + kSpan - 1) / kSpan, slots = static_cast<int64_t>(routes.slots.size());
-  if (quantized) {  // quantizes each row once
+  if (kind.quantized) {  // quantizes each row once
     RowSpan* tokens = scratch<RowSpan>(kOfTokens, rows * spans);
     threads.run(rows, kEasy * k, [&](int64_t j) {
       float* normalized = scratch<float>(kNormalized, k);
       if (norm) kernels->normalize(x + j * k, norm, eps, k, normalized);
       kernels->quantize(norm ? normalized : x + j * k, k, tokens + j * spans);
     });
-    return quantized_groups(threads, routes, k, [&](int64_t i, RowSpan* to) {
+    return quantized_groups(threads, routes, k, kind, [&](int64_t i, RowSpan* to) {
       std::copy_n(tokens + routes.slots[i] / shared * spans, spans, to);
     });
   }
@@ -127,13 +135,13 @@ std::vector<Prepared> of_tokens(const Threads& threads, const Routes& routes, co
     else
       std::copy_n(from, k, gathered + i * k);
   });
-  return float_groups(routes, gathered, k);
+  return float_groups(routes, gathered, k, kind);
 }
 
 // Rows of a matrix per task: a tile if there are many activations.
 int64_t rows_of_task(const Threads& threads, const std::vector<Prepared>& groups, int64_t all_rows) {
   for (const Prepared& group : groups)
-    if (group.blocks || (!group.rows && group.m > kFloatGemvRows)) return kTile;
+    if (group.in_tiles()) return kTile;
   return std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
 }
 
@@ -219,7 +227,8 @@ int64_t tokens_together(int64_t top, int64_t floats) {
 // [residual +] the sums over a token's experts of weight * (scale * (down @ h) + bias), with h = activation(gate @ x +
 // bias, up @ x + bias) for [rms_norm](x).
 void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::string_view down, std::string_view activation,
-                bool quantized, bool quantized_down, std::string_view biases, bool down_scale, bool norm, float eps, bool residual) {
+                bool quantized, bool quantized_down, bool one_product, std::string_view biases, bool down_scale, bool norm, float eps,
+                bool residual) {
   auto& [threads, operands, results] = call;
   int64_t m, k, top;
   const float* x = operands.floats("x", {&m, &k});
@@ -248,21 +257,22 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
   call.finish();
 
   const int64_t together = tokens_together(top, std::max(inner, k));
+  const Kind kind{quantized, one_product}, of_down{quantized_down, one_product};
   for (int64_t start = 0; start < m; start += together) {
     const int64_t rows = std::min(together, m - start);
     const Routes routes = sorted(ids + start * top, rows * top, experts);
     float* h = scratch<float>(kHidden, routes.slots.size() * inner);
-    hidden(net, threads, routes, of_tokens(threads, routes, x + start * k, rows, top, k, net.norm, eps, quantized), h);
-    const auto prepared = quantized_down ? quantized_groups(threads, routes, inner,
-                                                            [&](int64_t i, RowSpan* to) { kernels->quantize(h + i * inner, inner, to); })
-                                         : float_groups(routes, h, inner);
+    hidden(net, threads, routes, of_tokens(threads, routes, x + start * k, rows, top, k, net.norm, eps, kind), h);
+    auto quantize = [&](int64_t i, RowSpan* to) { kernels->quantize(h + i * inner, inner, to); };
+    const auto prepared =
+        quantized_down ? quantized_groups(threads, routes, inner, of_down, quantize) : float_groups(routes, h, inner, of_down);
     add_up(net, threads, routes, prepared, weights + start * top, rows, top, addend ? addend + start * n : nullptr, y + start * n);
   }
 }
 
 // Multiplies every slot by its expert's matrix; gives zeros if the expert is not local. If x (rows, k) has fewer rows
 // than slots, consecutive slots share a row.
-void expert_matmul(Call& call, std::string_view format, bool quantized) {
+void expert_matmul(Call& call, std::string_view format, bool quantized, bool one_product) {
   auto& [threads, operands, results] = call;
   int64_t given, k, m, top;
   const float* x = operands.floats("x", {&given, &k});
@@ -279,7 +289,7 @@ void expert_matmul(Call& call, std::string_view format, bool quantized) {
     const int64_t tokens = std::min(together, m - start);
     const Routes routes = sorted(ids + start * top, tokens * top, w.count);
     const auto prepared =
-        of_tokens(threads, routes, x + start * top / shared * k, tokens * top / shared, shared, k, nullptr, 0, quantized);
+        of_tokens(threads, routes, x + start * top / shared * k, tokens * top / shared, shared, k, nullptr, 0, {quantized, one_product});
     float* to = y + start * top * w.n;
     if (static_cast<int64_t>(routes.slots.size()) < tokens * top) std::fill_n(to, tokens * top * w.n, 0.0f);
     for_groups(threads, routes, prepared, w.n, k, [&](int64_t g, int64_t first, int64_t count) {
@@ -298,7 +308,7 @@ void expert_matmul(Call& call, std::string_view format, bool quantized) {
 #pragma GCC visibility push(default)
 JAX_Q4K_HANDLER(expert_mlp)
     .Attr<std::string_view>("gate").Attr<std::string_view>("up").Attr<std::string_view>("down")
-    .Attr<std::string_view>("activation").Attr<bool>("quantized").Attr<bool>("quantized_down")
+    .Attr<std::string_view>("activation").Attr<bool>("quantized").Attr<bool>("quantized_down").Attr<bool>("one_product")
     .Attr<std::string_view>("biases").Attr<bool>("down_scale").Attr<bool>("norm").Attr<float>("eps").Attr<bool>("residual"));
-JAX_Q4K_HANDLER(expert_matmul).Attr<std::string_view>("format").Attr<bool>("quantized"));
+JAX_Q4K_HANDLER(expert_matmul).Attr<std::string_view>("format").Attr<bool>("quantized").Attr<bool>("one_product"));
 #pragma GCC visibility pop

@@ -56,6 +56,10 @@ struct Prepared {
   const float* x;
   const RowSpan* rows = nullptr;
   const BlockSpan* blocks = nullptr;
+  bool few = m <= kFloatGemvRows;  // whether float rows are multiplied by the product for few rows
+
+  // Whether a task should multiply a whole tile of the matrix.
+  bool in_tiles() const { return blocks || (!rows && !few); }
 };
 
 inline Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, const float* norm, float eps, bool quantized) {
@@ -100,7 +104,7 @@ inline void multiply(const Matrix& w, int64_t first, int64_t count, const Prepar
     kernels->gemm[w.type](w, first, count, x.blocks, blocks, total);
     for (int64_t b = 0; b < x.m; b += kLanes)
       kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, x.m - b), y + b * stride, stride);
-  } else if (x.m <= kFloatGemvRows) {
+  } else if (x.few) {
     kernels->float_gemv[w.type](w, first, count, x.x, static_cast<int>(x.m), y, stride);
   } else {
     kernels->float_gemm[w.type](w, first, count, x.x, x.m, scratch<float>(kTotals, kTile * (kSpan + x.m)), y, stride);

@@ -50,7 +50,7 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
   int64_t all_rows = 0;
   for (const Matrix& w : matrices) all_rows += w.n;
   const int64_t share = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
-  const bool tiles = prepared.blocks || (!p.quantized && m > kFloatGemvRows);
+  const bool tiles = prepared.in_tiles();
   const int64_t rows = tiles ? kTile : share;
   struct Task {
     size_t matrix;

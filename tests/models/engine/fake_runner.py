@@ -33,11 +33,13 @@ class Entry(NamedTuple):
 
     Attributes:
       history: hash of the salt and of all tokens up to this one.
+      is_decoded: whether a decode step computed it, if that matters: in deterministic mode.
     """
 
     position: int
     token: int
     history: int
+    is_decoded: bool = False
 
 
 def entries_of(tokens: Iterable[int], salt: bytes = b"") -> list[Entry]:
@@ -110,7 +112,7 @@ class FakeRunner:
         self.first_steps: dict[Sequence, int] = {}
         self._slots: dict[int, _Slot] = {}
         self._states: dict[int, Entry] = {}
-        self._in_flight: list[tuple[Sequence, int, list[int]]] = []
+        self._in_flight: list[tuple[Piece | Row, list[int]]] = []
 
     # Calls of tests.
 
@@ -171,20 +173,20 @@ class FakeRunner:
 
     # The device.
 
-    def _run(self, plan: Plan) -> list[tuple[Sequence, int, list[int]]]:
-        """Runs the parts of a plan in order; returns (sequence, epoch, new tokens)."""
+    def _run(self, plan: Plan) -> list[tuple[Piece | Row, list[int]]]:
+        """Runs the parts of a plan in order; returns entries of the plan and their new tokens."""
         self.step_count += 1
         self._check_shape(plan)
-        results = []
+        results: list[tuple[Piece | Row, list[int]]] = []
         for place, slot in plan.restores:
             self._states[slot] = self.snapshots[self._group(slot)][place]
         for piece in plan.pieces:
             token = self._prefill(piece)
             if piece.samples:
-                results.append((piece.sequence, piece.epoch, [token]))
+                results.append((piece, [token]))
         self._save(plan.saves)
         for row in plan.rows:
-            results.append((row.sequence, row.epoch, self._decode(row)))
+            results.append((row, self._decode(row)))
         self._save(plan.late_saves)
         return results
 
@@ -207,6 +209,7 @@ class FakeRunner:
         sequence, last = piece.sequence, piece.first + piece.count
         if self.scheduler.limits.deterministic:
             assert piece.first % BOUNDARY == 0 and (piece.samples or last % BOUNDARY == 0)
+            assert last <= sequence.prompt_length, "an answer is prefilled"
         slot = self._slots.get(piece.slot)
         if slot is None or slot.owner != (sequence, piece.epoch):
             slot = self._slots[piece.slot] = _Slot(sequence, piece.first)
@@ -229,15 +232,15 @@ class FakeRunner:
             assert not pages or len(slot.tables[kind]) == -(-row.position // PAGE_SIZE)
             slot.tables[kind] += pages
         for position in range(row.position, row.position + row.count):
-            self._store(row.slot, row.sequence, slot.token)
+            self._store(row.slot, row.sequence, slot.token, self.scheduler.limits.deterministic)
             self._read(row.slot, row.sequence, position, position + 1)
             slot.token = next_token(slot.entries[-1])
             tokens.append(slot.token)
         return tokens
 
-    def _store(self, number: int, sequence: Sequence, token: int) -> None:
+    def _store(self, number: int, sequence: Sequence, token: int, is_decoded: bool = False) -> None:
         slot, group = self._slots[number], self._group(number)
-        entry = _entry_after(slot.entries, token, sequence.salt)
+        entry = _entry_after(slot.entries, token, sequence.salt)._replace(is_decoded=is_decoded)
         for kind, table in slot.tables.items():
             page = table[entry.position // PAGE_SIZE]
             assert page != NO_PAGE, "a token has no page"
@@ -277,13 +280,14 @@ class FakeRunner:
 
     # The host.
 
-    def _commit(self, results: SequenceOf[tuple[Sequence, int, list[int]]]) -> None:
-        for sequence, epoch, tokens in results:
-            if sequence.epoch != epoch:
+    def _commit(self, results: SequenceOf[tuple[Piece | Row, list[int]]]) -> None:
+        for entry, tokens in results:
+            sequence = entry.sequence
+            if sequence.epoch != entry.epoch:
                 continue  # cancelled or preempted since
             if END in tokens:
                 tokens = tokens[: tokens.index(END) + 1]
-            self.scheduler.commit(sequence, tokens)
+            self.scheduler.commit(sequence, tokens, entry.samples_at)
             self.first_steps.setdefault(sequence, self.step_count)
             if tokens[-1] == END or len(sequence.tokens) >= sequence.limit:
                 self.scheduler.remove(sequence)

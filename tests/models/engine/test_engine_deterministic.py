@@ -31,37 +31,49 @@ def check(name: str, activations: str | None, pages: int) -> None:
         )
         for i in range(len(prompts))
     ]
-    pairs = list(zip(prompts, samplings, strict=True))
-    want = []
-    for prompt, sampling in pairs:
+
+    def alone(prompt: list[int], sampling: models.Sampling) -> models.Output:
         with engine_of(name, activations) as engine:  # without a cached page
-            want.append(bits_of(engine.generate(prompt, sampling)))
+            output = engine.generate(prompt, sampling)
             assert engine.stats().reused_tokens == engine.stats().preemptions == 0
+            return output
+
+    pairs = list(zip(prompts, samplings, strict=True))
+    want = [alone(*pair) for pair in pairs]
+    turns = [[*prompts[i], *want[i].tokens, *range(5, 13)] for i in (0, 3)]
+    want_turns = [alone(turn, samplings[1]) for turn in turns]
     with engine_of(name, activations) as engine:
-        runs = {"in a batch": engine.generate(prompts, samplings)}
+        runs = {"in a batch": (engine.generate(prompts, samplings), want)}
         before = engine.stats().reused_tokens
-        runs["in a batch, cached"] = engine.generate(prompts[::-1], samplings[::-1])[::-1]
-        runs["alone, cached"] = [engine.generate(*pair) for pair in pairs]
+        cached = engine.generate(prompts[::-1], samplings[::-1])[::-1]
+        runs["in a batch, cached"] = cached, want
+        runs["alone, cached"] = [engine.generate(*pair) for pair in pairs], want
+        runs["continued answers"] = engine.generate(turns, [samplings[1]] * 2), want_turns
         assert engine.stats().reused_tokens > before
         assert engine.stats().preemptions == 0
         engine.check()
     with engine_of(name, activations, pages=pages) as engine:
-        runs["preempted"] = engine.generate(prompts, samplings)
-        runs["preempted, again"] = engine.generate(prompts, samplings)
+        runs["preempted"] = engine.generate(prompts, samplings), want
+        runs["preempted, again"] = engine.generate(prompts, samplings), want
         assert engine.stats().preemptions > 0
         engine.check()
-    others = {run: differing([bits_of(out) for out in outs], want) for run, outs in runs.items()}
+    others = {
+        run: differing(list(map(bits_of, got)), list(map(bits_of, wanted)))
+        for run, (got, wanted) in runs.items()
+    }
     assert not any(others.values()), f"requests with other bits: {others}"
 
 
 @pytest.mark.slow("compiles and runs programs of sixteen rows")
-@pytest.mark.parametrize("activations", ["f32", None], ids=["f32", "int8"])
-@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [
+        ("llama-gqa", None),
+        ("gemma3", "f32"),  # windows
+        ("gpt-oss", "f32"),  # experts, sinks
+        ("qwen3next", "f32"),  # a recurrent state
+        ("deepseek2", "f32"),  # latent attention
+    ],
+)
 def test_bits_do_not_depend_on_other_requests(name: str, activations: str | None) -> None:
     check(name, activations, pages=12)
-
-
-@pytest.mark.slow("compiles and runs programs of sixteen rows")
-@pytest.mark.xfail(reason="an expert's product has as many rows as a batch's tokens choose it")
-def test_bits_of_experts() -> None:
-    check("gpt-oss", "f32", pages=12)

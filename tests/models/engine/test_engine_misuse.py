@@ -191,6 +191,39 @@ def test_processors_that_cannot_be_traced(
     assert tokens_of(engine.generate(prompts, samplings)) == want
 
 
+@pytest.mark.slow("compiles a program for each processor")
+@pytest.mark.parametrize("steps", [1, 64])
+def test_a_processor_that_fails_at_run_time(
+    engine: models.Engine, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Only its request fails; others go on to the same tokens."""
+    monkeypatch.setattr(loop, "FLUENT_STEP", 1e9 if steps > 1 else 0.0)
+    monkeypatch.setattr(loop, "SLOW_STEP", 1e9 if steps > 1 else 0.0)
+    prompts, samplings = prompts_of(engine.model)[:2], samplings_of(2)
+    want = tokens_of(alone(engine.model, prompts, samplings))
+
+    def check(length: Any) -> Any:
+        if length > 6:
+            raise ZeroDivisionError("no more tokens")
+        return length
+
+    def failing(logits: jax.Array, tokens: jax.Array, length: jax.Array) -> jax.Array:
+        type_ = jax.ShapeDtypeStruct((), jnp.int32)
+        checked = jax.pure_callback(check, type_, length, vmap_method="sequential")
+        return logits + 0.0 * checked.astype(jnp.float32)
+
+    for count in (30, 4):  # in the middle of its answer, and after the last token that it may get
+        with Gate(engine):
+            requests = [engine.submit(*both) for both in zip(prompts, samplings, strict=True)]
+            bad = engine.submit([1, 2, 3, 4], max_new_tokens=count, processors=failing)
+        with pytest.raises(Exception, match="no more tokens"):
+            bad.result(60)
+        assert [request.result(60).tokens for request in requests] == want
+    wait_until(lambda: is_idle(engine))
+    engine.check()
+    assert tokens_of(engine.generate(prompts, samplings)) == want
+
+
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, SystemExit])
 def test_a_step_that_fails(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     """Every open request raises at once, in every way of waiting, and later calls do."""

@@ -62,3 +62,19 @@ def test_nothing_is_left_of_a_call(call: Callable[[models.Model], None]) -> None
     weak = weakref.ref(model)
     del model
     assert weak() is None
+
+
+def test_a_finished_request_does_not_keep_its_engine() -> None:
+    model = models.from_gguf(golden_files.path("llama-gqa"))
+    before = {id(array) for array in jax.live_arrays()}
+    engine = models.Engine(model, max_rows=2, pages=16, warm_up=False)
+    requests = [engine.submit(PROMPT, max_new_tokens=4) for _ in range(3)]
+    requests[2].cancel()
+    outputs = [request.result() for request in requests]
+    weak, thread = weakref.ref(engine), engine._thread
+    del engine
+    thread.join(10)
+    assert weak() is None and not thread.is_alive()
+    assert [array.shape for array in jax.live_arrays() if id(array) not in before] == []
+    assert [request.result() for request in requests] == outputs
+    assert not requests[0].cancel()

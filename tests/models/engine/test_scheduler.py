@@ -152,9 +152,9 @@ def test_a_deterministic_engine_needs_a_program_as_long_as_a_boundary():
 
 @pytest.mark.parametrize(
     "lengths, shape",
-    [([5], (1, 16)), ([35], (1, 16)), ([36], (1, 64)), ([16] * 2, (1, 16)), ([16] * 3, (4, 16))],
+    [([5], (1, 16)), ([32], (1, 16)), ([33], (1, 64)), ([16] * 2, (1, 16)), ([16] * 3, (4, 16))],
 )
-def test_the_program_stores_the_most_tokens_for_its_cost(lengths, shape):
+def test_the_program_saves_the_most_for_its_cost(lengths, shape):
     runner = make_runner()
     for seed, length in enumerate(lengths):
         runner.submit(prompt_of(length, 1, seed), 1)
@@ -163,7 +163,7 @@ def test_the_program_stores_the_most_tokens_for_its_cost(lengths, shape):
 
 
 @pytest.mark.parametrize(
-    "shapes, lengths", [(((1, 56), (1, 16)), [32]), (((4, 16), (1, 24)), [24, 10, 9, 9])]
+    "shapes, lengths", [(((1, 56), (1, 16)), [32]), (((4, 18), (1, 24)), [18, 10])]
 )
 def test_the_smaller_of_two_equally_good_programs_is_chosen(shapes, lengths):
     runner = make_runner(limits=dataclasses.replace(LIMITS, shapes=shapes))

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_q4k.models.sampling import Sampling, penalties, sampler
+from jax_q4k.models.runner.engine_state import Past
+from jax_q4k.models.sampling import Sampling, sampler
 from jax_q4k.models.sampling.params import LEAST_TEMPERATURE
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages, SharedStages
 
@@ -205,10 +206,15 @@ def test_repetition_penalty() -> None:
 
 def test_tokens_seen_in_prompts() -> None:
     tokens = jnp.array([[3, 1, 1, 9], [7, 5, 0, 0]], jnp.int32)
-    counts = penalties.count_tokens(tokens, jnp.array([4, 1]), 10)
-    assert counts.tolist() == [[0, 2, 0, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 0, 0]]
-    counts = penalties.count_token(counts, jnp.array([0, 7]))
-    assert counts.tolist() == [[1, 2, 0, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [2, 0, 0]]
+    past = Past(seen=jnp.full((3, 10), 4, jnp.int32))
+    slots = jnp.array([2, 0])
+    past = past.with_prompts(slots, tokens, jnp.array([0, 0]), jnp.array([4, 1]))
+    want = [[0] * 7 + [1, 0, 0], [4] * 10, [0, 2, 0, 1, 0, 0, 0, 0, 0, 1]]
+    assert past.seen is not None and past.seen.tolist() == want
+    past = past.with_prompts(slots, tokens, jnp.array([4, 1]), jnp.array([0, 2]))  # goes on
+    past = past.with_token(jnp.array([2, 3]), jnp.array([0, 7]), jnp.array([4, 3]))
+    want = [[0] * 5 + [1, 0, 2, 0, 0], [4] * 10, [1, 2, 0, 1, 0, 0, 0, 0, 0, 1]]
+    assert past.seen is not None and past.seen.tolist() == want
 
 
 def test_in_a_while_loop_with_seen() -> None:
@@ -221,7 +227,8 @@ def test_in_a_while_loop_with_seen() -> None:
         def step(state: Any) -> Any:
             i, counts, out = state
             token = sample(logits, params, counts)
-            return i + 1, penalties.count_token(counts, token), out.at[:, i].set(token)
+            counts = counts.at[jnp.arange(2), token].add(1)
+            return i + 1, counts, out.at[:, i].set(token)
 
         start = (0, jnp.zeros(logits.shape, jnp.int32), jnp.zeros((2, 6), jnp.int32))
         return jax.lax.while_loop(lambda state: state[0] < 6, step, start)[2]
