@@ -27,6 +27,7 @@ HANDLERS = (
     "mlp",
     "expert_mlp",
     "expert_matmul",
+    "route",
     "embedding",
     "paged_attention",
     "causal_attention",

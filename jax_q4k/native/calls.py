@@ -167,6 +167,40 @@ def expert_matmul(
     )[0]
 
 
+def route(
+    logits: jax.Array,
+    bias: jax.Array | None,
+    *,
+    top: int,
+    softmax: bool,
+    groups: int,
+    groups_used: int,
+    normalize: bool,
+    least_sum: float,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Router: the ids int32 and weights float32 (m, top) of each token's experts.
+
+    logits float32 (m, experts); bias float32 (experts,), added for the choice. Scores are the
+    logits' softmax, or their sigmoids. normalize: divides the weights by their sum, at least
+    `least_sum`.
+    """
+    shape = logits.shape[0], top
+    ids, weights = call(
+        "route",
+        [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.float32)],
+        *([logits] if bias is None else [logits, bias]),
+        softmax=softmax,
+        bias=bias is not None,
+        groups=groups,
+        groups_used=groups_used,
+        normalize=normalize,
+        least_sum=least_sum,
+        scale=scale,
+    )
+    return ids, weights
+
+
 def _format(w: Packed | jax.Array) -> str:
     if isinstance(w, Packed):
         prepare(w.format)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import MAX_ROUTED, MAX_ROUTED_EXPERTS
 
+from ..native import calls
 from ..sharding.layout import Layout, Rows
 from . import checks
 from .op import KernelCall, Op
@@ -152,6 +153,13 @@ def ptx(
     return ids, weights
 
 
+def native(
+    logits: jax.Array, bias: jax.Array | None, *, gating: str, **params: Any
+) -> tuple[jax.Array, jax.Array]:
+    """`route` by the native kernel; a token's bits do not depend on the number of tokens."""
+    return calls.route(logits, bias, softmax=gating == "softmax", least_sum=LEAST_SUM, **params)
+
+
 def a_warp_routes(experts: int, *, top: int, groups: int, **_: Any) -> bool:
     """Returns whether one warp of a kernel can select the top experts among this many."""
     return groups == 1 and experts <= MAX_ROUTED_EXPERTS and top <= MAX_ROUTED
@@ -192,6 +200,7 @@ op = Op(
     reference,
     shapes=_shapes,
     ptx=ptx,
+    native=native,
     vmap=by_rows,
     derivative="reference",
     layout=lambda *_, **__: Layout(("m _", "_"), ("m _", "m _")),

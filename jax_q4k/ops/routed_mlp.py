@@ -129,9 +129,9 @@ def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.
 
 
 def native(*operands: Any, routing: Any, **params: Any) -> jax.Array:
-    """The operation by plain JAX for the router, then the native kernels for the experts."""
+    """Runs the native kernels of `route` and `expert_mlp`."""
     given = Operands(*operands)
-    chosen = route.reference(given.logits, given.selection_bias, **dict(routing))
+    chosen = route.native(given.logits, given.selection_bias, **dict(routing))
     return expert_mlp.native(*given.of_experts(*chosen), **params)
 
 

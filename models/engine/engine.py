@@ -49,8 +49,8 @@ class EngineStats:
         cache, and tokens of answers.
       lost_tokens: cached tokens that could not be reused, by reason.
       steps: device steps.
-      wait_seconds, host_seconds: time that the engine's thread waited for steps, and time that it
-        planned and started them and handed out their results, compilations included.
+      wait_seconds, host_seconds: time that the engine's thread waited for steps, and processor time
+        that it used to plan and start them and to hand out their results.
     """
 
     running: int

@@ -30,7 +30,8 @@ class EngineLoop:
     Attributes:
       requests: all unfinished requests, waiting ones included.
       new_tokens: tokens that were handed out.
-      wait_seconds, host_seconds: time spent waiting for steps, and on everything else in `step`.
+      wait_seconds: time spent waiting for steps.
+      host_seconds: processor time of planning, starting steps and handing out results.
       last_tokens: prompt and answer of the request that ended last.
     """
 
@@ -80,10 +81,9 @@ class EngineLoop:
 
     def step(self) -> None:
         """Runs one step; does nothing without requests."""
-        began, waited = time.perf_counter(), self.wait_seconds
+        began = time.thread_time()
         self._step()
-        seconds = time.perf_counter() - began
-        self.host_seconds += seconds - (self.wait_seconds - waited)
+        self.host_seconds += time.thread_time() - began
 
     def _step(self) -> None:
         self.read_mail()

@@ -1,5 +1,7 @@
 """Mixtures of experts with the CPU kernels, against float64, for all available instruction sets."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from support.oracles import gated
 import jax_q4k as jq
 from jax_q4k import native
 from jax_q4k.native import calls
+from jax_q4k.selection import Selection, selected
 from ptx_kernels import formats
 
 from .test_products import activations, matrix, seen
@@ -158,7 +161,7 @@ def test_long_prompts_go_through_in_parts():
 
 X, PLANE = np.zeros((2, 256), np.float32), np.zeros((3, 8, 1, 144), np.uint8)
 IDS, WEIGHTS, DOWN = np.zeros((2, 2), np.int32), X[:, :2], np.zeros((3, 16, 8), np.float32)
-MATMUL = dict(format="Q4_K", quantized=True)
+MATMUL = dict(format="Q4_K", quantized=True, one_product=False)
 MLP = dict(
     gate="Q4_K",
     up="Q4_K",
@@ -166,6 +169,7 @@ MLP = dict(
     activation="silu",
     quantized=True,
     quantized_down=False,
+    one_product=False,
     biases="000",
     down_scale=False,
     norm=False,
@@ -225,3 +229,59 @@ def test_nothing_is_no_fault():
         y = calls.expert_mlp(x, ids, weights, (packed, packed, jnp.asarray(DOWN)), **options)
         assert y.shape == (m, 16) and not np.asarray(y).any()
         assert not np.asarray(calls.expert_matmul(x, ids, packed, quantized=True)).any()
+
+
+@needs_native
+@pytest.mark.parametrize("quantized", ["f32", "q8_1"])
+def test_bits_do_not_depend_on_other_tokens_in_a_deterministic_engine(kernels, quantized):
+    """An expert has 1 to 60 tokens, which are one and several tiles of rows."""
+    gate, down = stack("Q4_K", 256, 256)[0], stack("Q8_0", 33, 256, 4)[0]
+    x, (ids, weights) = activations(60, 256), routes(60)
+
+    @jax.jit
+    def run(*of_tokens):
+        x, ids, weights = of_tokens
+        y = jq.expert_mlp(x, gate, gate, down, ids, weights)
+        return y, jq.expert_matmul(x, gate, ids)
+
+    with selected(Selection("native", quantized, batch_invariant=True)):
+        whole = run(x, ids, weights)
+        for size in (1, 5, 20):
+            for first in range(0, 60, size):
+                part = slice(first, first + size)
+                for got, want in zip(run(x[part], ids[part], weights[part]), whole, strict=True):
+                    assert (np.asarray(got) == np.asarray(want)[part]).all()
+
+
+@needs_native
+def test_a_router_has_the_same_bits_for_any_number_of_tokens():
+    logits = jnp.asarray(3 * activations(67, 24))
+    bias, options = jnp.asarray(activations(1, 24)[0]), dict(groups=4, groups_used=2, scale=2.5)
+    for extra in ({}, {"bias": bias, "gating": "sigmoid"} | options):
+        run = jax.jit(functools.partial(jq.route, top=5, **extra))
+        whole = run(logits)
+        for size in (1, 3, 16, 64):
+            for got, want in zip(run(logits[:size]), whole, strict=True):
+                assert (np.asarray(got) == np.asarray(want)[:size]).all()
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "columns, changes, message",
+    [
+        ((13, 13), {}, "ids must have 1 to 12 columns"),
+        ((7, 7), {"groups": 4, "groups_used": 2}, "ids must have 1 to 6 columns"),
+        ((2, 3), {}, "weights has shape"),
+        ((2, 2), {"groups": 5}, "the groups do not fit"),
+        ((2, 2), {"groups": 0}, "the groups do not fit"),
+        ((2, 2), {"groups": 3, "groups_used": 4}, "the groups do not fit"),
+        ((2, 2), {"bias": True}, "bias is missing"),
+    ],
+)
+def test_a_router_refuses_what_does_not_fit(columns, changes, message):
+    attributes = dict(softmax=True, bias=False, groups=1, groups_used=1, normalize=True)
+    attributes |= dict(least_sum=0.0, scale=1.0) | changes
+    types = zip(columns, (jnp.int32, jnp.float32), strict=True)
+    structs = [jax.ShapeDtypeStruct((2, count), dtype) for count, dtype in types]
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(native.call("route", structs, jnp.zeros((2, 12)), **attributes))
