@@ -368,7 +368,7 @@ class Scheduler:
     def _rest_cost(
         self, sequence: Sequence, first: int, programs: tuple[tuple[int, int], ...]
     ) -> int:
-        """Returns the least cost of prefilling the sequence from a position on, by itself."""
+        """Returns the least cost of prefilling the sequence alone, from a position on."""
         ends = [point for point in sequence.snapshots if point > first] + [sequence.prefill_end]
         parts = [last - start for start, last in itertools.pairwise([first, *ends])]
         return sum(_least_cost(programs, self.limits.align, part) for part in parts)
@@ -514,11 +514,12 @@ def _least_cost(programs: tuple[tuple[int, int], ...], align: int, tokens: int) 
     if tokens > longest:
         count = (tokens - 1) // longest
         return count * cost + _least_cost(programs, align, tokens - count * longest)
-    return min(
-        cost + (0 if time >= tokens else _least_cost(programs, align, tokens - time // align * align))
+    rests = [
+        (cost, 0 if time >= tokens else tokens - time // align * align)
         for cost, time in programs
         if time >= min(tokens, align)
-    )
+    ]
+    return min(cost + _least_cost(programs, align, rest) for cost, rest in rests)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
