@@ -140,7 +140,7 @@ def test_cancel(engine: models.Engine, phase: str) -> None:
         if phase == "waiting":
             assert engine.stats().waiting == 1 and sequence.slot is None
         elif phase == "prefill":
-            assert sequence.is_prefilling and sequence.stored == 64
+            assert sequence.is_prefilling and sequence.stored in (48, 64)
         else:
             assert sequence.is_decoding and request.text.tokens
         assert request.cancel() and not request.cancel() and request.is_done

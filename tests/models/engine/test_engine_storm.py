@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import random
 import threading
@@ -69,16 +71,20 @@ def requests_of(loaded: models.Model, size: int, seed: int) -> list[tuple[list[i
     return found
 
 
-def storm(name: str, size: int, *, rows: int = 6, pages: int = 11, seed: int = 0) -> Report:
+def storm(name: str, size: int, *, deterministic: bool = False, seed: int = 0) -> Report:
     """Runs `size` requests from many threads and compares their tokens with those of each alone.
 
-    Cancels 30 %. `pages` is a part of the 6 * rows pages that all rows need for full contexts.
+    Cancels 30 %. There are pages for a third of what all rows need for full contexts. Activations
+    are float32, or in deterministic mode int8.
     """
+    rows, pages = (16, 32) if deterministic else (6, 11)
     loaded, report = model(name), Report()
     requests = requests_of(loaded, size, seed)
     lock, began = threading.Lock(), time.monotonic()
     outputs: dict[int, models.Output] = {}
-    with exactly(loaded, max_rows=rows, pages=pages, max_context=CONTEXT) as engine:
+    options: dict[str, Any] = {"max_context": CONTEXT, "deterministic": deterministic}
+    make = functools.partial(models.Engine, warm_up=False) if deterministic else exactly
+    with make(loaded, max_rows=rows, pages=pages, **options) as engine:
 
         def run(i: int) -> None:
             draw = random.Random(seed + 1000 + i)
@@ -107,10 +113,14 @@ def storm(name: str, size: int, *, rows: int = 6, pages: int = 11, seed: int = 0
         engine.check()
         report.stats = engine.stats()
     report.seconds = time.monotonic() - began
-    with jq.implementation(activations="f32"):
+    with contextlib.ExitStack() as stack:
+        if deterministic:
+            of_one = stack.enter_context(make(loaded, max_rows=1, **options)).generate
+        else:
+            stack.enter_context(jq.implementation(activations="f32"))
+            of_one = functools.partial(models.generate, loaded)
         for i, (prompt, sampling) in enumerate(requests):
-            want = models.generate(loaded, prompt, sampling)
-            got = outputs[i]
+            want, got = of_one(prompt, sampling), outputs[i]
             is_whole = got.finish_reason != "cancelled"
             equal = got.tokens == want.tokens[: None if is_whole else len(got.tokens)]
             if is_whole:
@@ -134,10 +144,25 @@ def test_storm(name: str, record_property: Callable[[str, object], None]) -> Non
     """Runs 300 requests, or as many as the environment variable STORM_REQUESTS says."""
     size = int(os.environ.get("STORM_REQUESTS", 300 if name == "llama-gqa" else 120))
     report = storm(name, size)
-    assert report.stats is not None
-    record_property(
-        "figure",
-        f"storm of {name}: {size} requests in {report.seconds:.0f} s, {report.cancelled} cancelled,"
-        f" {report.stats.preemptions} preemptions, {report.stats.reused_tokens} tokens reused",
-    )
+    record_property("figure", _described(name, size, report))
     check(report, size, size // 10)
+
+
+@pytest.mark.slow("runs hundreds of requests twice")
+@pytest.mark.parametrize("name", ["text-spm", "qwen35moe"])
+def test_storm_on_a_deterministic_engine(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Runs 60 requests, or as many as the environment variable STORM_REQUESTS says."""
+    size = int(os.environ.get("STORM_REQUESTS", 60))
+    report = storm(name, size, deterministic=True)
+    record_property("figure", f"deterministic {_described(name, size, report)}")
+    check(report, size, size // 10)
+
+
+def _described(name: str, size: int, report: Report) -> str:
+    assert report.stats is not None
+    return (
+        f"storm of {name}: {size} requests in {report.seconds:.0f} s, {report.cancelled} cancelled,"
+        f" {report.stats.preemptions} preemptions, {report.stats.reused_tokens} tokens reused"
+    )

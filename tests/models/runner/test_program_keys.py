@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.cache import program_cache
 from jax_q4k.models.kv_cache import PagedCache
@@ -36,7 +35,7 @@ from jax_q4k.models.runner.programs import Decode, Program, Score
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.sampling.stages import SamplingStages
-from jax_q4k.selection import Selection
+from jax_q4k.selection import Selection, selected
 
 from .. import golden_files
 
@@ -211,10 +210,10 @@ def device() -> jax.Device:
 
 @pytest.mark.parametrize("field", Selection._fields)
 def test_every_field_of_a_selection_is_a_setting(field: str) -> None:
-    values = {"implementation": "xla", "activations": "f32", "fused": ("mlp",), "prefetch": False}
+    values = {"implementation": "xla", "activations": "f32", "fused": frozenset(["mlp"])}
+    values |= {"prefetch": False, "batch_invariant": True}
     before = program_cache.settings(device()), program_cache.trace_context()
-    name = "name" if field == "implementation" else field
-    with jq.implementation(**{name: values[field]}):
+    with selected(Selection(**{field: values[field]})):
         after = program_cache.settings(device()), program_cache.trace_context()
     assert json.dumps(before[0]) != json.dumps(after[0]) and before[1] != after[1]
     assert (program_cache.settings(device()), program_cache.trace_context()) == before

@@ -54,14 +54,15 @@ def test_rows_stop_where_they_are_told_and_at_an_end_token() -> None:
     assert state.tables[0][jnp.array(SLOTS)].tolist() == tables
 
     decode = DecodeRows(loaded.network, **options)
-    run, columns = decode.jitted(), np.array([[7], [-1]])  # the first row begins another page
+    run, columns = decode.jitted(), np.full((2, decode.pages_per_step), -1)
+    columns[0, 0] = 7  # the first row begins another page
     fields = RowFields(SLOTS, [48, 50], [2, 1], 1, 1, 0)
     state, sampled = run(loaded.weights, state, np.int32(0), step(decode, fields, columns, packed))
     assert sampled.tokens[:, :3].tolist() == [[*want.greedy[1:3], -1], [want.greedy[3], -1, -1]]
     assert state.tables[0][2].tolist() == [5, 1, 3, 7] and not state.ended.any()
 
     fields = RowFields(SLOTS, [50, 51], 14, [3, 2], 1, 0)
-    args = np.int32(0), step(decode, fields, [[-1], [-1]], packed)
+    args = np.int32(0), step(decode, fields, np.full_like(columns, -1), packed)
     state, sampled = run(loaded.weights, state, *args)
     assert sampled.tokens[0, :4].tolist() == [*want.greedy[3:6], -1]  # not 14 tokens
     assert sampled.tokens[1, :3].tolist() == [*want.greedy[4:6], -1]
