@@ -165,14 +165,14 @@ def measure(
             found: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
             found["generate"] = []
             for seed in range(rounds + 1):
-                work = Work(vocab, count * REQUESTS, seed)
+                work = Work(vocab, count * REQUESTS, 100 * count + seed)  # no cached prefix
                 for name, submit in targets.items():
                     before, began = engine.stats(), time.perf_counter()
                     one = closed(submit, work, count)
                     if name == "engine":
                         one |= _of_steps(before, engine.stats(), time.perf_counter() - began)
                     found[name].append(one)
-                speed = _generate(model, Work(vocab, count, seed))
+                speed = _generate(model, Work(vocab, count, 100 * count + seed))
                 found["generate"].append({"tokens_per_second": speed})
             for name, ones in found.items():
                 results["clients"][count][name] = _median(ones[1:])  # the first round compiles
@@ -180,7 +180,7 @@ def measure(
         most = results["clients"][rows]["engine"]["tokens_per_second"]
         for load in (0.25, 0.75):
             rate = load * most / (sum(ANSWER) / 2)
-            works = [Work(vocab, 2 * rows, seed) for seed in range(rounds)]
+            works = [Work(vocab, 2 * rows, int(10**6 * load) + s) for s in range(rounds)]
             results[f"poisson_{load}"] = _in_turn(
                 f"{load} of the engine's speed",
                 targets,
@@ -201,7 +201,7 @@ def measure(
         results["reused_tokens"] = engine.stats().reused_tokens
     with models.Engine(model, **options, deterministic=True) as engine:
         for count in clients:
-            work = Work(vocab, count * REQUESTS, seed=1)
+            work = Work(vocab, count * REQUESTS, 100 * count + 1)
             results["clients"][count]["deterministic"] = closed(_submit(engine), work, count)
             name = f"{count:2} clients, deterministic"
             _print(name, results["clients"][count]["deterministic"])

@@ -15,7 +15,7 @@ from .plan import Plan
 from .request import Request
 from .scheduler import Scheduler
 from .sequence import Sequence
-from .stepper import Stepper, Ticket
+from .stepper import Result, Stepper, Ticket
 
 #: Target duration of a step in seconds while somebody reads a stream, and otherwise.
 FLUENT_STEP, SLOW_STEP = 1 / 60, 0.1
@@ -243,43 +243,52 @@ class EngineLoop:
         return max(1, min(int(longest / self._step_seconds), MOST_STEPS))
 
     def _hand_out(self, ticket: Ticket) -> None:
-        """Waits for a step's results and appends its tokens to their requests."""
-        began, waits = max(self._last_results, ticket.started), time.perf_counter()
-        try:
-            ticket.wait()
-        except Exception as error:
-            self._blame(ticket.owners, error)
-            return
-        self.wait_seconds += time.perf_counter() - waits
-        for result in ticket.results():
-            sequence, tokens = result.entry.sequence, result.tokens
-            request = sequence.owner
-            is_late = result.entry.epoch != sequence.epoch or request not in self.requests
-            if is_late or not tokens:
-                continue
-            timings = request.timings
-            timings.reused_tokens = sequence.reused or 0
-            timings.compile = self.stepper.programs.compile_seconds - request.compiled
-            timings.drafted_tokens += result.drafted
-            timings.accepted_tokens += result.accepted
-            at = result.entry.samples_at
-            known = len(sequence.tokens) - at  # a preempted sequence may sample tokens again
-            new = tokens[known : sequence.limit - at]  # drafts may go beyond the limit
-            taken = 0
-            if new:
-                logprobs = result.logprobs
-                taken = request.push(new, None if logprobs is None else logprobs[known:])
-                self.new_tokens += taken
-            self.scheduler.commit(sequence, tokens[: known + taken], at)
-            if request.is_done:
-                self._end(request)
-            elif len(sequence.tokens) >= sequence.limit:  # the context is full
-                self.scheduler.remove(sequence)
-                self._begin(request, request.shift.rest(sequence.tokens))
+        """Waits for a step's results and appends its tokens to their requests.
+
+        The first tokens of prompts do not wait for the rows that decode after them.
+        """
+        began = max(self._last_results, ticket.started)
+        for index in range(len(ticket.sampled)):
+            waits = time.perf_counter()
+            try:
+                ticket.wait(index)
+            except Exception as error:
+                self._blame(ticket.owners, error)
+                return
+            self.wait_seconds += time.perf_counter() - waits
+            for result in ticket.results(index):
+                self._push(result)
         self._last_results = time.perf_counter()
         if ticket.steps and self._clock:
             seconds = (self._last_results - began) / ticket.steps
             self._step_seconds = 0.5 * (self._step_seconds + seconds)
+
+    def _push(self, result: Result) -> None:
+        """Appends the tokens that a step sampled for a sequence, unless it left its slot since."""
+        sequence, tokens = result.entry.sequence, result.tokens
+        request = sequence.owner
+        is_late = result.entry.epoch != sequence.epoch or request not in self.requests
+        if is_late or not tokens:
+            return
+        timings = request.timings
+        timings.reused_tokens = sequence.reused or 0
+        timings.compile = self.stepper.programs.compile_seconds - request.compiled
+        timings.drafted_tokens += result.drafted
+        timings.accepted_tokens += result.accepted
+        at = result.entry.samples_at
+        known = len(sequence.tokens) - at  # a preempted sequence may sample tokens again
+        new = tokens[known : sequence.limit - at]  # drafts may go beyond the limit
+        taken = 0
+        if new:
+            logprobs = result.logprobs
+            taken = request.push(new, None if logprobs is None else logprobs[known:])
+            self.new_tokens += taken
+        self.scheduler.commit(sequence, tokens[: known + taken], at)
+        if request.is_done:
+            self._end(request)
+        elif len(sequence.tokens) >= sequence.limit:  # the context is full
+            self.scheduler.remove(sequence)
+            self._begin(request, request.shift.rest(sequence.tokens))
 
 
 class Driver:

@@ -227,7 +227,6 @@ class Request:
         self.changed.notify_all()
         for wake in tuple(self._listeners):
             wake()
-
         if self.is_done:
             self._hooks = None
 

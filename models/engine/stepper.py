@@ -67,18 +67,20 @@ class Ticket:
         """Requests of the entries."""
         return [entry.sequence.owner for entry, _, _ in self.entries]
 
-    def wait(self) -> None:
-        """Waits for the end of the step; raises the error that ended it, if any."""
+    def wait(self, index: int) -> None:
+        """Waits for the end of a program; raises the error that ended it, if any."""
         with jax.transfer_guard_device_to_host("allow"):
-            for sampled in self.sampled:
-                np.asarray(sampled.tokens)  # JAX keeps the copy
+            np.asarray(self.sampled[index].tokens)  # JAX keeps the copy
 
-    def results(self) -> Iterator[Result]:
-        """Yields what the step sampled for each entry."""
+    def results(self, index: int) -> Iterator[Result]:
+        """Yields what a program sampled for each entry."""
         with jax.transfer_guard_device_to_host("allow"):
-            tokens = [np.asarray(sampled.tokens) for sampled in self.sampled]
-            for entry, row, index in self.entries:
-                sampled, new = self.sampled[index], tokens[index][row].tolist()
+            sampled = self.sampled[index]
+            tokens = np.asarray(sampled.tokens)
+            for entry, row, program in self.entries:
+                if program != index:
+                    continue
+                new = tokens[row].tolist()
                 new = new[: new.index(-1)] if -1 in new else new
                 counts = sampled.drafted, sampled.accepted
                 yield Result(
