@@ -35,8 +35,7 @@ ROUNDS = 3
 CLIENTS = (1, 2, 4, 8, 16)
 #: Tokens of prompts and answers: shortest and longest; requests per client and round.
 PROMPT, ANSWER, REQUESTS = (16, 96), (32, 96), 2
-#: Default tokens of the long prompt, and tokens of the cached beginning.
-LONG, CACHED = 384, 320
+LONG = 384  # default tokens of the long prompt; half of them are a prompt's cached beginning
 
 #: Submits token ids and the number of tokens to generate; iterating gives one item per token.
 Submit = Callable[[list[int], int], Iterable[Any]]
@@ -133,10 +132,10 @@ def long_prompt(submit: Submit, vocab: int, tokens: int, seed: int) -> dict[str,
     return {"first_token": long.first, "gap_p99": _percentile(meanwhile, 99)}
 
 
-def cached_prompt(submit: Submit, vocab: int, seed: int) -> dict[str, float]:
-    """Returns the seconds of a prompt of CACHED + 8 tokens, new and with CACHED of them cached."""
+def cached_prompt(submit: Submit, vocab: int, tokens: int, seed: int) -> dict[str, float]:
+    """Returns the seconds of a prompt of `tokens` + 8, new and with `tokens` of them cached."""
     rng, seconds = random.Random(seed), []
-    beginning = _random_tokens(rng, vocab, CACHED)
+    beginning = _random_tokens(rng, vocab, tokens)
     for _ in range(2):
         reader = Reader(submit, beginning + _random_tokens(rng, vocab, 8), 1)
         reader.join()
@@ -155,7 +154,7 @@ def measure(
     from jax_q4k import models
 
     vocab, rows = model.config.vocab_size, max(clients)
-    context = max(long, CACHED, PROMPT[1]) + ANSWER[1] + 32
+    context = max(long, PROMPT[1]) + ANSWER[1] + 32
     options: dict[str, Any] = {"max_rows": rows, "max_context": context}
     options["pages"] = rows * (context // 16 + 1)
     results: dict[str, Any] = {"clients": {count: {} for count in clients}}
@@ -193,9 +192,12 @@ def measure(
             [functools.partial(long_prompt, vocab=vocab, tokens=long, seed=s) for s in seeds],
         )
         results["cached_prompt"] = _in_turn(
-            f"{CACHED} cached tokens",
+            f"{long // 2} cached tokens",
             targets,
-            [functools.partial(cached_prompt, vocab=vocab, seed=s) for s in seeds],
+            [
+                functools.partial(cached_prompt, vocab=vocab, tokens=long // 2, seed=s)
+                for s in seeds
+            ],
         )
         results["compilations"] = engine.stats().compilations
         results["reused_tokens"] = engine.stats().reused_tokens

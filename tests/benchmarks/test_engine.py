@@ -19,4 +19,4 @@ def test_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     cached = found["cached_prompt"]["engine"]
     assert cached["cached"] < cached["new"]
     assert found["long_prompt"]["engine"].keys() == {"first_token", "gap_p99"}
-    assert found["compilations"] == 0 and found["reused_tokens"] >= engine.CACHED
+    assert found["compilations"] == 0 and found["reused_tokens"] >= engine.LONG // 2
