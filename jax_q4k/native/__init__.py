@@ -36,6 +36,7 @@ HANDLERS = (
     "gated_delta_rule",
     "gated_delta_step",
     "top_k",
+    "draw",
 )
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)

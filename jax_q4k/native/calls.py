@@ -360,6 +360,24 @@ def gated_delta_step(*operands: jax.Array, eps: float, tiled: bool) -> list[jax.
     )
 
 
+def draw(
+    logits: jax.Array,
+    seed: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+    min_p: jax.Array,
+    step: jax.Array,
+    *,
+    least_temperature: float,
+) -> jax.Array:
+    """Draws tokens int32 (m,) from logits float32 (m, n); `ops.draw` describes the parameters."""
+    struct = jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)
+    seed = jax.lax.bitcast_convert_type(seed, jnp.int32)
+    rows = temperature, top_k, top_p, min_p, seed, step
+    return call("draw", [struct], logits, *rows, least_temperature=least_temperature)[0]
+
+
 def top_k(x: jax.Array, *, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the `count` largest values of float32 (m, n), descending, and their indices int32."""
     shape = x.shape[0], count

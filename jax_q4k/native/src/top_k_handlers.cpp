@@ -1,71 +1,11 @@
 // Handler of top-k.
 
-#include <functional>
-
-#include "ffi.h"
+#include "order.h"
 
 namespace jax_q4k {
 namespace {
 
-constexpr int64_t kGroups = 2;     // groups per value wanted, whose maxima give a limit
-constexpr int64_t kScan = 32;      // values that are compared with the limit at a time, as vectors
-constexpr int64_t kSpare = 1024;   // more values than twice those wanted that are gathered before the smallest go
 constexpr int64_t kSorting = 256;  // cost of gathering and sorting a value, in multiply-adds
-
-// A number that is larger for larger values, and among equal ones for lower indices. NaN is the largest value;
-// subnormals are zeros.
-uint64_t key_of(float value, int64_t index) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const uint32_t magnitude = bits & 0x7fffffff;
-  uint32_t order = bits >> 31 ? ~bits : bits | 0x80000000;
-  if (magnitude > 0x7f800000) order = 0xffffffff;
-  if (magnitude < 0x00800000) order = 0x80000000;
-  return uint64_t{order} << 32 | static_cast<uint32_t>(~index);
-}
-
-float value_of(uint64_t key) {
-  const uint32_t order = key >> 32, bits = order >> 31 ? order & 0x7fffffff : ~order;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-// Finds the `count` largest of n values. A first pass finds a limit: the count-th largest of the maxima of several
-// groups, which at least `count` values reach, and few more. A second pass gathers these.
-void find(const float* x, int64_t n, int64_t count, float* values, int32_t* indices) {
-  const int64_t groups = kGroups * count, room = 2 * count + kSpare;
-  uint64_t* keys = scratch<uint64_t>(kBlocks, room);
-  float limit = std::numeric_limits<float>::quiet_NaN();  // no value is less
-  if (n >= 2 * groups) {
-    float* maxima = scratch<float>(kTotals, groups);
-    std::fill_n(maxima, groups, -std::numeric_limits<float>::infinity());
-    for (int64_t start = 0; start + groups <= n; start += groups)  // group i has every value i + start
-      for (int64_t i = 0; i < groups; ++i) maxima[i] = x[start + i] > maxima[i] ? x[start + i] : maxima[i];
-    std::nth_element(maxima, maxima + count - 1, maxima + groups, std::greater<float>());
-    limit = maxima[count - 1];
-  }
-  int64_t size = 0;
-  bool full = false;  // whether `count` values reach the limit before the next one
-  auto wanted = [&](float value) { return !(value < limit) & !(full & (value == limit)); };
-  auto shrink = [&] {
-    std::nth_element(keys, keys + count - 1, keys + size, std::greater<uint64_t>());
-    size = count, limit = value_of(keys[count - 1]), full = true;
-  };
-  for (int64_t start = 0; start < n; start += kScan) {
-    int found = 0;
-    if (start + kScan <= n) {
-      for (int64_t i = 0; i < kScan; ++i) found += wanted(x[start + i]);
-      if (!found) continue;
-    }
-    if (size + kScan > room) shrink();
-    for (int64_t i = start; i < std::min(start + kScan, n); ++i)
-      if (wanted(x[i])) keys[size++] = key_of(x[i], i);
-  }
-  shrink();
-  std::sort(keys, keys + count, std::greater<uint64_t>());
-  for (int64_t i = 0; i < count; ++i) values[i] = value_of(keys[i]), indices[i] = ~static_cast<uint32_t>(keys[i]);
-}
 
 // x (m, n) -> the largest values (m, count) of each row, descending, and their indices.
 void top_k(Call& call) {
@@ -76,8 +16,10 @@ void top_k(Call& call) {
   auto* indices = static_cast<int32_t*>(results.next("indices", {ffi::S32}, {m, count}).untyped_data());
   call.finish();
   if (count < 1 || count > n) fail("values must have 1 to " + std::to_string(n) + " columns");
-  threads.run(m, kEasy * n + kSorting * count,
-              [&](int64_t i) { find(x + i * n, n, count, values + i * count, indices + i * count); });
+  threads.run(m, kEasy * n + kSorting * count, [&](int64_t row) {
+    const uint64_t* keys = largest(x + row * n, n, count);
+    for (int64_t i = row * count; i < (row + 1) * count; ++i, ++keys) values[i] = value_of(*keys), indices[i] = index_of(*keys);
+  });
 }
 
 }  // namespace

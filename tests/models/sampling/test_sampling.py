@@ -20,6 +20,7 @@ from jax_q4k.models.runner.engine_state import Past
 from jax_q4k.models.sampling import Sampling, sampler
 from jax_q4k.models.sampling.params import LEAST_TEMPERATURE
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages, SharedStages
+from jax_q4k.ops import draw as draw_op
 
 VOCAB = 50
 
@@ -80,7 +81,7 @@ def sample(
 
 
 _sample = jax.jit(sampler.sample, static_argnames="stages")
-_filter_candidates, _filter_row = jax.jit(sampler.filter_candidates), jax.jit(sampler.filter_row)
+_filter_candidates, _filter_row = jax.jit(draw_op.filter_candidates), jax.jit(draw_op.filter_row)
 
 
 @functools.partial(jax.jit, static_argnames=("params", "draws"))
@@ -170,7 +171,7 @@ def test_greedy_is_an_argmax_and_nothing_else() -> None:
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
     for given in (params, Sampling(temperature=1, min_p=0.1), Sampling(temperature=1, top_p=0.5)):
         text = str(jax.make_jaxpr(lambda x, p=given: sample(x, p))(logits))
-        assert text.count("q4k_top_k[") == (not given.greedy)
+        assert text.count("q4k_draw[") == (not given.greedy)
         assert ("random_fold_in" in text) != given.greedy
 
 

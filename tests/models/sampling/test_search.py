@@ -1,7 +1,7 @@
-"""Sampling beyond a row's most likely tokens, against a sort in float64.
+"""Draws of tokens, also beyond a row's most likely ones, against a sort in float64.
 
-The programs here have few candidates, so that small vocabularies have rows of both kinds: those
-that the candidates decide, and those whose vocabulary is searched.
+The plain JAX programs here have few candidates, so that small vocabularies have rows of both kinds:
+those that the candidates decide, and those whose vocabulary is searched.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k.models.sampling import Sampling, sampler
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages
+from jax_q4k.ops import draw
 
 VOCAB = 300
 STAGES = SamplingStages(draws=True)
@@ -75,11 +76,11 @@ def arrays(samplings: list[Sampling]) -> SamplingArrays:
     return jax.tree.map(jnp.asarray, SamplingArrays.of(samplings, stages=STAGES))
 
 
-@pytest.fixture(scope="module")
-def sample() -> Any:
-    """`sample` with 8 candidates."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "CANDIDATES", 8)
+@pytest.fixture(scope="module", params=["native", "xla"])
+def sample(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """`sample`, in plain JAX with 8 candidates."""
+    with pytest.MonkeyPatch.context() as patch, jq.implementation(request.param):
+        patch.setattr(draw, "CANDIDATES", 8)
         sample = jax.jit(lambda *args: sampler.sample(args[0], STAGES, *args[1:]))
         logits, samplings = mixed()
         sample(logits, arrays(samplings), np.zeros(len(logits), np.int32))  # traces it
@@ -138,7 +139,7 @@ def test_a_token_beyond_the_candidates_wins_if_its_score_is_largest(
 
 def test_a_search_keeps_the_tokens_that_a_sort_keeps() -> None:
     logits, samplings = mixed()
-    kept = np.isfinite(jax.jit(jax.vmap(sampler.filter_row))(logits, arrays(samplings)))
+    kept = np.isfinite(jax.jit(jax.vmap(draw.filter_row))(logits, arrays(samplings)))
     for row, (values, sampling) in enumerate(zip(logits, samplings, strict=True)):
         want = [token for token in kept_by_sorting(values, sampling) if np.isfinite(values[token])]
         assert np.flatnonzero(kept[row]).tolist() == sorted(want), (row, sampling)
@@ -146,9 +147,9 @@ def test_a_search_keeps_the_tokens_that_a_sort_keeps() -> None:
 
 def test_the_candidates_know_what_they_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is -inf, a logit or +inf by whether other tokens pass, may pass, or are unknown."""
-    monkeypatch.setattr(sampler, "CANDIDATES", 8)
+    monkeypatch.setattr(draw, "CANDIDATES", 8)
     logits, samplings = mixed()
-    found = jax.jit(lambda *args: sampler.filter_candidates(*args))(logits, arrays(samplings))
+    found = jax.jit(lambda *args: draw.filter_candidates(*args))(logits, arrays(samplings))
     values, tokens, limits = map(np.asarray, found)
     for row, sampling in enumerate(samplings):
         kept, first = kept_by_sorting(logits[row], sampling), tokens[row].tolist()
@@ -187,17 +188,18 @@ def test_the_first_nan_wins(sample: Any) -> None:
 def test_only_undecided_rows_are_searched(searched: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
 
-    def counted(*args: Any, run: Callable[..., jax.Array] = sampler.filter_row) -> jax.Array:
+    def counted(*args: Any, run: Callable[..., jax.Array] = draw.filter_row) -> jax.Array:
         jax.debug.callback(lambda: calls.append(None))
         return run(*args)
 
-    monkeypatch.setattr(sampler, "CANDIDATES", 8)
-    monkeypatch.setattr(sampler, "filter_row", counted)
+    monkeypatch.setattr(draw, "CANDIDATES", 8)
+    monkeypatch.setattr(draw, "filter_row", counted)
     _, _, peaked, *_, flat = kinds_of_logits()
     logits = np.stack([flat] * searched + [peaked] * (4 - searched))
     parameters = arrays([Sampling(temperature=1, top_p=0.9)] * 4)
     steps = np.zeros(4, np.int32)
-    jax.jit(lambda *args: sampler.sample(args[0], STAGES, *args[1:]))(logits, parameters, steps)
+    with jq.implementation("xla"):
+        jax.jit(lambda *args: sampler.sample(args[0], STAGES, *args[1:]))(logits, parameters, steps)
     jax.effects_barrier()
     assert len(calls) == searched
 
@@ -205,7 +207,7 @@ def test_only_undecided_rows_are_searched(searched: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_nothing_sorts(implementation: Any) -> None:
     parameters, steps = arrays([Sampling(temperature=1)] * 2), jnp.zeros(2, jnp.int32)
-    logits = jnp.zeros((2, 3 * sampler.CANDIDATES))
+    logits = jnp.zeros((2, 3 * draw.CANDIDATES))
     with jq.implementation(implementation):
         program = jax.jit(lambda *args: sampler.sample(args[0], STAGES, *args[1:]))
         traced = program.trace(logits, parameters, steps)
@@ -215,4 +217,4 @@ def test_nothing_sorts(implementation: Any) -> None:
 
 def test_no_noise_exceeds_its_bound() -> None:
     largest = -jnp.log(-jnp.log((jnp.float32(2**23 - 1) + 0.5) * 2**-23))
-    assert sampler.MOST_NOISE - 0.1 < largest < sampler.MOST_NOISE
+    assert draw.MOST_NOISE - 0.1 < largest < draw.MOST_NOISE
