@@ -35,6 +35,7 @@ HANDLERS = (
     "rotate",
     "gated_delta_rule",
     "gated_delta_step",
+    "argmax",
     "top_k",
     "draw",
 )

@@ -378,6 +378,13 @@ def draw(
     return call("draw", [struct], logits, *rows, least_temperature=least_temperature)[0]
 
 
+def argmax(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the largest value of each row of float32 (m, n), and its index int32."""
+    results = [jax.ShapeDtypeStruct(x.shape[:1], dtype) for dtype in (jnp.float32, jnp.int32)]
+    values, indices = call("argmax", results, x)
+    return values, indices
+
+
 def top_k(x: jax.Array, *, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the `count` largest values of float32 (m, n), descending, and their indices int32."""
     shape = x.shape[0], count

@@ -84,16 +84,20 @@ def _argmax_reference(x: jax.Array) -> Pair:
     """Returns the largest values of float32 (m, n), and their indices, in plain JAX.
 
     First finds the part of a row that has the maximum: a CPU finds a maximum with vector
-    instructions, but its index one value at a time.
+    instructions, but its index one value at a time. Compares integers in the order of the values,
+    because XLA's maximum of floats ignores NaN on a CPU.
     """
     m, n = x.shape
     size = math.gcd(n, 512)
-    parts = x.reshape(m, n // size, size)
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)
+    keys = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    keys = jnp.where(jnp.isnan(x), jnp.iinfo(jnp.int32).max, keys)
+    parts = keys.reshape(m, n // size, size)
     best = jnp.argmax(jnp.max(parts, axis=2), axis=1)[:, None]
     part = jnp.take_along_axis(parts, best[..., None], axis=1)[:, 0]
     at = jnp.argmax(part, axis=1)[:, None]
     indices = (best * size + at).astype(jnp.int32)
-    return jnp.take_along_axis(part, at, axis=1)[:, 0], indices[:, 0]
+    return jnp.take_along_axis(x, indices, axis=1)[:, 0], indices[:, 0]
 
 
 def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
@@ -184,6 +188,7 @@ _argmax = Op(
     _argmax_reference,
     shapes=lambda x: _pair(x.shape[0]),
     ptx=_argmax_ptx,
+    native=calls.argmax,
     vmap=by_rows,
     layout=lambda *_: Layout(("m n",), ("m", "m"), combined="n"),
     split=_argmax_split,

@@ -49,21 +49,6 @@ uint32_t least_bits(float noise) {
   return static_cast<uint32_t>(std::max(std::exp(-std::exp(-static_cast<double>(noise) + 1e-5)) * 0x1p23 - 2, 0.0));
 }
 
-// Index of the first NaN, or else of the first of the largest values.
-int64_t argmax(const float* x, int64_t n) {
-  int64_t best = 0;
-  for (int64_t start = 0; start < n; start += kSome) {
-    const int64_t end = std::min(start + kSome, n);
-    int better = 0;
-    for (int64_t i = start; i < end; ++i) better += !(x[i] <= x[best]);
-    for (int64_t i = start; better && i < end; ++i) {
-      if (std::isnan(x[i])) return i;
-      if (x[i] > x[best]) best = i;
-    }
-  }
-  return best;
-}
-
 // The sum of exp(x - best).
 double total_of(const float* x, int64_t n, float best) {
   double total = 0;

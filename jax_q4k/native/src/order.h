@@ -10,8 +10,23 @@ namespace jax_q4k {
 namespace {
 
 constexpr int64_t kGroups = 2;    // groups per value wanted, whose maxima give a limit
-constexpr int64_t kScan = 32;     // values that are compared with the limit at a time, as vectors
+constexpr int64_t kScan = 64;     // values that are compared with the limit at a time, as vectors
 constexpr int64_t kSpare = 1024;  // more values than twice those wanted that are gathered before the smallest go
+
+// Index of the first NaN, or else of the first of the largest values.
+inline int64_t argmax(const float* x, int64_t n) {
+  int64_t best = 0;
+  for (int64_t start = 0; start < n; start += kScan) {
+    const int64_t end = std::min(start + kScan, n);
+    int better = 0;
+    for (int64_t i = start; i < end; ++i) better += !(x[i] <= x[best]);
+    for (int64_t i = start; better && i < end; ++i) {
+      if (std::isnan(x[i])) return i;
+      if (x[i] > x[best]) best = i;
+    }
+  }
+  return best;
+}
 
 // A number that is larger for larger values, and among equal ones for lower indices. NaN is the largest value;
 // subnormals are zeros.

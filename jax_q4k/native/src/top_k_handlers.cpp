@@ -1,4 +1,4 @@
-// Handler of top-k.
+// Handlers of argmax and top-k.
 
 #include "order.h"
 
@@ -6,6 +6,21 @@ namespace jax_q4k {
 namespace {
 
 constexpr int64_t kSorting = 256;  // cost of gathering and sorting a value, in multiply-adds
+
+// x (m, n) -> the largest value (m) of each row, and its index.
+void argmax(Call& call) {
+  auto& [threads, operands, results] = call;
+  int64_t m, n;
+  const float* x = operands.floats("x", {&m, &n});
+  float* values = results.floats("values", {m});
+  auto* indices = static_cast<int32_t*>(results.next("indices", {ffi::S32}, {m}).untyped_data());
+  call.finish();
+  if (n < 1) fail("x must have at least one column");
+  threads.run(m, kEasy * n, [&](int64_t row) {
+    const int64_t index = argmax(x + row * n, n);
+    values[row] = x[row * n + index], indices[row] = static_cast<int32_t>(index);
+  });
+}
 
 // x (m, n) -> the largest values (m, count) of each row, descending, and their indices.
 void top_k(Call& call) {
@@ -26,5 +41,6 @@ void top_k(Call& call) {
 }  // namespace jax_q4k
 
 #pragma GCC visibility push(default)
+JAX_Q4K_HANDLER(argmax));
 JAX_Q4K_HANDLER(top_k));
 #pragma GCC visibility pop

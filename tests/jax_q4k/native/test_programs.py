@@ -47,6 +47,7 @@ def test_operations_with_kernels_take_them_by_default():
         (lambda x, w: jq.mlp(x, w, w, w.dequantize()[:, :8]), (x, w), "linear"),
         (jq.embedding, (ids, w), "embedding"),
         (functools.partial(jq.top_k, k=3), (x,), "top_k"),
+        (jq.argmax, (x,), "argmax"),
         (jq.paged_attention, (q, pages, pages, tables, tables[:, 0]), "paged_attention"),
         (jq.causal_attention, (q[None], q[None], q[None], ids[:1]), "causal_attention"),
         (jq.append_kv, (pages, pages, q, q, ids[:1]), "rope_append"),

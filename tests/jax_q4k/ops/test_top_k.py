@@ -49,6 +49,17 @@ def test_rows_of_both_lengths_are_searched_by_one_and_two_launches():
     )
 
 
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("columns", [64, 1500, 5000])
+def test_the_first_nan_of_a_long_row_is_the_largest(columns, implementation):
+    x = np.random.default_rng(0).standard_normal((50, columns)).astype(np.float32)
+    at = np.arange(50) * (columns - 1) // 49
+    x[np.arange(50), at], x[:, -1] = np.nan, np.nan
+    x[2::2, 0] = np.inf
+    with jq.implementation(implementation):
+        assert jax.jit(jq.argmax)(x).tolist() == at.tolist()
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_nan_infinities_and_zeros(implementation):
     x = jnp.array([1.0, jnp.nan, 3.0, -0.0, 0.0, 3.0, jnp.inf, -jnp.nan, -jnp.inf])

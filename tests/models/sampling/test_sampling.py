@@ -172,7 +172,6 @@ def test_greedy_is_an_argmax_and_nothing_else() -> None:
     for given in (params, Sampling(temperature=1, min_p=0.1), Sampling(temperature=1, top_p=0.5)):
         text = str(jax.make_jaxpr(lambda x, p=given: sample(x, p))(logits))
         assert text.count("q4k_draw[") == (not given.greedy)
-        assert ("random_fold_in" in text) != given.greedy
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30])
