@@ -160,10 +160,12 @@ def measure(
     results: dict[str, Any] = {"clients": {count: {} for count in clients}}
     with models.Engine(model, **options) as engine:
         targets = {"engine": _submit(engine)} | ({} if peer is None else {"llama-server": peer})
+        for submit in targets.values():
+            closed(submit, Work(vocab, rows, seed=1), rows)  # warms up
         for count in clients:
             found: dict[str, list[dict[str, float]]] = {name: [] for name in targets}
             found["generate"] = []
-            for seed in range(rounds + 1):
+            for seed in range(rounds):
                 work = Work(vocab, count * REQUESTS, 100 * count + seed)  # no cached prefix
                 for name, submit in targets.items():
                     before, began = engine.stats(), time.perf_counter()
@@ -174,12 +176,12 @@ def measure(
                 speed = _generate(model, Work(vocab, count, 100 * count + seed))
                 found["generate"].append({"tokens_per_second": speed})
             for name, ones in found.items():
-                results["clients"][count][name] = _median(ones[1:])  # the first round compiles
+                results["clients"][count][name] = _median(ones)
                 _print(f"{count:2} clients, {name}", results["clients"][count][name])
         most = results["clients"][rows]["engine"]["tokens_per_second"]
         for load in (0.25, 0.75):
             rate = load * most / (sum(ANSWER) / 2)
-            works = [Work(vocab, 2 * rows, int(10**6 * load) + s) for s in range(rounds)]
+            works = [Work(vocab, rows, int(10**6 * load) + s) for s in range(rounds)]
             results[f"poisson_{load}"] = _in_turn(
                 f"{load} of the engine's speed",
                 targets,

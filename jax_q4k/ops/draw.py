@@ -34,7 +34,7 @@ class DrawParameters(NamedTuple):
       temperature: float32.
       top_k: int32, the number of most likely tokens to keep; 0 keeps all.
       top_p: float32, keeps the fewest tokens whose share of what top-k keeps is at least this.
-      min_p: float32, keeps tokens that are at least this many times as likely as the likeliest.
+      min_p: float32, keeps tokens at least this many times as likely as the most likely one.
       step: int32, number of tokens drawn before with this seed.
     """
 
