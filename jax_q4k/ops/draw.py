@@ -223,6 +223,6 @@ op = Op(
     shapes=lambda logits, _: [jax.ShapeDtypeStruct(logits.shape[:1], jnp.int32)],
     native=native,
     vmap=by_rows,
-    layout=lambda *_: Layout(("m _", *["m"] * len(DrawParameters._fields)), ("m",)),
+    layout=lambda *_: Layout(("m _", "m"), ("m",)),
     computed=lambda _: (),
 )
