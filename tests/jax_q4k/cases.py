@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from support.format_lists import PRODUCTS
 
 import jax_q4k as jq
+from jax_q4k.ops.draw import DrawParameters, draw
 
 from .ops.random_weights import random_weights
 
@@ -28,6 +29,14 @@ EXPERTS = {
 }
 CHOSEN, WEIGHTS = jnp.array([[3, 0], [1, -1], [2, 3]]), ramp(0.1, 0.9, 3, 2)
 X, NORM = ramp(-1, 1, 3, 256), ramp(0.5, 1, 256)
+DRAWS = DrawParameters(
+    seed=jnp.arange(3, dtype=jnp.uint32),
+    temperature=ramp(0, 1, 3),
+    top_k=jnp.array([0, 5, 300], jnp.int32),
+    top_p=ramp(0.8, 1, 3),
+    min_p=ramp(0, 0.1, 3),
+    step=jnp.arange(3, dtype=jnp.int32),
+)
 HALF = X.astype(jnp.bfloat16)
 IDS = jnp.array([3, 0, 9])
 BIAS, RESIDUAL = ramp(-1, 1, 256), jnp.cos(X)
@@ -140,6 +149,7 @@ CASES = {
     "quantize_q8_1": (jq.quantize_q8_1, (HALF,), False),
     "argmax": (jq.argmax, (HALF,), False),
     "top_k": (lambda x: jq.top_k(x, 7), (HALF,), False),
+    "draw": (draw, (X, DRAWS), False),
     "append_kv": (jq.append_kv, (PAGES, PAGES, KV, KV, SLOTS), False),
     "append_kv int8": (
         lambda k, s, new, slots: jq.append_kv(k, k, new, new, slots, k_scales=s, v_scales=s),

@@ -41,6 +41,7 @@ OTHERS = {
     "float_embedding",
     "q4k_argmax",
     "q4k_top_k",
+    "q4k_draw",
     "dequantize",
 }
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
+from jax_q4k.ops.draw import DrawParameters, draw
 from jax_q4k.ops.op import OPS
 from jax_q4k.ops.prefetch import without_prefetch
 
@@ -23,6 +24,7 @@ INT8 = PAGES.astype(jnp.int8), PAGES.astype(jnp.int8)
 SCALES = dict(zip(("k_scales", "v_scales"), [jnp.ones((4, 2, 16))] * 2, strict=True))
 CHOSEN = jnp.zeros((3, 1), jnp.int32)
 SLOTS, TABLES = jnp.arange(3), jnp.zeros((3, 1), jnp.int32)
+DRAWS = jnp.ones(3), SLOTS, jnp.ones(3), jnp.ones(3)  # temperature, top_k, top_p, min_p
 ATTENTION = Q, PAGES, PAGES, TABLES, jnp.ones(3, jnp.int32)
 
 HALF = X.astype(jnp.bfloat16)
@@ -66,6 +68,7 @@ CALLS = {
     "quantize_q8_1": lambda: jq.quantize_q8_1(HALF),
     "argmax": lambda: jq.argmax(HALF),
     "top_k": lambda: jq.top_k(HALF, 7),
+    "draw": lambda: draw(X, DrawParameters(SLOTS.astype(jnp.uint32), *DRAWS, SLOTS)),
     "float_embedding": lambda: jq.embedding(SLOTS, X, jnp.float16),
     "linear": lambda: jq.qkv_matmul(X, (W, DOWN), norm_weight=NORM, eps=1e-5),
     "gated": lambda: jq.gated_matmul(X.astype(jnp.bfloat16), W, W),
