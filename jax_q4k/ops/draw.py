@@ -49,7 +49,8 @@ class DrawParameters(NamedTuple):
 def draw(logits: jax.Array, parameters: DrawParameters) -> jax.Array:
     """Draws a token, int32 (m,), for each row of logits (m, vocab), vocab at least 1.
 
-    Logits of any float dtype are converted to float32. A row's token depends only on its own logits and parameters. The first NaN among them wins.
+    Logits of any float dtype are converted to float32. A row's token depends only on its own logits
+    and parameters. The first NaN among them wins.
     """
     (tokens,) = op.bind(logits.astype(jnp.float32), parameters)
     return tokens
