@@ -18,6 +18,8 @@ from .op import Op
 from .top_k import argmax, top_k
 from .vmaps import by_rows
 
+__all__ = ["LEAST_TEMPERATURE", "DrawParameters", "draw"]
+
 #: Lower temperatures count as 0: the most likely token is taken.
 LEAST_TEMPERATURE = 1e-5
 #: Number of most likely tokens that a row is drawn from, unless another token may win.
