@@ -18,10 +18,10 @@ from .op import Op
 from .top_k import argmax, top_k
 from .vmaps import by_rows
 
-__all__ = ["LEAST_TEMPERATURE", "DrawParameters", "draw"]
+__all__ = ["DrawParameters", "draw"]
 
-#: Lower temperatures count as 0: the most likely token is taken.
-LEAST_TEMPERATURE = 1e-5
+#: Lower temperatures count as 0.
+LEAST_TEMPERATURE = 1e-30
 #: Number of most likely tokens that a row is drawn from, unless another token may win.
 CANDIDATES = 1024
 #: Upper bound of the noise added to logits, whose largest value is -log(-log(1 - 2^-24)) = 16.64.
@@ -33,7 +33,7 @@ class DrawParameters(NamedTuple):
 
     Attributes:
       seed: uint32.
-      temperature: float32.
+      temperature: float32; 0 takes the most likely token.
       top_k: int32, the number of most likely tokens to keep; 0 keeps all.
       top_p: float32, keeps the fewest tokens whose share of what top-k keeps is at least this.
       min_p: float32, keeps tokens at least this many times as likely as the most likely one.
@@ -179,7 +179,7 @@ def _threshold(keys: jax.Array, weights: jax.Array, goal: jax.Array) -> jax.Arra
 
 
 def _scaled(logits: jax.Array, parameters: DrawParameters) -> jax.Array:
-    return logits / jnp.maximum(parameters.temperature, 1e-30)
+    return logits / jnp.maximum(parameters.temperature, LEAST_TEMPERATURE)
 
 
 def _scores(logits: jax.Array, tokens: jax.Array, parameters: DrawParameters) -> jax.Array:

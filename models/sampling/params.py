@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from jax_q4k.ops.draw import LEAST_TEMPERATURE
-
 from .stop_strings import StopStrings
 
+#: Temperatures below it select the most likely token.
+LEAST_TEMPERATURE = 1e-5
 #: Maximum number of tokens in `logit_bias`.
 MAX_BIASES = 4096
 #: Bounds of a bias. Below the lower one float32 is infinite; above the upper one it may become
