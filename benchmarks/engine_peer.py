@@ -15,7 +15,7 @@ from typing import Any
 
 from .common import part_of
 
-#: Tokens of context for each slot: those of the longest requests.
+#: Tokens of context per slot. They are shared, so a long prompt may take those of several slots.
 CONTEXT = 512
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..native import calls
 from ..sharding.layout import Layout
 from .op import Op
-from .top_k import argmax, top_k
+from .top_k import argmax, order_keys, top_k
 from .vmaps import by_rows
 
 __all__ = ["DrawParameters", "draw"]
@@ -126,9 +126,7 @@ def filter_row(logits: jax.Array, parameters: DrawParameters) -> jax.Array:
     Returns the logits, with -inf for dropped tokens. Keeps the same tokens as a stable sort in
     exact arithmetic, except that sums of shares have a relative error of about 1e-7.
     """
-    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.int32)
-    keys = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the logits
-    best = jnp.max(logits)
+    keys, best = order_keys(logits), jnp.max(logits)
 
     def keep(stage: jax.Array, kept: jax.Array) -> jax.Array:
         """Applies top-k in stage 0, top-p in stage 1; as a loop, since the search compiles long."""

@@ -89,15 +89,19 @@ def _argmax_reference(x: jax.Array) -> Pair:
     """
     m, n = x.shape
     size = math.gcd(n, 512)
-    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)
-    keys = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    keys = jnp.where(jnp.isnan(x), jnp.iinfo(jnp.int32).max, keys)
-    parts = keys.reshape(m, n // size, size)
+    parts = order_keys(x).reshape(m, n // size, size)
     best = jnp.argmax(jnp.max(parts, axis=2), axis=1)[:, None]
     part = jnp.take_along_axis(parts, best[..., None], axis=1)[:, 0]
     at = jnp.argmax(part, axis=1)[:, None]
     indices = (best * size + at).astype(jnp.int32)
     return jnp.take_along_axis(x, indices, axis=1)[:, 0], indices[:, 0]
+
+
+def order_keys(x: jax.Array) -> jax.Array:
+    """Returns int32 in the order of float32 x: both zeros are equal, NaN is the largest."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.int32)
+    keys = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return jnp.where(jnp.isnan(x), jnp.iinfo(jnp.int32).max, keys)
 
 
 def _top_k_reference(x: jax.Array, *, count: int) -> Pair:

@@ -1,10 +1,8 @@
 // Handler of the router of a mixture of experts.
 
-#include <cfloat>
 #include <cmath>
-#include <numeric>
 
-#include "ffi.h"
+#include "order.h"
 
 namespace jax_q4k {
 namespace {
@@ -24,19 +22,6 @@ void score(const float* logits, int64_t experts, bool softmax, float* scores) {
   for (int64_t e = 0; e < experts; ++e) scores[e] /= sum;
 }
 
-// A value's rank: NaN is the largest, subnormals are zeros.
-float rank(float value) {
-  if (std::isnan(value)) return std::numeric_limits<float>::infinity();
-  return std::abs(value) < FLT_MIN ? 0 : value;
-}
-
-// ids[0, count) = those of the largest ranks, in descending order, equal ones by id.
-void find(const float* ranks, int64_t n, int64_t count, int32_t* ids) {
-  std::iota(ids, ids + n, 0);
-  std::partial_sort(ids, ids + count, ids + n,
-                    [&](int32_t a, int32_t b) { return ranks[a] > ranks[b] || (ranks[a] == ranks[b] && a < b); });
-}
-
 // logits [+ bias for the choice] -> ids and weights (m, top) of the best experts, chosen among the `groups_used` best
 // groups, and the weights, divided by their sum if `normalize`, times `scale`.
 void route(Call& call, bool softmax, bool has_bias, int64_t groups, int64_t groups_used, bool normalize, float least_sum, float scale) {
@@ -52,26 +37,27 @@ void route(Call& call, bool softmax, bool has_bias, int64_t groups, int64_t grou
   if (top < 1 || top > members * groups_used) fail("ids must have 1 to " + std::to_string(members * groups_used) + " columns");
 
   threads.run(m, kScoring * experts, [&](int64_t row) {
-    float* scores = scratch<float>(kTotals, 2 * experts + groups);
+    float* scores = scratch<float>(kRows, 2 * experts + groups);
     float *ranks = scores + experts, *of_groups = ranks + experts;
-    int32_t* found = scratch<int32_t>(kRows, experts);
     score(logits + row * experts, experts, softmax, scores);
-    for (int64_t e = 0; e < experts; ++e) ranks[e] = rank(bias ? scores[e] + bias[e] : scores[e]);
+    for (int64_t e = 0; e < experts; ++e) {
+      const float rank = bias ? scores[e] + bias[e] : scores[e];
+      ranks[e] = std::isnan(rank) ? std::numeric_limits<float>::infinity() : rank;
+    }
     if (groups_used < groups) {
       for (int64_t g = 0; g < groups; ++g) {  // the sum of a group's two best
-        const float* own = ranks + g * members;
-        find(own, members, std::min<int64_t>(2, members), found);
-        of_groups[g] = rank(members > 1 ? own[found[0]] + own[found[1]] : own[0]);
+        const uint64_t* two = largest(ranks + g * members, members, std::min<int64_t>(2, members));
+        of_groups[g] = value_of(two[0]) + (members > 1 ? value_of(two[1]) : 0);
       }
-      find(of_groups, groups, groups, found);
+      const uint64_t* in_order = largest(of_groups, groups, groups);
       for (int64_t i = groups_used; i < groups; ++i)
-        std::fill_n(ranks + found[i] * members, members, -std::numeric_limits<float>::infinity());
+        std::fill_n(ranks + index_of(in_order[i]) * members, members, -std::numeric_limits<float>::infinity());
     }
-    find(ranks, experts, top, found);
+    const uint64_t* found = largest(ranks, experts, top);
     float *to = weights + row * top, sum = 0;
     for (int64_t i = 0; i < top; ++i) {
-      ids[row * top + i] = found[i];
-      sum += to[i] = scores[found[i]];
+      ids[row * top + i] = index_of(found[i]);
+      sum += to[i] = scores[index_of(found[i])];
     }
     const float by = normalize && !(sum < least_sum) ? sum : normalize ? least_sum : 1;
     for (int64_t i = 0; i < top; ++i) to[i] = to[i] / by * scale;
