@@ -60,6 +60,13 @@ def test_the_first_nan_of_a_long_row_is_the_largest(columns, implementation):
         assert jax.jit(jq.argmax)(x).tolist() == at.tolist()
 
 
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_the_largest_of_negative_values_is_the_nearest_to_zero(implementation):
+    x = -1 - np.abs(np.random.default_rng(1).standard_normal((9, 1500))).astype(np.float32)
+    with jq.implementation(implementation):
+        assert jax.jit(jq.argmax)(x).tolist() == x.argmax(axis=1).tolist()
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_nan_infinities_and_zeros(implementation):
     x = jnp.array([1.0, jnp.nan, 3.0, -0.0, 0.0, 3.0, jnp.inf, -jnp.nan, -jnp.inf])
