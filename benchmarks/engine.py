@@ -149,13 +149,14 @@ def measure(
     rounds: int = ROUNDS,
     long: int = LONG,
     peer: Submit | None = None,
+    cache_dtype: Any = "float32",
 ) -> dict[str, Any]:
     """Returns all figures of an engine in default and in deterministic mode, and of a peer."""
     from jax_q4k import models
 
     vocab, rows = model.config.vocab_size, max(clients)
     context = max(long, PROMPT[1]) + ANSWER[1] + 32
-    options: dict[str, Any] = {"max_rows": rows, "max_context": context}
+    options: dict[str, Any] = {"max_rows": rows, "max_context": context, "cache_dtype": cache_dtype}
     options["pages"] = rows * (context // 16 + 1)
     results: dict[str, Any] = {"clients": {count: {} for count in clients}}
     with models.Engine(model, **options) as engine:
@@ -173,7 +174,7 @@ def measure(
                     if name == "engine":
                         one |= _of_steps(before, engine.stats(), time.perf_counter() - began)
                     found[name].append(one)
-                speed = _generate(model, Work(vocab, count, 100 * count + seed))
+                speed = _generate(model, Work(vocab, count, 100 * count + seed), cache_dtype)
                 found["generate"].append({"tokens_per_second": speed})
             for name, ones in found.items():
                 results["clients"][count][name] = _median(ones)
@@ -231,14 +232,14 @@ def _submit(engine: Any) -> Submit:
     )
 
 
-def _generate(model: Any, work: Work) -> float:
+def _generate(model: Any, work: Work, cache_dtype: Any) -> float:
     """Returns the tokens per second of one `generate` call, after one that compiles."""
     from jax_q4k import models
 
     samplings = [models.Sampling(max_new_tokens=n, ignore_end=True) for n in work.lengths]
     for _ in range(2):
         began = time.perf_counter()
-        models.generate(model, work.prompts, samplings)
+        models.generate(model, work.prompts, samplings, cache_dtype=cache_dtype)
     return work.tokens / (time.perf_counter() - began)
 
 

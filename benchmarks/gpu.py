@@ -1,11 +1,11 @@
 """Checks and times everything on a GPU in one command: `python -m benchmarks.gpu`.
 
 Runs, in order: device facts, the GPU tests, the questions of the first hour, the kernels alone, and
-full models: decoding of two golden ones, and batches and prompts of a random one of Llama-3.1-8B's
-shape. Needs JAX with CUDA and cuda-python; pytest for the tests. Prints tables and writes one JSON
-file with device, driver, versions, commit and date. The file is rewritten after each part, so that
-a later failure loses no measurement. Exits with 3 if there is no usable GPU, with 1 if a test or a
-part failed.
+full models: decoding of two golden ones; batches, prompts and an engine of a random one of
+Llama-3.1-8B's shape. Needs JAX with CUDA and cuda-python; pytest for the tests. Prints tables and
+writes one JSON file with device, driver, versions, commit and date. The file is rewritten after
+each part, so that a later failure loses no measurement. Exits with 3 if there is no usable GPU,
+with 1 if a test or a part failed.
 
 With --dry-run everything runs on small shapes without a GPU: kernels in the simulator, the model on
 the CPU. Nothing is measured then, and the file says so.
@@ -48,6 +48,8 @@ _NOTHING_MEASURED = (
     "DRY RUN: nothing is measured. Kernels run in the simulator, their times are invented, and the"
     " model runs on the CPU."
 )
+#: Parts that can be skipped.
+_PARTS = ("tests", "questions", "kernels", "models", "engine")
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
 #: Sequences per step, tokens in the cache before it, and tokens of prompts, for the 8B model.
 _BATCHES, _CONTEXT, _PROMPTS = (1, 8, 32), 512, (512, 4096)
@@ -213,10 +215,12 @@ def time_kernels(run: Run, bench: gpu_questions.Bench) -> list[gpu_kernels.Measu
 
 def time_models(run: Run) -> None:
     """Measures the rates of full models; records what was skipped and why."""
+    import jax.numpy as jnp
+
     from jax_q4k import models
     from tools.random_model import LLAMA_3_1_8B, random_model
 
-    from . import gpu_models
+    from . import engine, gpu_models
 
     found = run.results["models"] = []
     skipped: list[str] = []
@@ -256,6 +260,11 @@ def time_models(run: Run) -> None:
                 decode(name, model, context=_CONTEXT, batch=batch, **bandwidth)
             for tokens in _PROMPTS:
                 prompt(name, model, tokens)
+            if not run.skips("engine") and run.clock.left() > 0:
+                with run.part("engine"):
+                    run.results["engine"] = engine.measure(
+                        model, _BATCHES, rounds=2, long=_PROMPTS[-1], cache_dtype=jnp.bfloat16
+                    )
             del model
         for name in _GOLDEN:
             file = ROOT / "tests" / "data" / "golden" / f"{name}.Q4_K_M.gguf"
@@ -310,9 +319,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=500, help="time for all of it (default: %(default)s)"
     )
-    parser.add_argument(
-        "--skip", nargs="*", default=[], choices=("tests", "questions", "kernels", "models")
-    )
+    parser.add_argument("--skip", nargs="*", default=[], choices=_PARTS)
     parser.add_argument(
         "--concurrent",
         action="store_true",
