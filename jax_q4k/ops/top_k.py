@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,7 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest values along the last axis, descending, and their indices.
 
     Like `jax.lax.top_k`: ties are in the order of their indices; NaN counts as the largest, -0 as
-    0. On CUDA the kernels take a k of up to 4096, and rows of up to 4096 * (4096 // k) values; XLA
-    takes larger ones.
+    0. On CUDA the kernels take a k of up to 2048, or rows of up to 4096 values; XLA sorts others.
 
     Args:
       x: (..., n) float32, bfloat16 or float16.
@@ -125,42 +125,41 @@ def _argmax_ptx(launch: KernelCall, x: jax.Array) -> Pair:
     from ptx_kernels.kernels.argmax import argmax_splits_rule
     from ptx_kernels.tuning import choose
 
-    def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
-        return argmax_kernel(
-            rows=rows, columns=columns, splits=splits, from_candidates=from_candidates
-        )
-
-    values, indices = _search(launch, x, choose(argmax_splits_rule, x.shape[1]), build)
+    values, indices = _search(
+        launch, x, argmax_kernel, functools.partial(choose, argmax_splits_rule)
+    )
     return values[:, 0], indices[:, 0]
 
 
 def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
-    from ptx_kernels.kernels.top_k import MAX_PART, top_k_splits_rule
+    from ptx_kernels.kernels.top_k import MAX_PART, MOST_OF_PARTS, top_k_splits_rule
     from ptx_kernels.kernels.top_k import top_k as top_k_kernel
     from ptx_kernels.tuning import choose
 
-    def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
-        return top_k_kernel(
-            rows=rows, columns=columns, count=count, splits=splits, from_candidates=from_candidates
-        )
-
-    if count > MAX_PART or x.shape[1] > MAX_PART * (MAX_PART // count):
+    if count > (MAX_PART if x.shape[1] <= MAX_PART else MOST_OF_PARTS):
         return _top_k_reference(x, count=count)
-    return _search(launch, x, choose(top_k_splits_rule, x.shape[1], count), build)
+
+    def splits(columns: int) -> int:
+        return choose(top_k_splits_rule, columns, count)
+
+    return _search(launch, x, functools.partial(top_k_kernel, count=count), splits)
 
 
 def _search(
-    launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
+    launch: KernelCall, x: jax.Array, build: Callable[..., Kernel], splits_of: Callable[[int], int]
 ) -> Pair:
     """Launches the search; returns the largest values and their indices, each (m, count).
 
-    With several `splits`, a first launch finds candidates in each part of a row, and a second
-    launch finds the best candidates.
+    A launch finds the best of each part of a row; the next one searches these candidates, until
+    there is one part.
     """
-    rows, columns = x.shape
-    found = launch(build(rows, columns, splits, False), x)
-    if splits > 1:
-        found = launch(build(rows, found[0].shape[1], 1, True), *found)
+    found: tuple[jax.Array, ...] = (x,)
+    splits = 0
+    while splits != 1:
+        rows, columns = found[0].shape
+        splits, candidates = splits_of(columns), len(found) > 1
+        kernel = build(rows=rows, columns=columns, splits=splits, from_candidates=candidates)
+        found = tuple(launch(kernel, *found))
     return found[0], found[1]
 
 

@@ -31,9 +31,6 @@ MOST_PREEMPTIONS = 3
 #: piece reads the pages separately. With more tokens than this to go, less than half is not reused.
 FRESH = 512
 
-#: Cost of a prefill program besides its tokens, in tokens: mostly reading the weights.
-PROGRAM_COST = 24
-
 #: In deterministic mode a prompt's pieces end at multiples of this many tokens.
 BOUNDARY = 64
 
@@ -46,6 +43,8 @@ class Limits:
       rows: maximum running sequences in each group.
       shapes: (rows, tokens) of the prefill programs, in any order; rows are per group.
       step_tokens: maximum tokens of a prefill program in steps that decode, too.
+      program_cost: cost of a prefill program besides its tokens, in tokens: mostly reading the
+        weights.
       fit: maps the numbers of tokens that prompts still need, and whether they are whole prompts,
         to a shape; None means that `shapes` are all there are.
       reuses: whether sequences use pages of others with the same beginning.
@@ -59,6 +58,7 @@ class Limits:
     rows: int
     shapes: tuple[tuple[int, int], ...]
     step_tokens: int
+    program_cost: int = 24
     deterministic: bool = False
     fit: Callable[[list[int], bool], tuple[int, int]] | None = None
     reuses: bool = True
@@ -345,7 +345,11 @@ class Scheduler:
             smallest = min(rows * time for rows, time in shapes if time >= align)
             most = max(self.limits.step_tokens, smallest)
             shapes = tuple((rows, time) for rows, time in shapes if rows * time <= most)
-        programs = tuple((groups * rows * time + PROGRAM_COST, time) for rows, time in shapes)
+
+        def cost(rows: int, time: int) -> int:
+            return groups * rows * time + self.limits.program_cost
+
+        programs = tuple((cost(*shape), shape[1]) for shape in shapes)
         for rows, time in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
             chosen = self._chosen(waiting, rows)
             pieces = [(s, s.stored, self._length_of(s, time)) for s in chosen]
@@ -355,7 +359,7 @@ class Scheduler:
                 self._rest_cost(s, first, programs) - self._rest_cost(s, first + count, programs)
                 for s, first, count in pieces
             )
-            useful = saved / (groups * rows * time + PROGRAM_COST)
+            useful = saved / cost(rows, time)
             if useful and (best is None or useful > best[0]):
                 best = useful, (rows, time), pieces
         assert best is not None, "no prefill shape reaches the next boundary"

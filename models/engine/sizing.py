@@ -22,6 +22,10 @@ GPU_SHAPES = ((1, 16), (1, 64), (1, 256), (1, 1024), (8, 64), (8, 256))
 #: Maximum tokens of a prefill program in steps that decode, too.
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 64, 2048
 
+#: Cost of a prefill program besides its tokens, in tokens. On an H100 16 tokens of an 8B model take
+#: nearly as long as 64.
+CPU_PROGRAM, GPU_PROGRAM = 24, 128
+
 #: Fraction of the free memory that pages take by default.
 CPU_SHARE, GPU_SHARE = 0.5, 0.9
 
@@ -54,8 +58,14 @@ def engine_limits(
         shapes = tuple(shape for shape in shapes if shape[1] >= BOUNDARY)
         slots = -(-slots // 16) * 16
     steps = GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS
-    drafts = 0 if draft is None else tokens_of(draft, on_gpu)
-    return Limits(slots, shapes, steps, deterministic=deterministic, draft_tokens=drafts)
+    return Limits(
+        slots,
+        shapes,
+        steps,
+        program_cost=GPU_PROGRAM if on_gpu else CPU_PROGRAM,
+        deterministic=deterministic,
+        draft_tokens=0 if draft is None else tokens_of(draft, on_gpu),
+    )
 
 
 def engine_sizes(

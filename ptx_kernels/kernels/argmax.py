@@ -35,9 +35,9 @@ def order_key(k: Builder, x: Value) -> Value:
 class Search:
     """Operands, results and block partition of a search for the `count` best values of each row.
 
-    A search takes one launch or two. Each of a row's `splits` thread blocks searches its own
-    columns and writes its best as f32 values and s32 indices (rows, splits * count). A second
-    launch searches these candidates (`from_candidates`).
+    Each of a row's `splits` thread blocks searches its own columns and writes its best as f32
+    values and s32 indices (rows, splits * count). With several, a further launch searches these
+    candidates (`from_candidates`).
 
     Attributes:
       first, stop: the columns of this thread block (u32).

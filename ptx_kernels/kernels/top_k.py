@@ -9,6 +9,8 @@ from .argmax import SEARCH_OPERANDS, Search, equal_parts, order_key, search_exam
 from .family import Family, Rule
 
 MAX_PART = 4096  # values that a block sorts: 8 bytes of shared memory each
+#: Largest `count` of several parts: a launch then leaves at most half of a row as candidates.
+MOST_OF_PARTS = MAX_PART // 2
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ def top_k(
     Ties are in order of index. A thread block sorts its part in shared memory by a bitonic network
     (Batcher 1968) over u64 keys: the value's order above the complement of its position. Results
     (rows, splits * count): f32 values and s32 indices. The last part may have fewer values than
-    `count`; it is then padded with -inf at index `columns`, which a second launch sorts last. A
-    vocabulary takes two launches, the second `from_candidates` over the first one's results, whose
-    `indices` (rows, columns) are the original positions.
+    `count`; it is then padded with -inf at index `columns`, which the next launch sorts last. A
+    vocabulary takes two launches or more, each further one `from_candidates` over the results of
+    the one before, whose `indices` (rows, columns) are the original positions.
     """
     threads = WARP * config.warps
     search = Search(k, rows, columns, splits, count, from_candidates, threads)
@@ -80,17 +82,16 @@ def _sort(k: Builder, keys: Pointer, threads: int) -> None:
 def _splits_rule(columns: int, count: int) -> int:
     """Returns the number of thread blocks that sort parts of a row.
 
-    The parts are the smallest whose candidates one thread block can then sort. 1 means no second
-    launch. Raises ValueError for a `count` that two launches cannot serve.
+    The parts are the smallest whose candidates one thread block can then sort, or as large as
+    possible if there are none. 1 means no further launch. Raises ValueError for a `count` of which
+    parts leave too many candidates.
     """
     if columns <= MAX_PART:
         return 1
+    if count > MOST_OF_PARTS:
+        raise ValueError(f"count={count} of {columns} values: must be at most {MOST_OF_PARTS}")
     part = max(1024, count, -(-columns // (MAX_PART // count)))
-    if part > MAX_PART:
-        raise ValueError(
-            f"count={count} of {columns} values: parts of {part} are larger than {MAX_PART}"
-        )
-    return equal_parts(columns, part)
+    return equal_parts(columns, min(part, MAX_PART))
 
 
 top_k_splits_rule: Rule[int] = Rule("top_k_splits", _splits_rule)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -40,33 +43,37 @@ def load(name: str) -> tuple[Any, list[int], list[int]]:
     return models.load(path), prompt, greedy
 
 
-def engine_of(model: Any, **options: Any) -> Any:
+@contextlib.contextmanager
+def engine_of(model: Any, **options: Any) -> Iterator[Any]:
+    """Runs an engine with float32 activations and few programs, which compile for long."""
     import jax_q4k as jq
     from jax_q4k import models
+    from jax_q4k.models.engine import sizing
 
     small = {"max_rows": 4, "max_context": 192, "warm_up": False}
-    with jq.implementation("ptx", activations="f32"):
-        return models.Engine(model, **(small | options))
+    with (
+        jq.implementation("ptx", activations="f32"),
+        mock.patch.object(sizing, "GPU_SHAPES", ((1, 16), (4, 64))),
+        models.Engine(model, **(small | options)) as engine,
+    ):
+        yield engine
+        engine.check()
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_llama_cpps_tokens_in_a_batch(name: str) -> None:
-    """Compares at once beside other requests, from cached pages, and after preemption."""
+    """Compares alone, from cached pages, and in a batch of which rows are preempted."""
     model, prompt, greedy = load(name)
     random = np.random.default_rng(0)
     others = [random.integers(3, model.config.vocab_size, n).tolist() for n in (5, 40, 70, 18)]
-    prompts = [others[0], prompt, *others[1:], prompt]
     options: Any = {"max_new_tokens": len(greedy), "ignore_end": True}
-    needed = -(-(len(prompt) + len(greedy)) // 16)
-    for pages in (None, 2 * needed):
-        with engine_of(model, pages=pages) as engine:
-            for _ in range(2):
-                outputs = engine.generate(prompts, **options)
-                assert [outputs[i].tokens for i in (1, 5)] == [greedy, greedy]
-            engine.check()
-            stats = engine.stats()
-            assert stats.reused_tokens > 0
-            assert pages is None or stats.preemptions > 0
+    with engine_of(model, pages=2 * -(-(70 + len(greedy)) // 16)) as engine:
+        for _ in range(2):
+            assert engine.generate(prompt, **options).tokens == greedy
+        assert engine.stats().reused_tokens > 0
+        outputs = engine.generate([others[0], prompt, *others[1:], prompt], **options)
+        assert [outputs[i].tokens for i in (1, 5)] == [greedy, greedy]
+        assert engine.stats().preemptions > 0
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
@@ -87,12 +94,13 @@ def test_equal_bits_in_deterministic_mode(name: str) -> None:
     def bits(outputs: list[Any]) -> list[Any]:
         return [(output.tokens, output.logprobs) for output in outputs]
 
-    with engine_of(model, deterministic=True) as engine:
+    with engine_of(model, deterministic=True, pages=9) as engine:
         pairs = zip(prompts, samplings, strict=True)
         alone = bits([engine.generate(*pair) for pair in pairs])
-        assert bits(engine.generate(prompts, samplings)) == alone
-        assert engine.stats().reused_tokens > 0
-    with engine_of(model, deterministic=True, pages=9) as engine:
+        for chosen in ([1], [1], [0, 3]):
+            some = [prompts[i] for i in chosen], [samplings[i] for i in chosen]
+            assert bits(engine.generate(*some)) == [alone[i] for i in chosen]
+        assert engine.stats().reused_tokens > 0 and engine.stats().preemptions == 0
         assert bits(engine.generate(prompts, samplings)) == alone
         assert engine.stats().preemptions > 0
 

@@ -18,6 +18,7 @@ from jax_q4k.models.engine.stages import standard_stages
 from jax_q4k.models.kv_cache.shapes import page_kinds
 from jax_q4k.models.runner.engine_state import EngineState, Sizes
 from jax_q4k.models.runner.engine_steps import DecodeRows, PrefillPieces
+from jax_q4k.ops.draw import DrawParameters, draw
 from ptx_kernels.machine_code import ptxas
 from tools import aot
 from tools.launches import layer_launches, page_array
@@ -135,6 +136,21 @@ def test_a_step_of_an_engine_is_one_cuda_graph(name, kind, rows):
     assert [loop.is_in("kCommandBuffer") for loop in program.loops] == [True] * (kind is DecodeRows)
     assert program.ptx_launches
     assert program.rewrites(page_array(state)) == []
+
+
+def test_xla_sorts_no_vocabulary():
+    """Compiles draws from Llama 3's vocabulary.
+
+    On a GPU XLA sorts with CUB, which it runs outside of CUDA graphs: every step would wait for the
+    host. Compiled ahead of time, a sort is in the graph.
+    """
+    logits = jax.ShapeDtypeStruct((2, LLAMA_3_1_8B.vocab_size), jnp.float32)
+    kinds = jnp.uint32, jnp.float32, jnp.int32, jnp.float32, jnp.float32, jnp.int32
+    parameters = DrawParameters(*(jax.ShapeDtypeStruct((2,), kind) for kind in kinds))
+    with jq.implementation("ptx"):
+        program = aot.compile_program(jax.jit(draw), logits, parameters)
+    assert [t.name.partition("_")[0] for t in program.ptx_launches].count("top") == 4
+    assert " sort(" not in program.hlo
 
 
 @pytest.mark.slow("compiles programs for a GPU")

@@ -122,6 +122,15 @@ def test_result_has_the_dtype_of_x(dtype):
     assert found.dtype == dtype
 
 
+def test_many_candidates_take_several_launches():
+    x = jnp.round(jax.random.normal(jax.random.key(1), (2, 3 * MAX_PART + 5)), 1)  # many ties
+    x = jnp.where(x == 0, 0.0, x).at[0, 7].set(jnp.nan).at[1, : 2 * MAX_PART].set(-jnp.inf)
+    found, indices = jq.implementation("sim")(jq.top_k)(x, 2048)
+    want, where = jax.lax.top_k(x, 2048)
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(indices, where)
+
+
 def test_more_than_the_kernels_take_is_left_to_xla():
     x = jax.random.normal(jax.random.key(0), (1, MAX_PART + 8))
     found, indices = jq.implementation("sim")(jq.top_k)(x, MAX_PART + 1)

@@ -99,18 +99,21 @@ def test_bad_arguments_are_refused(build, message: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 1025, 4097, 32000, 50257, 128256, 151936, 262144])
-def test_tuned_splits_serve_in_two_launches(columns: int) -> None:
+def test_tuned_splits_leave_fewer_candidates_at_every_launch(columns: int) -> None:
     splits = choose(argmax_splits_rule, columns)
     assert argmax(rows=1, columns=columns, splits=splits).grid[0] <= 132
-    for count in {1, min(40, columns), min(64, columns)}:
-        splits = choose(top_k_splits_rule, columns, count)
-        top_k(rows=1, columns=columns, count=count, splits=splits)
-        if splits > 1:
-            top_k(rows=1, columns=splits * count, count=count, from_candidates=True)
+    for count, most in {1: 2, 40: 2, 64: 2, 1024: 5, 2048: 7}.items():
+        if count > columns:
+            continue
+        left, launches, splits = columns, 0, 0
+        while splits != 1:
+            splits, launches = choose(top_k_splits_rule, left, count), launches + 1
+            top_k(rows=1, columns=left, count=count, splits=splits, from_candidates=launches > 1)
+            assert splits * count < left or splits == 1
+            left = splits * count
+        assert launches <= most
 
 
-def test_more_than_two_launches_can_serve() -> None:
-    with pytest.raises(
-        ValueError, match=r"count=1000 of 262144 values: parts of 65536 are larger than 4096"
-    ):
-        choose(top_k_splits_rule, 262144, 1000)
+def test_a_count_that_leaves_too_many_candidates_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"count=2049 of 262144 values: must be at most 2048"):
+        choose(top_k_splits_rule, 262144, 2049)
