@@ -121,7 +121,7 @@ def gpu() -> Figures:
         )
         rates = [
             _measured(name, batch, prompt)
-            for name in ("gpu-nvidia-h100-80gb-hbm3", "gpu-nvidia-h200")
+            for name in ("gpu-nvidia-h100-80gb-hbm3-20261128", "gpu-nvidia-h200-20261126")
         ]
         rates.append(one["tokens_per_second"])
         group, name = ("Prompt", f"{prompt} tokens") if prompt else ("Decoding", f"batch {batch}")
@@ -129,11 +129,11 @@ def gpu() -> Figures:
     return found
 
 
-def _measured(device: str, batch: int, prompt: int) -> float:
+def _measured(file: str, batch: int, prompt: int) -> float:
     """Returns tokens per second of the 8B on a GPU, measured by `python -m benchmarks.gpu`."""
     (rate,) = (
         m["tokens_per_second"]
-        for m in _read(f"{device}-20261126")["models"]
+        for m in _read(file)["models"]
         if "8B" in m["name"]
         and (m["tokens"] if "ms" in m else 0, m.get("batch", 1)) == (prompt, batch)
     )

@@ -182,8 +182,12 @@ def long_prompts():
             assert shown[:4] == [str(one["launches"]), *rounded]
 
 
-def on_gpu(device: str) -> Any:
-    return results(f"gpu-nvidia-{device}-20261126")
+def on_gpu(device: str, date: str = "20261126") -> Any:
+    return results(f"gpu-nvidia-{device}-{date}")
+
+
+def engine_on_gpu() -> Any:
+    return on_gpu("h100-80gb-hbm3", "20261128")
 
 
 @says(
@@ -191,6 +195,7 @@ def on_gpu(device: str) -> Any:
     "predicted, H200 | times as long as predicted",
     "**Single sequences** take up to a quarter longer than predicted",
     "**Long prompts** are within 6 % of the prediction",
+    "17194 tokens/s on the H100",
 )
 @says(
     "README.md",
@@ -198,9 +203,12 @@ def on_gpu(device: str) -> Any:
     "at 28258 tokens/s",
 )
 def measured_programs():
-    rates = {}
+    rates, now = {}, engine_on_gpu()["models"]
     for device in ("h100-80gb-hbm3", "h200"):
-        for one in on_gpu(device)["models"]:
+        before = [
+            one for one in on_gpu(device)["models"] if one["tokens"] == 512 or "200" in device
+        ]
+        for one in before + [one for one in now if one["tokens"] != 512 and "100" in device]:
             prompt = "ms" in one
             what = f"prompt of {one['tokens']}" if prompt else f"batch {one['batch']}"
             if "8B" in one["name"]:
@@ -216,6 +224,25 @@ def measured_programs():
         assert [h100, h200] == [f"{rates[d, what]:.0f}" for d in ("h100-80gb-hbm3", "h200")]
         assert abs(float(rate) / foreseen[what] - 1) < 1e-3 and ratio == f"{late[what]:.2f}"
     assert len(late) == 5 and late["batch 1"] <= 1.26 and late["prompt of 4096"] <= 1.065
+    (decoded,) = (one["tokens_per_second"] for one in now if one["tokens"] == 512)
+    assert f"{decoded:.0f}" == "17194"
+
+
+@says(
+    "docs/performance.md", "| clients | engine, tokens/s | deterministic | `generate`", "after 9 ms"
+)
+def engine_on_a_gpu():
+    found = engine_on_gpu()["engine"]
+    for clients, *shown in table(PERFORMANCE, "| clients | engine, tokens/s | deterministic"):
+        one = found["clients"][clients]
+        names = ("engine", "deterministic", "generate")
+        rates = [f"{one[name]['tokens_per_second']:.0f}" for name in names]
+        engine = one["engine"]
+        host = f"{engine['host_ms_per_step']:.1f} of {engine['step_ms']:.1f} ms"
+        assert shown == [*rates, f"{1e3 * engine['first_token_p50']:.0f} ms", host]
+    long, cached = (found[name]["engine"] for name in ("long_prompt", "cached_prompt"))
+    assert (f"{long['first_token']:.2f}", f"{1e3 * long['gap_p99']:.0f}") == ("0.20", "51")
+    assert [f"{1e3 * cached[key]:.0f}" for key in ("cached", "new")] == ["9", "86"]
 
 
 @says(
@@ -245,11 +272,11 @@ def all_measured_kernels():
 
 @says(
     "docs/performance.md",
-    "68 of the 70 golden models",
+    "the 70 golden models",
     "by an NMSE of 7e-11 at most",
-    "qwen3next and starcoder2 were not reached",
+    "of 68 models; qwen3next and starcoder2",
 )
-@says("README.md", "68 of the 70 golden models")
+@says("README.md", "the 70 golden models")
 def golden_models_on_gpus():
     found = results("gpu_golden")["models"]
     folder = ROOT / "tests" / "data" / "golden"
