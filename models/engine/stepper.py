@@ -192,7 +192,10 @@ class Stepper:
         return Ticket(entries, sampled, plan.steps, time.perf_counter())
 
     def warm_up(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Compiles the programs of all prefill `shapes` and row buckets; runs each on padding."""
+        """Compiles the programs of all prefill `shapes` and row buckets.
+
+        On a GPU it also runs each on padding: the first run loads kernels and makes CUDA graphs.
+        """
         options: Any = {"stages": self.standard}
         programs = [
             self._sampling_program(
@@ -212,13 +215,14 @@ class Stepper:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             list(pool.map(compile, programs))
         with self.programs.context():
-            for program in programs:
+            for program in programs if self._model.network.on_gpu else ():
                 self._call(program, 0, self._step(program, [], []), with_state=True)
             if self.sizes.snapshots:
                 self._copy([(0, _NOWHERE)], saves=True)
                 self._copy([(0, _NOWHERE)], saves=False)
             nothing = np.zeros(self.sizes.width * PAGE_SIZE, np.int32)
             self._call_state(self._program(FillHistory), np.int32(0), nothing, np.int32(0))
+            jax.block_until_ready(self._state)
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
         """Returns the error that tracing user functions of logits raises, or None."""

@@ -246,6 +246,33 @@ def engine_on_a_gpu():
 
 
 @says(
+    "docs/engine.md",
+    "wait 0.57 s for a token (p99), those of llama-server 18 s",
+    "first token after 0.16 s, a new one after 4.5 s",
+    "after 0.45 s (p50), llama-server's after 0.87 s",
+    "1.8 ms of a step of 36 ms with one client, and 3.1 of 140 ms with 16",
+)
+def engine_beside_llama_server():
+    found = results("engine")
+    for clients, *shown in table("docs/engine.md", "| clients | engine, tokens/s | llama-server"):
+        one = found["clients"][clients]
+        names = ("engine", "llama-server", "generate", "deterministic")
+        ours, peer, *others = (one[name]["tokens_per_second"] for name in names)
+        cells = [f"{ours:.1f}", f"{peer:.1f}", f"{ours / peer:.2f}", *(f"{x:.1f}" for x in others)]
+        cells += [f"{one[name]['first_token_p50']:.2f}" for name in names[:2]]
+        assert shown == cells + [f"{1e3 * one[name]['gap_p99']:.0f}" for name in names[:2]]
+    gaps = [found["long_prompt"][name]["gap_p99"] for name in names[:2]]
+    assert (f"{gaps[0]:.2f}", f"{gaps[1]:.0f}") == ("0.57", "18")
+    cached = found["cached_prompt"]["engine"]
+    assert (f"{cached['cached']:.2f}", f"{cached['new']:.1f}") == ("0.16", "4.5")
+    random = [found["poisson_0.75"][name]["first_token_p50"] for name in names[:2]]
+    assert [f"{x:.2f}" for x in random] == ["0.45", "0.87"]
+    steps = [found["clients"][count]["engine"] for count in ("1", "16")]
+    hosts = [f"{s['host_ms_per_step']:.1f} {s['step_ms']:.0f}" for s in steps]
+    assert hosts == ["1.8 36", "3.1 140"]
+
+
+@says(
     "docs/performance.md",
     "Of 117 kernels on the H200 the median takes 1.1 times the predicted time, and 85 are within "
     "a quarter of it",
