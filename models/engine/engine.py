@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import operator
 import os
@@ -27,6 +28,17 @@ from .scheduler import Scheduler
 from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recurrent
 from .stages import standard_stages
 from .stepper import Stepper, row_buckets
+
+
+#: Engines that are not closed.
+_OPEN: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Closes all engines: a thread that Python ends at its exit, inside of JAX, aborts."""
+    for engine in list(_OPEN):
+        engine.close()
 
 
 class EngineClosedError(RuntimeError):
@@ -158,6 +170,7 @@ class Engine:
         )
         self._thread.name = "jax-q4k-engine"
         self._thread.start()
+        _OPEN.add(self)
 
     def submit(
         self,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -292,6 +294,19 @@ def iter_until_error(request: Request) -> list[Any]:
     except Exception as error:
         pieces.append(error)
     return pieces
+
+
+def test_exit_without_close() -> None:
+    """The program ends in the middle of an answer; Python would end the thread inside of JAX."""
+    program = """
+from jax_q4k import models
+engine = models.Engine(models.load("demo"), max_rows=2, warm_up=False)
+requests = [engine.submit("The sea", max_new_tokens=400, ignore_end=True) for _ in range(2)]
+next(iter(requests[0]))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_fork(engine: models.Engine) -> None:
