@@ -29,7 +29,6 @@ from .sizing import engine_limits, engine_sizes, expected_step_seconds, is_recur
 from .stages import standard_stages
 from .stepper import Stepper, row_buckets
 
-
 #: Engines that are not closed.
 _OPEN: weakref.WeakSet[Engine] = weakref.WeakSet()
 
