@@ -1,4 +1,4 @@
-"""Starts the process that renders chat templates, sends it jobs, and restarts it as needed."""
+"""Starts the processes that render chat templates, sends them jobs, and restarts them as needed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import atexit
 import contextlib
 import json
 import os
+import queue
 import selectors
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 _SCRIPT = Path(__file__).with_name("worker.py")
+
+#: Number of processes: a slow template holds up no other one.
+_PROCESSES = 2
 
 
 class ChatTemplateError(ValueError):
@@ -25,54 +28,122 @@ class _EndedError(Exception):
     """The process ended before it answered; the message tells how."""
 
 
-class TemplateProcess:
-    """Runs template rendering jobs in a separate process, which is started for the first job.
+class Deadline:
+    """Time until which the jobs of one prompt must be done.
 
-    Only one job runs at a time, from any thread. A process that exceeds a job's time is killed, and
-    the next job starts a new one. If a job runs out of memory or ends a process that has run other
-    jobs, it is retried once in a new process, so that a result never depends on earlier jobs.
-
-    The process ends when its parent ends in any way, because its standard input closes. A fork of
-    the parent starts its own process.
+    Attributes:
+      seconds: duration, from the creation of this object.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._end = seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Remaining seconds; 0 or less after the deadline."""
+        return self._end - time.monotonic()
+
+    def error(self) -> ChatTemplateError:
+        return ChatTemplateError(f"chat template took longer than {self.seconds} s")
+
+
+class TemplateProcesses:
+    """Runs template rendering jobs in separate processes, each started for its first job.
+
+    Jobs come from any thread; each process runs one at a time, and a further job waits for one. A
+    fork of this process starts its own.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._all = [TemplateProcess() for _ in range(count)]
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._forget)
+        self._refill()
 
-    def run(self, job: dict[str, Any], seconds: float) -> dict[str, str]:
+    @property
+    def running(self) -> list[int]:
+        """Process ids, the one that gets the next job first."""
+        return [one.pid for one in self._idle.queue[::-1] if one.pid is not None]
+
+    def run(self, job: dict[str, Any], deadline: Deadline) -> dict[str, str]:
         """Runs a job in `worker.py`; returns {"text": ...} or {"error": ...}.
 
         Raises:
-          ChatTemplateError: the job takes longer than `seconds`, including the start of a process,
-            or ends the process. TypeError, ValueError: the job is not JSON data.
+          ChatTemplateError: the job is not done at the deadline, or ends its process. TypeError,
+            ValueError: the job is not JSON data.
         """
         try:
-            line = json.dumps(job | {"seconds": seconds}, allow_nan=False).encode() + b"\n"
+            line = json.dumps(job | {"seconds": deadline.seconds}, allow_nan=False).encode() + b"\n"
         except RecursionError:
             raise ValueError("messages or variables are nested too deeply") from None
-        with self._lock:
-            deadline = time.monotonic() + seconds
-            for fresh in (self._process is None, True):
-                try:
-                    answer = self._ask(line, deadline)
-                    if "memory" not in answer:
-                        return answer
-                    self.close()
-                    problem = f"chat template: {answer['memory']}"
-                except TimeoutError:
-                    self.close()
-                    raise ChatTemplateError(f"chat template took longer than {seconds} s") from None
-                except _EndedError as ended:
-                    problem = f"chat template ended its process with {ended}"
-                except BaseException:  # the next job must not read this job's answer
-                    self.close()
-                    raise
-                if fresh:
-                    break
-            raise ChatTemplateError(problem)
+        idle = self._idle
+        try:
+            process = idle.get(timeout=max(deadline.left, 0))
+        except queue.Empty:
+            raise deadline.error() from None
+        try:
+            return process.run(line, deadline)
+        finally:
+            idle.put(process)
+
+    def close(self) -> None:
+        """Ends the processes; the next jobs start new ones."""
+        for process in self._all:
+            process.close()
+
+    def _forget(self) -> None:
+        for process in self._all:
+            process.forget()
+        self._refill()
+
+    def _refill(self) -> None:
+        # Last in, first out: with one job at a time, one process runs.
+        self._idle: queue.LifoQueue[TemplateProcess] = queue.LifoQueue()
+        for process in self._all:
+            self._idle.put(process)
+
+
+class TemplateProcess:
+    """A process that runs one job after the other.
+
+    A process that exceeds a job's time is killed, and the next job starts a new one. If a job runs
+    out of memory or ends a process that has run other jobs, it is retried once in a new process, so
+    that a result never depends on earlier jobs.
+
+    The process ends when its parent ends in any way, because its standard input closes.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None if the process does not run."""
+        return None if self._process is None else self._process.pid
+
+    def run(self, line: bytes, deadline: Deadline) -> dict[str, str]:
+        """Runs a job, a line of JSON; returns {"text": ...} or {"error": ...}.
+
+        Raises ChatTemplateError if the job is not done at the deadline, or ends the process.
+        """
+        for fresh in (self._process is None, True):
+            try:
+                answer = self._ask(line, deadline)
+                if "memory" not in answer:
+                    return answer
+                self.close()
+                problem = f"chat template: {answer['memory']}"
+            except TimeoutError:
+                self.close()
+                raise deadline.error() from None
+            except _EndedError as ended:
+                problem = f"chat template ended its process with {ended}"
+            except BaseException:  # the next job must not read this job's answer
+                self.close()
+                raise
+            if fresh:
+                break
+        raise ChatTemplateError(problem)
 
     def close(self) -> None:
         """Ends the process, if it runs; the next job starts a new one."""
@@ -82,15 +153,14 @@ class TemplateProcess:
             _close_pipes(process)
             process.wait()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Forgets the process without ending it, in a fork; it belongs to the parent."""
-        self._lock = threading.Lock()  # another thread may have held it
         process, self._process = self._process, None
         if process is not None:
             _close_pipes(process)  # else it would not end with its parent
             process.returncode = 0  # not a child of this process, so it must not wait
 
-    def _ask(self, line: bytes, deadline: float) -> dict[str, str]:
+    def _ask(self, line: bytes, deadline: Deadline) -> dict[str, str]:
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
         with selectors.DefaultSelector() as ready:
@@ -98,8 +168,7 @@ class TemplateProcess:
             ready.register(process.stdin, selectors.EVENT_WRITE)
             unsent, received = memoryview(line), bytearray()
             while not received.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0:
+                if (left := deadline.left) <= 0:
                     raise TimeoutError
                 for key, _ in ready.select(left):
                     if key.fileobj is process.stdin:
@@ -151,4 +220,4 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-PROCESS = TemplateProcess()
+PROCESSES = TemplateProcesses(_PROCESSES)

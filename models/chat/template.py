@@ -3,7 +3,7 @@
 A template is an untrusted Jinja program from a model's file. It runs in jinja2's
 `ImmutableSandboxedEnvironment` in a separate process, which is ended if it exceeds its limits of
 time, memory or output, because no check inside that process can stop `'x' * 10**10` or nested
-loops. The process is kept: a job takes about 1 ms, and starting it about 60 ms.
+loops. Processes are kept: a job takes about 1 ms, and starting one about 60 ms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..tokenizer import Tokenizer
-from .process import PROCESS, ChatTemplateError
+from .process import PROCESSES, ChatTemplateError, Deadline
 from .template_capabilities import TemplateCapabilities
 from .token_escaping import SpecialTokenEscaper
 
@@ -29,7 +29,8 @@ _REMEMBERED = 32
 class Limits:
     """Limits of rendering one prompt, all above 0.
 
-    seconds: wall-clock time, including the start of the process. characters: length of the output.
+    seconds: wall-clock time of all that a prompt needs: probes of the template, waiting for a
+    process, its start. characters: length of the output.
     megabytes: address space of the process, enforced on Linux.
     """
 
@@ -137,7 +138,12 @@ class _Job:
         found = _found(self.template, _digest(self.variables))
         if not isinstance(self.now, datetime.datetime | None):
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
-        adapted: Any = TemplateCapabilities(self.template, self._probe, found).adapt(messages)
+        deadline = Deadline(self.limits.seconds)
+
+        def probe(context: dict[str, Any]) -> str | None:
+            return self._run(context, deadline).get("text")
+
+        adapted: Any = TemplateCapabilities(self.template, probe, found).adapt(messages)
         if marks is not None:
             adapted, tools = marks.escaped(adapted), marks.escaped(tools)
         context = {
@@ -145,15 +151,12 @@ class _Job:
             "messages": adapted,
             "add_generation_prompt": self.add_generation_prompt,
         }
-        answer = self._run(context, "" if marks is None else "".join(marks.meanings))
+        answer = self._run(context, deadline, "" if marks is None else "".join(marks.meanings))
         if "error" in answer:
             raise ChatTemplateError(f"chat template: {answer['error']}")
         return answer["text"]
 
-    def _probe(self, context: dict[str, Any]) -> str | None:
-        return self._run(context).get("text")
-
-    def _run(self, context: dict[str, Any], marks: str = "") -> dict[str, str]:
+    def _run(self, context: dict[str, Any], deadline: Deadline, marks: str = "") -> dict[str, str]:
         limits = self.limits
         job = {
             "template": self.template,
@@ -163,7 +166,7 @@ class _Job:
             "characters": limits.characters,
             "megabytes": limits.megabytes,
         }
-        return PROCESS.run(job, limits.seconds)
+        return PROCESSES.run(job, deadline)
 
 
 @functools.lru_cache(_REMEMBERED)

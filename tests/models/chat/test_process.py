@@ -1,4 +1,4 @@
-"""The process that renders chat templates: it serves many calls and keeps their results apart."""
+"""The processes that render chat templates: they serve many calls and keep their results apart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 import pytest
 
 from jax_q4k.models import chat
-from jax_q4k.models.chat.process import PROCESS
+from jax_q4k.models.chat.process import PROCESSES
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -26,8 +26,7 @@ def render(template: str = "{{ messages[0].content }}", **options: chat.Limits) 
 
 def process_id() -> int:
     assert render() == "hi"
-    assert PROCESS._process is not None
-    return PROCESS._process.pid
+    return PROCESSES.running[0]
 
 
 def is_running(pid: int) -> bool:
@@ -80,9 +79,9 @@ def test_a_process_that_is_killed_at_work() -> None:
     def kill() -> None:
         while len(kills) < 2:
             time.sleep(0.2)
-            assert PROCESS._process is not None
-            kills.append(PROCESS._process.pid)
-            os.kill(PROCESS._process.pid, signal.SIGKILL)
+            (working,) = {one.pid for one in PROCESSES._all} - {None, *PROCESSES.running}
+            kills.append(working)
+            os.kill(working, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -97,7 +96,7 @@ def test_memory_that_an_earlier_job_took_is_not_a_later_ones() -> None:
     """Cached templates keep their constants; a job that lacks memory gets a new process."""
     limits = chat.Limits(megabytes=130)
     needs_most = "{{ ('a' * (100_000_000 * (messages | length))) | length }}"
-    PROCESS.close()
+    PROCESSES.close()
     assert render(needs_most, limits=limits) == "100000000"
     assert render("hi{{ 'a' * 20_000_000 if not messages }}") == "hi"
     first = process_id()
@@ -129,6 +128,30 @@ def test_threads_get_their_own_answers() -> None:
     assert answers == {i: {f"{i}"} for i in answers}
 
 
+def test_a_slow_template_holds_up_no_other() -> None:
+    first = process_id()
+    limits = chat.Limits(seconds=2)
+    slow = threading.Thread(
+        target=lambda: pytest.raises(chat.ChatTemplateError, render, ENDLESS, limits=limits)
+    )
+    slow.start()
+    while first in PROCESSES.running and slow.is_alive():
+        time.sleep(0.01)
+    assert render() == "hi" and slow.is_alive()
+    slow.join()
+
+
+def test_probes_share_the_time_of_the_prompt() -> None:
+    """Each of the probes of a tool call, about ten, takes a third of a second."""
+    slow = "{% for i in range(6000) %}{% for j in range(400) %}{% endfor %}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    began = time.monotonic()
+    with pytest.raises(chat.ChatTemplateError, match="took longer than 0.5 s"):
+        chat.render(slow + "{{ messages }}", messages, limits=QUICK)
+    assert time.monotonic() - began < 1.5
+
+
 def test_a_fork_starts_its_own() -> None:
     first = process_id()
     child = os.fork()
@@ -136,7 +159,7 @@ def test_a_fork_starts_its_own() -> None:
         status = 1
         try:
             status = 0 if process_id() != first and is_running(first) else 2
-            PROCESS.close()
+            PROCESSES.close()
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -150,13 +173,13 @@ def test_the_process_ends_with_the_one_that_started_it(busy: bool) -> None:
     body = f"""
 import sys, threading, time
 from jax_q4k.models import chat
-from jax_q4k.models.chat.process import PROCESS
+from jax_q4k.models.chat.process import PROCESSES
 chat.render("x", [])
 if {busy}:
     job = (lambda: chat.render({ENDLESS!r}, [], limits=chat.Limits(seconds=1.5)))
     threading.Thread(target=job, daemon=True).start()
     time.sleep(0.5)
-print(PROCESS._process.pid, flush=True)
+print(next(one.pid for one in PROCESSES._all if one.pid), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE) as parent:
