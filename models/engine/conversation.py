@@ -8,18 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import chat
+from ..chat.transcript import TRANSCRIPT_STOP, prompt_of
 from ..runner.model import Model
 from ..sampling import Sampling
 from . import generate
 from .outputs import Output, Piece
 from .prefix_cache import Prefix
-
-#: Chat template for files without one, which are rarely trained for chat: a transcript.
-TRANSCRIPT = (
-    "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n{% endfor %}Assistant:"
-)
-TRANSCRIPT_STOP = "\nUser:"  # the model starts to write the user's next turn
 
 _FINAL, _ANALYSIS = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
 
@@ -201,6 +195,4 @@ class Conversation:
     def _encoded(self, turns: list[dict[str, Any]]) -> list[int]:
         tokenizer, messages = self.model.tokenizer, self._with_system(turns)
         assert tokenizer is not None
-        if self.has_template:
-            return chat.encode(tokenizer, messages, **self.variables)
-        return tokenizer.encode(chat.render(TRANSCRIPT, messages), add_end=False)
+        return prompt_of(tokenizer, messages, **self.variables)[0]

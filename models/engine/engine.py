@@ -259,6 +259,11 @@ class Engine:
             host_seconds=self._loop.host_seconds,
         )
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests: it is not closed, and has not failed."""
+        return self._error is None and not self._closing and os.getpid() == self._pid
+
     def check(self) -> None:
         """Checks the books of pages and slots; raises AssertionError with what is wrong."""
         self._loop.check(self._thread.is_alive, self._notify)

@@ -101,7 +101,7 @@ class Request:
     # For users.
 
     def __iter__(self) -> Iterator[Piece]:
-        reader, self.is_streamed = _Reader(self), True
+        reader, self.is_streamed = Reader(self), True
         while True:
             self._wait_for(reader.has_more, None)
             for piece in reader.take():
@@ -111,13 +111,13 @@ class Request:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         self.is_streamed = True
-        reader, loop, changed = _Reader(self), asyncio.get_running_loop(), asyncio.Event()
+        reader, loop, changed = Reader(self), asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 loop.call_soon_threadsafe(changed.set)
 
-        self._listen(wake)
+        self.listen(wake)
         try:
             while True:
                 changed.clear()
@@ -128,7 +128,7 @@ class Request:
                 if not reader.has_more():
                     await changed.wait()
         finally:
-            self._listeners.remove(wake)
+            self.unlisten(wake)
 
     def result(self, timeout: float | None = None) -> Output:
         """Waits for the end of the text and returns it.
@@ -156,6 +156,16 @@ class Request:
             self.finish("cancelled")
         hooks.cancel(self)
         return True
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Makes the engine's thread call `wake` after each change; it must return at once."""
+        with self.changed:
+            self._listeners.append(wake)
+
+    def unlisten(self, wake: Callable[[], None]) -> None:
+        """Ends what `listen` began."""
+        with self.changed:
+            self._listeners.remove(wake)
 
     @property
     def is_done(self) -> bool:
@@ -235,10 +245,6 @@ class Request:
         hooks = self._hooks
         return True if hooks is None else hooks.wait(self, condition, timeout)
 
-    def _listen(self, wake: Callable[[], None]) -> None:
-        with self.changed:
-            self._listeners.append(wake)
-
     def _finished(self) -> Output:
         if self._error is not None:
             raise self._error
@@ -246,7 +252,7 @@ class Request:
         return self._output
 
 
-class _Reader:
+class Reader:
     """Position of one loop over a request's pieces."""
 
     def __init__(self, request: Request) -> None:

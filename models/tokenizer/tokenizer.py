@@ -208,6 +208,11 @@ class Tokenizer:
         """Splits a text at the names of control tokens; returns non-empty texts and ids."""
         return cut(text, [entry for entry in self.vocabulary.special if entry[2]])
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Maximum bytes of a token's text: a text of more than n times as many needs over n."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
+
     def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
         """Returns the ids of tokens that contain one of `texts`.
 

@@ -1,0 +1,129 @@
+"""Runs the engine's requests of one HTTP request, for as long as the client stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from ..engine.engine import EngineClosedError
+from ..engine.outputs import Output, Piece
+from ..engine.request import Reader, Request
+from ..sampling import Sampling
+from .errors import ApiError, unavailable
+from .service import Service
+
+#: Pieces of an answer: its index, and what is new.
+News = list[tuple[int, list[Piece]]]
+
+
+class Answers:
+    """Requests of an engine that end when their client leaves.
+
+    Takes its places before anything is awaited. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, service: Service) -> None:
+        """Takes a place; raises ApiError if there is none, or nothing can be served."""
+        self.engine = service.ready()
+        self._service, self._places = service, 0
+        self._requests: list[Request] = []
+        self._take(1)
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is not finished, and gives the places back."""
+        for request in self._requests:
+            request.cancel()
+        self._service.places.give_back(self._places)
+        self._places = 0
+
+    def submit(
+        self, prompts: Sequence[list[int]], samplings: Sequence[Sampling], **options: Any
+    ) -> None:
+        """Submits a request for each prompt and its sampling; raises ApiError."""
+        if len(prompts) > self._places:
+            self._take(len(prompts) - self._places)
+        try:
+            for prompt, sampling in zip(prompts, samplings, strict=True):
+                self._requests.append(self.engine.submit(prompt, sampling, **options))
+        except EngineClosedError as error:
+            raise unavailable(str(error)) from None
+        except (ValueError, TypeError) as error:
+            raise ApiError(400, str(error)) from None
+
+    async def outputs(self) -> list[Output]:
+        """Waits for all answers; raises ApiError if the engine fails."""
+        async for _ in self.news():
+            pass
+        return [request.result(0) for request in self._requests]
+
+    async def news(self, seconds: float = 0.0, ping: float | None = None) -> AsyncIterator[News]:
+        """Yields what is new of all answers, at most once in `seconds`.
+
+        Yields an empty list after `ping` seconds without news. Raises ApiError if the engine fails.
+        """
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        readers = [(i, Reader(request)) for i, request in enumerate(self._requests)]
+        for request in self._requests:
+            request.listen(wake)
+        try:
+            while readers:
+                changed.clear()
+                new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
+                ended = {i for i, pieces in new if pieces and pieces[-1].output is not None}
+                readers = [(i, reader) for i, reader in readers if i not in ended]
+                if new:
+                    yield new
+                    if readers and seconds:
+                        await asyncio.sleep(seconds)
+                    continue
+                try:
+                    async with asyncio.timeout(ping):
+                        await changed.wait()
+                except TimeoutError:
+                    yield []
+        except EngineClosedError as error:
+            raise unavailable(str(error)) from None
+        finally:
+            for request in self._requests:
+                request.unlisten(wake)
+
+    def _take(self, count: int) -> None:
+        self._service.places.take(count)
+        self._places += count
+
+
+async def while_connected(receive: Any, work: Any) -> Any:
+    """Returns the result of the coroutine `work`, which is cancelled when the client leaves.
+
+    receive: of ASGI, after the body. Raises ClientDisconnect if the client left.
+    """
+    running = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientDisconnect
+        return running.result()
+    finally:
+        for task in (running, gone):
+            task.cancel()
+        await asyncio.gather(running, gone, return_exceptions=True)
+
+
+async def _gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,81 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..engine.engine import Engine
+from . import chat_completions, completions, status, tokens
+from .errors import ApiError
+from .guard import Guard
+from .service import Service
+from .settings import Settings
+
+logger = logging.getLogger("jax_q4k.server")
+
+#: Status of requests whose client left; nobody gets it, but the log has it.
+CLIENT_LEFT = 499
+
+
+def app(engine: Engine | None = None, settings: Settings | None = None, **fields: Any) -> Starlette:
+    """Returns an ASGI application that serves an engine.
+
+    Args:
+      engine: None while the model is loading; `app.state.service.start(engine)` begins to serve.
+      settings: limits and names; None means the defaults.
+      fields: fields of `Settings` that override `settings`.
+    """
+    settings = dataclasses.replace(settings or Settings(), **fields)
+    routes = [
+        Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
+        Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/models", status.models, methods=["GET"]),
+        Route("/v1/models/{id:path}", status.model, methods=["GET"]),
+        Route("/health", status.health, methods=["GET"]),
+        Route("/version", status.version, methods=["GET"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/apply-template", tokens.apply_template, methods=["POST"]),
+    ]
+    found = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, settings=settings)],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_left,
+            Exception: _internal_error,
+        },
+    )
+    found.state.service = Service(settings, engine)
+    return found
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: f"there is no {request.url.path[:200]}", 405: "the method is not allowed"}
+    message = messages.get(error.status_code, error.detail)
+    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response
+
+
+async def _client_left(_: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
+async def _internal_error(_: Request, error: Exception) -> Response:
+    logger.error("a request failed", exc_info=error)
+    return ApiError(500, "internal error").response

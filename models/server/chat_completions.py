@@ -1,0 +1,179 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+
+from ..chat import ChatTemplateError, Limits
+from ..chat.transcript import prompt_of as encoded
+from ..engine.outputs import Output, Piece, TokenLogprobs
+from ..tokenizer import Tokenizer
+from . import bodies
+from .answers import Answers
+from .errors import ApiError
+from .generation import (
+    check_length,
+    chunks_of,
+    new_id,
+    reason_of,
+    respond,
+    submit,
+    token_text,
+    usage_of,
+)
+from .parameters import MOST_LOGPROBS, Parameters, check, refuse
+from .service import Service
+
+
+class ChatCompletion(Parameters, kw_only=True):
+    """Body of a chat completion."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    # Known, and refused where they would change the result.
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    modalities: list[str] | None = None
+
+
+async def create(request: Request) -> Any:
+    """Answers a conversation, as a whole or as a stream."""
+    service: Service = request.app.state.service
+    with_place = Answers(service)
+    try:
+        return await _create(request, service, with_place)
+    except BaseException:
+        with_place.close()
+        raise
+
+
+async def _create(request: Request, service: Service, answers: Answers) -> Any:
+    body, ignored = await bodies.read(request, ChatCompletion, service.settings)
+    service.check_model(body.model)
+    check(body)
+    most = _check(body)
+    prompt, stops = await prompt_of(service, body)
+    tokenizer = service.tokenizer()
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    submit(service, answers, [prompt], body, most=most, logprobs=logprobs, stops=stops)
+    head = {**new_id("chatcmpl"), "model": service.settings.name}
+
+    def whole(outputs: list[Output]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": output.text, "refusal": None},
+                "logprobs": _logprobs(tokenizer, output.tokens, output.logprobs),
+                "finish_reason": reason_of(output),
+            }
+            for i, output in enumerate(outputs)
+        ]
+        usage = usage_of(len(prompt), outputs)
+        return {**head, "object": "chat.completion", "choices": choices, "usage": usage}
+
+    def choice(index: int, pieces: list[Piece]) -> dict[str, Any] | None:
+        text = "".join(piece.text for piece in pieces)
+        known = [piece for piece in pieces if piece.token is not None]
+        tokens = [piece.token for piece in known if piece.token is not None]
+        entries = [piece.logprobs for piece in known if piece.logprobs is not None]
+        if not text and not entries:
+            return None
+        found = _logprobs(tokenizer, tokens, entries if entries else None)
+        delta = {"content": text}
+        return {"index": index, "delta": delta, "logprobs": found, "finish_reason": None}
+
+    chunks = None
+    if body.stream:
+        begin = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+        chunks = chunks_of(
+            service,
+            answers,
+            {**head, "object": "chat.completion.chunk"},
+            choice,
+            len(prompt),
+            first=[{"index": i, **begin, "finish_reason": None} for i in range(body.answers)],
+            has_usage=bool(body.stream_options and body.stream_options.include_usage),
+        )
+    headers = {"jax-q4k-ignored": ", ".join(ignored)} if ignored else {}
+    found = await respond(request, service, answers, whole=whole, chunks=chunks, headers=headers)
+    if chunks is None:
+        answers.close()
+    return found
+
+
+async def prompt_of(service: Service, body: ChatCompletion) -> tuple[list[int], tuple[str, ...]]:
+    """Returns the prompt's token ids, and stop strings that the model's format needs."""
+    tokenizer, seconds = service.tokenizer(), service.settings.template_seconds
+    for i, message in enumerate(body.messages):
+        for text in _texts(message.get("content")):
+            check_length(service, text, f"messages[{i}]")
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    if reserved := variables.keys() & {"limits", "template", "tools", "now", "messages"}:
+        message = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
+        raise ApiError(400, message, param="chat_template_kwargs")
+    if body.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = body.add_generation_prompt
+    limits = Limits(seconds=seconds)
+    try:
+        return await asyncio.to_thread(
+            encoded, tokenizer, body.messages, limits=limits, **variables
+        )
+    except (ChatTemplateError, ValueError, TypeError) as error:
+        raise ApiError(400, str(error), param="messages") from None
+
+
+def _check(body: ChatCompletion) -> int | None:
+    """Returns the maximum new tokens; raises ApiError for parameters of chats."""
+    if not body.messages:
+        raise ApiError(400, "messages is empty", param="messages")
+    refuse("tools", bool(body.tools))
+    refuse("tool_choice", body.tool_choice not in (None, "none", "auto"))
+    refuse("continue_final_message", bool(body.continue_final_message))
+    refuse("modalities", body.modalities not in (None, ["text"]))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
+    if not 0 <= (body.top_logprobs or 0) <= MOST_LOGPROBS:
+        message = f"top_logprobs must be 0 to {MOST_LOGPROBS}"
+        raise ApiError(400, message, param="top_logprobs")
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if most is not None and most < 1:
+        raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+    return most
+
+
+def _texts(content: Any) -> list[str]:
+    """Returns the texts of a message's content."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    found = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in found if isinstance(text, str)]
+
+
+def _logprobs(
+    tokenizer: Tokenizer, tokens: list[int], logprobs: list[TokenLogprobs] | None
+) -> dict[str, Any] | None:
+    if logprobs is None:
+        return None
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, raw = token_text(tokenizer, token)
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": raw}
+
+    content = [
+        {**entry(token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top]}
+        for token, one in zip(tokens, logprobs, strict=False)
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,157 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+
+from ..engine.outputs import Output, Piece, TokenLogprobs
+from . import bodies
+from .answers import Answers
+from .errors import ApiError
+from .generation import (
+    check_length,
+    chunks_of,
+    new_id,
+    reason_of,
+    respond,
+    submit,
+    token_text,
+    usage_of,
+)
+from .parameters import MOST_LOGPROBS, Parameters, check, refuse
+from .service import Service
+
+#: Most prompts of a request, and the tokens of an answer if it does not say.
+MOST_PROMPTS, DEFAULT_TOKENS = 64, 16
+
+
+class Completion(Parameters, kw_only=True):
+    """Body of a text completion."""
+
+    prompt: str | list[Any]  # a text, texts, ids, or lists of ids
+    logprobs: int | None = None
+    # Known, and refused where they would change the result.
+    echo: bool | None = None
+    suffix: str | None = None
+    prompt_logprobs: int | None = None
+
+
+async def create(request: Request) -> Any:
+    """Continues one or several prompts, as a whole or as a stream."""
+    service: Service = request.app.state.service
+    answers = Answers(service)
+    try:
+        return await _create(request, service, answers)
+    except BaseException:
+        answers.close()
+        raise
+
+
+async def _create(request: Request, service: Service, answers: Answers) -> Any:
+    body, ignored = await bodies.read(request, Completion, service.settings)
+    service.check_model(body.model)
+    check(body)
+    refuse("echo", bool(body.echo))
+    refuse("suffix", bool(body.suffix))
+    refuse("prompt_logprobs", body.prompt_logprobs is not None)
+    if not 0 <= (body.logprobs or 0) <= MOST_LOGPROBS:
+        raise ApiError(400, f"logprobs must be 0 to {MOST_LOGPROBS}", param="logprobs")
+    if body.max_tokens is not None and body.max_tokens < 1:
+        raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+    prompts = await prompts_of(service, body.prompt)
+    most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    submit(service, answers, prompts, body, most=most, logprobs=body.logprobs)
+    total = sum(map(len, prompts))
+    head = {**new_id("cmpl"), "object": "text_completion", "model": service.settings.name}
+    lengths: dict[int, int] = {}  # characters of each answer so far
+
+    def choice(index: int, pieces: list[Piece]) -> dict[str, Any] | None:
+        text = "".join(piece.text for piece in pieces)
+        known = [piece for piece in pieces if piece.token is not None]
+        tokens = [piece.token for piece in known if piece.token is not None]
+        entries = [piece.logprobs for piece in known if piece.logprobs is not None]
+        if not text and not entries:
+            return None
+        found = _logprobs(service, tokens, entries or None, lengths.get(index, 0))
+        lengths[index] = lengths.get(index, 0) + len(text)
+        return {"index": index, "text": text, "logprobs": found, "finish_reason": None}
+
+    def whole(outputs: list[Output]) -> dict[str, Any]:
+        choices = [
+            {
+                "index": i,
+                "text": output.text or "",
+                "logprobs": _logprobs(service, output.tokens, output.logprobs, 0),
+                "finish_reason": reason_of(output),
+            }
+            for i, output in enumerate(outputs)
+        ]
+        return {**head, "choices": choices, "usage": usage_of(total, outputs)}
+
+    chunks = None
+    if body.stream:
+        has_usage = bool(body.stream_options and body.stream_options.include_usage)
+        chunks = chunks_of(service, answers, head, choice, total, first=[], has_usage=has_usage)
+    headers = {"jax-q4k-ignored": ", ".join(ignored)} if ignored else {}
+    found = await respond(request, service, answers, whole=whole, chunks=chunks, headers=headers)
+    if chunks is None:
+        answers.close()
+    return found
+
+
+async def prompts_of(service: Service, prompt: str | list[Any]) -> list[list[int]]:
+    """Returns the token ids of each prompt; raises ApiError."""
+    rows: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+    if not rows:
+        raise ApiError(400, "prompt is empty", param="prompt")
+    if all(type(row) is int for row in rows):
+        rows = [rows]
+    if not all(isinstance(row, str) or _are_ids(row) for row in rows):
+        message = "prompt must be a text, a list of texts, token ids, or a list of lists of these"
+        raise ApiError(400, message, param="prompt")
+    if len(rows) > MOST_PROMPTS:
+        raise ApiError(400, f"prompt may have {MOST_PROMPTS} texts at most", param="prompt")
+    for row in rows:
+        if isinstance(row, str):
+            check_length(service, row, "prompt")
+
+    def encoded() -> list[list[int]]:
+        return [service.tokenizer().encode(row) if isinstance(row, str) else row for row in rows]
+
+    try:
+        found = await asyncio.to_thread(encoded)
+    except (ValueError, TypeError) as error:
+        raise ApiError(400, str(error), param="prompt") from None
+    if not all(found):
+        raise ApiError(400, "a prompt has no tokens", param="prompt")
+    return found
+
+
+def _are_ids(row: Any) -> bool:
+    return isinstance(row, list) and all(type(one) is int for one in row)
+
+
+def _logprobs(
+    service: Service, tokens: list[int], logprobs: list[TokenLogprobs] | None, offset: int
+) -> dict[str, Any] | None:
+    """Returns log-probabilities; offset: characters of the text before these tokens."""
+    if logprobs is None:
+        return None
+    tokenizer = service.ready().model.tokenizer
+    texts = [token_text(tokenizer, token)[0] for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [max(one.logprob, -9999.0) for one in logprobs],
+        "top_logprobs": [
+            {token_text(tokenizer, token)[0]: max(value, -9999.0) for token, value in one.top}
+            for one in logprobs
+        ],
+        "text_offset": offsets,
+    }

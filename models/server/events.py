@@ -1,0 +1,85 @@
+"""Server-sent events: a response that writes them as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect
+
+from .answers import Answers, while_connected
+from .errors import ApiError
+
+logger = logging.getLogger("jax_q4k.server")
+
+DONE, PING = b"data: [DONE]\n\n", b": ping\n\n"
+
+
+def event(data: Any) -> bytes:
+    """Returns an event with `data` as JSON."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+class EventStream:
+    """ASGI response that sends events until they end or the client leaves.
+
+    It closes `answers` then. An error after the beginning is an event `{"error": ...}`, and the
+    stream ends without [DONE].
+    """
+
+    def __init__(
+        self,
+        answers: Answers,
+        events: AsyncIterator[bytes],
+        *,
+        stalled_seconds: float,
+        seconds: float | None,
+        headers: dict[str, str],
+    ) -> None:
+        self._answers, self._events = answers, events
+        self._stalled, self._seconds, self._headers = stalled_seconds, seconds, headers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await while_connected(receive, self._sent(send))
+        except (ClientDisconnect, ConnectionAbortedError):
+            pass  # nobody reads what could be said
+        finally:
+            self._answers.close()
+
+    async def _sent(self, send: Any) -> None:
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **self._headers,
+        }
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": pairs})
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for one in self._events:
+                    await self._send(send, one)
+        except TimeoutError:
+            late = ApiError(408, f"the request took longer than {self._seconds:g} s")
+            await self._send(send, event(late.body))
+        except ApiError as error:
+            await self._send(send, event(error.body))
+        except ConnectionAbortedError:
+            raise
+        except Exception:
+            logger.exception("a stream failed")
+            await self._send(send, event(ApiError(500, "internal error").body))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Any, body: bytes) -> None:
+        """Sends a part of the body; waits until the client has read most of what was sent."""
+        message = {"type": "http.response.body", "body": body, "more_body": True}
+        try:
+            async with asyncio.timeout(self._stalled):
+                await send(message)
+        except TimeoutError:
+            raise ConnectionAbortedError("the client reads nothing") from None

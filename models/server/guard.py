@@ -1,0 +1,127 @@
+"""Checks that precede every route: host, origin, key; request ids and the log of requests."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import secrets
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from .errors import ApiError
+from .settings import Settings
+
+logger = logging.getLogger("jax_q4k.server")
+
+#: Paths that need no key; they say nothing of anybody's requests.
+_OPEN_PATHS = ("/health", "/")
+
+_METHODS, _HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-api-key"
+
+
+class Guard:
+    """ASGI middleware that refuses requests from elsewhere, and logs all of them.
+
+    A web page can make a browser send requests to this machine: with a name that resolves to it,
+    which the Host header shows, or from another origin, which the Origin header shows.
+    """
+
+    def __init__(self, app: Any, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, began = Headers(scope=scope), time.monotonic()
+        request_id = _request_id(headers.get("x-request-id"))
+        status = 0
+
+        async def answer(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                more = {"x-request-id": request_id} | self._cors(headers.get("origin"))
+                pairs = [(name.encode(), value.encode("latin-1")) for name, value in more.items()]
+                message = {**message, "headers": [*message["headers"], *pairs]}
+            await send(message)
+
+        try:
+            problem = self._problem(scope, headers)
+            if problem is not None:
+                await problem.response(scope, receive, answer)
+            elif scope["method"] == "OPTIONS" and "origin" in headers:
+                await Response(status_code=204)(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        finally:
+            milliseconds = 1e3 * (time.monotonic() - began)
+            logger.info(
+                "%s %s %d %.0f ms",
+                scope["method"],
+                _printable(scope["path"]),
+                status,
+                milliseconds,
+                extra={"request_id": request_id, "status": status},
+            )
+
+    def _problem(self, scope: Any, headers: Headers) -> ApiError | None:
+        """Returns why the request is refused; None if it is not."""
+        settings = self._settings
+        if not _is_allowed(_host_of(headers.get("host", "")), settings.allowed_hosts):
+            return ApiError(403, "the Host header names another machine", code="wrong_host")
+        origin = headers.get("origin")
+        if origin is not None and not self._is_own(origin, headers.get("host", "")):
+            return ApiError(403, "requests of other origins are refused", code="wrong_origin")
+        is_preflight = scope["method"] == "OPTIONS" and origin is not None
+        if settings.api_keys and scope["path"] not in _OPEN_PATHS and not is_preflight:
+            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            given = given or headers.get("x-api-key", "")
+            found = [hmac.compare_digest(given.encode(), key.encode()) for key in settings.api_keys]
+            if not any(found):
+                message = "the API key is wrong" if given else "an API key is needed"
+                challenge = {"www-authenticate": "Bearer"}
+                return ApiError(401, message, code="invalid_api_key", headers=challenge)
+        return None
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        """Returns whether an origin is this server's own, or an allowed one."""
+        if _is_allowed(origin, self._settings.cors_origins):
+            return True
+        return urlsplit(origin).netloc == host and origin != "null"
+
+    def _cors(self, origin: str | None) -> dict[str, str]:
+        if origin is None or not _is_allowed(origin, self._settings.cors_origins):
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-allow-methods": _METHODS,
+            "access-control-allow-headers": _HEADERS,
+            "access-control-max-age": "600",
+            "vary": "origin",
+        }
+
+
+def _is_allowed(value: str, allowed: tuple[str, ...]) -> bool:
+    return "*" in allowed or value.lower() in {one.lower() for one in allowed}
+
+
+def _host_of(header: str) -> str:
+    """Returns a Host header without the port."""
+    return re.sub(r":\d*$", "", header)
+
+
+def _request_id(given: str | None) -> str:
+    """Returns the client's id of a request if it is harmless, else a new one."""
+    if given is not None and re.fullmatch(r"[\w.:-]{1,128}", given, re.ASCII):
+        return given
+    return secrets.token_hex(8)
+
+
+def _printable(text: str) -> str:
+    return text.encode("unicode_escape").decode()[:200]

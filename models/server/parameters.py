@@ -1,0 +1,139 @@
+"""Sampling parameters of requests, under OpenAI's, vLLM's and llama.cpp's names."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from ..sampling import Sampling
+from .errors import ApiError
+
+#: Limits of a request.
+MOST_ANSWERS, MOST_STOPS, MOST_STOP_BYTES, MOST_LOGPROBS = 16, 16, 1024, 20
+
+_GOLDEN = 0x9E3779B1  # 2^32 divided by the golden ratio
+
+
+class Parameters(msgspec.Struct, kw_only=True):
+    """Parameters that all generation routes take; None and missing ones mean the default."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Known, and refused where they would change the result.
+    best_of: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    structured_outputs: Any = None
+    response_format: Any = None
+
+    @property
+    def answers(self) -> int:
+        return 1 if self.n is None else self.n
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Options of a stream.
+
+    Attributes:
+      include_usage: whether a last chunk has the usage.
+    """
+
+    include_usage: bool | None = None
+
+
+def check(parameters: Parameters) -> None:
+    """Raises ApiError for parameters that are out of range or not supported."""
+    if not 1 <= parameters.answers <= MOST_ANSWERS:
+        raise ApiError(400, f"n must be 1 to {MOST_ANSWERS}", param="n")
+    stops = _stops(parameters)
+    if len(stops) > MOST_STOPS:
+        raise ApiError(400, f"stop may have {MOST_STOPS} strings at most", param="stop")
+    if any(len(stop.encode(errors="replace")) > MOST_STOP_BYTES for stop in stops):
+        raise ApiError(400, f"a stop string may have {MOST_STOP_BYTES} bytes", param="stop")
+    refuse("best_of", parameters.best_of not in (None, parameters.answers))
+    refuse("min_tokens", bool(parameters.min_tokens))
+    refuse("stop_token_ids", bool(parameters.stop_token_ids))
+    refuse("structured_outputs", parameters.structured_outputs is not None)
+    form = parameters.response_format
+    refuse("response_format", form is not None and form != {"type": "text"})
+
+
+def refuse(name: str, changes: bool) -> None:
+    """Raises ApiError for a parameter that would change the result, and is not supported."""
+    if changes:
+        raise ApiError(400, f"{name} is not supported", param=name, code="unsupported_parameter")
+
+
+def seed_of(seed: int | None) -> int:
+    """Returns a seed of 32 bits: of a seed of 64 bits, or by chance for None and -1."""
+    if seed is None or seed == -1:
+        return secrets.randbits(32)
+    if not -(2**63) <= seed < 2**64:
+        raise ApiError(400, "seed must be an integer of 64 bits", param="seed")
+    high = seed >> 32 & 0xFFFFFFFF
+    return (seed ^ high * _GOLDEN) & 0xFFFFFFFF
+
+
+def samplings_of(
+    parameters: Parameters,
+    defaults: dict[str, Any],
+    *,
+    max_new_tokens: int,
+    logprobs: int | None,
+    stops: tuple[str, ...],
+) -> list[Sampling]:
+    """Returns the sampling parameters of each of the `n` answers.
+
+    defaults: the model's, fields of `Sampling`. stops: further stop strings.
+    """
+    fields: dict[str, Any] = dict(defaults)
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    for name in (*names, "presence_penalty", "frequency_penalty"):
+        if (value := getattr(parameters, name)) is not None:
+            fields[name] = value
+    if fields.get("top_p") == 0:
+        fields |= {"temperature": 0.0, "top_p": 1.0}
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
+    fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
+    fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
+    fields["logit_bias"] = _biases(parameters.logit_bias or {})
+    seed = seed_of(parameters.seed)
+    try:
+        return [Sampling(**fields, seed=(seed + i) & 0xFFFFFFFF) for i in range(parameters.answers)]
+    except (ValueError, TypeError) as error:
+        name = str(error).partition("=")[0]
+        known = name in Parameters.__struct_fields__
+        raise ApiError(400, str(error), param=name if known else None) from None
+
+
+def _stops(parameters: Parameters) -> list[str]:
+    stop = parameters.stop
+    return [] if not stop else [stop] if isinstance(stop, str) else stop
+
+
+def _biases(biases: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in biases.items()}
+    except ValueError:
+        message = "logit_bias must have token ids as names"
+        raise ApiError(400, message, param="logit_bias") from None

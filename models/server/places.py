@@ -1,0 +1,29 @@
+"""Counts the places of requests that run or wait, so that a full server answers at once."""
+
+from __future__ import annotations
+
+from .errors import ApiError
+
+
+class Places:
+    """Places for requests.
+
+    Attributes:
+      count: number of places.
+      taken: places that are taken.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self.taken = count, 0
+
+    def take(self, count: int = 1) -> None:
+        """Takes places; raises ApiError: 429 if fewer are free, 400 if there are fewer at all."""
+        if count > self.count:
+            raise ApiError(400, f"{count} answers at once are more than the {self.count} places")
+        if self.taken + count > self.count:
+            message = f"all {self.count} places are taken; try again later"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+        self.taken += count
+
+    def give_back(self, count: int) -> None:
+        self.taken -= count

@@ -1,0 +1,69 @@
+"""Defines Service, what the routes of one server share."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..engine.engine import Engine
+from ..sampling.file_defaults import USUAL, default_sampling
+from ..tokenizer import Tokenizer
+from .errors import ApiError, unavailable
+from .places import Places
+from .settings import Settings
+
+
+class Service:
+    """An engine and its settings.
+
+    Attributes:
+      engine: None while the model is loading.
+      is_draining: whether new requests are refused, because the server ends.
+      places: places of running and waiting requests.
+      created: time of the start, in seconds since 1970.
+      defaults: fields of `Sampling` that requests may override.
+    """
+
+    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
+        self.settings, self.created = settings, int(time.time())
+        self.is_draining = False
+        self.engine: Engine | None = None
+        self.places = Places(settings.queue)
+        self.defaults: dict[str, Any] = dict(USUAL)
+        if engine is not None:
+            self.start(engine)
+
+    def start(self, engine: Engine) -> None:
+        """Begins to serve an engine."""
+        self.places.count = self.settings.queue + engine.stats().max_rows
+        self.defaults = default_sampling(engine.model.metadata) or dict(USUAL)
+        self.engine = engine
+
+    @property
+    def problem(self) -> str | None:
+        """Why no request can be served; None if they can."""
+        if self.engine is None:
+            return "Loading model"
+        if self.is_draining:
+            return "the server is shutting down"
+        return None if self.engine.is_open else "the engine has failed"
+
+    def ready(self) -> Engine:
+        """Returns the engine; raises ApiError 503 if requests cannot be served."""
+        if self.problem is not None:
+            raise unavailable(self.problem)
+        assert self.engine is not None
+        return self.engine
+
+    def tokenizer(self) -> Tokenizer:
+        """Returns the model's tokenizer; raises ApiError if it has none."""
+        tokenizer = self.ready().model.tokenizer
+        if tokenizer is None:
+            raise ApiError(400, "the model has no tokenizer: send token ids")
+        return tokenizer
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for the name of another model."""
+        if name and name != self.settings.name:
+            message = f"the model {name!r:.200} does not exist; available: {self.settings.name}"
+            raise ApiError(404, message, param="model", code="model_not_found")

@@ -1,0 +1,44 @@
+"""Defines Settings, the limits and names of a server."""
+
+from __future__ import annotations
+
+import dataclasses
+
+#: Names of this machine, which the Host header may have by default.
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Limits and names of a server.
+
+    Attributes:
+      name: the model's id in answers.
+      api_keys: keys of which requests must have one, as `Authorization: Bearer KEY`; none means
+        that no key is needed.
+      allowed_hosts: values of the Host header, without port, that are served; "*" allows all. It
+        protects a server on this machine from web pages whose names resolve to it.
+      cors_origins: origins whose web pages may read answers; "*" allows all.
+      queue: requests that may wait beyond those that run; further ones get status 429.
+      seconds: time limit of a request; None means none.
+      body_bytes, body_seconds: limits of a request's body, and of the time that it may take.
+      depth: most nested arrays and objects in a body.
+      ping_seconds: silence after which a stream sends a comment, so that no proxy closes it.
+      event_seconds: least time between two events of a stream; tokens in between are merged.
+      stalled_seconds: time after which a client that reads nothing is dropped.
+      template_seconds: time limit of rendering a chat template.
+    """
+
+    name: str = "default"
+    api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = LOCAL_HOSTS
+    cors_origins: tuple[str, ...] = ()
+    queue: int = 64
+    seconds: float | None = 600.0
+    body_bytes: int = 8 << 20
+    body_seconds: float = 30.0
+    depth: int = 64
+    ping_seconds: float = 15.0
+    event_seconds: float = 0.02
+    stalled_seconds: float = 60.0
+    template_seconds: float = 2.0

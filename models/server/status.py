@@ -1,0 +1,74 @@
+"""GET /health, /v1/models and /version."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+import jax_q4k
+
+from ..sampling import Sampling
+from .answers import Answers
+from .errors import ApiError, json_response, unavailable
+from .service import Service
+
+#: Seconds that a token of /health?generate=1 may take.
+_HEALTH_SECONDS = 30.0
+
+
+async def health(request: Request) -> Response:
+    """Says whether requests are served; `?generate=1` generates a token."""
+    service: Service = request.app.state.service
+    if service.problem is not None:
+        raise unavailable(service.problem)
+    if request.query_params.get("generate") in ("1", "true"):
+        with Answers(service) as answers:
+            answers.submit([[0]], [Sampling(max_new_tokens=1, ignore_end=True)])
+            try:
+                async with asyncio.timeout(_HEALTH_SECONDS):
+                    await answers.outputs()
+            except TimeoutError:
+                raise unavailable(f"no token within {_HEALTH_SECONDS:g} s") from None
+    return json_response({"status": "ok"})
+
+
+async def models(request: Request) -> Response:
+    """Lists the model."""
+    return json_response({"object": "list", "data": [_model(request.app.state.service)]})
+
+
+async def model(request: Request) -> Response:
+    """Describes one model."""
+    service: Service = request.app.state.service
+    if request.path_params["id"] != service.settings.name:
+        raise ApiError(404, "no such model", param="model", code="model_not_found")
+    return json_response(_model(service))
+
+
+async def version(_: Request) -> Response:
+    """Returns the version of the package."""
+    return json_response({"version": jax_q4k.__version__})
+
+
+def _model(service: Service) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": service.settings.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "jax-q4k",
+    }
+    if service.engine is not None:
+        config = service.engine.model.config
+        found |= {
+            "max_model_len": service.engine.stats().max_context,
+            "meta": {
+                "architecture": config.architecture,
+                "vocab_size": config.vocab_size,
+                "n_ctx_train": config.context_length,
+                "size": service.engine.model.weight_bytes,
+            },
+        }
+    return found

@@ -1,0 +1,86 @@
+"""POST /tokenize, /detokenize and /apply-template."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..chat import ChatTemplateError, Limits
+from ..chat.transcript import text_of
+from . import bodies
+from .errors import ApiError, json_response
+from .generation import check_length
+from .service import Service
+
+
+class Tokenize(msgspec.Struct, kw_only=True):
+    """Body of /tokenize, with llama.cpp's names.
+
+    Attributes:
+      content, prompt: the text, under llama.cpp's and vLLM's name.
+      add_special: whether tokens such as BOS are added.
+      parse_special: whether texts of control tokens become these tokens.
+    """
+
+    content: str | None = None
+    prompt: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class Detokenize(msgspec.Struct, kw_only=True):
+    """Body of /detokenize."""
+
+    tokens: list[int]
+
+
+class ApplyTemplate(msgspec.Struct, kw_only=True):
+    """Body of /apply-template."""
+
+    messages: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any] = {}
+
+
+async def tokenize(request: Request) -> Response:
+    """Returns the token ids of a text."""
+    service: Service = request.app.state.service
+    body, _ = await bodies.read(request, Tokenize, service.settings)
+    text = body.content if body.prompt is None else body.prompt
+    if text is None:
+        raise ApiError(400, "content is missing", param="content")
+    check_length(service, text, "content")
+    options = {"add_special": body.add_special, "parse_special": body.parse_special}
+    tokenizer = service.tokenizer()
+    tokens = await asyncio.to_thread(lambda: tokenizer.encode(text, **options))
+    return json_response({"tokens": tokens, "count": len(tokens)})
+
+
+async def detokenize(request: Request) -> Response:
+    """Returns the text of token ids."""
+    service: Service = request.app.state.service
+    body, _ = await bodies.read(request, Detokenize, service.settings)
+    tokenizer = service.tokenizer()
+    try:
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special=False)
+    except (ValueError, TypeError, IndexError) as error:
+        raise ApiError(400, str(error), param="tokens") from None
+    return json_response({"content": text})
+
+
+async def apply_template(request: Request) -> Response:
+    """Returns a conversation's prompt as text."""
+    service: Service = request.app.state.service
+    body, _ = await bodies.read(request, ApplyTemplate, service.settings)
+    tokenizer = service.tokenizer()
+    limits = Limits(seconds=service.settings.template_seconds)
+    try:
+        text = await asyncio.to_thread(
+            lambda: text_of(tokenizer, body.messages, limits=limits, **body.chat_template_kwargs)
+        )
+    except (ChatTemplateError, ValueError, TypeError) as error:
+        raise ApiError(400, str(error), param="messages") from None
+    return json_response({"prompt": text})
