@@ -63,6 +63,7 @@ ROOMS = (
     "engine",
     "files",
     "tasks",
+    "server",
     "cli",
 )
 

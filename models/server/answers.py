@@ -102,7 +102,7 @@ class Answers:
                 request.unlisten(wake)
 
     def _take(self, count: int) -> None:
-        self._service.places.take(count)
+        self._service.places.take(count, self._places)
         self._places += count
 
 

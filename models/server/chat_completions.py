@@ -121,8 +121,8 @@ async def prompt_of(service: Service, body: ChatCompletion) -> tuple[list[int], 
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     if reserved := variables.keys() & {"limits", "template", "tools", "now", "messages"}:
-        message = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
-        raise ApiError(400, message, param="chat_template_kwargs")
+        problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
+        raise ApiError(400, problem, param="chat_template_kwargs")
     if body.add_generation_prompt is not None:
         variables["add_generation_prompt"] = body.add_generation_prompt
     limits = Limits(seconds=seconds)

@@ -1,4 +1,4 @@
-"""What chat and text completions share: submitting prompts, usage, log-probabilities, streams."""
+"""Shared code of chat and text completions: submitted prompts, usage, streams."""
 
 from __future__ import annotations
 

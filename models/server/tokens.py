@@ -53,9 +53,10 @@ async def tokenize(request: Request) -> Response:
     if text is None:
         raise ApiError(400, "content is missing", param="content")
     check_length(service, text, "content")
-    options = {"add_special": body.add_special, "parse_special": body.parse_special}
-    tokenizer = service.tokenizer()
-    tokens = await asyncio.to_thread(lambda: tokenizer.encode(text, **options))
+    tokenizer, special, parse = service.tokenizer(), body.add_special, body.parse_special
+    tokens = await asyncio.to_thread(
+        lambda: tokenizer.encode(text, add_special=special, parse_special=parse)
+    )
     return json_response({"tokens": tokens, "count": len(tokens)})
 
 

@@ -20,7 +20,7 @@ from support.paths import ROOT
 import jax_q4k as jq
 import ptx_kernels
 from jax_q4k import models
-from jax_q4k.models import chat
+from jax_q4k.models import chat, server
 from ptx_kernels import simulator, tuning
 from ptx_kernels.kernels import KERNELS
 from tools import snippets
@@ -88,6 +88,7 @@ def test_files(page):
     pattern = r"[\w.~*-]+/|[\w.~*-]*(/[\w.*-]+)+/?|\w+\.(py|h|cpp|json|md)"
     paths = {span for span in spans(page) if re.fullmatch(pattern, span)}
     paths = {path for path in paths if not re.fullmatch(rf"{THEIRS}|{UNWRITTEN}|/\w+", path)}
+    paths -= {route.path for route in server.app().routes}
     endings = {path: re.sub(r"^.*\*", "", path) for path in paths}
     missing = {
         path

@@ -1,0 +1,56 @@
+"""Servers of the demo model on a free port, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import uvicorn
+
+from jax_q4k import models
+from jax_q4k.models.server import app
+
+
+class Running(NamedTuple):
+    """A server.
+
+    Attributes:
+      client: HTTP client of its address.
+      service: what its routes share.
+    """
+
+    url: str
+    client: httpx.Client
+    service: Any
+
+
+@contextlib.contextmanager
+def serving(engine: models.Engine | None, **fields: Any) -> Iterator[Running]:
+    """Serves an engine, or none that has loaded, with `fields` of Settings."""
+    application = app(engine, **({"name": "demo"} | fields))
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(application, log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield Running(url, client, application.state.service)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(condition: Any, seconds: float = 30.0) -> None:
+    """Waits until the condition holds; fails after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come to hold"
+        time.sleep(0.005)

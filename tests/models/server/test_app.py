@@ -1,0 +1,289 @@
+"""Completions and chats over HTTP, whole and streamed, by OpenAI's client and by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from jax_q4k import models
+
+from .running import Running, serving, wait_until
+
+MESSAGES = [{"role": "user", "content": "Where is the sea?"}]
+#: Greedy sampling, under the names of requests.
+GREEDY = {"temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[models.Engine]:
+    with models.Engine(models.load("demo"), max_rows=4, warm_up=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine: models.Engine) -> Iterator[Running]:
+    with serving(engine, queue=4) as server:
+        yield server
+        assert server.service.places.taken == 0
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def post(server: Running, path: str, **body: Any) -> Any:
+    return server.client.post(path, json=body)
+
+
+def streamed(server: Running, path: str, **body: Any) -> list[Any]:
+    """Returns the data of a stream's events; the last one must be [DONE]."""
+    with server.client.stream("POST", path, json={"stream": True, **body}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        text = response.read().decode()
+    events = [one.removeprefix("data: ") for one in text.split("\n\n") if one.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    return [json.loads(one) for one in events]
+
+
+def is_idle(engine: models.Engine, server: Running) -> bool:
+    stats = engine.stats()
+    free = stats.free_pages == stats.pages and not stats.running and not stats.waiting
+    return free and server.service.places.taken == 0
+
+
+def test_a_completion_is_the_engines(engine: models.Engine, server: Running) -> None:
+    want = engine.generate("The sea", max_new_tokens=24)
+    found = post(server, "/v1/completions", model="demo", prompt="The sea", **GREEDY)
+    assert found.status_code == 200 and "jax-q4k-ignored" not in found.headers
+    body = found.json()
+    assert body["choices"][0]["text"] == want.text
+    assert body["choices"][0]["finish_reason"] == "length"
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 24)
+    ids = engine.model.tokenizer.encode("The sea")  # type: ignore[union-attr]
+    several = post(server, "/v1/completions", prompt=[ids, ids], **GREEDY).json()["choices"]
+    assert [one["text"] for one in several] == [want.text] * 2
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True, "top_logprobs": 2}, {"n": 3}])
+def test_a_streamed_chat_is_the_whole_one(server: Running, fields: dict[str, Any]) -> None:
+    options = {"messages": MESSAGES, "seed": 2**40 + 7, "max_tokens": 24, **fields}
+    whole = post(server, "/v1/chat/completions", **options).json()
+    usage = {"stream_options": {"include_usage": True}}
+    chunks = streamed(server, "/v1/chat/completions", **options, **usage)
+    for want in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == want["index"]]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [c["finish_reason"] for c in own] == [None] * (len(own) - 1) + ["length"]
+        assert own[-1]["delta"] == {}
+        text = "".join(c["delta"].get("content", "") for c in own)
+        assert text == want["message"]["content"]
+        if want["logprobs"] is not None:
+            parts = [c["logprobs"]["content"] for c in own if c["logprobs"]]
+            assert [one for part in parts for one in part] == want["logprobs"]["content"]
+            assert len(want["logprobs"]["content"]) == 24
+    assert len(whole["choices"]) == fields.get("n", 1)
+    counts = "prompt_tokens", "completion_tokens", "total_tokens"
+    assert [chunks[-1]["usage"][name] for name in counts] == [whole["usage"][n] for n in counts]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_openais_client(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").owned_by == "jax-q4k"
+    options: dict[str, Any] = {"model": "demo", "messages": MESSAGES, **GREEDY}
+    chat = client.chat.completions.create(**options)
+    stream = client.chat.completions.create(**options, stream=True)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == chat.choices[0].message.content != ""
+    completion = client.completions.create(model="demo", prompt="The sea", logprobs=2, **GREEDY)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None and logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == completion.choices[0].text
+    with pytest.raises(openai.NotFoundError, match="available: demo"):
+        client.chat.completions.create(**{**options, "model": "other"})
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(**options, tools=[{"type": "function", "function": {}}])  # type: ignore[list-item]
+    assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
+
+
+def test_openais_async_client(server: Running) -> None:
+    async def run() -> set[str | None]:
+        url = f"{server.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            tasks = [
+                client.completions.create(model="demo", prompt="The sea", **GREEDY)
+                for _ in range(6)
+            ]
+            return {found.choices[0].text for found in await asyncio.gather(*tasks)}
+
+    assert len(asyncio.run(run())) == 1
+
+
+def test_stop_strings_do_not_leak(server: Running) -> None:
+    text = post(server, "/v1/completions", prompt="The sea", **GREEDY).json()["choices"][0]["text"]
+    stop = text[6:10]
+    options = {"prompt": "The sea", "stop": [stop, "never"], **GREEDY}
+    whole = post(server, "/v1/completions", **options).json()["choices"][0]
+    assert whole["text"] == text[: text.index(stop)] and whole["finish_reason"] == "stop"
+    chunks = streamed(server, "/v1/completions", **options)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["text"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_seeds(server: Running) -> None:
+    def text(seed: int | None) -> str:
+        options = {"temperature": 1.5, "max_tokens": 12, "seed": seed}
+        found = post(server, "/v1/completions", prompt="The sea", **options)
+        return str(found.json()["choices"][0]["text"])
+
+    assert text(3) == text(3) != text(3 + 2**32)
+    assert text(-(2**63)) == text(-(2**63))
+    assert text(-1) != text(-1) or text(None) != text(None)
+
+
+def test_unknown_names_are_listed(server: Running) -> None:
+    found = post(server, "/v1/completions", prompt="A", max_tokens=1, foo=1, bar=None)
+    assert found.status_code == 200 and found.headers["jax-q4k-ignored"] == "bar, foo"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/v1/completions", {"prompt": "A", "max_tokens": "x"}, "max_tokens", "Expected `int"),
+        ("/v1/completions", {"prompt": "A", "max_tokens": 0}, "max_tokens", "at least 1"),
+        ("/v1/completions", {"prompt": "A", "temperature": -1}, "temperature", "in [0, 100]"),
+        ("/v1/completions", {"prompt": "A", "n": 17}, "n", "1 to 16"),
+        ("/v1/completions", {"prompt": "A", "n": 9}, None, "more than the 8 places"),
+        ("/v1/completions", {"prompt": []}, "prompt", "is empty"),
+        ("/v1/completions", {"prompt": [1.5]}, "prompt", "must be a text"),
+        ("/v1/completions", {"prompt": [99999999]}, None, "99999999"),
+        ("/v1/completions", {"prompt": "A", "stop": ["x"] * 17}, "stop", "16 strings"),
+        ("/v1/completions", {"prompt": "A", "seed": 2**64}, "seed", "64 bits"),
+        ("/v1/completions", {"prompt": "A", "echo": True}, "echo", "not supported"),
+        ("/v1/completions", {"prompt": "A", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ("/v1/completions", {"prompt": "A " * 600}, None, "context length is 512"),
+        ("/v1/completions", {"prompt": "A" * 1_000_000}, "prompt", "too many for a context"),
+        ("/v1/chat/completions", {}, None, "missing required field `messages`"),
+        ("/v1/chat/completions", {"messages": []}, "messages", "is empty"),
+        ("/v1/chat/completions", {"messages": [{}]}, "messages", "role is of type"),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "response_format": {"type": "json_object"}},
+            "response_format",
+            "not supported",
+        ),
+        ("/tokenize", {}, "content", "is missing"),
+        ("/detokenize", {"tokens": [-1]}, "tokens", "-1"),
+    ],
+)
+def test_mistakes(
+    server: Running, path: str, body: dict[str, Any], param: str | None, message: str
+) -> None:
+    found = post(server, path, **body)
+    assert found.status_code == 400, found.text
+    error = found.json()["error"]
+    assert message in error["message"] and error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+def test_bodies(server: Running) -> None:
+    headers = {"content-type": "application/json"}
+
+    def answer(content: bytes, **more: str) -> tuple[int, str]:
+        found = server.client.post("/v1/completions", content=content, headers=headers | more)
+        return found.status_code, found.json()["error"]["message"]
+
+    assert answer(b"{") == (400, "the body is not JSON: Input data was truncated")
+    assert answer(b"[]") == (400, "the body must be a JSON object")
+    deep = b'{"prompt": "A", "x": ' + b"[" * 70 + b"]" * 70 + b"}"
+    assert answer(deep) == (400, "the body has more than 64 nested arrays and objects")
+    assert answer(b'{"x": ' + b"[" * 100_000)[0] == 400
+    assert answer(b" " * (9 << 20))[0] == 413
+    wrong = {"content-type": "text/plain"}
+    assert answer(b'{"prompt": "A"}', **wrong)[0] == 415
+    found = server.client.get("/v1/completions")
+    assert (found.status_code, found.json()["error"]["message"]) == (
+        405,
+        "the method is not allowed",
+    )
+    assert server.client.get("/nothing").json()["error"]["message"] == "there is no /nothing"
+
+
+def test_tokens(server: Running) -> None:
+    tokens = post(server, "/tokenize", content="The sea").json()["tokens"]
+    assert post(server, "/detokenize", tokens=tokens).json() == {"content": "The sea"}
+    prompt = post(server, "/apply-template", messages=MESSAGES).json()["prompt"]
+    assert MESSAGES[0]["content"] in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_work(
+    engine: models.Engine, server: Running, stream: bool
+) -> None:
+    """Leaves in the middle of answers; two of the requests wait for a row."""
+    import socket
+
+    before = engine.stats().new_tokens
+    body = json.dumps(
+        {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+    )
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    request = f"{head}Content-Type: application/json\r\n\r\n{body}".encode()
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connections = [socket.create_connection((host, int(port))) for _ in range(6)]
+    for connection in connections:
+        connection.sendall(request)
+    wait_until(lambda: engine.stats().running == 4 and engine.stats().new_tokens > before + 8)
+    assert server.service.places.taken == 6
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: is_idle(engine, server), 5)
+    assert engine.stats().new_tokens < before + 6 * 300
+    engine.check()
+
+
+def test_a_full_queue_answers_at_once(engine: models.Engine, server: Running) -> None:
+    server.service.places.take(8)
+    try:
+        found = post(server, "/v1/completions", prompt="A", max_tokens=1)
+    finally:
+        server.service.places.give_back(8)
+    assert found.status_code == 429 and found.headers["retry-after"] == "1"
+    assert found.json()["error"]["code"] == "queue_full"
+    assert post(server, "/v1/completions", prompt="A", max_tokens=1).status_code == 200
+
+
+def test_health(engine: models.Engine, server: Running) -> None:
+    assert server.client.get("/health").json() == {"status": "ok"}
+    assert server.client.get("/health?generate=1").json() == {"status": "ok"}
+    with serving(None) as loading:
+        found = loading.client.get("/health")
+        assert (found.status_code, found.json()["error"]["message"]) == (503, "Loading model")
+        assert post(loading, "/v1/completions", prompt="A").status_code == 503
+        loading.service.start(engine)
+        assert loading.client.get("/health").status_code == 200
+        loading.service.is_draining = True
+        assert post(loading, "/v1/completions", prompt="A").headers["retry-after"] == "1"
+
+
+def test_an_engine_that_fails_in_a_stream() -> None:
+    with models.Engine(models.load("demo"), max_rows=1, warm_up=False) as engine:
+        with serving(engine) as server:
+            body = {"prompt": "A", "max_tokens": 500, "ignore_eos": True, "stream": True}
+            with server.client.stream("POST", "/v1/completions", json=body) as response:
+                events = response.iter_lines()
+                assert next(events).startswith("data: {")
+                engine.close()
+                rest = [line for line in events if line]
+            assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] is None
+            assert server.client.get("/health").status_code == 503
+            assert server.service.places.taken == 0

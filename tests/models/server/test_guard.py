@@ -1,0 +1,76 @@
+"""Hosts, origins and keys: who may send requests, and who reads the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from .running import Running, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """Returns a server without a model; a request that is let through finds it loading."""
+    origins = ("https://app.example",)
+    with serving(None, api_keys=("one", "two"), cors_origins=origins) as server:
+        yield server
+
+
+def status(server: Running, path: str = "/v1/models", **headers: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return int(server.client.get(path, headers=named).status_code)
+
+
+@pytest.mark.parametrize(
+    ("headers", "want"),
+    [
+        ({}, 401),
+        ({"authorization": "Bearer three"}, 401),
+        ({"authorization": "Bearer one"}, 200),
+        ({"x_api_key": "two"}, 200),
+        ({"authorization": "Bearer ünïcode"}, 401),
+        ({"authorization": "Bearer one", "host": "evil.example"}, 403),
+        ({"authorization": "Bearer one", "host": "localhost:1"}, 200),
+        ({"authorization": "Bearer one", "origin": "https://evil.example"}, 403),
+        ({"authorization": "Bearer one", "origin": "null"}, 403),
+        ({"authorization": "Bearer one", "origin": "https://app.example"}, 200),
+    ],
+)
+def test_who_is_served(server: Running, headers: dict[str, Any], want: int) -> None:
+    encoded = {name: value.encode() for name, value in headers.items()}
+    assert status(server, **encoded) == want
+
+
+def test_its_own_pages(server: Running) -> None:
+    assert status(server, authorization="Bearer one", origin=server.url) == 200
+
+
+def test_health_needs_no_key(server: Running) -> None:
+    assert status(server, "/health") == 503
+
+
+def test_other_origins_may_read_if_they_are_allowed(server: Running) -> None:
+    asks = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    found = server.client.options("/v1/completions", headers=asks)
+    assert found.status_code == 204
+    assert found.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-origin" not in server.client.get("/health").headers
+    other = {**asks, "origin": "https://evil.example"}
+    assert server.client.options("/v1/completions", headers=other).status_code == 403
+
+
+def test_request_ids(server: Running) -> None:
+    given = server.client.get("/health", headers={"x-request-id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    strange = server.client.get("/health", headers={"x-request-id": "a b"})
+    assert strange.headers["x-request-id"] not in ("a b", "abc-1")
+
+
+def test_a_local_name_is_needed_even_without_keys() -> None:
+    with serving(None) as server:
+        assert status(server) == 200
+        assert status(server, host="rebound.example") == 403
+    with serving(None, allowed_hosts=("*",)) as server:
+        assert status(server, host="rebound.example") == 200
