@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -59,6 +60,11 @@ class Answers:
         except (ValueError, TypeError) as error:
             raise ApiError(400, str(error)) from None
 
+    @property
+    def count(self) -> int:
+        """Number of submitted requests."""
+        return len(self._requests)
+
     async def outputs(self) -> list[Output]:
         """Waits for all answers; raises ApiError if the engine fails."""
         async for _ in self.news():
@@ -73,7 +79,7 @@ class Answers:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
                 loop.call_soon_threadsafe(changed.set)
 
         readers = [(i, Reader(request)) for i, request in enumerate(self._requests)]

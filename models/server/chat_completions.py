@@ -9,12 +9,14 @@ from starlette.requests import Request
 
 from ..chat import ChatTemplateError, Limits
 from ..chat.transcript import prompt_of as encoded
-from ..engine.outputs import Output, Piece, TokenLogprobs
+from ..engine.outputs import Output, TokenLogprobs
 from ..tokenizer import Tokenizer
 from . import bodies
 from .answers import Answers
 from .errors import ApiError
 from .generation import (
+    Form,
+    New,
     check_length,
     chunks_of,
     new_id,
@@ -49,11 +51,11 @@ class ChatCompletion(Parameters, kw_only=True):
 async def create(request: Request) -> Any:
     """Answers a conversation, as a whole or as a stream."""
     service: Service = request.app.state.service
-    with_place = Answers(service)
+    answers = Answers(service)
     try:
-        return await _create(request, service, with_place)
+        return await _create(request, service, answers)
     except BaseException:
-        with_place.close()
+        answers.close()
         raise
 
 
@@ -78,32 +80,18 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
             }
             for i, output in enumerate(outputs)
         ]
-        usage = usage_of(len(prompt), outputs)
+        usage = usage_of(len(prompt), outputs, body.answers)
         return {**head, "object": "chat.completion", "choices": choices, "usage": usage}
 
-    def choice(index: int, pieces: list[Piece]) -> dict[str, Any] | None:
-        text = "".join(piece.text for piece in pieces)
-        known = [piece for piece in pieces if piece.token is not None]
-        tokens = [piece.token for piece in known if piece.token is not None]
-        entries = [piece.logprobs for piece in known if piece.logprobs is not None]
-        if not text and not entries:
-            return None
-        found = _logprobs(tokenizer, tokens, entries if entries else None)
-        delta = {"content": text}
-        return {"index": index, "delta": delta, "logprobs": found, "finish_reason": None}
+    def choice(new: New) -> dict[str, Any]:
+        found = _logprobs(tokenizer, new.tokens, new.logprobs)
+        return {"delta": {"content": new.text}, "logprobs": found}
 
     chunks = None
     if body.stream:
-        begin = {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        chunks = chunks_of(
-            service,
-            answers,
-            {**head, "object": "chat.completion.chunk"},
-            choice,
-            len(prompt),
-            first=[{"index": i, **begin, "finish_reason": None} for i in range(body.answers)],
-            has_usage=bool(body.stream_options and body.stream_options.include_usage),
-        )
+        first = {"delta": {"role": "assistant", "content": ""}}
+        form = Form({**head, "object": "chat.completion.chunk"}, first, choice, {"delta": {}})
+        chunks = chunks_of(service, answers, form, body, len(prompt))
     headers = {"jax-q4k-ignored": ", ".join(ignored)} if ignored else {}
     found = await respond(request, service, answers, whole=whole, chunks=chunks, headers=headers)
     if chunks is None:

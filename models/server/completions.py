@@ -7,11 +7,13 @@ from typing import Any
 
 from starlette.requests import Request
 
-from ..engine.outputs import Output, Piece, TokenLogprobs
+from ..engine.outputs import Output, TokenLogprobs
 from . import bodies
 from .answers import Answers
 from .errors import ApiError
 from .generation import (
+    Form,
+    New,
     check_length,
     chunks_of,
     new_id,
@@ -68,16 +70,10 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
     head = {**new_id("cmpl"), "object": "text_completion", "model": service.settings.name}
     lengths: dict[int, int] = {}  # characters of each answer so far
 
-    def choice(index: int, pieces: list[Piece]) -> dict[str, Any] | None:
-        text = "".join(piece.text for piece in pieces)
-        known = [piece for piece in pieces if piece.token is not None]
-        tokens = [piece.token for piece in known if piece.token is not None]
-        entries = [piece.logprobs for piece in known if piece.logprobs is not None]
-        if not text and not entries:
-            return None
-        found = _logprobs(service, tokens, entries or None, lengths.get(index, 0))
-        lengths[index] = lengths.get(index, 0) + len(text)
-        return {"index": index, "text": text, "logprobs": found, "finish_reason": None}
+    def choice(new: New) -> dict[str, Any]:
+        before = lengths.get(new.answer, 0)
+        lengths[new.answer] = before + len(new.text)
+        return {"text": new.text, "logprobs": _logprobs(service, new.tokens, new.logprobs, before)}
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
         choices = [
@@ -89,12 +85,11 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
             }
             for i, output in enumerate(outputs)
         ]
-        return {**head, "choices": choices, "usage": usage_of(total, outputs)}
+        return {**head, "choices": choices, "usage": usage_of(total, outputs, body.answers)}
 
     chunks = None
     if body.stream:
-        has_usage = bool(body.stream_options and body.stream_options.include_usage)
-        chunks = chunks_of(service, answers, head, choice, total, first=[], has_usage=has_usage)
+        chunks = chunks_of(service, answers, Form(head, None, choice, {"text": ""}), body, total)
     headers = {"jax-q4k-ignored": ", ".join(ignored)} if ignored else {}
     found = await respond(request, service, answers, whole=whole, chunks=chunks, headers=headers)
     if chunks is None:

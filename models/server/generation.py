@@ -6,12 +6,12 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.outputs import FinishReason, Output, Piece
+from ..engine.outputs import FinishReason, Output, Piece, TokenLogprobs
 from ..tokenizer import Tokenizer
 from .answers import Answers, while_connected
 from .errors import ApiError, json_response
@@ -19,8 +19,43 @@ from .events import DONE, PING, EventStream, event
 from .parameters import Parameters, samplings_of
 from .service import Service
 
-#: Pieces of one answer -> its entry of `choices`, or None if there is nothing to say yet.
-Choice = Callable[[int, list[Piece]], dict[str, Any] | None]
+
+class New(NamedTuple):
+    """New part of an answer.
+
+    Attributes:
+      answer: its index.
+      text, tokens: what is new; `tokens` are those that `logprobs` belong to.
+      logprobs: None unless requested.
+    """
+
+    answer: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+    @staticmethod
+    def of(index: int, pieces: list[Piece]) -> New:
+        known = [piece for piece in pieces if piece.token is not None]
+        entries = [piece.logprobs for piece in known if piece.logprobs is not None]
+        tokens = [piece.token for piece in known if piece.token is not None]
+        return New(index, "".join(piece.text for piece in pieces), tokens, entries or None)
+
+
+class Form(NamedTuple):
+    """Form of a stream's chunks.
+
+    Attributes:
+      head: fields of every chunk.
+      first: fields of an answer's first choice; None if it has none.
+      choice: makes an answer's fields of what is new.
+      last: fields of the choice that has the finish reason.
+    """
+
+    head: dict[str, Any]
+    first: dict[str, Any] | None
+    choice: Callable[[New], dict[str, Any]]
+    last: dict[str, Any]
 
 
 def submit(
@@ -96,43 +131,38 @@ async def respond(
 async def chunks_of(
     service: Service,
     answers: Answers,
-    head: dict[str, Any],
-    choice: Choice,
+    form: Form,
+    parameters: Parameters,
     prompt_tokens: int,
-    *,
-    first: list[dict[str, Any]],
-    has_usage: bool,
 ) -> AsyncIterator[bytes]:
-    """Yields the events of a stream.
+    """Yields the events of a stream; prompt_tokens: of all prompts."""
+    settings, options = service.settings, parameters.stream_options
+    has_usage = bool(options and options.include_usage)
 
-    head: fields of every chunk. choice: makes choices of pieces. first: choices to begin with.
-    has_usage: whether a last chunk has the usage.
-    """
-    settings = service.settings
-    usage: dict[str, Any] = {"usage": None} if has_usage else {}
-    for one in first:
-        yield event({**head, "choices": [one], **usage})
-    outputs: list[Output] = []
+    def chunk(index: int, fields: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": index, "logprobs": None, **fields, "finish_reason": reason}
+        usage: dict[str, Any] = {"usage": None} if has_usage else {}
+        return event({**form.head, "choices": [choice], **usage})
+
+    outputs: list[Output | None] = [None] * answers.count
+    if form.first is not None:
+        for index in range(answers.count):
+            yield chunk(index, form.first)
     async for news in answers.news(settings.event_seconds, settings.ping_seconds):
         if not news:
             yield PING
         for index, pieces in news:
-            found = choice(index, pieces)
-            if found is not None:
-                yield event({**head, "choices": [found], **usage})
+            new = New.of(index, pieces)
+            if new.text or new.logprobs:
+                yield chunk(index, form.choice(new))
             if (output := pieces[-1].output) is not None:
-                outputs.append(output)
-                end = _end_of(found or first[index] if first else found, index, output)
-                yield event({**head, "choices": [end], **usage})
+                outputs[index] = output
+                yield chunk(index, form.last, reason_of(output))
     if has_usage:
-        yield event({**head, "choices": [], "usage": usage_of(prompt_tokens, outputs)})
+        found = [output for output in outputs if output is not None]
+        usage = usage_of(prompt_tokens, found, parameters.answers)
+        yield event({**form.head, "choices": [], "usage": usage})
     yield DONE
-
-
-def _end_of(like: dict[str, Any] | None, index: int, output: Output) -> dict[str, Any]:
-    """Returns the choice that has an answer's finish reason, without text."""
-    empty: dict[str, Any] = {"delta": {}} if like is not None and "delta" in like else {"text": ""}
-    return {"index": index, **empty, "logprobs": None, "finish_reason": reason_of(output)}
 
 
 def new_id(prefix: str) -> dict[str, Any]:
@@ -146,13 +176,14 @@ def reason_of(output: Output) -> str:
     return names.get(output.finish_reason, output.finish_reason)
 
 
-def usage_of(prompt_tokens: int, outputs: list[Output]) -> dict[str, Any]:
-    """Returns token counts of an answer.
+def usage_of(prompt_tokens: int, outputs: list[Output], answers: int) -> dict[str, Any]:
+    """Returns token counts of a request.
 
-    prompt_tokens: of the prompts, each counted once.
+    prompt_tokens: of the prompts, each counted once. answers: outputs for each prompt; the first of
+    these tells what was cached.
     """
     new = sum(len(output.tokens) for output in outputs)
-    cached = max((output.timings.reused_tokens for output in outputs), default=0)
+    cached = sum(output.timings.reused_tokens for output in outputs[::answers])
     accepted = sum(output.timings.accepted_tokens for output in outputs)
     drafted = sum(output.timings.drafted_tokens for output in outputs)
     return {

@@ -82,7 +82,8 @@ class Guard:
         if settings.api_keys and scope["path"] not in _OPEN_PATHS and not is_preflight:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             given = given or headers.get("x-api-key", "")
-            found = [hmac.compare_digest(given.encode(), key.encode()) for key in settings.api_keys]
+            raw = given.encode("latin-1")  # the bytes that came
+            found = [hmac.compare_digest(raw, key.encode()) for key in settings.api_keys]
             if not any(found):
                 message = "the API key is wrong" if given else "an API key is needed"
                 challenge = {"www-authenticate": "Bearer"}
