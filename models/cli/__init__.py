@@ -41,6 +41,7 @@ COMMANDS = (
     "inspect",
     "perplexity",
     "quantize",
+    "serve",
 )
 
 FAILURE = 2

@@ -18,8 +18,7 @@ MODEL = (
 COMMANDS_ELSEWHERE = {
     "run": "`jax-q4k chat MODEL` talks to a model, `jax-q4k generate MODEL -p TEXT` continues a "
     "text",
-    "serve": "jax_q4k.models.server.app serves an engine (docs/serving.md)",
-    "server": "jax_q4k.models.server.app serves an engine (docs/serving.md)",
+    "server": "`jax-q4k serve MODEL` serves a model over HTTP",
     "pull": "a hub model is downloaded when a command first uses it: "
     "`jax-q4k generate ORG/NAME:Q4_K_M -p TEXT`",
     "list": "downloaded models are listed by `hf cache ls`",

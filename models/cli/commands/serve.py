@@ -1,0 +1,187 @@
+"""`jax-q4k serve`: serves a model over HTTP, with OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+import jax_q4k as jq
+
+from ..arguments import add_model
+from ..options import add_running
+from ..output import UsageError, load_model, loaded_draft, printable
+
+if TYPE_CHECKING:
+    from ...engine.engine import Engine
+    from ...server.settings import Settings
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NEEDED = ("starlette", "uvicorn", "msgspec")
+
+DESCRIPTION = """\
+Serve a model over HTTP, with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
+Ctrl-C or SIGTERM ends it when the running requests are answered, a second one at once.
+Exit codes: 0 ended, 1 the engine failed, 2 wrong options or a taken port, 130 second signal."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=_serve, runs_programs=True)
+    add_model(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address; default: 127.0.0.1")
+    group.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
+    group.add_argument("--name", metavar="NAME", help="the model's id; default: the file's name")
+    group.add_argument("--api-key", action="append", metavar="KEY", help="key that requests need")
+    group.add_argument("--api-key-file", metavar="FILE", help="file with a key in each line")
+    group.add_argument(
+        "--open", action="store_true", help="serve other machines without a key, too"
+    )
+    group.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="further name in Host headers"
+    )
+    group.add_argument(
+        "--cors-origin", action="append", metavar="ORIGIN", help="whose web pages may read answers"
+    )
+    group.add_argument(
+        "--queue", type=int, default=64, metavar="N", help="requests that may wait; default: 64"
+    )
+    group.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="of a request; default: 600"
+    )
+    group.add_argument(
+        "--drain", type=float, default=30, metavar="S", help="time for answers at the end; 30"
+    )
+    group.add_argument("--log", choices=("text", "json"), default="text", help="form of the log")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--rows", type=int, default=16, metavar="N", help="run at a time; 16")
+    engine.add_argument("--pages", type=int, metavar="N", help="pages of 16 tokens")
+    engine.add_argument("--context", type=int, metavar="N", help="most tokens of a request")
+    engine.add_argument(
+        "--deterministic", action="store_true", help="equal bits whatever else runs; slower"
+    )
+    add_running(parser.add_argument_group("running"))
+
+
+def _serve(options: argparse.Namespace, notes: Console) -> int:
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"serve needs {', '.join(missing)}: pip install 'jax-q4k[serve]'")
+    from ...server.app import app
+    from ...server.run import Server, listen
+
+    settings = settings_of(options)
+    log_to(sys.stderr, options.log)
+    listening = listen(options.host, options.port)
+    port = listening.getsockname()[1]
+
+    def load() -> Engine:
+        model = load_model(options.model, notes, options.devices, options.lora)
+        model.program_cache = options.programs
+        from jax_q4k import models
+
+        with jq.implementation(options.implementation):
+            return models.Engine(
+                model,
+                max_rows=options.rows,
+                pages=options.pages,
+                max_context=options.context,
+                deterministic=options.deterministic,
+                draft=loaded_draft(options, notes),
+                cache_dtype=options.cache_dtype,
+            )
+
+    def fail(error: Exception) -> None:
+        message = " ".join(printable(str(error)).split()) or type(error).__name__
+        notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+
+    def say(engine: Engine) -> None:
+        for line in described(engine, settings.name, options.host, port):
+            notes.print(escape(line), soft_wrap=True)
+
+    server = Server(app(None, settings), load, drain=options.drain, on_ready=say, on_failure=fail)
+    return server.serve_until_end(listening)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Returns the server's settings; raises UsageError for options that do not fit."""
+    from ...server.settings import LOCAL_HOSTS, Settings
+
+    keys = tuple(options.api_key or ())
+    if options.api_key_file is not None:
+        lines = Path(options.api_key_file).read_text().split("\n")
+        keys += tuple(line.strip() for line in lines if line.strip())
+        if not keys:
+            raise UsageError(f"{options.api_key_file} has no key")
+    if any(not key or not key.isascii() for key in keys):
+        raise UsageError("a key must have ASCII characters, and at least one")
+    is_local = options.host in _LOOPBACK
+    if not is_local and not keys and not options.open:
+        raise UsageError(f"--host {options.host} serves other machines: give --api-key, or --open")
+    # A page whose name resolves to this machine has no key.
+    hosts = LOCAL_HOSTS if is_local or not keys else ("*",)
+    if not is_local and options.host not in ("0.0.0.0", "::"):
+        hosts += (options.host,)
+    return Settings(
+        name=options.name or name_of(options.model),
+        api_keys=keys,
+        allowed_hosts=(*hosts, *(options.allowed_host or ())),
+        cors_origins=tuple(options.cors_origin or ()),
+        queue=options.queue,
+        seconds=options.timeout,
+    )
+
+
+def name_of(model: str) -> str:
+    """Returns the id of a model that a command line names."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name or model
+
+
+def described(engine: Engine, name: str, host: str, port: int) -> list[str]:
+    """Returns lines that say what is served where, and an example."""
+    stats = engine.stats()
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    return [
+        f"{name} at {url}: context {stats.max_context}, {stats.max_rows} rows, "
+        f"{stats.pages} pages of {stats.page_tokens} tokens",
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ]
+
+
+class _JsonLines(logging.Formatter):
+    """Formats a record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = {name: getattr(record, name) for name in ("request_id",) if hasattr(record, name)}
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        line = {"time": when, "level": record.levelname.lower(), **known}
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to(stream: Any, form: str) -> None:
+    """Writes the server's log to a stream, as text or as lines of JSON."""
+    handler = logging.StreamHandler(stream)
+    text = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(_JsonLines() if form == "json" else text)
+    logger = logging.getLogger("jax_q4k.server")
+    logger.handlers[:], logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,149 @@
+"""`jax-q4k serve` as a program: start, answers, signals, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from support.paths import ROOT
+
+from jax_q4k.models import cli
+
+from .running import wait_until
+
+COMMAND = [sys.executable, str(ROOT / "models" / "cli" / "jax-q4k"), "serve"]
+SMALL = ("--demo", "--port", "0", "--rows", "2", "--context", "128")
+
+
+class Program(NamedTuple):
+    """A running command.
+
+    Attributes:
+      lines: what it has printed to standard error.
+    """
+
+    process: subprocess.Popen[str]
+    lines: list[str]
+
+    def url(self) -> str:
+        """Waits until requests are served; returns the address."""
+        wait_until(lambda: any(" at http" in line for line in self.lines), 120)
+        (line,) = (line for line in self.lines if " at http" in line)
+        found = re.search(r"http://\S+?:\d+", line)
+        assert found is not None
+        return found[0]
+
+    def ends(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+
+@contextlib.contextmanager
+def program(*options: str) -> Iterator[Program]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(
+        [*COMMAND, *options], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stderr is not None
+        lines.extend(iter(process.stderr.readline, ""))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield Program(process, lines)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+
+
+@pytest.mark.slow("starts a server, which compiles its programs")
+def test_a_signal_lets_running_answers_finish() -> None:
+    """Starts, answers, and gets SIGTERM in the middle of a stream."""
+    with program(*SMALL, "--log", "json", "--name", "tiny", "--api-key", "secret") as served:
+        url = served.url()
+        assert re.search("tiny at .*: context 128, 2 rows, 16 pages", "".join(served.lines))
+        key = {"authorization": "Bearer secret"}
+        with httpx.Client(base_url=url, timeout=60, headers=key) as client:
+            assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["tiny"]
+            body = {"prompt": "The sea", "max_tokens": 100, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "/v1/completions", json=body) as stream:
+                lines = stream.iter_lines()
+                assert next(lines).startswith("data: {")
+                served.process.send_signal(signal.SIGTERM)
+                rest = [line for line in lines if line]
+            assert rest[-1] == "data: [DONE]"
+        assert served.ends() == 0
+        log = [json.loads(line) for line in served.lines if line.startswith("{")]
+        assert [one["message"][:24] for one in log][-1].startswith("POST /v1/completions 200")
+        assert all(one["request_id"] for one in log)
+        assert not any("secret" in line or "The sea" in line for line in served.lines)
+
+
+@pytest.mark.slow("starts a server, which compiles its programs")
+def test_a_second_signal_ends_it_at_once() -> None:
+    with program(*SMALL) as served:
+        url = served.url()
+        body = {"prompt": "The sea", "max_tokens": 110, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+            assert next(stream.iter_lines()).startswith("data: {")
+            for _ in range(2):
+                served.process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            assert served.ends() in (0, 130)  # 0 if the answer ended in between
+            assert time.monotonic() - began < 10
+
+
+def test_a_signal_while_it_loads() -> None:
+    with program(*SMALL, "--no-cache") as served:
+        wait_until(lambda: _listens(served.process.pid), 60)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.ends() == 0
+        assert served.lines == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--host", "0.0.0.0"), "serves other machines: give --api-key, or --open"),
+        (("--api-key", ""), "a key must have ASCII characters"),
+        (("--api-key-file", os.devnull), "has no key"),
+        (("--api-key-file", "missing"), "No such file"),
+    ],
+)
+def test_options(options: tuple[str, ...], message: str, capfd: Any) -> None:
+    assert cli.main(["serve", "--demo", *options]) == cli.FAILURE
+    assert message in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_taken_port(capfd: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert cli.main(["serve", "--demo", "--port", port]) == cli.FAILURE
+    assert "Address already in use" in capfd.readouterr().err
+
+
+def _listens(pid: int) -> bool:
+    """Returns whether a process has a listening TCP socket."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    with open("/proc/net/tcp") as file:
+        rows = [line.split() for line in file.readlines()[1:]]
+    return any(row[3] == "0A" and f"socket:[{row[9]}]" in inodes for row in rows)
