@@ -89,7 +89,11 @@ class Answers:
             while readers:
                 changed.clear()
                 new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
-                ended = {i for i, pieces in new if pieces and pieces[-1].output is not None}
+                outputs = {i: pieces[-1].output for i, pieces in new if pieces}
+                ended = {i for i, output in outputs.items() if output is not None}
+                for output in outputs.values():
+                    if output is not None:
+                        self._service.metrics.finished(output)
                 readers = [(i, reader) for i, reader in readers if i not in ended]
                 if new:
                     yield new

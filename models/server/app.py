@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..engine.engine import Engine
-from . import chat_completions, completions, status, tokens
+from . import chat_completions, completions, embeddings, metrics, status, tokens
 from .errors import ApiError
 from .guard import Guard
 from .service import Service
@@ -38,9 +38,11 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
     routes = [
         Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/embeddings", embeddings.create, methods=["POST"]),
         Route("/v1/models", status.models, methods=["GET"]),
         Route("/v1/models/{id:path}", status.model, methods=["GET"]),
         Route("/health", status.health, methods=["GET"]),
+        Route("/metrics", metrics.metrics, methods=["GET"]),
         Route("/version", status.version, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
@@ -60,8 +62,9 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
     return found
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.app.state.service.metrics.rejected(error.code or str(error.status))
     return error.response
 
 

@@ -97,21 +97,23 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
     return found
 
 
-async def prompts_of(service: Service, prompt: str | list[Any]) -> list[list[int]]:
-    """Returns the token ids of each prompt; raises ApiError."""
+async def prompts_of(
+    service: Service, prompt: str | list[Any], name: str = "prompt"
+) -> list[list[int]]:
+    """Returns the token ids of each prompt; raises ApiError, about parameter `name`."""
     rows: list[Any] = [prompt] if isinstance(prompt, str) else prompt
     if not rows:
-        raise ApiError(400, "prompt is empty", param="prompt")
+        raise ApiError(400, f"{name} is empty", param=name)
     if all(type(row) is int for row in rows):
         rows = [rows]
     if not all(isinstance(row, str) or _are_ids(row) for row in rows):
-        message = "prompt must be a text, a list of texts, token ids, or a list of lists of these"
-        raise ApiError(400, message, param="prompt")
+        problem = f"{name} must be a text, a list of texts, token ids, or a list of lists of these"
+        raise ApiError(400, problem, param=name)
     if len(rows) > MOST_PROMPTS:
-        raise ApiError(400, f"prompt may have {MOST_PROMPTS} texts at most", param="prompt")
+        raise ApiError(400, f"{name} may have {MOST_PROMPTS} texts at most", param=name)
     for row in rows:
         if isinstance(row, str):
-            check_length(service, row, "prompt")
+            check_length(service, row, name)
 
     def encoded() -> list[list[int]]:
         return [service.tokenizer().encode(row) if isinstance(row, str) else row for row in rows]
@@ -119,9 +121,9 @@ async def prompts_of(service: Service, prompt: str | list[Any]) -> list[list[int
     try:
         found = await asyncio.to_thread(encoded)
     except (ValueError, TypeError) as error:
-        raise ApiError(400, str(error), param="prompt") from None
+        raise ApiError(400, str(error), param=name) from None
     if not all(found):
-        raise ApiError(400, "a prompt has no tokens", param="prompt")
+        raise ApiError(400, f"{name} has a text without tokens", param=name)
     return found
 
 

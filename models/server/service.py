@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from ..engine.engine import Engine
 from ..sampling.file_defaults import USUAL, default_sampling
 from ..tokenizer import Tokenizer
 from .errors import ApiError, unavailable
+from .metrics import Metrics
 from .places import Places
 from .settings import Settings
 
@@ -22,13 +24,16 @@ class Service:
       places: places of running and waiting requests.
       created: time of the start, in seconds since 1970.
       defaults: fields of `Sampling` that requests may override.
+      metrics: counts and times of requests.
+      embedding: held while embeddings are computed, beside the engine's steps.
     """
 
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
+        self.embedding = asyncio.Lock()
         self.engine: Engine | None = None
-        self.places = Places(settings.queue)
+        self.places, self.metrics = Places(settings.queue), Metrics()
         self.defaults: dict[str, Any] = dict(USUAL)
         if engine is not None:
             self.start(engine)
@@ -37,6 +42,7 @@ class Service:
         """Begins to serve an engine."""
         self.places.count = self.settings.queue + engine.stats().max_rows
         self.defaults = default_sampling(engine.model.metadata) or dict(USUAL)
+        self.metrics.watch(engine)
         self.engine = engine
 
     @property

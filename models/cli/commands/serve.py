@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...server.settings import Settings
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_NEEDED = ("starlette", "uvicorn", "msgspec")
+_NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 
 DESCRIPTION = """\
 Serve a model over HTTP, with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.

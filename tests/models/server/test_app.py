@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
 
@@ -113,6 +115,22 @@ def test_openais_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(**options, tools=[{"type": "function", "function": {}}])  # type: ignore[list-item]
     assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
+
+
+def test_embeddings(engine: models.Engine, client: openai.OpenAI) -> None:
+    """OpenAI's client asks for base64 unless told otherwise."""
+    texts = ["The sea", "It is a truth universally acknowledged"]
+    want = models.embed(engine.model, texts, normalize=True)
+    found = client.embeddings.create(model="demo", input=texts)
+    np.testing.assert_array_equal([one.embedding for one in found.data], want)
+    ids = [engine.model.tokenizer.encode(text) for text in texts]  # type: ignore[union-attr]
+    floats = client.embeddings.create(model="demo", input=ids, encoding_format="float")
+    np.testing.assert_allclose([one.embedding for one in floats.data], want, rtol=1e-6)
+    assert found.usage.prompt_tokens == floats.usage.prompt_tokens == sum(map(len, ids))
+    with pytest.raises(openai.BadRequestError, match="dimensions is not supported"):
+        client.embeddings.create(model="demo", input="A", dimensions=3)
+    with pytest.raises(openai.BadRequestError, match="input has 601 tokens"):
+        client.embeddings.create(model="demo", input=[5] * 601)
 
 
 def test_openais_async_client(server: Running) -> None:
@@ -260,6 +278,33 @@ def test_a_full_queue_answers_at_once(engine: models.Engine, server: Running) ->
     assert found.status_code == 429 and found.headers["retry-after"] == "1"
     assert found.json()["error"]["code"] == "queue_full"
     assert post(server, "/v1/completions", prompt="A", max_tokens=1).status_code == 200
+
+
+def test_metrics(engine: models.Engine, server: Running) -> None:
+    def read() -> dict[str, float]:
+        found = server.client.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(found.text)
+        samples = [sample for family in families for sample in family.samples]
+        return {
+            " ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples
+        }
+
+    before = read()
+    assert post(server, "/v1/completions", prompt="The sea", **GREEDY).status_code == 200
+    assert post(server, "/v1/completions", prompt="A", echo=True).status_code == 400
+    after = read()
+    grown = {
+        name.removeprefix("jax_q4k:"): value - before.get(name, 0)
+        for name, value in after.items()
+        if not name.endswith("_created") and value != before.get(name, 0)
+    }
+    assert grown["generation_tokens_total"] == 24 and grown["prompt_tokens_total"] == 3
+    assert grown["request_success_total length"] == 1
+    assert grown["requests_rejected_total unsupported_parameter"] == 1
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+        assert grown[f"{name}_seconds_count"] == 1 and grown[f"{name}_seconds_sum"] > 0
+    assert after["jax_q4k:num_requests_running"] == 0
 
 
 def test_health(engine: models.Engine, server: Running) -> None:
