@@ -67,6 +67,7 @@ class Output:
         string), `cancelled`.
       timings: timings of the call, shared by the outputs of a batch.
       logprobs: one entry per token of `tokens`; None unless `Sampling.logprobs` is set.
+      stop: the stop string that ended the text; None for other reasons.
     """
 
     tokens: list[int]
@@ -74,6 +75,7 @@ class Output:
     finish_reason: FinishReason
     timings: Timings
     logprobs: list[TokenLogprobs] | None = None
+    stop: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

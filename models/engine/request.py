@@ -233,6 +233,7 @@ class Request:
                 text.finish_reason,
                 self.timings,
                 None if self.top is None else text.logprobs,
+                text.stop,
             )
         self.changed.notify_all()
         for wake in tuple(self._listeners):

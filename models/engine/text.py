@@ -36,6 +36,11 @@ class GeneratedText:
         self._end_ids = () if sampling.ignore_end else end_ids
         self._max_tokens = sampling.max_new_tokens
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the text; None if none has."""
+        return self._stop.matched
+
     def push(self, token: int, logprobs: TokenLogprobs | None = None) -> None:
         """Appends the next new token; ignores it if the text is finished."""
         if self.finish_reason is not None:

@@ -14,8 +14,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..engine.engine import Engine
-from . import chat_completions, completions, embeddings, metrics, status, tokens
-from .errors import ApiError
+from . import (
+    chat_completions,
+    completions,
+    embeddings,
+    messages,
+    metrics,
+    responses,
+    status,
+    tokens,
+)
+from .errors import ApiError, json_response
 from .guard import Guard
 from .service import Service
 from .settings import Settings
@@ -38,6 +47,9 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
     routes = [
         Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
+        Route("/v1/messages", messages.create, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"]),
         Route("/v1/embeddings", embeddings.create, methods=["POST"]),
         Route("/v1/models", status.models, methods=["GET"]),
         Route("/v1/models/{id:path}", status.model, methods=["GET"]),
@@ -65,20 +77,28 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.app.state.service.metrics.rejected(error.code or str(error.status))
-    return error.response
+    return _response(request, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: f"there is no {request.url.path[:200]}", 405: "the method is not allowed"}
     message = messages.get(error.status_code, error.detail)
-    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response
+    headers = dict(error.headers or {})
+    return _response(request, ApiError(error.status_code, message, headers=headers))
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
-async def _internal_error(_: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     logger.error("a request failed", exc_info=error)
-    return ApiError(500, "internal error").response
+    return _response(request, ApiError(500, "internal error"))
+
+
+def _response(request: Request, error: ApiError) -> Response:
+    """Returns an error in the form of the route's API."""
+    is_anthropics = request.url.path.startswith(messages.PREFIX)
+    body = messages.error_body(error) if is_anthropics else error.body
+    return json_response(body, error.status, error.headers)

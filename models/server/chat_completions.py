@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
 
-from ..chat import ChatTemplateError, Limits
-from ..chat.transcript import prompt_of as encoded
 from ..engine.outputs import Output, TokenLogprobs
 from ..tokenizer import Tokenizer
 from . import bodies
 from .answers import Answers
+from .conversations import prompt_of
 from .errors import ApiError
 from .generation import (
     Form,
     New,
-    check_length,
     chunks_of,
     new_id,
     reason_of,
@@ -25,6 +22,7 @@ from .generation import (
     submit,
     token_text,
     usage_of,
+    with_answers,
 )
 from .parameters import MOST_LOGPROBS, Parameters, check, refuse
 from .service import Service
@@ -50,13 +48,7 @@ class ChatCompletion(Parameters, kw_only=True):
 
 async def create(request: Request) -> Any:
     """Answers a conversation, as a whole or as a stream."""
-    service: Service = request.app.state.service
-    answers = Answers(service)
-    try:
-        return await _create(request, service, answers)
-    except BaseException:
-        answers.close()
-        raise
+    return await with_answers(request, _create)
 
 
 async def _create(request: Request, service: Service, answers: Answers) -> Any:
@@ -64,7 +56,7 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
     service.check_model(body.model)
     check(body)
     most = _check(body)
-    prompt, stops = await prompt_of(service, body)
+    prompt, stops = await prompt_of(service, body.messages, _variables(body))
     tokenizer = service.tokenizer()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     submit(service, answers, [prompt], body, most=most, logprobs=logprobs, stops=stops)
@@ -92,40 +84,21 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
         first = {"delta": {"role": "assistant", "content": ""}}
         form = Form({**head, "object": "chat.completion.chunk"}, first, choice, {"delta": {}})
         chunks = chunks_of(service, answers, form, body, len(prompt))
-    headers = {"jax-q4k-ignored": ", ".join(ignored)} if ignored else {}
-    found = await respond(request, service, answers, whole=whole, chunks=chunks, headers=headers)
-    if chunks is None:
-        answers.close()
-    return found
+    return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 
-async def prompt_of(service: Service, body: ChatCompletion) -> tuple[list[int], tuple[str, ...]]:
-    """Returns the prompt's token ids, and stop strings that the model's format needs."""
-    tokenizer, seconds = service.tokenizer(), service.settings.template_seconds
-    for i, message in enumerate(body.messages):
-        for text in _texts(message.get("content")):
-            check_length(service, text, f"messages[{i}]")
-    variables = dict(body.chat_template_kwargs or {})
+def _variables(body: ChatCompletion) -> dict[str, Any]:
+    """Returns variables of the chat template."""
+    found = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-    if reserved := variables.keys() & {"limits", "template", "tools", "now", "messages"}:
-        problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
-        raise ApiError(400, problem, param="chat_template_kwargs")
+        found["reasoning_effort"] = body.reasoning_effort
     if body.add_generation_prompt is not None:
-        variables["add_generation_prompt"] = body.add_generation_prompt
-    limits = Limits(seconds=seconds)
-    try:
-        return await asyncio.to_thread(
-            encoded, tokenizer, body.messages, limits=limits, **variables
-        )
-    except (ChatTemplateError, ValueError, TypeError) as error:
-        raise ApiError(400, str(error), param="messages") from None
+        found["add_generation_prompt"] = body.add_generation_prompt
+    return found
 
 
 def _check(body: ChatCompletion) -> int | None:
     """Returns the maximum new tokens; raises ApiError for parameters of chats."""
-    if not body.messages:
-        raise ApiError(400, "messages is empty", param="messages")
     refuse("tools", bool(body.tools))
     refuse("tool_choice", body.tool_choice not in (None, "none", "auto"))
     refuse("continue_final_message", bool(body.continue_final_message))
@@ -139,15 +112,6 @@ def _check(body: ChatCompletion) -> int | None:
     if most is not None and most < 1:
         raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
     return most
-
-
-def _texts(content: Any) -> list[str]:
-    """Returns the texts of a message's content."""
-    if isinstance(content, str):
-        return [content]
-    parts = content if isinstance(content, list) else []
-    found = [part.get("text") for part in parts if isinstance(part, dict)]
-    return [text for text in found if isinstance(text, str)]
 
 
 def _logprobs(

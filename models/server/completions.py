@@ -22,6 +22,7 @@ from .generation import (
     submit,
     token_text,
     usage_of,
+    with_answers,
 )
 from .parameters import MOST_LOGPROBS, Parameters, check, refuse
 from .service import Service
@@ -43,13 +44,7 @@ class Completion(Parameters, kw_only=True):
 
 async def create(request: Request) -> Any:
     """Continues one or several prompts, as a whole or as a stream."""
-    service: Service = request.app.state.service
-    answers = Answers(service)
-    try:
-        return await _create(request, service, answers)
-    except BaseException:
-        answers.close()
-        raise
+    return await with_answers(request, _create)
 
 
 async def _create(request: Request, service: Service, answers: Answers) -> Any:
@@ -90,11 +85,7 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
     chunks = None
     if body.stream:
         chunks = chunks_of(service, answers, Form(head, None, choice, {"text": ""}), body, total)
-    headers = {"jax-q4k-ignored": ", ".join(ignored)} if ignored else {}
-    found = await respond(request, service, answers, whole=whole, chunks=chunks, headers=headers)
-    if chunks is None:
-        answers.close()
-    return found
+    return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 
 async def prompts_of(
@@ -111,9 +102,13 @@ async def prompts_of(
         raise ApiError(400, problem, param=name)
     if len(rows) > MOST_PROMPTS:
         raise ApiError(400, f"{name} may have {MOST_PROMPTS} texts at most", param=name)
+    vocab = service.ready().model.config.vocab_size
     for row in rows:
         if isinstance(row, str):
             check_length(service, row, name)
+        elif wrong := [token for token in row if not 0 <= token < vocab]:
+            problem = f"{name} has the id {wrong[0]}; ids must be 0 to {vocab - 1}"
+            raise ApiError(400, problem, param=name)
 
     def encoded() -> list[list[int]]:
         return [service.tokenizer().encode(row) if isinstance(row, str) else row for row in rows]

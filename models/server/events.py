@@ -18,9 +18,10 @@ logger = logging.getLogger("jax_q4k.server")
 DONE, PING = b"data: [DONE]\n\n", b": ping\n\n"
 
 
-def event(data: Any) -> bytes:
-    """Returns an event with `data` as JSON."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+def event(data: Any, name: str | None = None) -> bytes:
+    """Returns an event with `data` as JSON, and a name."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
 class EventStream:

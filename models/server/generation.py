@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -103,6 +103,21 @@ def check_length(service: Service, text: str, name: str) -> None:
         raise ApiError(400, message, param=name, code="context_length_exceeded")
 
 
+async def with_answers(
+    request: Request, create: Callable[[Request, Service, Answers], Awaitable[Any]]
+) -> Any:
+    """Returns the response that `create` makes, with Answers that are closed after it."""
+    service: Service = request.app.state.service
+    answers, streams = Answers(service), False
+    try:
+        found = await create(request, service, answers)
+        streams = isinstance(found, EventStream)
+        return found
+    finally:
+        if not streams:
+            answers.close()
+
+
 async def respond(
     request: Request,
     service: Service,
@@ -110,13 +125,15 @@ async def respond(
     *,
     whole: Callable[[list[Output]], dict[str, Any]],
     chunks: AsyncIterator[bytes] | None,
-    headers: dict[str, str],
+    ignored: list[str],
 ) -> Response | EventStream:
     """Returns the response: a stream of `chunks`, or what `whole` makes of the outputs.
 
-    Raises ApiError. ClientDisconnect: the client left.
+    ignored: names in the body that the server does not know. Raises ApiError. ClientDisconnect: the
+    client left.
     """
     settings = service.settings
+    headers = {"jax-q4k-ignored": _header(ignored)} if ignored else {}
     if chunks is not None:
         options: dict[str, Any] = {"stalled_seconds": settings.stalled_seconds}
         return EventStream(answers, chunks, seconds=settings.seconds, headers=headers, **options)
@@ -126,6 +143,11 @@ async def respond(
     except TimeoutError:
         raise ApiError(408, f"the request took longer than {settings.seconds:g} s") from None
     return json_response(whole(outputs), headers=headers)
+
+
+def _header(names: list[str]) -> str:
+    """Returns names as the value of a header."""
+    return ", ".join(names).encode("unicode_escape").decode()[:1000]
 
 
 async def chunks_of(

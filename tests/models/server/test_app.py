@@ -21,19 +21,6 @@ MESSAGES = [{"role": "user", "content": "Where is the sea?"}]
 GREEDY = {"temperature": 0, "max_tokens": 24}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[models.Engine]:
-    with models.Engine(models.load("demo"), max_rows=4, warm_up=False) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: models.Engine) -> Iterator[Running]:
-    with serving(engine, queue=4) as server:
-        yield server
-        assert server.service.places.taken == 0
-
-
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
@@ -171,6 +158,8 @@ def test_seeds(server: Running) -> None:
 def test_unknown_names_are_listed(server: Running) -> None:
     found = post(server, "/v1/completions", prompt="A", max_tokens=1, foo=1, bar=None)
     assert found.status_code == 200 and found.headers["jax-q4k-ignored"] == "bar, foo"
+    strange = post(server, "/v1/completions", prompt="A", max_tokens=1, **{"Ω\r\nx: y": 1})
+    assert strange.headers["jax-q4k-ignored"] == r"\u03a9\r\nx: y"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +172,13 @@ def test_unknown_names_are_listed(server: Running) -> None:
         ("/v1/completions", {"prompt": "A", "n": 9}, None, "more than the 8 places"),
         ("/v1/completions", {"prompt": []}, "prompt", "is empty"),
         ("/v1/completions", {"prompt": [1.5]}, "prompt", "must be a text"),
-        ("/v1/completions", {"prompt": [99999999]}, None, "99999999"),
+        ("/v1/completions", {"prompt": [2**70]}, "prompt", "ids must be 0 to 4095"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "x" * 9, "content": 1}]},
+            "messages",
+            "int",
+        ),
         ("/v1/completions", {"prompt": "A", "stop": ["x"] * 17}, "stop", "16 strings"),
         ("/v1/completions", {"prompt": "A", "seed": 2**64}, "seed", "64 bits"),
         ("/v1/completions", {"prompt": "A", "echo": True}, "echo", "not supported"),

@@ -1,0 +1,51 @@
+"""Renders a conversation's prompt, for all routes that take messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..chat import ChatTemplateError, Limits
+from ..chat.transcript import prompt_of as encoded
+from .errors import ApiError
+from .generation import check_length
+from .service import Service
+
+#: Arguments of rendering that are not variables of a template.
+_RESERVED = {"limits", "template", "tools", "now", "messages"}
+
+
+async def prompt_of(
+    service: Service,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    name: str = "messages",
+) -> tuple[list[int], tuple[str, ...]]:
+    """Returns the prompt's token ids, and stop strings that the model's format needs.
+
+    variables: of the chat template. name: of the parameter that has the messages. Raises ApiError.
+    """
+    tokenizer = service.tokenizer()
+    if not messages:
+        raise ApiError(400, f"{name} is empty", param=name)
+    for i, message in enumerate(messages):
+        for text in texts_of(message.get("content")):
+            check_length(service, text, f"{name}[{i}]")
+    if reserved := variables.keys() & _RESERVED:
+        problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
+        raise ApiError(400, problem, param="chat_template_kwargs")
+    limits = Limits(seconds=service.settings.template_seconds)
+    try:
+        return await asyncio.to_thread(encoded, tokenizer, messages, limits=limits, **variables)
+    except (ChatTemplateError, ValueError, TypeError) as error:
+        raise ApiError(400, str(error), param=name) from None
+
+
+def texts_of(content: Any) -> list[str]:
+    """Returns the texts of a message's content."""
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    found = [part.get("text") for part in parts if isinstance(part, dict)]
+    return [text for text in found if isinstance(text, str)]
