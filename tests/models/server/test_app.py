@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
+from jax_q4k.models.server import app
 
 from .running import Running, serving, wait_until
 
@@ -262,6 +264,21 @@ def test_a_client_that_leaves_frees_its_work(
     wait_until(lambda: is_idle(engine, server), 5)
     assert engine.stats().new_tokens < before + 6 * 300
     engine.check()
+
+
+def test_openapi_describes_every_route(server: Running) -> None:
+    found = server.client.get("/openapi.json").json()
+    routes = {
+        (route.path.replace(":path", ""), method.lower())
+        for route in app().routes
+        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+    }
+    said = {(path, method) for path, methods in found["paths"].items() for method in methods}
+    assert said == routes
+    names = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
+    assert names == set(found["components"]["schemas"])
+    chat = found["components"]["schemas"]["ChatCompletion"]
+    assert chat["required"] == ["messages"] and "temperature" in chat["properties"]
 
 
 def test_a_full_queue_answers_at_once(engine: models.Engine, server: Running) -> None:
