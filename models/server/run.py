@@ -9,11 +9,13 @@ import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
 from ..engine.engine import Engine
+from .protocol import Protocol
 from .service import Service
 
 logger = logging.getLogger("jax_q4k.server")
@@ -46,21 +48,7 @@ class Server(uvicorn.Server):
         load: makes the engine, in a thread. on_ready: called in that thread when requests are
         served. on_failure: called in that thread with the error that `load` raised.
         """
-        config = uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            server_header=False,
-            log_config=None,
-            log_level="error",
-            limit_concurrency=_CONNECTIONS,
-            h11_max_incomplete_event_size=_HEADER_BYTES,
-            timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=max(int(drain), 1),
-        )
-        super().__init__(config)
+        super().__init__(config_of(app, timeout_graceful_shutdown=max(int(drain), 1)))
         self.service: Service = app.state.service
         self.code = DRAINED
         self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
@@ -104,6 +92,24 @@ class Server(uvicorn.Server):
             return
         self.service.start(engine)
         self._on_ready(engine)
+
+
+def config_of(app: Starlette, **options: Any) -> uvicorn.Config:
+    """Returns uvicorn's configuration for the application."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        log_config=None,
+        log_level="critical",  # its errors are the client's, or are logged by the application
+        limit_concurrency=_CONNECTIONS,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE,
+        **options,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

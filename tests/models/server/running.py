@@ -14,6 +14,7 @@ import uvicorn
 
 from jax_q4k import models
 from jax_q4k.models.server import app
+from jax_q4k.models.server.run import config_of
 
 
 class Running(NamedTuple):
@@ -34,8 +35,7 @@ def serving(engine: models.Engine | None, **fields: Any) -> Iterator[Running]:
     """Serves an engine, or none that has loaded, with `fields` of Settings."""
     application = app(engine, **({"name": "demo"} | fields))
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(application, log_level="warning", lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(application))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
