@@ -1,22 +1,15 @@
-"""GET /metrics: Prometheus metrics, under vLLM's names with our prefix."""
+"""Prometheus metrics of a server, under vLLM's names with our prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
 
 from ..engine.engine import Engine
 from ..engine.outputs import Output
-
-if TYPE_CHECKING:
-    from .service import Service
 
 PREFIX = "jax_q4k:"
 
@@ -98,10 +91,3 @@ class _OfEngine(Collector):
         for reason, value in stats.lost_tokens.items():
             lost.add_metric([reason], value)
         yield lost
-
-
-async def metrics(request: Request) -> Response:
-    """Returns all metrics in Prometheus' text format."""
-    service: Service = request.app.state.service
-    text = generate_latest(service.metrics.registry)
-    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,10 +1,12 @@
-"""GET /health, /v1/models and /version."""
+"""GET /health, /metrics, /v1/models and /version."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,6 +48,13 @@ async def model(request: Request) -> Response:
     if request.path_params["id"] != service.settings.name:
         raise ApiError(404, "no such model", param="model", code="model_not_found")
     return json_response(_model(service))
+
+
+async def metrics(request: Request) -> Response:
+    """Returns all metrics in Prometheus' text format."""
+    service: Service = request.app.state.service
+    text = generate_latest(service.metrics.registry)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 async def version(_: Request) -> Response:
