@@ -83,7 +83,7 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
     if body.stream:
         first = {"delta": {"role": "assistant", "content": ""}}
         form = Form({**head, "object": "chat.completion.chunk"}, first, choice, {"delta": {}})
-        chunks = chunks_of(service, answers, form, body, len(prompt))
+        chunks = chunks_of(answers, form, body, len(prompt))
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 

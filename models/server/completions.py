@@ -84,7 +84,7 @@ async def _create(request: Request, service: Service, answers: Answers) -> Any:
 
     chunks = None
     if body.stream:
-        chunks = chunks_of(service, answers, Form(head, None, choice, {"text": ""}), body, total)
+        chunks = chunks_of(answers, Form(head, None, choice, {"text": ""}), body, total)
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 

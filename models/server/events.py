@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -24,11 +24,15 @@ def event(data: Any, name: str | None = None) -> bytes:
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
+def error_event(error: ApiError) -> bytes:
+    """Returns an event `{"error": ...}`."""
+    return event(error.body)
+
+
 class EventStream:
     """ASGI response that sends events until they end or the client leaves.
 
-    It closes `answers` then. An error after the beginning is an event `{"error": ...}`, and the
-    stream ends without [DONE].
+    It closes `answers` then. After an error, the last event is that of the error.
     """
 
     def __init__(
@@ -39,8 +43,9 @@ class EventStream:
         stalled_seconds: float,
         seconds: float | None,
         headers: dict[str, str],
+        error_event: Callable[[ApiError], bytes],
     ) -> None:
-        self._answers, self._events = answers, events
+        self._answers, self._events, self._error_event = answers, events, error_event
         self._stalled, self._seconds, self._headers = stalled_seconds, seconds, headers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -66,14 +71,14 @@ class EventStream:
                     await self._send(send, one)
         except TimeoutError:
             late = ApiError(408, f"the request took longer than {self._seconds:g} s")
-            await self._send(send, event(late.body))
+            await self._send(send, self._error_event(late))
         except ApiError as error:
-            await self._send(send, event(error.body))
+            await self._send(send, self._error_event(error))
         except ConnectionAbortedError:
             raise
         except Exception:
             logger.exception("a stream failed")
-            await self._send(send, event(ApiError(500, "internal error").body))
+            await self._send(send, self._error_event(ApiError(500, "internal error")))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Any, body: bytes) -> None:

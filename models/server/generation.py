@@ -15,7 +15,7 @@ from ..engine.outputs import FinishReason, Output, Piece, TokenLogprobs
 from ..tokenizer import Tokenizer
 from .answers import Answers, while_connected
 from .errors import ApiError, json_response
-from .events import DONE, PING, EventStream, event
+from .events import DONE, PING, EventStream, error_event, event
 from .parameters import Parameters, samplings_of
 from .service import Service
 
@@ -126,17 +126,24 @@ async def respond(
     whole: Callable[[list[Output]], dict[str, Any]],
     chunks: AsyncIterator[bytes] | None,
     ignored: list[str],
+    error_event: Callable[[ApiError], bytes] = error_event,
 ) -> Response | EventStream:
     """Returns the response: a stream of `chunks`, or what `whole` makes of the outputs.
 
-    ignored: names in the body that the server does not know. Raises ApiError. ClientDisconnect: the
-    client left.
+    ignored: names in the body that the server does not know. error_event: event of an error in a
+    stream. Raises ApiError. ClientDisconnect: the client left.
     """
     settings = service.settings
     headers = {"jax-q4k-ignored": _header(ignored)} if ignored else {}
     if chunks is not None:
-        options: dict[str, Any] = {"stalled_seconds": settings.stalled_seconds}
-        return EventStream(answers, chunks, seconds=settings.seconds, headers=headers, **options)
+        return EventStream(
+            answers,
+            chunks,
+            stalled_seconds=settings.stalled_seconds,
+            seconds=settings.seconds,
+            headers=headers,
+            error_event=error_event,
+        )
     try:
         async with asyncio.timeout(settings.seconds):
             outputs = await while_connected(request.receive, answers.outputs())
@@ -151,14 +158,10 @@ def _header(names: list[str]) -> str:
 
 
 async def chunks_of(
-    service: Service,
-    answers: Answers,
-    form: Form,
-    parameters: Parameters,
-    prompt_tokens: int,
+    answers: Answers, form: Form, parameters: Parameters, prompt_tokens: int
 ) -> AsyncIterator[bytes]:
     """Yields the events of a stream; prompt_tokens: of all prompts."""
-    settings, options = service.settings, parameters.stream_options
+    options = parameters.stream_options
     has_usage = bool(options and options.include_usage)
 
     def chunk(index: int, fields: dict[str, Any], reason: str | None = None) -> bytes:
@@ -170,7 +173,7 @@ async def chunks_of(
     if form.first is not None:
         for index in range(answers.count):
             yield chunk(index, form.first)
-    async for news in answers.news(settings.event_seconds, settings.ping_seconds):
+    async for news in answers.stream():
         if not news:
             yield PING
         for index, pieces in news:

@@ -103,8 +103,7 @@ async def _create(request: Request, service: Service, answers: Answers) -> Respo
         }
         yield _event("message_start", message={**head, **empty})
         yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        settings = service.settings
-        async for news in answers.news(settings.event_seconds, settings.ping_seconds):
+        async for news in answers.stream():
             if not news:
                 yield _event("ping")
             for index, pieces in news:
@@ -118,7 +117,8 @@ async def _create(request: Request, service: Service, answers: Answers) -> Respo
         yield _event("message_stop")
 
     stream = chunks() if body.stream else None
-    return await respond(request, service, answers, whole=whole, chunks=stream, ignored=ignored)
+    options: dict[str, Any] = {"ignored": ignored, "error_event": _error_event}
+    return await respond(request, service, answers, whole=whole, chunks=stream, **options)
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -151,6 +151,10 @@ def _usage(prompt_tokens: int, output: Output) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "output_tokens": usage["completion_tokens"],
     }
+
+
+def _error_event(error: ApiError) -> bytes:
+    return event(error_body(error), "error")
 
 
 def _event(name: str, **fields: Any) -> bytes:

@@ -92,7 +92,7 @@ class _Answer:
     """One response, as a whole or as events."""
 
     def __init__(self, service: Service, body: CreateResponse, prompt_tokens: int) -> None:
-        self._service, self._prompt_tokens = service, prompt_tokens
+        self._prompt_tokens = prompt_tokens
         self._item = f"msg_{secrets.token_hex(12)}"
         self._head = {
             "id": f"resp_{secrets.token_hex(12)}",
@@ -147,8 +147,7 @@ class _Answer:
         empty = {**self._message("", "in_progress"), "content": []}
         yield self._event("response.output_item.added", output_index=0, item=empty)
         yield self._event("response.content_part.added", **place, part=_part(""))
-        settings = self._service.settings
-        async for news in answers.news(settings.event_seconds, settings.ping_seconds):
+        async for news in answers.stream():
             if not news:
                 yield PING
             for index, pieces in news:

@@ -9,6 +9,8 @@ from typing import Any
 import anthropic
 import pytest
 
+from jax_q4k.models.server.generation import New
+
 from .running import Running
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Where is the sea?"}]
@@ -88,6 +90,20 @@ def test_mistakes(server: Running, fields: dict[str, Any], message: str) -> None
     error = found.json()
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
     assert message in error["error"]["message"]
+
+
+def test_an_error_in_a_stream(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(New, "of", fails)
+    body = {**GREEDY, "max_tokens": 4, "stream": True}
+    with server.client.stream("POST", "/v1/messages", json=body) as response:
+        *_, last = response.read().decode().strip().split("\n\n")
+    name, data = last.split("\n")
+    assert name == "event: error"
+    error = {"type": "server_error", "message": "internal error"}
+    assert json.loads(data.removeprefix("data: ")) == {"type": "error", "error": error}
 
 
 def test_errors_of_the_client(client: anthropic.Anthropic) -> None:
