@@ -72,12 +72,16 @@ class Answers:
         return [request.result(0) for request in self._requests]
 
     async def stream(self) -> AsyncIterator[News]:
-        """Yields news for a client that reads them as they come: short steps, pings in silence."""
+        """Yields news for a client that reads them as they come: short steps, pings in silence.
+
+        Closes after the last, so that the places are free when the client has all.
+        """
         for request in self._requests:
             request.is_streamed = True  # the engine makes its steps short
         settings = self._service.settings
         async for news in self.news(settings.event_seconds, settings.ping_seconds):
             yield news
+        self.close()
 
     async def news(self, seconds: float = 0.0, ping: float | None = None) -> AsyncIterator[News]:
         """Yields what is new of all answers, at most once in `seconds`.

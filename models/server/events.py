@@ -71,15 +71,19 @@ class EventStream:
                     await self._send(send, one)
         except TimeoutError:
             late = ApiError(408, f"the request took longer than {self._seconds:g} s")
-            await self._send(send, self._error_event(late))
+            await self._fail(send, late)
         except ApiError as error:
-            await self._send(send, self._error_event(error))
+            await self._fail(send, error)
         except ConnectionAbortedError:
             raise
         except Exception:
             logger.exception("a stream failed")
-            await self._send(send, self._error_event(ApiError(500, "internal error")))
+            await self._fail(send, ApiError(500, "internal error"))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Any, error: ApiError) -> None:
+        self._answers.close()
+        await self._send(send, self._error_event(error))
 
     async def _send(self, send: Any, body: bytes) -> None:
         """Sends a part of the body; waits until the client has read most of what was sent."""
