@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
 
 import jax_q4k as jq
 from jax_q4k.collecting import gc_throttled
 
 from . import interrupts
 from .arguments import COMMANDS_ELSEWHERE, Parser, add_elsewhere, finish
-from .output import UsageError, devices, printable, split_cpu
+from .output import UsageError, devices, print_error, split_cpu
 
 if TYPE_CHECKING:
     from jax_q4k.cache.program_cache import ProgramCache
@@ -88,8 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (*_ERRORS, RuntimeError) as error:
         if not isinstance(error, _ERRORS) and not _is_of_jax(error):
             raise
-        message = " ".join(printable(_said(error)).split()) or type(error).__name__
-        notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+        print_error(notes, error)
         return FAILURE
     return code or 0
 
@@ -110,13 +108,6 @@ def _is_of_jax(error: Exception) -> bool:
 
     backend = "Unable to initialize backend" in str(error)
     return backend or isinstance(error, jax.errors.JaxRuntimeError)
-
-
-def _said(error: Exception) -> str:
-    """Returns an error's message, without the errno that Python puts before a system message."""
-    if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

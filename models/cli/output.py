@@ -46,6 +46,19 @@ def printable(text: str) -> str:
     )
 
 
+def print_error(notes: Console, error: Exception) -> None:
+    """Prints an error as one line."""
+    message = " ".join(printable(_said(error)).split()) or type(error).__name__
+    notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+
+
+def _said(error: Exception) -> str:
+    """Returns an error's message, without the errno that Python puts before a system message."""
+    if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
+
+
 def table_console() -> Console:
     """Returns a console on standard output for tables; without width limit for pipes and files."""
     console = Console(highlight=False)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -110,15 +111,8 @@ class Request:
                     return
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        self.is_streamed = True
-        reader, loop, changed = Reader(self), asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
-                loop.call_soon_threadsafe(changed.set)
-
-        self.listen(wake)
-        try:
+        reader, self.is_streamed = Reader(self), True
+        with changes([self]) as changed:
             while True:
                 changed.clear()
                 for piece in reader.take():
@@ -127,8 +121,6 @@ class Request:
                         return
                 if not reader.has_more():
                     await changed.wait()
-        finally:
-            self.unlisten(wake)
 
     def result(self, timeout: float | None = None) -> Output:
         """Waits for the end of the text and returns it.
@@ -156,16 +148,6 @@ class Request:
             self.finish("cancelled")
         hooks.cancel(self)
         return True
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Makes the engine's thread call `wake` after each change; it must return at once."""
-        with self.changed:
-            self._listeners.append(wake)
-
-    def unlisten(self, wake: Callable[[], None]) -> None:
-        """Ends what `listen` began."""
-        with self.changed:
-            self._listeners.remove(wake)
 
     @property
     def is_done(self) -> bool:
@@ -251,6 +233,26 @@ class Request:
             raise self._error
         assert self._output is not None
         return self._output
+
+
+@contextlib.contextmanager
+def changes(requests: SequenceOf[Request]) -> Iterator[asyncio.Event]:
+    """Yields an event of the running event loop that is set after each change of the requests."""
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+            loop.call_soon_threadsafe(changed.set)
+
+    for request in requests:
+        with request.changed:
+            request._listeners.append(wake)
+    try:
+        yield changed
+    finally:
+        for request in requests:
+            with request.changed:
+                request._listeners.remove(wake)
 
 
 class Reader:

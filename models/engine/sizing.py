@@ -22,9 +22,9 @@ GPU_SHAPES = ((1, 16), (1, 64), (1, 256), (1, 1024), (8, 64), (8, 256))
 #: Maximum tokens of a prefill program in steps that decode, too.
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 64, 2048
 
-#: Cost of a prefill program besides its tokens, in tokens. On an H100 16 tokens of an 8B model take
+#: Cost of a prefill program besides its tokens, in tokens: on an H100 16 tokens of an 8B model take
 #: nearly as long as 64.
-CPU_PROGRAM, GPU_PROGRAM = 24, 128
+GPU_PROGRAM = 128
 
 #: Fraction of the free memory that pages take by default.
 CPU_SHARE, GPU_SHARE = 0.5, 0.9
@@ -62,7 +62,7 @@ def engine_limits(
         slots,
         shapes,
         steps,
-        program_cost=GPU_PROGRAM if on_gpu else CPU_PROGRAM,
+        program_cost=GPU_PROGRAM if on_gpu else Limits.program_cost,
         deterministic=deterministic,
         draft_tokens=0 if draft is None else tokens_of(draft, on_gpu),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from ..engine.engine import EngineClosedError
 from ..engine.outputs import Output, Piece
-from ..engine.request import Reader, Request
+from ..engine.request import Reader, Request, changes
 from ..sampling import Sampling
 from .errors import ApiError, unavailable
 from .service import Service
@@ -88,40 +87,28 @@ class Answers:
 
         Yields an empty list after `ping` seconds without news. Raises ApiError if the engine fails.
         """
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
-                loop.call_soon_threadsafe(changed.set)
-
         readers = [(i, Reader(request)) for i, request in enumerate(self._requests)]
-        for request in self._requests:
-            request.listen(wake)
         try:
-            while readers:
-                changed.clear()
-                new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
-                outputs = {i: pieces[-1].output for i, pieces in new if pieces}
-                ended = {i for i, output in outputs.items() if output is not None}
-                for output in outputs.values():
-                    if output is not None:
+            with changes(self._requests) as changed:
+                while readers:
+                    changed.clear()
+                    new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
+                    outputs = {i: output for i, pieces in new if (output := pieces[-1].output)}
+                    for output in outputs.values():
                         self._service.metrics.finished(output)
-                readers = [(i, reader) for i, reader in readers if i not in ended]
-                if new:
-                    yield new
-                    if readers and seconds:
-                        await asyncio.sleep(seconds)
-                    continue
-                try:
-                    async with asyncio.timeout(ping):
-                        await changed.wait()
-                except TimeoutError:
-                    yield []
+                    readers = [(i, reader) for i, reader in readers if i not in outputs]
+                    if new:
+                        yield new
+                        if readers and seconds:
+                            await asyncio.sleep(seconds)
+                        continue
+                    try:
+                        async with asyncio.timeout(ping):
+                            await changed.wait()
+                    except TimeoutError:
+                        yield []
         except EngineClosedError as error:
             raise unavailable(str(error)) from None
-        finally:
-            for request in self._requests:
-                request.unlisten(wake)
 
     def _take(self, count: int) -> None:
         self._service.places.take(count, self._places)

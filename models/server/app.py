@@ -24,7 +24,7 @@ from . import (
     status,
     tokens,
 )
-from .errors import ApiError, json_response
+from .errors import ApiError
 from .guard import Guard
 from .service import Service
 from .settings import Settings
@@ -78,7 +78,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.app.state.service.metrics.rejected(error.code or str(error.status))
-    return _response(request, error)
+    return error.response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -86,7 +86,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     messages = {404: f"there is no {request.url.path[:200]}", 405: "the method is not allowed"}
     message = messages.get(error.status_code, error.detail)
     headers = dict(error.headers or {})
-    return _response(request, ApiError(error.status_code, message, headers=headers))
+    return ApiError(error.status_code, message, headers=headers).response(request.url.path)
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
@@ -95,11 +95,4 @@ async def _client_left(_: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     logger.error("a request failed", exc_info=error)
-    return _response(request, ApiError(500, "internal error"))
-
-
-def _response(request: Request, error: ApiError) -> Response:
-    """Returns an error in the form of the route's API."""
-    is_anthropics = request.url.path.startswith(messages.PREFIX)
-    body = messages.error_body(error) if is_anthropics else error.body
-    return json_response(body, error.status, error.headers)
+    return ApiError(500, "internal error").response(request.url.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ..engine.outputs import Output, TokenLogprobs
 from ..tokenizer import Tokenizer
@@ -12,10 +13,12 @@ from . import bodies
 from .answers import Answers
 from .conversations import prompt_of
 from .errors import ApiError
+from .events import EventStream
 from .generation import (
     Form,
     New,
     chunks_of,
+    finite,
     new_id,
     reason_of,
     respond,
@@ -24,7 +27,7 @@ from .generation import (
     usage_of,
     with_answers,
 )
-from .parameters import MOST_LOGPROBS, Parameters, check, refuse
+from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse
 from .service import Service
 
 
@@ -46,12 +49,9 @@ class ChatCompletion(Parameters, kw_only=True):
     modalities: list[str] | None = None
 
 
-async def create(request: Request) -> Any:
+@with_answers
+async def create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
     """Answers a conversation, as a whole or as a stream."""
-    return await with_answers(request, _create)
-
-
-async def _create(request: Request, service: Service, answers: Answers) -> Any:
     body, ignored = await bodies.read(request, ChatCompletion, service.settings)
     service.check_model(body.model)
     check(body)
@@ -105,12 +105,9 @@ def _check(body: ChatCompletion) -> int | None:
     refuse("modalities", body.modalities not in (None, ["text"]))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")
-    if not 0 <= (body.top_logprobs or 0) <= MOST_LOGPROBS:
-        message = f"top_logprobs must be 0 to {MOST_LOGPROBS}"
-        raise ApiError(400, message, param="top_logprobs")
+    check_number("top_logprobs", body.top_logprobs, 0, MOST_LOGPROBS)
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if most is not None and most < 1:
-        raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+    check_number("max_tokens", most, 1)
     return most
 
 
@@ -122,7 +119,7 @@ def _logprobs(
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text, raw = token_text(tokenizer, token)
-        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": raw}
+        return {"token": text, "logprob": finite(logprob), "bytes": raw}
 
     content = [
         {**entry(token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top]}

@@ -6,16 +6,19 @@ import asyncio
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ..engine.outputs import Output, TokenLogprobs
 from . import bodies
 from .answers import Answers
 from .errors import ApiError
+from .events import EventStream
 from .generation import (
     Form,
     New,
     check_length,
     chunks_of,
+    finite,
     new_id,
     reason_of,
     respond,
@@ -24,7 +27,7 @@ from .generation import (
     usage_of,
     with_answers,
 )
-from .parameters import MOST_LOGPROBS, Parameters, check, refuse
+from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse
 from .service import Service
 
 #: Most prompts of a request, and the tokens of an answer if it does not say.
@@ -42,22 +45,17 @@ class Completion(Parameters, kw_only=True):
     prompt_logprobs: int | None = None
 
 
-async def create(request: Request) -> Any:
+@with_answers
+async def create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
     """Continues one or several prompts, as a whole or as a stream."""
-    return await with_answers(request, _create)
-
-
-async def _create(request: Request, service: Service, answers: Answers) -> Any:
     body, ignored = await bodies.read(request, Completion, service.settings)
     service.check_model(body.model)
     check(body)
     refuse("echo", bool(body.echo))
     refuse("suffix", bool(body.suffix))
     refuse("prompt_logprobs", body.prompt_logprobs is not None)
-    if not 0 <= (body.logprobs or 0) <= MOST_LOGPROBS:
-        raise ApiError(400, f"logprobs must be 0 to {MOST_LOGPROBS}", param="logprobs")
-    if body.max_tokens is not None and body.max_tokens < 1:
-        raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+    check_number("logprobs", body.logprobs, 0, MOST_LOGPROBS)
+    check_number("max_tokens", body.max_tokens, 1)
     prompts = await prompts_of(service, body.prompt)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     submit(service, answers, prompts, body, most=most, logprobs=body.logprobs)
@@ -105,7 +103,7 @@ async def prompts_of(
     vocab = service.ready().model.config.vocab_size
     for row in rows:
         if isinstance(row, str):
-            check_length(service, row, name)
+            check_length(service, [row], name)
         elif wrong := [token for token in row if not 0 <= token < vocab]:
             problem = f"{name} has the id {wrong[0]}; ids must be 0 to {vocab - 1}"
             raise ApiError(400, problem, param=name)
@@ -140,9 +138,9 @@ def _logprobs(
         offset += len(text)
     return {
         "tokens": texts,
-        "token_logprobs": [max(one.logprob, -9999.0) for one in logprobs],
+        "token_logprobs": [finite(one.logprob) for one in logprobs],
         "top_logprobs": [
-            {token_text(tokenizer, token)[0]: max(value, -9999.0) for token, value in one.top}
+            {token_text(tokenizer, token)[0]: finite(value) for token, value in one.top}
             for one in logprobs
         ],
         "text_offset": offsets,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from ..chat import ChatTemplateError, Limits
-from ..chat.transcript import prompt_of as encoded
+from ..chat import ChatTemplateError, Limits, transcript
 from .errors import ApiError
 from .generation import check_length
 from .service import Service
+
+T = TypeVar("T")
 
 #: Arguments of rendering that are not variables of a template.
 _RESERVED = {"limits", "template", "tools", "now", "messages"}
@@ -26,18 +27,28 @@ async def prompt_of(
 
     variables: of the chat template. name: of the parameter that has the messages. Raises ApiError.
     """
-    tokenizer = service.tokenizer()
     if not messages:
         raise ApiError(400, f"{name} is empty", param=name)
-    for i, message in enumerate(messages):
-        for text in texts_of(message.get("content")):
-            check_length(service, text, f"{name}[{i}]")
+    texts = [text for message in messages for text in texts_of(message.get("content"))]
+    check_length(service, texts, name)
+    return await rendered(service, transcript.prompt_of, messages, variables, name)
+
+
+async def rendered(
+    service: Service,
+    render: Callable[..., T],
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    name: str = "messages",
+) -> T:
+    """Returns what `render` makes of a tokenizer and messages, in a thread; raises ApiError."""
+    tokenizer = service.tokenizer()
     if reserved := variables.keys() & _RESERVED:
         problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
         raise ApiError(400, problem, param="chat_template_kwargs")
     limits = Limits(seconds=service.settings.template_seconds)
     try:
-        return await asyncio.to_thread(encoded, tokenizer, messages, limits=limits, **variables)
+        return await asyncio.to_thread(render, tokenizer, messages, limits=limits, **variables)
     except (ChatTemplateError, ValueError, TypeError) as error:
         raise ApiError(400, str(error), param=name) from None
 

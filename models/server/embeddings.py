@@ -11,7 +11,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..tasks.embeddings import embed
+from ..tasks.embeddings import embed, numbers
 from . import bodies
 from .answers import Answers, while_connected
 from .completions import prompts_of
@@ -73,5 +73,4 @@ async def create(request: Request) -> Response:
 def _encoded(vector: np.ndarray, form: str | None) -> str | list[float]:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    found: list[float] = [float(f"{x:.9g}") for x in vector.tolist()]
-    return found
+    return numbers(vector)

@@ -54,8 +54,15 @@ class ApiError(Exception):
         }
 
     @property
-    def response(self) -> Response:
-        return json_response(self.body, self.status, self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        """The error in Anthropic's form."""
+        found = self.body["error"]
+        return {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
+
+    def response(self, path: str) -> Response:
+        """Returns the error in the form of the API that the route at `path` belongs to."""
+        body = self.anthropic_body if path.startswith("/v1/messages") else self.body
+        return json_response(body, self.status, self.headers)
 
 
 def unavailable(message: str, seconds: int = 1) -> ApiError:

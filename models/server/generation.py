@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -93,29 +94,34 @@ def submit(
     answers.submit(rows, samplings, cache_salt=parameters.cache_salt or "", **options)
 
 
-def check_length(service: Service, text: str, name: str) -> None:
-    """Raises ApiError for a text that cannot fit into the context, without tokenizing it."""
-    engine, tokenizer = service.ready(), service.tokenizer()
-    context = engine.stats().max_context
-    most = context * tokenizer.longest_token
-    if len(text) > most or len(text.encode(errors="replace")) > most:
-        message = f"{name} has {len(text)} characters, too many for a context of {context} tokens"
+def check_length(service: Service, texts: Sequence[str], name: str) -> None:
+    """Raises ApiError for texts that together exceed the context, without tokenizing them."""
+    characters = sum(map(len, texts))
+    most = service.most_bytes
+    if characters > most or sum(len(text.encode(errors="replace")) for text in texts) > most:
+        context = service.ready().stats().max_context
+        message = f"{name} has {characters} characters, too many for a context of {context} tokens"
         raise ApiError(400, message, param=name, code="context_length_exceeded")
 
 
-async def with_answers(
-    request: Request, create: Callable[[Request, Service, Answers], Awaitable[Any]]
-) -> Any:
-    """Returns the response that `create` makes, with Answers that are closed after it."""
-    service: Service = request.app.state.service
-    answers, streams = Answers(service), False
-    try:
-        found = await create(request, service, answers)
-        streams = isinstance(found, EventStream)
-        return found
-    finally:
-        if not streams:
-            answers.close()
+def with_answers(
+    create: Callable[[Request, Service, Answers], Awaitable[Response | EventStream]],
+) -> Callable[[Request], Awaitable[Response | EventStream]]:
+    """Makes an endpoint of a function that takes Answers; closes them if the response is whole."""
+
+    @functools.wraps(create)
+    async def endpoint(request: Request) -> Response | EventStream:
+        service: Service = request.app.state.service
+        answers, streams = Answers(service), False
+        try:
+            found = await create(request, service, answers)
+            streams = isinstance(found, EventStream)
+            return found
+        finally:
+            if not streams:
+                answers.close()
+
+    return endpoint
 
 
 async def respond(
@@ -222,6 +228,11 @@ def usage_of(prompt_tokens: int, outputs: list[Output], answers: int) -> dict[st
             "rejected_prediction_tokens": drafted - accepted,
         },
     }
+
+
+def finite(logprob: float) -> float:
+    """Returns a log-probability as a number of JSON; OpenAI's API has -9999 instead of -inf."""
+    return max(logprob, -9999.0)
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> tuple[str, list[int]]:

@@ -54,7 +54,7 @@ class Guard:
         try:
             problem = self._problem(scope, headers)
             if problem is not None:
-                await problem.response(scope, receive, answer)
+                await problem.response(scope["path"])(scope, receive, answer)
             elif scope["method"] == "OPTIONS" and "origin" in headers:
                 await Response(status_code=204)(scope, receive, answer)
             else:

@@ -17,11 +17,8 @@ from .conversations import prompt_of
 from .errors import ApiError, json_response
 from .events import EventStream, event
 from .generation import New, respond, submit, usage_of, with_answers
-from .parameters import Parameters, check, refuse
+from .parameters import Parameters, check, check_number, refuse
 from .service import Service
-
-#: Names of these routes begin with it; their errors have Anthropic's form.
-PREFIX = "/v1/messages"
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -57,11 +54,6 @@ class Message(Conversation, kw_only=True):
         )
 
 
-async def create(request: Request) -> Any:
-    """Answers a conversation, as a whole or as a stream."""
-    return await with_answers(request, _create)
-
-
 async def count_tokens(request: Request) -> Response:
     """Returns the number of tokens of a conversation's prompt."""
     service: Service = request.app.state.service
@@ -71,13 +63,14 @@ async def count_tokens(request: Request) -> Response:
     return json_response({"input_tokens": len(prompt)})
 
 
-async def _create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
+@with_answers
+async def create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
+    """Answers a conversation, as a whole or as a stream."""
     body, ignored = await bodies.read(request, Message, service.settings)
     service.check_model(body.model)
     parameters = body.parameters
     check(parameters)
-    if body.max_tokens < 1:
-        raise ApiError(400, "max_tokens must be at least 1", param="max_tokens")
+    check_number("max_tokens", body.max_tokens, 1)
     prompt, stops = await _prompt_of(service, body)
     submit(service, answers, [prompt], parameters, most=body.max_tokens, stops=stops)
     head = {
@@ -121,12 +114,6 @@ async def _create(request: Request, service: Service, answers: Answers) -> Respo
     return await respond(request, service, answers, whole=whole, chunks=stream, **options)
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """Returns an error in Anthropic's form."""
-    found = error.body["error"]
-    return {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
-
-
 async def _prompt_of(service: Service, body: Conversation) -> tuple[list[int], tuple[str, ...]]:
     refuse("tools", bool(body.tools))
     refuse("tool_choice", body.tool_choice not in (None, {"type": "auto"}, {"type": "none"}))
@@ -154,7 +141,7 @@ def _usage(prompt_tokens: int, output: Output) -> dict[str, int]:
 
 
 def _error_event(error: ApiError) -> bytes:
-    return event(error_body(error), "error")
+    return event(error.anthropic_body, "error")
 
 
 def _event(name: str, **fields: Any) -> bytes:

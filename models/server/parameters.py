@@ -62,8 +62,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 def check(parameters: Parameters) -> None:
     """Raises ApiError for parameters that are out of range or not supported."""
-    if not 1 <= parameters.answers <= MOST_ANSWERS:
-        raise ApiError(400, f"n must be 1 to {MOST_ANSWERS}", param="n")
+    check_number("n", parameters.n, 1, MOST_ANSWERS)
     stops = _stops(parameters)
     if len(stops) > MOST_STOPS:
         raise ApiError(400, f"stop may have {MOST_STOPS} strings at most", param="stop")
@@ -75,6 +74,13 @@ def check(parameters: Parameters) -> None:
     refuse("structured_outputs", parameters.structured_outputs is not None)
     form = parameters.response_format
     refuse("response_format", form is not None and form != {"type": "text"})
+
+
+def check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Raises ApiError for a number that is out of range; None means the default."""
+    if value is not None and (value < least or (most is not None and value > most)):
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ApiError(400, f"{name} must be {bounds}", param=name)
 
 
 def refuse(name: str, changes: bool) -> None:

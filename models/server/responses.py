@@ -18,7 +18,7 @@ from .conversations import prompt_of, texts_of
 from .errors import ApiError
 from .events import PING, EventStream, event
 from .generation import New, respond, submit, usage_of, with_answers
-from .parameters import Parameters, check, refuse
+from .parameters import Parameters, check, check_number, refuse
 from .service import Service
 
 
@@ -64,12 +64,9 @@ class CreateResponse(msgspec.Struct, kw_only=True):
     truncation: str | None = None
 
 
-async def create(request: Request) -> Any:
+@with_answers
+async def create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
     """Answers a conversation, as a whole or as a stream."""
-    return await with_answers(request, _create)
-
-
-async def _create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
     body, ignored = await bodies.read(request, CreateResponse, service.settings)
     service.check_model(body.model)
     _check(body)
@@ -192,9 +189,7 @@ def _is_text(part: Any) -> bool:
 
 def _check(body: CreateResponse) -> None:
     """Raises ApiError for parameters that are out of range or not supported."""
-    if body.max_output_tokens is not None and body.max_output_tokens < 1:
-        message = "max_output_tokens must be at least 1"
-        raise ApiError(400, message, param="max_output_tokens")
+    check_number("max_output_tokens", body.max_output_tokens, 1)
     refuse("background", bool(body.background))
     refuse("conversation", body.conversation is not None)
     refuse("previous_response_id", body.previous_response_id is not None)

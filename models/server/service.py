@@ -24,6 +24,7 @@ class Service:
       places: places of running and waiting requests.
       created: time of the start, in seconds since 1970.
       defaults: fields of `Sampling` that requests may override.
+      most_bytes: bytes of a text that may fit into the context.
       metrics: counts and times of requests.
       embedding: held while embeddings are computed, beside the engine's steps.
     """
@@ -35,6 +36,7 @@ class Service:
         self.engine: Engine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()
         self.defaults: dict[str, Any] = dict(USUAL)
+        self.most_bytes = 0
         if engine is not None:
             self.start(engine)
 
@@ -42,6 +44,8 @@ class Service:
         """Begins to serve an engine."""
         self.places.count = self.settings.queue + engine.stats().max_rows
         self.defaults = default_sampling(engine.model.metadata) or dict(USUAL)
+        if (tokenizer := engine.model.tokenizer) is not None:
+            self.most_bytes = engine.stats().max_context * tokenizer.longest_token
         self.metrics.watch(engine)
         self.engine = engine
 

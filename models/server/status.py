@@ -24,8 +24,7 @@ _HEALTH_SECONDS = 30.0
 async def health(request: Request) -> Response:
     """Says whether requests are served; `?generate=1` generates a token."""
     service: Service = request.app.state.service
-    if service.problem is not None:
-        raise unavailable(service.problem)
+    service.ready()
     if request.query_params.get("generate") in ("1", "true"):
         with Answers(service) as answers:
             answers.submit([[0]], [Sampling(max_new_tokens=1, ignore_end=True)])

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..chat import ChatTemplateError, Limits
 from ..chat.transcript import text_of
 from . import bodies
+from .conversations import rendered
 from .errors import ApiError, json_response
 from .generation import check_length
 from .service import Service
@@ -52,7 +52,7 @@ async def tokenize(request: Request) -> Response:
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise ApiError(400, "content is missing", param="content")
-    check_length(service, text, "content")
+    check_length(service, [text], "content")
     tokenizer, special, parse = service.tokenizer(), body.add_special, body.parse_special
     tokens = await asyncio.to_thread(
         lambda: tokenizer.encode(text, add_special=special, parse_special=parse)
@@ -76,12 +76,5 @@ async def apply_template(request: Request) -> Response:
     """Returns a conversation's prompt as text."""
     service: Service = request.app.state.service
     body, _ = await bodies.read(request, ApplyTemplate, service.settings)
-    tokenizer = service.tokenizer()
-    limits = Limits(seconds=service.settings.template_seconds)
-    try:
-        text = await asyncio.to_thread(
-            lambda: text_of(tokenizer, body.messages, limits=limits, **body.chat_template_kwargs)
-        )
-    except (ChatTemplateError, ValueError, TypeError) as error:
-        raise ApiError(400, str(error), param="messages") from None
+    text = await rendered(service, text_of, body.messages, body.chat_template_kwargs)
     return json_response({"prompt": text})

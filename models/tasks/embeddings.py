@@ -71,6 +71,13 @@ def embed(
     return found if pooling == "none" else np.stack(found)
 
 
+def numbers(vector: np.ndarray) -> list[Any]:
+    """Returns the elements of a vector or matrix, rounded to the precision of float32."""
+    if vector.ndim > 1:
+        return [numbers(row) for row in vector]
+    return [float(f"{x:.9g}") for x in vector.tolist()]
+
+
 def _rows(model: Model, texts: Any) -> tuple[list[np.ndarray], bool]:
     """Tokenizes texts: returns int32 ids per text, and whether `texts` was a single one."""
     if not isinstance(texts, Sequence | np.ndarray | jax.Array) or isinstance(texts, bytes):

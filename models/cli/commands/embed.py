@@ -19,7 +19,7 @@ from ..output import UsageError, load_model, progress
 from ..prompts import is_piped, read_up_to
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 MAX_TEXT = 1 << 30  # bytes; a limit for endless files such as /dev/zero
 
@@ -80,19 +80,14 @@ def _embed(options: argparse.Namespace, notes: Console) -> None:
             )
         except ValueError as error:
             raise UsageError(error) from error
+    from ...tasks.embeddings import numbers
+
     # One line per vector; indented JSON would use a line per number.
     rows = (
-        json.dumps({"object": "embedding", "index": i, "embedding": _numbers(vector)})
+        json.dumps({"object": "embedding", "index": i, "embedding": numbers(vector)})
         for i, vector in enumerate(vectors)
     )
     print('{"object": "list", "data": [\n' + ",\n".join(rows) + "\n]}")
-
-
-def _numbers(vector: np.ndarray) -> list[Any]:
-    """Returns the elements of a vector or matrix, rounded to the precision of float32."""
-    if vector.ndim > 1:
-        return [_numbers(row) for row in vector]
-    return [float(f"{x:.9g}") for x in vector.tolist()]
 
 
 def _lines(path: str) -> list[str]:

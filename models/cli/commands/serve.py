@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import logging
@@ -15,10 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
+from jax_q4k import models
 
 from ..arguments import add_model
 from ..options import add_running
-from ..output import UsageError, load_model, loaded_draft, printable
+from ..output import UsageError, load_model, loaded_draft, print_error
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -91,8 +93,6 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     def load() -> Engine:
         model = load_model(options.model, notes, options.devices, options.lora)
         model.program_cache = options.programs
-        from jax_q4k import models
-
         with jq.implementation(options.implementation):
             return models.Engine(
                 model,
@@ -104,14 +104,11 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
                 cache_dtype=options.cache_dtype,
             )
 
-    def fail(error: Exception) -> None:
-        message = " ".join(printable(str(error)).split()) or type(error).__name__
-        notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
-
     def say(engine: Engine) -> None:
         for line in described(engine, settings.name, options.host, port):
             notes.print(escape(line), soft_wrap=True)
 
+    fail = functools.partial(print_error, notes)
     server = Server(app(None, settings), load, drain=options.drain, on_ready=say, on_failure=fail)
     return server.serve_until_end(listening)
 

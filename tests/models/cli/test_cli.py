@@ -427,7 +427,7 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
     code, out, err = run("generate", str(hostile), "--tokens", "1")
     assert code == 2 and "\x1b" not in out + err
     assert (
-        cli.printable("a\x1b[2J\x9b\n\tö😀")
+        output.printable("a\x1b[2J\x9b\n\tö😀")
         == "a\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}\n\tö😀"
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from jax_q4k import models
 
+from ..engine.engine_runs import is_idle
 from .running import Running, serving
 
 
@@ -22,5 +23,4 @@ def server(engine: models.Engine) -> Iterator[Running]:
     with serving(engine, queue=4) as server:
         yield server
         assert server.service.places.taken == 0
-        stats = engine.stats()
-        assert not stats.running and not stats.waiting and stats.free_pages == stats.pages
+        assert is_idle(engine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +14,8 @@ import uvicorn
 from jax_q4k import models
 from jax_q4k.models.server import app
 from jax_q4k.models.server.run import config_of
+
+from ..engine.engine_runs import wait_until
 
 
 class Running(NamedTuple):
@@ -46,11 +47,3 @@ def serving(engine: models.Engine | None, **fields: Any) -> Iterator[Running]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-def wait_until(condition: Any, seconds: float = 30.0) -> None:
-    """Waits until the condition holds; fails after `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come to hold"
-        time.sleep(0.005)

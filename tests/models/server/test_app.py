@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from jax_q4k import models
 from jax_q4k.models.server import app
 
-from .running import Running, serving, wait_until
+from ..engine.engine_runs import is_idle, wait_until
+from .running import Running, serving
 
 MESSAGES = [{"role": "user", "content": "Where is the sea?"}]
 #: Greedy sampling, under the names of requests.
@@ -42,12 +43,6 @@ def streamed(server: Running, path: str, **body: Any) -> list[Any]:
     events = [one.removeprefix("data: ") for one in text.split("\n\n") if one.startswith("data: ")]
     assert events.pop() == "[DONE]"
     return [json.loads(one) for one in events]
-
-
-def is_idle(engine: models.Engine, server: Running) -> bool:
-    stats = engine.stats()
-    free = stats.free_pages == stats.pages and not stats.running and not stats.waiting
-    return free and server.service.places.taken == 0
 
 
 def test_a_completion_is_the_engines(engine: models.Engine, server: Running) -> None:
@@ -187,6 +182,12 @@ def test_unknown_names_are_listed(server: Running) -> None:
         ("/v1/completions", {"prompt": "A", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ("/v1/completions", {"prompt": "A " * 600}, None, "context length is 512"),
         ("/v1/completions", {"prompt": "A" * 1_000_000}, "prompt", "too many for a context"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "A" * 1000}] * 40},
+            "messages",
+            "40000 characters, too many",
+        ),
         ("/v1/chat/completions", {}, None, "missing required field `messages`"),
         ("/v1/chat/completions", {"messages": []}, "messages", "is empty"),
         ("/v1/chat/completions", {"messages": [{}]}, "messages", "role is of type"),
@@ -261,7 +262,7 @@ def test_a_client_that_leaves_frees_its_work(
     assert server.service.places.taken == 6
     for connection in connections:
         connection.close()
-    wait_until(lambda: is_idle(engine, server), 5)
+    wait_until(lambda: is_idle(engine) and server.service.places.taken == 0, 5)
     assert engine.stats().new_tokens < before + 6 * 300
     engine.check()
 

@@ -43,6 +43,12 @@ def test_who_is_served(server: Running, headers: dict[str, Any], want: int) -> N
     assert status(server, **encoded) == want
 
 
+def test_errors_have_the_form_of_the_routes_api(server: Running) -> None:
+    assert server.client.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+    found = server.client.post("/v1/messages", json={}).json()
+    assert found["type"] == "error" and found["error"]["type"] == "authentication_error"
+
+
 def test_its_own_pages(server: Running) -> None:
     assert status(server, authorization="Bearer one", origin=server.url) == 200
 

@@ -21,7 +21,7 @@ from support.paths import ROOT
 
 from jax_q4k.models import cli
 
-from .running import wait_until
+from ..engine.engine_runs import wait_until
 
 COMMAND = [sys.executable, str(ROOT / "models" / "cli" / "jax-q4k"), "serve"]
 SMALL = ("--demo", "--port", "0", "--rows", "2", "--context", "128")
