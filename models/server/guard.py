@@ -94,7 +94,7 @@ class Guard:
         """Returns whether an origin is this server's own, or an allowed one."""
         if _is_allowed(origin, self._settings.cors_origins):
             return True
-        return urlsplit(origin).netloc == host and origin != "null"
+        return urlsplit(origin).netloc == host  # empty for "null"
 
     def _cors(self, origin: str | None) -> dict[str, str]:
         if origin is None or not _is_allowed(origin, self._settings.cors_origins):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
 from jax_q4k.models.server import app
+from jax_q4k.models.server.events import DONE, EventStream
 
 from ..engine.engine_runs import is_idle, wait_until
 from .running import Running, serving
@@ -280,6 +282,39 @@ def test_openapi_describes_every_route(server: Running) -> None:
     assert names == set(found["components"]["schemas"])
     chat = found["components"]["schemas"]["ChatCompletion"]
     assert chat["required"] == ["messages"] and "temperature" in chat["properties"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_streams_make_steps_short(
+    engine: models.Engine, server: Running, stream: bool
+) -> None:
+    body = {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+    found: list[bool] = []
+
+    def look() -> None:
+        wait_until(lambda: engine.stats().running == 1)
+        found.extend(request.is_streamed for request in engine._loop.requests)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert post(server, "/v1/completions", **body).status_code == 200
+    looking.join()
+    assert found == [stream]
+
+
+def test_places_are_free_before_the_end_of_a_stream_is_sent(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may send its next request as soon as it has read [DONE]."""
+    send, taken = EventStream._send, []
+
+    async def sends(self: EventStream, to: Any, body: bytes) -> None:
+        taken.append((body == DONE, server.service.places.taken))
+        await send(self, to, body)
+
+    monkeypatch.setattr(EventStream, "_send", sends)
+    streamed(server, "/v1/completions", prompt="The sea", **GREEDY)
+    assert taken[0] == (False, 1) and taken[-1] == (True, 0)
 
 
 def test_a_full_queue_answers_at_once(engine: models.Engine, server: Running) -> None:
