@@ -284,22 +284,24 @@ def test_openapi_describes_every_route(server: Running) -> None:
     assert chat["required"] == ["messages"] and "temperature" in chat["properties"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_only_streams_make_steps_short(
-    engine: models.Engine, server: Running, stream: bool
-) -> None:
-    body = {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": stream}
-    found: list[bool] = []
+def test_only_streams_make_steps_short(engine: models.Engine, server: Running) -> None:
+    """Looks at the engine's request when a client has the first token, and in a whole answer."""
 
-    def look() -> None:
-        wait_until(lambda: engine.stats().running == 1)
-        found.extend(request.is_streamed for request in engine._loop.requests)
+    def streamed_ones() -> list[bool]:
+        return [request.is_streamed for request in engine._loop.requests]
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    assert post(server, "/v1/completions", **body).status_code == 200
-    looking.join()
-    assert found == [stream]
+    body = {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True}
+    path = "/v1/completions"
+    with server.client.stream("POST", path, json={**body, "stream": True}) as response:
+        assert next(response.iter_lines()).startswith("data: {")
+        assert streamed_ones() == [True]
+    wait_until(lambda: is_idle(engine))
+    before = engine.stats().new_tokens
+    whole = threading.Thread(target=post, args=(server, path), kwargs=body)
+    whole.start()
+    wait_until(lambda: engine.stats().new_tokens > before)
+    assert streamed_ones() == [False]
+    whole.join()
 
 
 def test_places_are_free_before_the_end_of_a_stream_is_sent(
