@@ -61,7 +61,7 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
     for field in dataclasses.fields(Sampling):
         if "help" not in field.metadata:  # Python functions
             continue
-        is_penalty = field.name.startswith("dry_") or field.name.endswith("_penalty")
+        is_penalty = "penal" in field.name or field.name.startswith("dry_")
         group = groups["penalties" if is_penalty else "sampling"]
         short, metavar = field.metadata.get("short"), field.metadata.get("metavar")
         names = [*([short] if short else ()), f"--{field.name.replace('_', '-')}"]

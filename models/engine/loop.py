@@ -219,6 +219,10 @@ class EngineLoop:
         limit = len(prompt) + request.sampling.max_new_tokens - before
         if request.shift is not None:
             limit = min(limit, self.stepper.sizes.context)
+        uncounted = 0
+        if request.sampling.penalize_new_only:
+            kept = 0 if request.shift is None else request.shift.keep
+            uncounted = len(prompt) - min(before, max(len(prompt) - kept, 0))
         request.sequence = Sequence(
             list(prompt),
             limit,
@@ -226,6 +230,7 @@ class EngineLoop:
             salt=request.salt,
             owner=request,
             steps_before=before,
+            uncounted=uncounted,
         )
         self.scheduler.add(request.sequence)
 

@@ -220,8 +220,8 @@ class Stepper:
             if self.sizes.snapshots:
                 self._copy([(0, _NOWHERE)], saves=True)
                 self._copy([(0, _NOWHERE)], saves=False)
-            nothing = np.zeros(self.sizes.width * PAGE_SIZE, np.int32)
-            self._call_state(self._program(FillHistory), np.int32(0), nothing, np.int32(0))
+            nothing, zero = np.zeros(self.sizes.width * PAGE_SIZE, np.int32), np.int32(0)
+            self._call_state(self._program(FillHistory), zero, nothing, zero, zero)
             jax.block_until_ready(self._state)
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
@@ -345,7 +345,15 @@ class Stepper:
             last = entry.first + entry.count
             following = 0 if entry.samples else sequence.tokens[last]
             step = sequence.step_of(last)
-            return RowFields(entry.slot, entry.first, entry.count, step, entry.samples, following)
+            return RowFields(
+                entry.slot,
+                entry.first,
+                entry.count,
+                step,
+                entry.samples,
+                following,
+                sequence.uncounted,
+            )
         step = sequence.step_of(entry.position + 1)
         return RowFields(entry.slot, entry.position, entry.count, step, 1, 0)
 
@@ -381,8 +389,8 @@ class Stepper:
             return
         tokens = np.zeros(self.sizes.width * PAGE_SIZE, np.int32)
         tokens[: piece.first] = piece.sequence.tokens[: piece.first]
-        args = np.int32(piece.slot), tokens, np.int32(piece.first)
-        self._call_state(self._program(FillHistory), *args)
+        counts = np.int32(piece.first), np.int32(piece.sequence.uncounted)
+        self._call_state(self._program(FillHistory), np.int32(piece.slot), tokens, *counts)
 
     def _copy(self, pairs: list[tuple[int, int]], *, saves: bool) -> None:
         """Copies recurrent states between (source, target) slots and snapshots."""

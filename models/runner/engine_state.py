@@ -21,6 +21,7 @@ from ..kv_cache.shapes import (
     page_shapes,
     state_shapes,
 )
+from ..sampling.penalties import UNCOUNTED
 from ..sharding.placement import Placement
 from ..support.exportable import exportable
 from .speculative.drafts import Draft, DraftModel, NextTokens
@@ -59,7 +60,8 @@ class Past:
     """Tokens of the slots' prompts and answers, as sampling stages read them.
 
     Attributes:
-      seen: int32 (slots, vocab_size), occurrences of each token; None unless penalties need it.
+      seen: int32 (slots, vocab_size), occurrences of each token, and UNCOUNTED for those in the
+        part of a prompt that is not counted; None unless penalties need it.
       history: int32 (slots, width * page size), the tokens; None unless DRY, user functions or
         prompt lookup need it.
     """
@@ -68,12 +70,18 @@ class Past:
     history: jax.Array | None = None
 
     def with_prompts(
-        self, slots: jax.Array, tokens: jax.Array, first: jax.Array, counts: jax.Array
+        self,
+        slots: jax.Array,
+        tokens: jax.Array,
+        first: jax.Array,
+        counts: jax.Array,
+        uncounted: jax.Array,
     ) -> Past:
         """Adds pieces of prompts; a piece at position 0 replaces the slot's earlier sequence.
 
         slots: int32 (rows,). tokens: int32 (rows, time), of which the first `counts` (rows,) are
-        added at positions from `first` (rows,) on.
+        added at positions from `first` (rows,) on. uncounted: int32 (rows,), number of first tokens
+        of the sequence that are not counted in `seen`.
         """
         steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         valid = steps < counts[:, None]
@@ -81,7 +89,11 @@ class Past:
         if seen is not None:
             begins = jnp.where((first == 0) & (counts > 0), slots, len(seen))
             seen = seen.at[begins].set(0, mode="drop")
-            ids = jnp.where(valid, tokens, seen.shape[1])
+            counted, nowhere = first[:, None] + steps >= uncounted[:, None], seen.shape[1]
+            # Uncounted tokens precede all counted ones, so that no count is lost.
+            ids = jnp.where(valid & ~counted, tokens, nowhere)
+            seen = seen.at[slots[:, None], ids].set(UNCOUNTED, mode="drop")
+            ids = jnp.where(valid & counted, tokens, nowhere)
             seen = seen.at[slots[:, None], ids].add(1, mode="drop")
         if history is not None:
             at = jnp.where(valid, first[:, None] + steps, history.shape[1])

@@ -65,6 +65,7 @@ class RowFields(NamedTuple):
       step: number of tokens of the answer before the next sampled one.
       samples: 1 if the piece ends a prompt.
       following: token after the piece, if it does not end the prompt.
+      uncounted: first tokens of the sequence that are not counted, for penalties; of pieces alone.
     """
 
     slot: Any
@@ -73,6 +74,7 @@ class RowFields(NamedTuple):
     step: Any
     samples: Any
     following: Any
+    uncounted: Any = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,7 +238,9 @@ class PrefillPieces(_EngineProgram):
         logits = decoder.logits(last)[: self.rows]
         parameters = self._parameters(packed)
         lengths = fields.first + fields.count
-        past = state.past.with_prompts(fields.slot, tokens, fields.first, fields.count)
+        past = state.past.with_prompts(
+            fields.slot, tokens, fields.first, fields.count, fields.uncounted
+        )
         args = parameters, past, fields.slot, fields.step, lengths
         token, logprobs = self._sample(way, logits, *args)
         samples = fields.samples > 0
@@ -533,17 +537,24 @@ class CopyStates(Program):
 class FillHistory(Program):
     """Stores the tokens of a prompt that starts with a cached prefix, for penalties and others.
 
-    (state, slot int32 (), tokens int32 (width * page size,), count int32 ()) -> state.
+    (state, slot int32 (), tokens int32 (width * page size,), count int32 (), uncounted int32 ()) ->
+    state.
     """
 
     donated: ClassVar[tuple[int, ...]] = (0,)
     takes_weights: ClassVar[bool] = False
 
     def __call__(
-        self, state: EngineState, slot: jax.Array, tokens: jax.Array, count: jax.Array
+        self,
+        state: EngineState,
+        slot: jax.Array,
+        tokens: jax.Array,
+        count: jax.Array,
+        uncounted: jax.Array,
     ) -> EngineState:
-        slots, zero = slot[None], jnp.zeros(1, jnp.int32)
-        past = state.past.with_prompts(slots, tokens[None], zero, count[None])
+        zero = jnp.zeros(1, jnp.int32)
+        rows = slot[None], tokens[None], zero, count[None], uncounted[None]
+        past = state.past.with_prompts(*rows)
         return dataclasses.replace(state, past=past)
 
     def results(self, arguments: tuple[Any, ...]) -> EngineState:

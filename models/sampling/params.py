@@ -54,6 +54,8 @@ class Sampling:
         included, and multiplies negative ones.
       presence_penalty: -100 to 100; subtracted from logits of tokens seen before, prompt included.
       frequency_penalty: -100 to 100; subtracted once per occurrence, prompt included.
+      penalize_new_only: presence_penalty and frequency_penalty count new tokens only, as OpenAI's
+        API and vLLM do; llama.cpp counts the prompt, too.
       dry_multiplier: 0 to 100; penalty of a token that would extend a repeated run of
         `dry_allowed_length` tokens. Each further token of the run multiplies it by `dry_base`, 1 to
         100. 0 disables DRY.
@@ -103,6 +105,9 @@ class Sampling:
     )
     frequency_penalty: float = _field(
         0.0, "subtract X per earlier occurrence; default: 0", range=(-100, 100), metavar="X"
+    )
+    penalize_new_only: bool = _field(
+        False, "presence and frequency penalties count new tokens only, not the prompt"
     )
     dry_multiplier: float = _field(
         0.0, "strength of the DRY penalty on repetition; default: 0", range=(0, 100), metavar="X"

@@ -14,6 +14,9 @@ from .stages import SamplingArrays, SamplingStages
 
 #: Largest DRY penalty: excludes a token without overflow of float32.
 _MOST = np.float32(1e30)
+#: Bit of a token's count: the token occurs, but those occurrences are not counted. Only
+#: `repetition_penalty` then applies.
+UNCOUNTED = 1 << 30
 
 
 class TokenHistory(NamedTuple):
@@ -132,9 +135,11 @@ def _penalized(
         raise ValueError(
             f"counts of shape {counts.shape} must be (batch, vocab) as logits, {logits.shape}"
         )
-    seen, penalty = counts > 0, parameters.repetition_penalty[:, None]
+    penalty = parameters.repetition_penalty[:, None]
     # llama.cpp's rule (CTRL, Keskar et al. 2019, with the sign respected).
-    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    penalized = penalized - parameters.presence_penalty[:, None]
-    penalized = penalized - parameters.frequency_penalty[:, None] * counts.astype(jnp.float32)
-    return jnp.where(seen, penalized, logits)
+    repeated = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    logits = jnp.where(counts > 0, repeated, logits)
+    counted = counts & (UNCOUNTED - 1)
+    penalized = logits - parameters.presence_penalty[:, None]
+    penalized = penalized - parameters.frequency_penalty[:, None] * counted.astype(jnp.float32)
+    return jnp.where(counted > 0, penalized, logits)

@@ -64,6 +64,11 @@ class Answers:
         """Number of submitted requests."""
         return len(self._requests)
 
+    @property
+    def seed(self) -> int:
+        """Seed of the first request."""
+        return self._requests[0].sampling.seed
+
     async def outputs(self) -> list[Output]:
         """Waits for all answers; raises ApiError if the engine fails."""
         async for _ in self.news():

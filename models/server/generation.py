@@ -140,7 +140,9 @@ async def respond(
     stream. Raises ApiError. ClientDisconnect: the client left.
     """
     settings = service.settings
-    headers = {"jax-q4k-ignored": _header(ignored)} if ignored else {}
+    headers = {"jax-q4k-seed": str(answers.seed)}
+    if ignored:
+        headers["jax-q4k-ignored"] = _header(ignored)
     if chunks is not None:
         return EventStream(
             answers,

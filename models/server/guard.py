@@ -22,6 +22,7 @@ logger = logging.getLogger("jax_q4k.server")
 _OPEN_PATHS = ("/health", "/")
 
 _METHODS, _HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-api-key"
+_EXPOSED = "jax-q4k-ignored, jax-q4k-seed, retry-after, x-request-id"
 
 
 class Guard:
@@ -103,6 +104,7 @@ class Guard:
             "access-control-allow-origin": origin,
             "access-control-allow-methods": _METHODS,
             "access-control-allow-headers": _HEADERS,
+            "access-control-expose-headers": _EXPOSED,
             "access-control-max-age": "600",
             "vary": "origin",
         }

@@ -122,6 +122,7 @@ def samplings_of(
         fields["top_k"] = 0
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
     fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
+    fields["penalize_new_only"] = True
     fields["logit_bias"] = _biases(parameters.logit_bias or {})
     seed = seed_of(parameters.seed)
     try:

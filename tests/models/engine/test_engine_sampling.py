@@ -46,6 +46,7 @@ STANDARD: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 1.5, "top_p": 0.9, "min_p": 0.01},
     "repetition": {"temperature": 0.9, "repetition_penalty": 1.3},
     "frequency": {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    "new only": {"presence_penalty": 0.7, "repetition_penalty": 1.2, "penalize_new_only": True},
     "biased": {"logit_bias": {7: 4.0, 9: -math.inf}},
     "many biases": {"logit_bias": dict.fromkeys(range(0, 128, 2), 2.5)},
     "logprobs": {"temperature": 0.5, "logprobs": 20},
@@ -106,6 +107,25 @@ def test_penalties_count_cached_tokens(engine: models.Engine) -> None:
         assert not {*out.tokens} & {*prompt}
         out = engine.generate(prompt, **(options | {"max_new_tokens": 20}), **penalty)
         assert len({*out.tokens}) == 20 and not {*out.tokens} & {*prompt}
+
+
+def test_new_tokens_alone_are_penalized(engine: models.Engine) -> None:
+    """Compares with a function that excludes new tokens; also behind a cached prefix."""
+    (prompt,) = prompts_of(engine.model, [(0, 50)], seed=78)
+
+    def unlike_new(logits: jax.Array, tokens: jax.Array, length: jax.Array) -> jax.Array:
+        at = jnp.arange(tokens.shape[0])
+        new = (at >= len(prompt)) & (at < length)
+        return logits.at[jnp.where(new, tokens, logits.shape[0])].add(-50.0, mode="drop")
+
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_end": True}
+    want = engine.generate(prompt, processors=(unlike_new,), **options).tokens
+    assert {*want} & {*prompt} and len({*want}) == 30
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        engine.generate(want, max_new_tokens=1)  # now its slot has counted another text
+        out = engine.generate(prompt, **options, **{penalty: 50.0}, penalize_new_only=True)
+        assert out.tokens == want and out.timings.reused_tokens == 48
+        assert engine.generate(prompt, **options, **{penalty: 50.0}).tokens != want
 
 
 @pytest.mark.slow("compiles a program for each combination")

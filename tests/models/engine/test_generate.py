@@ -331,7 +331,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options |= dict(presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={3: 1.5})
     options |= dict(dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=9)
     options |= dict(dry_sequence_breakers=("y",), processors=(without_sevens,), logprobs=3)
-    options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True)
+    options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True, penalize_new_only=True)
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         list(call(model("text-spm"), [1], **options))

@@ -197,7 +197,7 @@ def test_results_are_known_without_tracing(name: str, call: str) -> None:
     copy, places = made(CopyStates, model.network), np.zeros(8, np.int32)
     assert copy.results((state, places, places)) == jax.eval_shape(copy, state, places, places)
     fill, tokens = made(FillHistory, model.network), np.zeros(64, np.int32)
-    filled = state, np.int32(0), tokens, np.int32(1)
+    filled = state, np.int32(0), tokens, np.int32(1), np.int32(0)
     assert fill.results(filled) == jax.eval_shape(fill, *filled)
     assert PagedCache.shapes(model.config, 2, 64, dtype="int8", ahead=3) == jax.eval_shape(
         lambda: PagedCache.create(model.config, 2, 64, dtype="int8", ahead=3)

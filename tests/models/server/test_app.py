@@ -154,6 +154,31 @@ def test_seeds(server: Running) -> None:
     assert text(-1) != text(-1) or text(None) != text(None)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_seed_of_an_answer_gives_it_again(server: Running, stream: bool) -> None:
+    options = {"temperature": 1.5, "max_tokens": 12, "prompt": "The sea", "stream": stream}
+    first = post(server, "/v1/completions", **options)
+    seed = int(first.headers["jax-q4k-seed"])
+
+    def text(response: Any) -> str:
+        return "".join(re.findall(r'"text":"(.*?)"', response.text))
+
+    again = post(server, "/v1/completions", **options, seed=seed)
+    assert text(again) == text(first) and again.headers["jax-q4k-seed"] == str(seed)
+    other = post(server, "/v1/completions", **options, seed=seed + 1)
+    assert text(other) != text(first) and other.headers["jax-q4k-seed"] == str(seed + 1)
+
+
+def test_penalties_count_the_answer_alone(server: Running) -> None:
+    """A large penalty of presence does not keep words of the prompt from the answer."""
+    prompt = "Tom went to the sea. Tom went to the"
+    options = {"prompt": prompt, "temperature": 0, "max_tokens": 1}
+    plain = post(server, "/v1/completions", **options).json()["choices"][0]["text"]
+    assert plain.strip() in prompt
+    penalized = post(server, "/v1/completions", **options, presence_penalty=50).json()
+    assert penalized["choices"][0]["text"] == plain
+
+
 def test_unknown_names_are_listed(server: Running) -> None:
     found = post(server, "/v1/completions", prompt="A", max_tokens=1, foo=1, bar=None)
     assert found.status_code == 200 and found.headers["jax-q4k-ignored"] == "bar, foo"
