@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .runner.programs import CUDA_COMPILER_OPTIONS
     from .runner.speculative import drafts
     from .sampling import Sampling
+    from .server.run import serve
     from .support.assets import demo_path
     from .tasks.embeddings import embed
     from .tasks.perplexity import Score, score
@@ -81,6 +82,7 @@ __all__ = [
     "sampling",
     "save_gguf",
     "score",
+    "serve",
     "states",
     "stream",
     "tokenizer",

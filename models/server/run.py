@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -15,8 +18,11 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ..engine.engine import Engine
+from ..runner.model import Model
+from .app import app
 from .protocol import Protocol
 from .service import Service
+from .settings import Settings
 
 logger = logging.getLogger("jax_q4k.server")
 
@@ -36,7 +42,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: Starlette,
+        application: Starlette,
         load: Callable[[], Engine],
         *,
         drain: float,
@@ -48,8 +54,8 @@ class Server(uvicorn.Server):
         load: makes the engine, in a thread. on_ready: called in that thread when requests are
         served. on_failure: called in that thread with the error that `load` raised.
         """
-        super().__init__(config_of(app, timeout_graceful_shutdown=max(int(drain), 1)))
-        self.service: Service = app.state.service
+        super().__init__(config_of(application, timeout_graceful_shutdown=max(int(drain), 1)))
+        self.service: Service = application.state.service
         self.code = DRAINED
         self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
         self._loader = threading.Thread(target=self._start_engine, daemon=True)
@@ -94,10 +100,10 @@ class Server(uvicorn.Server):
         self._on_ready(engine)
 
 
-def config_of(app: Starlette, **options: Any) -> uvicorn.Config:
+def config_of(application: Starlette, **options: Any) -> uvicorn.Config:
     """Returns uvicorn's configuration for the application."""
     return uvicorn.Config(
-        app,
+        application,
         http=Protocol,
         ws="none",
         lifespan="off",
@@ -116,3 +122,64 @@ def listen(host: str, port: int) -> socket.socket:
     """Returns a listening socket; raises OSError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)
+
+
+def described(engine: Engine, name: str, host: str, port: int) -> list[str]:
+    """Returns lines that say what is served where, and an example."""
+    stats = engine.stats()
+    shown = f"[{host}]" if ":" in host else host
+    url = f"http://{shown}:{port}"
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
+    return [
+        f"{name} at {url}: context {stats.max_context}, {stats.max_rows} rows, "
+        f"{stats.pages} pages of {stats.page_tokens} tokens",
+        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ]
+
+
+def serve(
+    model: Model | Engine,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    drain: float = 30.0,
+    open: bool = False,
+    settings: Settings | None = None,
+    **fields: Any,
+) -> int:
+    """Serves a model over HTTP until SIGTERM or Ctrl-C, like `jax-q4k serve`.
+
+    Prints the address when requests are served.
+
+    Args:
+      model: a model, for which an Engine is made, or an engine with options of its own. The engine
+        is closed at the end.
+      host, port: address; port 0 takes a free one.
+      drain: seconds that running requests may take at the end.
+      open: serve other machines without a key, too.
+      settings, fields: of `jax_q4k.models.server.app`.
+
+    Returns 0, or 130 after a second signal.
+
+    Raises:
+      ValueError: `host` is reached by other machines, and there is neither a key nor `open`.
+      OSError: the address cannot be had.
+      RuntimeError: the engine failed. Other errors: an engine could not be made.
+    """
+    settings = dataclasses.replace(settings or Settings(), **fields).serving_at(host, open=open)
+    listening, errors = listen(host, port), list[Exception]()
+
+    def load() -> Engine:
+        return model if isinstance(model, Engine) else Engine(model)
+
+    def say(engine: Engine) -> None:
+        lines = described(engine, settings.name, host, listening.getsockname()[1])
+        print(*lines, sep="\n", file=sys.stderr)
+
+    server = Server(app(None, settings), load, drain=drain, on_ready=say, on_failure=errors.append)
+    code = server.serve_until_end(listening)
+    if errors:
+        raise errors[0]
+    if code == FAILED:
+        raise RuntimeError("the engine has failed")
+    return code

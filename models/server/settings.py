@@ -8,6 +8,11 @@ import dataclasses
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
+def is_local(host: str) -> bool:
+    """Returns whether a server at this address is reached from this machine alone."""
+    return host in ("127.0.0.1", "localhost", "::1")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Limits and names of a server.
@@ -42,3 +47,17 @@ class Settings:
     event_seconds: float = 0.02
     stalled_seconds: float = 60.0
     template_seconds: float = 2.0
+
+    def serving_at(self, host: str, *, open: bool = False) -> Settings:
+        """Returns the settings of a server that listens at `host`, which `allowed_hosts` gets.
+
+        A server that other machines reach allows all, as web pages have no key of it. Raises
+        ValueError if it needs no key, unless `open`.
+        """
+        if is_local(host):
+            return self
+        if not self.api_keys and not open:
+            raise ValueError(f"other machines reach {host}: it needs a key, or to be open")
+        # A page whose name resolves to this machine has no key.
+        hosts = ("*",) if self.api_keys else self.allowed_hosts
+        return dataclasses.replace(self, allowed_hosts=(*hosts, host))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
 import logging
 import sys
@@ -25,9 +24,6 @@ from ..output import UsageError, load_model, loaded_draft, print_error
 if TYPE_CHECKING:
     from ...engine.engine import Engine
     from ...server.settings import Settings
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_NEEDED = ("starlette", "uvicorn", "msgspec", "prometheus_client")
 
 DESCRIPTION = """\
 Serve a model over HTTP, with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
@@ -80,10 +76,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _serve(options: argparse.Namespace, notes: Console) -> int:
-    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"serve needs {', '.join(missing)}: pip install 'jax-q4k[serve]'")
-    from ...server.app import app
-    from ...server.run import Server, listen
+    try:
+        from ...server.app import app
+        from ...server.run import Server, described, listen
+    except ModuleNotFoundError as error:
+        raise UsageError(error) from None
 
     settings = settings_of(options)
     log_to(sys.stderr, options.log)
@@ -125,40 +122,24 @@ def settings_of(options: argparse.Namespace) -> Settings:
             raise UsageError(f"{options.api_key_file} has no key")
     if any(not key or not key.isascii() for key in keys):
         raise UsageError("a key must have ASCII characters, and at least one")
-    is_local = options.host in _LOOPBACK
-    if not is_local and not keys and not options.open:
-        raise UsageError(f"--host {options.host} serves other machines: give --api-key, or --open")
-    # A page whose name resolves to this machine has no key.
-    hosts = LOCAL_HOSTS if is_local or not keys else ("*",)
-    if not is_local and options.host not in ("0.0.0.0", "::"):
-        hosts += (options.host,)
-    return Settings(
+    settings = Settings(
         name=options.name or name_of(options.model),
         api_keys=keys,
-        allowed_hosts=(*hosts, *(options.allowed_host or ())),
+        allowed_hosts=(*LOCAL_HOSTS, *(options.allowed_host or ())),
         cors_origins=tuple(options.cors_origin or ()),
         queue=options.queue,
         seconds=options.timeout,
     )
+    try:
+        return settings.serving_at(options.host, open=options.open)
+    except ValueError as error:
+        raise UsageError(f"{error}: give --api-key, or --open") from None
 
 
 def name_of(model: str) -> str:
     """Returns the id of a model that a command line names."""
     path = Path(model)
     return path.stem if path.suffix == ".gguf" else path.name or model
-
-
-def described(engine: Engine, name: str, host: str, port: int) -> list[str]:
-    """Returns lines that say what is served where, and an example."""
-    stats = engine.stats()
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
-    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
-    return [
-        f"{name} at {url}: context {stats.max_context}, {stats.max_rows} rows, "
-        f"{stats.pages} pages of {stats.page_tokens} tokens",
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-    ]
 
 
 class _JsonLines(logging.Formatter):

@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from support.paths import ROOT
 
+from jax_q4k import models
 from jax_q4k.models import cli
 
 from ..engine.engine_runs import wait_until
@@ -50,10 +51,10 @@ class Program(NamedTuple):
 
 
 @contextlib.contextmanager
-def program(*options: str) -> Iterator[Program]:
+def program(*options: str, command: Sequence[str] = COMMAND) -> Iterator[Program]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
-        [*COMMAND, *options], stderr=subprocess.PIPE, text=True, env=environment
+        [*command, *options], stderr=subprocess.PIPE, text=True, env=environment
     )
     lines: list[str] = []
 
@@ -95,6 +96,34 @@ def test_a_signal_lets_running_answers_finish() -> None:
 
 
 @pytest.mark.slow("starts a server, which compiles its programs")
+def test_serving_from_python() -> None:
+    """Serves an engine with options of its own, until Ctrl-C."""
+    code = (
+        "import sys; from jax_q4k import models;"
+        "engine = models.Engine(models.load('demo'), max_rows=2, max_context=128);"
+        "sys.exit(models.serve(engine, port=0, name='tiny'))"
+    )
+    with program("-c", code, command=[sys.executable]) as served:
+        url = served.url()
+        assert "tiny at" in "".join(served.lines)
+        found = httpx.post(f"{url}/v1/completions", json={"prompt": "The sea", "max_tokens": 3})
+        assert found.json()["model"] == "tiny"
+        served.process.send_signal(signal.SIGINT)
+        assert served.ends() == 0
+
+
+def test_a_server_that_cannot_begin() -> None:
+    """Refuses to serve other machines without a key; an engine's error is the caller's."""
+    model = models.load("demo")
+    with pytest.raises(ValueError, match="other machines reach 0.0.0.0"):
+        models.serve(model, host="0.0.0.0")
+    with models.Engine(model, max_rows=1, warm_up=False) as engine:
+        pass
+    with pytest.raises(RuntimeError, match="engine"):
+        models.serve(engine, port=0)
+
+
+@pytest.mark.slow("starts a server, which compiles its programs")
 def test_a_second_signal_ends_it_at_once() -> None:
     with program(*SMALL) as served:
         url = served.url()
@@ -127,7 +156,10 @@ def test_a_signal_while_it_loads() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--host", "0.0.0.0"), "serves other machines: give --api-key, or --open"),
+        (
+            ("--host", "0.0.0.0"),
+            "it needs a key, or to be open: give --api-key, or --open",
+        ),
         (("--api-key", ""), "a key must have ASCII characters"),
         (("--api-key-file", os.devnull), "has no key"),
         (("--api-key-file", "missing"), "No such file"),
