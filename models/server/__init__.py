@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jax_q4k import lazy_imports
 
 if TYPE_CHECKING:
-    from .app import app
+    from .application import app
     from .settings import Settings
 
 __all__ = ["Settings", "app"]

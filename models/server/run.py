@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from ..engine.engine import Engine
 from ..runner.model import Model
-from .app import app
+from .application import app
 from .protocol import Protocol
 from .service import Service
 from .settings import Settings

@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from support.paths import ROOT
 
 import jax_q4k as jq
-from jax_q4k import models
+from jax_q4k import lazy_imports, models
 from ptx_kernels import formats
 
 #: Modules that take tens of milliseconds each and that not every program needs.
@@ -101,3 +102,21 @@ assert found == {modules}, found
 def test_unknown_names_are_refused(module):
     with pytest.raises(AttributeError, match="has no attribute 'mat_mul'"):
         module.mat_mul  # noqa: B018
+
+
+def test_no_lazy_name_is_that_of_a_submodule():
+    """Importing such a submodule would put itself in the place of what has its name."""
+    lazy = [
+        file
+        for package in ("jax_q4k", "models", "ptx_kernels")
+        for file in (ROOT / package).rglob("__init__.py")
+        if "lazy_imports.attach" in file.read_text()
+    ]
+    assert len(lazy) > 3
+    hidden = [
+        (file, name)
+        for file in lazy
+        for name, (home, _) in lazy_imports._type_checking_imports(file).items()
+        if home != "." and ((file.parent / f"{name}.py").exists() or (file.parent / name).is_dir())
+    ]
+    assert not hidden

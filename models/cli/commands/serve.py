@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
 
 def _serve(options: argparse.Namespace, notes: Console) -> int:
     try:
-        from ...server.app import app
+        from ...server.application import app
         from ...server.run import Server, described, listen
     except ModuleNotFoundError as error:
         raise UsageError(error) from None
