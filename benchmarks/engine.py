@@ -22,14 +22,14 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from tools.results import write_results
 
 from .common import RESULTS
-from .engine_peer import LlamaServer
+from .http_servers import LlamaServer
 
 ROUNDS = 3
 CLIENTS = (1, 2, 4, 8, 16)
@@ -118,7 +118,7 @@ def long_prompt(submit: Submit, vocab: int, tokens: int, seed: int) -> dict[str,
     """Returns the gaps of four running requests while a prompt of `tokens` comes in."""
     rng = random.Random(seed)
     readers = [Reader(submit, _random_tokens(rng, vocab, 8), 96) for _ in range(4)]
-    while any(len(reader.times) < 8 for reader in readers):
+    while any(len(reader.times) < 3 for reader in readers):
         time.sleep(0.001)
     long = Reader(submit, _random_tokens(rng, vocab, tokens), 1)
     for reader in (*readers, long):
@@ -160,7 +160,7 @@ def measure(
     options["pages"] = rows * (context // 16 + 1)
     results: dict[str, Any] = {"clients": {count: {} for count in clients}}
     with models.Engine(model, **options) as engine:
-        targets = {"engine": _submit(engine)} | ({} if peer is None else {"llama-server": peer})
+        targets = {"engine": submitter(engine)} | ({} if peer is None else {"llama-server": peer})
         for submit in targets.values():
             closed(submit, Work(vocab, rows, seed=1), rows)  # warms up
         for count in clients:
@@ -177,24 +177,24 @@ def measure(
                 speed = _generate(model, Work(vocab, count, 100 * count + seed), cache_dtype)
                 found["generate"].append({"tokens_per_second": speed})
             for name, ones in found.items():
-                results["clients"][count][name] = _median(ones)
-                _print(f"{count:2} clients, {name}", results["clients"][count][name])
+                results["clients"][count][name] = median(ones)
+                report(f"{count:2} clients, {name}", results["clients"][count][name])
         most = results["clients"][rows]["engine"]["tokens_per_second"]
         for load in (0.25, 0.75):
             rate = load * most / (sum(ANSWER) / 2)
             works = [Work(vocab, rows, int(10**6 * load) + s) for s in range(rounds)]
-            results[f"poisson_{load}"] = _in_turn(
+            results[f"poisson_{load}"] = in_turn(
                 f"{load} of the engine's speed",
                 targets,
                 [functools.partial(poisson, work=work, rate=rate) for work in works],
             )
         seeds = range(rounds)
-        results["long_prompt"] = _in_turn(
+        results["long_prompt"] = in_turn(
             f"a prompt of {long} tokens",
             targets,
             [functools.partial(long_prompt, vocab=vocab, tokens=long, seed=s) for s in seeds],
         )
-        results["cached_prompt"] = _in_turn(
+        results["cached_prompt"] = in_turn(
             f"{long // 2} cached tokens",
             targets,
             [
@@ -207,24 +207,25 @@ def measure(
     with models.Engine(model, **options, deterministic=True) as engine:
         for count in clients:
             work = Work(vocab, count * REQUESTS, 100 * count + 1)
-            results["clients"][count]["deterministic"] = closed(_submit(engine), work, count)
+            results["clients"][count]["deterministic"] = closed(submitter(engine), work, count)
             name = f"{count:2} clients, deterministic"
-            _print(name, results["clients"][count]["deterministic"])
+            report(name, results["clients"][count]["deterministic"])
     return results
 
 
-def _in_turn(
-    name: str, targets: dict[str, Submit], runs: list[Callable[[Submit], dict[str, float]]]
+def in_turn(
+    name: str, targets: dict[str, Submit], runs: Sequence[Callable[[Submit], dict[str, float]]]
 ) -> dict[str, dict[str, float]]:
     """Runs each of `runs` with all targets in turn; returns each target's medians."""
     turns = [{target: run(submit) for target, submit in targets.items()} for run in runs]
-    found = {target: _median([turn[target] for turn in turns]) for target in targets}
+    found = {target: median([turn[target] for turn in turns]) for target in targets}
     for target, one in found.items():
-        _print(f"{name}, {target}", one)
+        report(f"{name}, {target}", one)
     return found
 
 
-def _submit(engine: Any) -> Submit:
+def submitter(engine: Any) -> Submit:
+    """Returns a function that submits requests to an engine."""
     return lambda prompt, tokens: (
         piece
         for piece in engine.submit(prompt, max_new_tokens=tokens, ignore_end=True)
@@ -268,11 +269,12 @@ def _percentile(values: list[float], part: int) -> float:
     return ordered[min(len(ordered) * part // 100, len(ordered) - 1)]
 
 
-def _median(found: list[dict[str, float]]) -> dict[str, float]:
+def median(found: list[dict[str, float]]) -> dict[str, float]:
+    """Returns the medians of figures."""
     return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
-def _print(name: str, figures: dict[str, float]) -> None:
+def report(name: str, figures: dict[str, float]) -> None:
     """Prints figures, seconds in milliseconds."""
     shown = {
         key: f"{value:.2f}" if "per" in key or "ms" in key else f"{1e3 * value:.1f} ms"
