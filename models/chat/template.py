@@ -12,6 +12,7 @@ import datetime
 import functools
 import hashlib
 import math
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,7 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
     *,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     now: datetime.datetime | None = None,
     template: str | None = None,
@@ -70,6 +72,8 @@ def render(
         are JSON strings or objects. Each is converted to a format that the template supports. If it
         has no system role (Gemma 2), the system message is prepended to the first user message.
       add_generation_prompt: end with the header of the assistant's turn.
+      continue_final_message: end inside the last message, an assistant's, right behind its text, so
+        that the answer continues it; then there is no header.
       tools: function descriptions, as in OpenAI's API.
       now: time that the template may print; None means the current time.
       template: name of one of the file's templates. None means "tool_use" if there are tools and
@@ -85,7 +89,8 @@ def render(
         or have a format that the template does not support.
     """
     text, tokens = _template_of(source, template, tools)
-    job = _Job(text, tokens | variables, add_generation_prompt, now, limits)
+    ending = add_generation_prompt, continue_final_message
+    job = _Job(text, tokens | variables, *ending, now, limits)
     return job.render(_checked(messages), _checked_tools(tools), None)
 
 
@@ -94,6 +99,7 @@ def encode(
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
     *,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     now: datetime.datetime | None = None,
     template: str | None = None,
@@ -108,7 +114,8 @@ def encode(
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer")
     text, tokens = _template_of(source, template, tools)
-    job = _Job(text, tokens | variables, add_generation_prompt, now, limits)
+    ending = add_generation_prompt, continue_final_message
+    job = _Job(text, tokens | variables, *ending, now, limits)
     checked, described = _checked(messages), _checked_tools(tools)
     try:
         marks = SpecialTokenEscaper(source.control_tokens, [checked, described])
@@ -125,6 +132,7 @@ class _Job:
     template: str
     variables: dict[str, Any]
     add_generation_prompt: bool
+    continue_final_message: bool
     now: datetime.datetime | None
     limits: Limits
 
@@ -139,6 +147,10 @@ class _Job:
         if not isinstance(self.now, datetime.datetime | None):
             raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
         deadline = Deadline(self.limits.seconds)
+        end = ""
+        if self.continue_final_message:
+            end = secrets.token_hex(16)
+            messages = _with_end(messages, end)
 
         def probe(context: dict[str, Any]) -> str | None:
             return self._run(context, deadline).get("text")
@@ -149,12 +161,15 @@ class _Job:
         context = {
             "tools": tools,
             "messages": adapted,
-            "add_generation_prompt": self.add_generation_prompt,
+            "add_generation_prompt": self.add_generation_prompt and not end,
         }
         answer = self._run(context, deadline, "" if marks is None else "".join(marks.meanings))
         if "error" in answer:
             raise ChatTemplateError(f"chat template: {answer['error']}")
-        return answer["text"]
+        text, ends, _ = answer["text"].rpartition(end) if end else (answer["text"], "-", "")
+        if not ends:
+            raise ChatTemplateError("chat template: it does not show the end of the last message")
+        return text
 
     def _run(self, context: dict[str, Any], deadline: Deadline, marks: str = "") -> dict[str, str]:
         limits = self.limits
@@ -220,6 +235,20 @@ def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             kind = type(content).__name__
             raise TypeError(f"{name}: content is of type {kind}, expected str or a list of parts")
     return checked
+
+
+def _with_end(messages: list[Mapping[str, Any]], end: str) -> list[Mapping[str, Any]]:
+    """Returns the messages with `end` behind the text of the last one, which is the assistant's."""
+    last = messages[-1] if messages else {}
+    content = last.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    text = parts[-1].get("text") if parts and isinstance(parts[-1], Mapping) else None
+    if last.get("role") != "assistant" or not isinstance(text, str):
+        raise ValueError("continue_final_message needs an assistant's text as the last message")
+    ended = {**last, "content": [*parts[:-1], {**parts[-1], "text": text + end}]}
+    if isinstance(content, str):
+        ended["content"] = content + end
+    return [*messages[:-1], ended]
 
 
 def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any] | None:

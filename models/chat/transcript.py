@@ -9,7 +9,8 @@ from ..tokenizer import Tokenizer
 from .template import encode, render
 
 TRANSCRIPT = (
-    "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n{% endfor %}Assistant:"
+    "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 #: Stop string of transcripts: the model starts to write the user's next turn.
 TRANSCRIPT_STOP = "\nUser:"

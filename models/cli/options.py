@@ -68,10 +68,11 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
         options: dict[str, Any] = {"help": field.metadata["help"]}
         if field.type == "bool":
             options |= {"action": "store_const", "const": True}
-        elif field.name in ("stop", "logit_bias", "dry_sequence_breakers"):
+        elif field.name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers"):
             names = [name.removesuffix("s") if name != "--logit-bias" else name for name in names]
             options |= {"action": "append", "dest": field.name, "metavar": metavar}
-            options |= {"type": _bias} if field.name == "logit_bias" else {}
+            kinds: dict[str, Any] = {"logit_bias": _bias, "stop_token_ids": int}
+            options |= {"type": kinds.get(field.name, str)}
         else:
             kind = int if str(field.type).startswith("int") else float
             options |= {"type": kind, "metavar": metavar}

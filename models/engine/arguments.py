@@ -104,6 +104,9 @@ def check_request(
     highest = max((token for token, _ in sampling.biases), default=0)
     if highest >= vocab_size:
         raise ValueError(f"logit_bias names token {highest}; ids must be 0 to {vocab_size - 1}")
+    highest = max(sampling.stop_token_ids, default=0)
+    if highest >= vocab_size:
+        raise ValueError(f"stop_token_ids has {highest}; ids must be 0 to {vocab_size - 1}")
 
 
 def draft_of(draft: Any, model: Model) -> Draft | None:

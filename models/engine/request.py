@@ -83,7 +83,7 @@ class Request:
         tokenizer = model.tokenizer
         end_ids = () if tokenizer is None else tuple(tokenizer.eos_token_ids)
         self.text = GeneratedText(tokenizer, sampling, end_ids)
-        self.stages = SamplingStages.of([sampling], () if sampling.ignore_end else end_ids)
+        self.stages = SamplingStages.of([sampling], end_ids)
         self.priority, self.salt = 0, b""
         self.sequence: Sequence | None = None  # set and changed by the engine alone
         self.timings = Timings(prompt_tokens=len(prompt))
@@ -164,8 +164,8 @@ class Request:
     def packed(self, stages: SamplingStages) -> np.ndarray:
         """Returns the sampling parameters as a row, int32, for a program with `stages`."""
         if stages not in self._packed:
-            end_ids = self._end_ids if stages.ends else ()
-            arrays = SamplingArrays.of([self.sampling], end_ids, stages, breaks_of(self._model))
+            breaks = breaks_of(self._model)
+            arrays = SamplingArrays.of([self.sampling], self._end_ids, stages, breaks)
             self._packed = {stages: pack(arrays)[0]}
         return self._packed[stages]
 

@@ -19,8 +19,9 @@ def standard_stages(end_ids: SequenceOf[int]) -> SamplingStages:
     return SamplingStages(
         draws=True,
         penalizes=True,
+        minimum=True,
         biases=BIASES,
-        ends=bucket(len(end_ids)) if end_ids else 0,
+        ends=bucket(len(end_ids)),
         logprobs=LOGPROBS,
     )
 

@@ -33,7 +33,8 @@ class GeneratedText:
         self._stop = StopStrings(sampling.stops)
         if tokenizer is not None:
             self._stop.read_controls(tokenizer.cut_at_controls)
-        self._end_ids = () if sampling.ignore_end else end_ids
+        self._end_ids = sampling.end_ids(end_ids)
+        self._min_tokens = sampling.min_new_tokens
         self._max_tokens = sampling.max_new_tokens
 
     @property
@@ -53,7 +54,8 @@ class GeneratedText:
             self.logprobs.append(logprobs)
         if self._decoder is not None:
             text = self._decoder.push(token) + self._stop.marks.get(token, "")
-            self.text += self._stop.push(text)
+            is_short = len(self.tokens) <= self._min_tokens
+            self.text += text if is_short else self._stop.push(text)
             if self._stop.matched is not None:
                 self.finish_reason = "stop"
         self.ends.append(len(self.text))

@@ -149,7 +149,7 @@ class _EngineProgram(Program):
             if stages.reads_history and past.history is not None:
                 tokens = jnp.take(past.history, slots, axis=0, mode="clip")
                 history = TokenHistory(tokens, lengths)
-            return adjust(logits, stages, parameters, counts, history)
+            return adjust(logits, stages, parameters, steps, counts, history)
 
         def drawn(logits: jax.Array) -> jax.Array:
             return sample(logits, SamplingStages(draws=stages.draws), parameters, steps)

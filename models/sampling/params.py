@@ -16,6 +16,8 @@ from .stop_strings import StopStrings
 LEAST_TEMPERATURE = 1e-5
 #: Maximum number of tokens in `logit_bias`.
 MAX_BIASES = 4096
+#: Maximum number of `stop_token_ids`.
+MAX_STOP_TOKENS = 256
 #: Bounds of a bias. Below the lower one float32 is infinite; above the upper one it may become
 #: infinite when penalties multiply it.
 LEAST_BIAS, MOST_BIAS = -float(np.finfo(np.float32).max), 1e30
@@ -45,6 +47,7 @@ class Sampling:
 
     Attributes:
       max_new_tokens: at least 1.
+      min_new_tokens: 0 to max_new_tokens; end tokens and stop strings do not end shorter answers.
       temperature: 0 to 100; below 1e-5 the most likely token is taken, regardless of filters.
       top_k: keeps this many of the most likely tokens; 0 keeps all.
       top_p: above 0, up to 1; keeps the fewest most likely tokens whose probabilities sum to at
@@ -75,9 +78,14 @@ class Sampling:
         control tokens that it spells, such as "<|im_end|>". Stored as a tuple. None means no
         strings.
       ignore_end: continue after the tokenizer's end tokens.
+      stop_token_ids: tokens that end the text like an end token, also with `ignore_end`. Stored as
+        a tuple.
     """
 
     max_new_tokens: int = _field(64, "maximum new tokens; default: 64", short="-n", metavar="N")
+    min_new_tokens: int = _field(
+        0, "end no text before; default: 0", range=(0, 2**31 - 1), metavar="N"
+    )
     temperature: float = _field(
         0.0, "randomness; 0, the default, takes the most likely token", range=(0, 100), metavar="T"
     )
@@ -142,6 +150,9 @@ class Sampling:
         (), "stop before this text; may be repeated", metavar="TEXT"
     )
     ignore_end: bool = _field(False, "continue after the model's end token")
+    stop_token_ids: Sequence[int] = _field(
+        (), "stop at this token id; may be repeated", metavar="ID"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -155,6 +166,10 @@ class Sampling:
             raise TypeError(f"max_new_tokens={value!r} must be an integer") from None
         if value < 1:
             raise ValueError(f"max_new_tokens={value} must be at least 1")
+        if self.min_new_tokens > value:
+            least = f"min_new_tokens={self.min_new_tokens}"
+            raise ValueError(f"{least} must not exceed max_new_tokens={value}")
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", StopStrings(self.stop or ()).stops)
         object.__setattr__(self, "processors", _processors(self.processors))
@@ -178,6 +193,10 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         return self.temperature < LEAST_TEMPERATURE
+
+    def end_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the tokens that end the text. ids: the model's end tokens."""
+        return (*(() if self.ignore_end else ids), *self.stop_token_ids)
 
     @property
     def penalizes(self) -> bool:
@@ -209,6 +228,18 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
             raise ValueError(f"logit_bias names token {token} twice")
         before = token
     return tuple(found)
+
+
+def _stop_token_ids(value: Any) -> tuple[int, ...]:
+    try:
+        found = tuple(dict.fromkeys(operator.index(token) for token in value or ()))
+    except TypeError:
+        raise TypeError(f"stop_token_ids={value!r:.100} must hold token ids") from None
+    if len(found) > MAX_STOP_TOKENS:
+        raise ValueError(f"stop_token_ids has {len(found)} ids; {MAX_STOP_TOKENS} are possible")
+    if wrong := [token for token in found if not 0 <= token < 2**31]:
+        raise ValueError(f"stop_token_ids has {wrong[0]}; ids must be at least 0")
+    return found
 
 
 def _processors(value: Any) -> tuple[Processor, ...]:

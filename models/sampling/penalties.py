@@ -35,12 +35,14 @@ def adjust(
     logits: jax.Array,
     stages: SamplingStages,
     parameters: SamplingArrays,
+    steps: jax.Array,
     counts: jax.Array | None,
     history: TokenHistory | None,
 ) -> jax.Array:
     """Applies biases, penalties and DRY to logits in llama.cpp's order, then user functions.
 
-    Returns logits float32 (batch, vocab).
+    Excludes end tokens at last where `min_new_tokens` does. The arguments are those of
+    `sampler.sample`. Returns logits float32 (batch, vocab).
 
     Raises:
       ValueError: at trace time, if `stages` needs counts or a history that is None, or a user
@@ -59,6 +61,12 @@ def adjust(
         assert history is not None
         new = processed(processors, logits, history)
         logits = jnp.where((parameters.chain == chain)[:, None], new, logits)
+    if stages.minimum:
+        ends, vocab = parameters.end_ids, logits.shape[1]
+        is_short = (steps < parameters.min_new_tokens)[:, None]
+        excluded = jnp.where(is_short & (ends >= 0), ends, vocab)
+        rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+        logits = logits.at[rows, excluded].set(-jnp.inf, mode="drop")
     return logits
 
 

@@ -59,7 +59,7 @@ def sample(
     """
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
-    logits = adjust(logits.astype(jnp.float32), stages, parameters, counts, history)
+    logits = adjust(logits.astype(jnp.float32), stages, parameters, steps, counts, history)
     if not stages.draws:
         return jq.argmax(logits)
     p = parameters

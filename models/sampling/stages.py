@@ -28,6 +28,7 @@ class SamplingStages(NamedTuple):
       draws: whether some row samples instead of taking the most likely token.
       penalizes: whether to count earlier tokens, for penalties.
       dry: whether to search for repeated runs of tokens, for DRY.
+      minimum: whether first tokens cannot be end tokens, for `min_new_tokens`.
       biases, ends: slots per row for biased tokens and for end tokens.
       logprobs: number of most likely tokens reported per step; None reports no probabilities.
       processors: distinct chains of user functions on logits.
@@ -36,6 +37,7 @@ class SamplingStages(NamedTuple):
     draws: bool = False
     penalizes: bool = False
     dry: bool = False
+    minimum: bool = False
     biases: int = 0
     ends: int = 0
     logprobs: int | None = None
@@ -45,16 +47,18 @@ class SamplingStages(NamedTuple):
     def of(cls, samplings: Sequence[Sampling], end_ids: Sequence[int] = ()) -> SamplingStages:
         """Returns the stages that requests with these sampling parameters need.
 
-        end_ids: end tokens, for requests that do not ignore them.
+        end_ids: end tokens of the model.
         """
+        ends = max((len(sampling.end_ids(end_ids)) for sampling in samplings), default=0)
         count = max((len(sampling.biases) for sampling in samplings), default=0)
         logprobs = [sampling.logprobs for sampling in samplings if sampling.logprobs is not None]
         return cls(
             draws=not all(sampling.greedy for sampling in samplings),
             penalizes=any(sampling.penalizes for sampling in samplings),
             dry=any(sampling.dry_multiplier for sampling in samplings),
+            minimum=any(sampling.min_new_tokens for sampling in samplings),
             biases=bucket(count) if count else 0,
-            ends=bucket(len(end_ids)) if end_ids else 0,
+            ends=bucket(ends) if ends else 0,
             logprobs=_bucket_of_logprobs(max(logprobs)) if logprobs else None,
             processors=_chains(samplings),
         )
@@ -66,6 +70,7 @@ class SamplingStages(NamedTuple):
             draws=self.draws or other.draws,
             penalizes=self.penalizes or other.penalizes,
             dry=self.dry or other.dry,
+            minimum=self.minimum or other.minimum,
             biases=max(self.biases, other.biases),
             ends=max(self.ends, other.ends),
             logprobs=max(logprobs, default=None),
@@ -136,7 +141,7 @@ class SamplingArrays:
         logits; unused slots have an id beyond the vocabulary.
       chain: int32, index into `SamplingStages.processors`; -1 means no processors.
       end_ids: int32 (batch, slots), tokens that end a row; -1 for unused slots.
-      max_new_tokens: int32, limit on new tokens.
+      max_new_tokens, min_new_tokens: int32, limits on new tokens.
       first_step: int32, number of tokens that earlier calls sampled.
     """
 
@@ -158,6 +163,7 @@ class SamplingArrays:
     chain: jax.Array
     end_ids: jax.Array
     max_new_tokens: jax.Array
+    min_new_tokens: jax.Array
     first_step: jax.Array
 
     @classmethod
@@ -185,11 +191,12 @@ class SamplingArrays:
         for row, sampling in enumerate(samplings):
             for slot, (token, bias) in enumerate(sampling.biases):
                 ids[row, slot], biases[row, slot] = token, bias
-            if not sampling.ignore_end:
-                ends[row, : len(end_ids)] = end_ids
+            ids_of_row = sampling.end_ids(end_ids)
+            ends[row, : len(ids_of_row)] = ids_of_row
         floats = "top_p", "min_p", "dry_multiplier", "dry_base"
         penalties = "repetition_penalty", "presence_penalty", "frequency_penalty"
-        integers = "top_k", "dry_allowed_length", "dry_penalty_last_n", "max_new_tokens"
+        limits = "max_new_tokens", "min_new_tokens"
+        integers = "top_k", "dry_allowed_length", "dry_penalty_last_n", *limits
         order = {chain: i for i, chain in enumerate(stages.processors)}
         chains: Any = [order.get(tuple(sampling.processors), -1) for sampling in samplings]
         return cls(

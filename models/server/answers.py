@@ -12,7 +12,8 @@ from ..engine.engine import EngineClosedError
 from ..engine.outputs import Output, Piece
 from ..engine.request import Reader, Request, changes
 from ..sampling import Sampling
-from .errors import ApiError, unavailable
+from .errors import unavailable
+from .parameters import wrong_value
 from .service import Service
 
 #: Pieces of an answer: its index, and what is new.
@@ -57,7 +58,7 @@ class Answers:
         except EngineClosedError as error:
             raise unavailable(str(error)) from None
         except (ValueError, TypeError) as error:
-            raise ApiError(400, str(error)) from None
+            raise wrong_value(error) from None
 
     @property
     def count(self) -> int:

@@ -23,6 +23,7 @@ from .generation import (
     reason_of,
     respond,
     submit,
+    token_ids,
     token_text,
     usage_of,
     with_answers,
@@ -41,11 +42,11 @@ class ChatCompletion(Parameters, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
     # Known, and refused where they would change the result.
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    continue_final_message: bool | None = None
     modalities: list[str] | None = None
 
 
@@ -56,11 +57,16 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     service.check_model(body.model)
     check(body)
     most = _check(body)
-    prompt, stops = await prompt_of(service, body.messages, _variables(body))
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        problem = "continue_final_message and add_generation_prompt exclude each other"
+        raise ApiError(400, problem, param="continue_final_message")
+    prompt, stops = await prompt_of(service, body.messages, _variables(body), continues=continues)
     tokenizer = service.tokenizer()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     submit(service, answers, [prompt], body, most=most, logprobs=logprobs, stops=stops)
     head = {**new_id("chatcmpl"), "model": service.settings.name}
+    ids = {"prompt_token_ids": prompt} if body.return_token_ids else {}
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
         choices = [
@@ -69,20 +75,23 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
                 "message": {"role": "assistant", "content": output.text, "refusal": None},
                 "logprobs": _logprobs(tokenizer, output.tokens, output.logprobs),
                 "finish_reason": reason_of(output),
+                **token_ids(body, output.tokens),
             }
             for i, output in enumerate(outputs)
         ]
         usage = usage_of(len(prompt), outputs, body.answers)
-        return {**head, "object": "chat.completion", "choices": choices, "usage": usage}
+        found = {**head, "object": "chat.completion", "choices": choices, "usage": usage}
+        return found | ids
 
     def choice(new: New) -> dict[str, Any]:
         found = _logprobs(tokenizer, new.tokens, new.logprobs)
-        return {"delta": {"content": new.text}, "logprobs": found}
+        return {"delta": {"content": new.text}, "logprobs": found} | token_ids(body, new.tokens)
 
     chunks = None
     if body.stream:
         first = {"delta": {"role": "assistant", "content": ""}}
-        form = Form({**head, "object": "chat.completion.chunk"}, first, choice, {"delta": {}})
+        head |= {"object": "chat.completion.chunk"}
+        form = Form(head, lambda _: first, choice, {"delta": {}}, ids)
         chunks = chunks_of(answers, form, body, len(prompt))
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
@@ -101,7 +110,6 @@ def _check(body: ChatCompletion) -> int | None:
     """Returns the maximum new tokens; raises ApiError for parameters of chats."""
     refuse("tools", bool(body.tools))
     refuse("tool_choice", body.tool_choice not in (None, "none", "auto"))
-    refuse("continue_final_message", bool(body.continue_final_message))
     refuse("modalities", body.modalities not in (None, ["text"]))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")

@@ -23,6 +23,7 @@ from .generation import (
     reason_of,
     respond,
     submit,
+    token_ids,
     token_text,
     usage_of,
     with_answers,
@@ -39,8 +40,8 @@ class Completion(Parameters, kw_only=True):
 
     prompt: str | list[Any]  # a text, texts, ids, or lists of ids
     logprobs: int | None = None
-    # Known, and refused where they would change the result.
     echo: bool | None = None
+    # Known, and refused where they would change the result.
     suffix: str | None = None
     prompt_logprobs: int | None = None
 
@@ -51,7 +52,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     body, ignored = await bodies.read(request, Completion, service.settings)
     service.check_model(body.model)
     check(body)
-    refuse("echo", bool(body.echo))
+    refuse("echo with logprobs", bool(body.echo) and body.logprobs is not None)
     refuse("suffix", bool(body.suffix))
     refuse("prompt_logprobs", body.prompt_logprobs is not None)
     check_number("logprobs", body.logprobs, 0, MOST_LOGPROBS)
@@ -63,18 +64,30 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     head = {**new_id("cmpl"), "object": "text_completion", "model": service.settings.name}
     lengths: dict[int, int] = {}  # characters of each answer so far
 
+    echoed = await _echoed(service, body, prompts)
+
+    def ids(answer: int) -> dict[str, Any]:
+        prompt = prompts[answer // body.answers]
+        return {"prompt_token_ids": prompt} if body.return_token_ids else {}
+
+    def first(answer: int) -> dict[str, Any]:
+        return {"text": echoed[answer // body.answers]} | ids(answer)
+
     def choice(new: New) -> dict[str, Any]:
         before = lengths.get(new.answer, 0)
         lengths[new.answer] = before + len(new.text)
-        return {"text": new.text, "logprobs": _logprobs(service, new.tokens, new.logprobs, before)}
+        found = _logprobs(service, new.tokens, new.logprobs, before)
+        return {"text": new.text, "logprobs": found} | token_ids(body, new.tokens)
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
         choices = [
             {
                 "index": i,
-                "text": output.text or "",
+                "text": echoed[i // body.answers] + (output.text or ""),
                 "logprobs": _logprobs(service, output.tokens, output.logprobs, 0),
                 "finish_reason": reason_of(output),
+                **ids(i),
+                **token_ids(body, output.tokens),
             }
             for i, output in enumerate(outputs)
         ]
@@ -82,8 +95,27 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
 
     chunks = None
     if body.stream:
-        chunks = chunks_of(answers, Form(head, None, choice, {"text": ""}), body, total)
+        begins = first if body.echo or body.return_token_ids else None
+        chunks = chunks_of(answers, Form(head, begins, choice, {"text": ""}), body, total)
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
+
+
+async def _echoed(service: Service, body: Completion, prompts: list[list[int]]) -> list[str]:
+    """Returns each prompt's text if it is to be part of the answers; else empty texts."""
+    if not body.echo:
+        return [""] * len(prompts)
+    rows = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if any(isinstance(row, str) for row in rows):
+        rows = [row if isinstance(row, str) else None for row in rows]
+    else:
+        rows = [None] * len(prompts)
+    tokenizer = service.tokenizer()
+
+    def texts() -> list[str]:
+        pairs = zip(rows, prompts, strict=True)
+        return [tokenizer.decode(ids) if row is None else row for row, ids in pairs]
+
+    return await asyncio.to_thread(texts)
 
 
 async def prompts_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from .service import Service
 T = TypeVar("T")
 
 #: Arguments of rendering that are not variables of a template.
-_RESERVED = {"limits", "template", "tools", "now", "messages"}
+_RESERVED = {"limits", "template", "tools", "now", "messages", "continue_final_message"}
 
 
 async def prompt_of(
@@ -22,16 +23,20 @@ async def prompt_of(
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     name: str = "messages",
+    *,
+    continues: bool = False,
 ) -> tuple[list[int], tuple[str, ...]]:
     """Returns the prompt's token ids, and stop strings that the model's format needs.
 
-    variables: of the chat template. name: of the parameter that has the messages. Raises ApiError.
+    variables: of the chat template. name: of the parameter that has the messages. continues:
+    whether the answer continues the last message. Raises ApiError.
     """
     if not messages:
         raise ApiError(400, f"{name} is empty", param=name)
     texts = [text for message in messages for text in texts_of(message.get("content"))]
     check_length(service, texts, name)
-    return await rendered(service, transcript.prompt_of, messages, variables, name)
+    render = functools.partial(transcript.prompt_of, continue_final_message=continues)
+    return await rendered(service, render, messages, variables, name)
 
 
 async def rendered(

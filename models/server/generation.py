@@ -48,15 +48,17 @@ class Form(NamedTuple):
 
     Attributes:
       head: fields of every chunk.
-      first: fields of an answer's first choice; None if it has none.
+      opening: further fields of the first chunk.
+      first: makes the fields of an answer's first choice of its index; None if it has none.
       choice: makes an answer's fields of what is new.
       last: fields of the choice that has the finish reason.
     """
 
     head: dict[str, Any]
-    first: dict[str, Any] | None
+    first: Callable[[int], dict[str, Any]] | None
     choice: Callable[[New], dict[str, Any]]
     last: dict[str, Any]
+    opening: dict[str, Any] = {}
 
 
 def submit(
@@ -172,21 +174,25 @@ async def chunks_of(
     options = parameters.stream_options
     has_usage = bool(options and options.include_usage)
 
-    def chunk(index: int, fields: dict[str, Any], reason: str | None = None) -> bytes:
+    def chunk(
+        index: int, fields: dict[str, Any], reason: str | None = None, **others: Any
+    ) -> bytes:
         choice = {"index": index, "logprobs": None, **fields, "finish_reason": reason}
         usage: dict[str, Any] = {"usage": None} if has_usage else {}
-        return event({**form.head, "choices": [choice], **usage})
+        return event({**form.head, "choices": [choice], **usage, **others})
 
     outputs: list[Output | None] = [None] * answers.count
+    opening = form.opening
     if form.first is not None:
         for index in range(answers.count):
-            yield chunk(index, form.first)
+            yield chunk(index, form.first(index), **opening)
+            opening = {}
     async for news in answers.stream():
         if not news:
             yield PING
         for index, pieces in news:
             new = New.of(index, pieces)
-            if new.text or new.logprobs:
+            if new.text or new.logprobs or (parameters.return_token_ids and new.tokens):
                 yield chunk(index, form.choice(new))
             if (output := pieces[-1].output) is not None:
                 outputs[index] = output
@@ -196,6 +202,11 @@ async def chunks_of(
         usage = usage_of(prompt_tokens, found, parameters.answers)
         yield event({**form.head, "choices": [], "usage": usage})
     yield DONE
+
+
+def token_ids(parameters: Parameters, tokens: list[int]) -> dict[str, Any]:
+    """Returns a choice's field of token ids, if the request asks for it."""
+    return {"token_ids": tokens} if parameters.return_token_ids else {}
 
 
 def new_id(prefix: str) -> dict[str, Any]:

@@ -119,7 +119,9 @@ async def _prompt_of(service: Service, body: Conversation) -> tuple[list[int], t
     refuse("tool_choice", body.tool_choice not in (None, {"type": "auto"}, {"type": "none"}))
     refuse("thinking", body.thinking not in (None, {"type": "disabled"}))
     system = [] if not body.system else [{"role": "system", "content": body.system}]
-    return await prompt_of(service, [*system, *body.messages], {})
+    messages = [*system, *body.messages]
+    continues = bool(messages) and messages[-1].get("role") == "assistant"
+    return await prompt_of(service, messages, {}, continues=continues)
 
 
 def _end_of(output: Output, stops: list[str] | None) -> dict[str, Any]:

@@ -33,15 +33,16 @@ class Parameters(msgspec.Struct, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    return_token_ids: bool | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Known, and refused where they would change the result.
     best_of: int | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
     structured_outputs: Any = None
     response_format: Any = None
 
@@ -69,8 +70,7 @@ def check(parameters: Parameters) -> None:
     if any(len(stop.encode(errors="replace")) > MOST_STOP_BYTES for stop in stops):
         raise ApiError(400, f"a stop string may have {MOST_STOP_BYTES} bytes", param="stop")
     refuse("best_of", parameters.best_of not in (None, parameters.answers))
-    refuse("min_tokens", bool(parameters.min_tokens))
-    refuse("stop_token_ids", bool(parameters.stop_token_ids))
+    check_number("min_tokens", parameters.min_tokens, 0)
     refuse("structured_outputs", parameters.structured_outputs is not None)
     form = parameters.response_format
     refuse("response_format", form is not None and form != {"type": "text"})
@@ -122,15 +122,25 @@ def samplings_of(
         fields["top_k"] = 0
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
     fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
-    fields["penalize_new_only"] = True
+    fields |= {"penalize_new_only": True, "min_new_tokens": parameters.min_tokens or 0}
+    fields["stop_token_ids"] = parameters.stop_token_ids or ()
     fields["logit_bias"] = _biases(parameters.logit_bias or {})
     seed = seed_of(parameters.seed)
     try:
         return [Sampling(**fields, seed=(seed + i) & 0xFFFFFFFF) for i in range(parameters.answers)]
     except (ValueError, TypeError) as error:
-        name = str(error).partition("=")[0]
-        known = name in Parameters.__struct_fields__
-        raise ApiError(400, str(error), param=name if known else None) from None
+        raise wrong_value(error) from None
+
+
+def wrong_value(error: Exception) -> ApiError:
+    """Returns the error of a request for an error of Sampling or of an engine.
+
+    If the message begins with the name of a parameter, the error names it.
+    """
+    name = str(error).partition(" ")[0].partition("=")[0]
+    name = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}.get(name, name)
+    known = name in Parameters.__struct_fields__
+    return ApiError(400, str(error), param=name if known else None)
 
 
 def _stops(parameters: Parameters) -> list[str]:

@@ -71,6 +71,18 @@ def check(path: Path) -> None:
         else:  # Gemma 2 has no tool calls
             with pytest.raises(chat.ChatTemplateError, match="^chat template: TemplateError: "):
                 chat.render(template, case["messages"], **arguments)
+    check_continuation(template, golden["special_tokens"])
+
+
+def check_continuation(template: str, special_tokens: dict[str, str]) -> None:
+    """A prompt that continues an answer ends behind it, with spaces that templates strip."""
+    text = "The sea is"
+    user = {"role": "user", "content": "Where is the sea?"}
+    messages = [user, {"role": "assistant", "content": f"{text} "}]
+    options: dict[str, Any] = {"now": datetime.datetime(2026, 1, 2), **special_tokens}
+    whole = chat.render(template, messages, add_generation_prompt=False, **options)
+    prompt = chat.render(template, messages, continue_final_message=True, **options)
+    assert prompt == f"{whole[: whole.rindex(text)]}{text} "
 
 
 @pytest.mark.parametrize("path", case_lists(HERE), ids=lambda path: path.stem)
@@ -82,6 +94,19 @@ def test_golden_templates(path: Path) -> None:
 @pytest.mark.parametrize("path", case_lists(SHARED), ids=lambda path: path.stem)
 def test_all_golden_templates(path: Path) -> None:
     check(path)
+
+
+def test_what_cannot_be_continued() -> None:
+    user, parts = {"role": "user", "content": "U"}, [{"type": "text", "text": "The sea"}]
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    options: dict[str, Any] = {"continue_final_message": True}
+    answer = {"role": "assistant", "content": parts}
+    assert chat.render(template, [user, answer], **options) == "[user] U\n[assistant] The sea"
+    for wrong in ([], [user], [{"role": "assistant", "content": None}]):
+        with pytest.raises(ValueError, match="needs an assistant's text as the last message"):
+            chat.render(template, wrong, **options)
+    with pytest.raises(chat.ChatTemplateError, match="does not show the end of the last message"):
+        chat.render("{{ messages[0].content }}", [user, answer], **options)
 
 
 def test_a_system_message_that_no_message_of_the_user_follows_stays() -> None:

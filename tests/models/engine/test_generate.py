@@ -293,6 +293,33 @@ def test_end_token(ends_early, stop):
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("draft", [None, "lookup"])
+def test_tokens_that_end_a_text(draft):
+    """The text ends before the first of `stop_token_ids`, but not before its minimum."""
+    want, loaded = SPM["greedy_f32"], model("text-spm")
+    options = dict(max_new_tokens=32, ignore_end=True, draft=draft)
+    out = models.generate(loaded, PROMPT, stop_token_ids=[want[9]], **options)
+    assert out.tokens == want[: want.index(want[9])] and out.finish_reason == "end"
+    least = want.index(want[9]) + 4
+    options |= dict(stop_token_ids=[want[9]], min_new_tokens=least)
+    out = models.generate(loaded, PROMPT, **options)
+    assert want[9] not in out.tokens and len(out.tokens) >= least
+    *_, last = models.stream(loaded, PROMPT, **options)
+    assert last.output.tokens == out.tokens
+
+
+@pytest.mark.usefixtures("exact")
+def test_stop_strings_wait_for_the_minimum():
+    loaded, options = model("text-spm"), dict(max_new_tokens=32, ignore_end=True)
+    text = models.generate(loaded, PROMPT, **options).text
+    early = models.generate(loaded, PROMPT, stop="e", **options)
+    assert early.text == text[: text.index("e")]
+    late = models.generate(loaded, PROMPT, stop="e", min_new_tokens=12, **options)
+    assert late.finish_reason == "stop" and len(late.tokens) > 12
+    assert text.startswith(late.text) and text[len(late.text)] == "e" and "e" in late.text
+
+
+@pytest.mark.usefixtures("exact")
 def test_the_first_token_ends(ends_early):
     prompt = SPM["prompt"] + SPM["greedy_f32"][:5]
     out = models.generate(ends_early, prompt, max_new_tokens=8)
@@ -332,6 +359,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options |= dict(dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=9)
     options |= dict(dry_sequence_breakers=("y",), processors=(without_sevens,), logprobs=3)
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True, penalize_new_only=True)
+    options |= dict(stop_token_ids=(9,), min_new_tokens=2)
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         list(call(model("text-spm"), [1], **options))

@@ -103,10 +103,29 @@ def test_tokens_that_are_counted() -> None:
     """Divides positive logits and multiplies negative ones, then subtracts the count penalties."""
     sampling = Sampling(repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.25)
     logits, counts = [2.0, 1.5, -1.0, -1.1, 0.0, -3.0], [1, 0, 3, 0, 2, 1]
-    given = SamplingStages.of([sampling]), SamplingArrays.of([sampling]), jnp.array([counts]), None
-    got = penalties.adjust(jnp.array([logits]), *given)
+    given = SamplingStages.of([sampling]), SamplingArrays.of([sampling]), jnp.zeros(1, jnp.int32)
+    got = penalties.adjust(jnp.array([logits]), *given, jnp.array([counts]), None)
     want = [2 / 1.5 - 0.55, 1.5, -1.5 - 1.05, -1.1, -0.8, -4.5 - 0.55]
     assert nmse(got[0], want) <= 1e-13
+
+
+def test_short_texts_have_no_end() -> None:
+    """Excludes each row's own end tokens until it has its minimum."""
+    samplings = [
+        Sampling(min_new_tokens=2),
+        Sampling(min_new_tokens=3, ignore_end=True, stop_token_ids=[0]),
+        Sampling(min_new_tokens=3, ignore_end=True),
+        Sampling(stop_token_ids=[3, 3]),
+    ]
+    ends = (1, 5)
+    stages, parameters = SamplingStages.of(samplings, ends), SamplingArrays.of(samplings, ends)
+    assert stages == SamplingStages(minimum=True, ends=8)
+    assert [ids[ids >= 0].tolist() for ids in parameters.end_ids] == [[1, 5], [0], [], [1, 5, 3]]
+    for step, excluded in {0: [[1, 5], [0], [], []], 2: [[], [0], [], []], 3: [[]] * 4}.items():
+        steps = jnp.full(4, step, jnp.int32)
+        got = penalties.adjust(jnp.ones((4, VOCAB)), stages, parameters, steps, None, None)
+        assert [np.flatnonzero(row == -np.inf).tolist() for row in np.asarray(got)] == excluded
+        assert (np.asarray(got) == 1).sum() == 4 * VOCAB - sum(map(len, excluded))
 
 
 def test_tokens_that_break_runs() -> None:
@@ -142,6 +161,6 @@ def test_missing_operands() -> None:
     stages = SamplingStages.of([sampling])
     parameters = SamplingArrays.of([sampling], breaks=breaks_of)
     with pytest.raises(ValueError, match="need the tokens so far: pass history"):
-        penalties.adjust(logits, stages, parameters, None, None)
+        penalties.adjust(logits, stages, parameters, jnp.zeros(1, jnp.int32), None, None)
     with pytest.raises(ValueError, match="dry_sequence_breakers needs a tokenizer"):
         models.generate(model("llama-gqa"), [1], dry_multiplier=1)

@@ -19,6 +19,7 @@ import pytest
 from jax_q4k.models.runner.engine_state import Past
 from jax_q4k.models.sampling import Sampling, sampler
 from jax_q4k.models.sampling.params import LEAST_TEMPERATURE
+from jax_q4k.models.sampling.penalties import UNCOUNTED
 from jax_q4k.models.sampling.stages import SamplingArrays, SamplingStages, SharedStages
 from jax_q4k.ops import draw as draw_op
 
@@ -208,13 +209,26 @@ def test_tokens_seen_in_prompts() -> None:
     tokens = jnp.array([[3, 1, 1, 9], [7, 5, 0, 0]], jnp.int32)
     past = Past(seen=jnp.full((3, 10), 4, jnp.int32))
     slots = jnp.array([2, 0])
-    past = past.with_prompts(slots, tokens, jnp.array([0, 0]), jnp.array([4, 1]))
+    none = jnp.array([0, 0])
+    past = past.with_prompts(slots, tokens, none, jnp.array([4, 1]), none)
     want = [[0] * 7 + [1, 0, 0], [4] * 10, [0, 2, 0, 1, 0, 0, 0, 0, 0, 1]]
     assert past.seen is not None and past.seen.tolist() == want
-    past = past.with_prompts(slots, tokens, jnp.array([4, 1]), jnp.array([0, 2]))  # goes on
+    past = past.with_prompts(slots, tokens, jnp.array([4, 1]), jnp.array([0, 2]), none)  # goes on
     past = past.with_token(jnp.array([2, 3]), jnp.array([0, 7]), jnp.array([4, 3]))
     want = [[0] * 5 + [1, 0, 2, 0, 0], [4] * 10, [1, 2, 0, 1, 0, 0, 0, 0, 0, 1]]
     assert past.seen is not None and past.seen.tolist() == want
+
+
+def test_tokens_of_prompts_that_are_not_counted() -> None:
+    """They are marked, also before a piece at whose middle counting begins."""
+    tokens, slot = jnp.array([[3, 1, 1, 3]], jnp.int32), jnp.array([1])
+    past, first = Past(seen=jnp.full((2, 5), 4, jnp.int32)), jnp.array([6])
+    past = past.with_prompts(slot, tokens, jnp.array([0]), jnp.array([4]), first)
+    past = past.with_prompts(slot, jnp.array([[2, 1, 1, 0]]), jnp.array([4]), jnp.array([4]), first)
+    past = past.with_token(slot, jnp.array([3]), jnp.array([8]))
+    assert past.seen is not None
+    assert past.seen[1].tolist() == [1, UNCOUNTED + 1, UNCOUNTED, UNCOUNTED + 1, 0]
+    assert past.seen[0].tolist() == [4] * 5
 
 
 def test_in_a_while_loop_with_seen() -> None:

@@ -179,6 +179,88 @@ def test_penalties_count_the_answer_alone(server: Running) -> None:
     assert penalized["choices"][0]["text"] == plain
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_come_back(engine: models.Engine, server: Running, stream: bool) -> None:
+    """`echo` gives their text, `return_token_ids` their ids and those of the answers."""
+    ids = engine.model.tokenizer.encode("The moon")  # type: ignore[union-attr]
+    options = {"temperature": 0, "max_tokens": 6, "return_token_ids": True, "n": 2}
+    want = [engine.generate(prompt, max_new_tokens=6) for prompt in ("The sea", "The moon")]
+    texts: list[str] = [""] * 4
+    tokens: list[list[int]] = [[] for _ in range(4)]
+    prompts: dict[int, list[int]] = {}
+    for prompt, first in (("The sea", 0), ([ids], 2)):
+        body = {"prompt": prompt, "echo": True, **options}
+        if stream:
+            answers = streamed(server, "/v1/completions", **body)
+        else:
+            answers = [post(server, "/v1/completions", **body).json()]
+        for choice in (choice for answer in answers for choice in answer["choices"]):
+            at = first + choice["index"]
+            texts[at] += choice["text"]
+            tokens[at] += choice.get("token_ids", [])
+            prompts |= {at: choice["prompt_token_ids"]} if "prompt_token_ids" in choice else {}
+    starts = ["The sea", "The sea", *[engine.model.tokenizer.decode(ids)] * 2]  # type: ignore[union-attr]
+    assert texts == [start + str(want[i // 2].text) for i, start in enumerate(starts)]
+    assert tokens == [want[i // 2].tokens for i in range(4)]
+    assert prompts[2] == prompts[3] == ids and prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_of_a_chat(server: Running, stream: bool) -> None:
+    body = {"messages": MESSAGES, "return_token_ids": True, "stop": "zz", **GREEDY}
+    if stream:
+        first, *chunks = streamed(server, "/v1/chat/completions", **body)
+        tokens = [id for chunk in chunks for id in chunk["choices"][0].get("token_ids", [])]
+    else:
+        first = post(server, "/v1/chat/completions", **body).json()
+        tokens = first["choices"][0]["token_ids"]
+    texts = [
+        post(server, "/detokenize", tokens=ids).json()["content"]
+        for ids in (first["prompt_token_ids"], tokens)
+    ]
+    assert texts[0].endswith("User: Where is the sea?\nAssistant:")
+    whole = post(server, "/v1/chat/completions", messages=MESSAGES, **GREEDY).json()
+    assert texts[1].strip() == whole["choices"][0]["message"]["content"].strip()
+
+
+def test_an_answer_continues_a_message(engine: models.Engine, server: Running) -> None:
+    """`continue_final_message`, and Anthropic's API for a last message of the assistant."""
+    messages = [*MESSAGES, {"role": "assistant", "content": "The sea is"}]
+    prompt = "User: Where is the sea?\nAssistant: The sea is"
+    want = engine.generate(prompt, max_new_tokens=8, stop="\nUser:")
+    options = {"messages": messages, "max_tokens": 8, "temperature": 0}
+    path = "/v1/chat/completions"
+    found = post(server, path, continue_final_message=True, **options).json()
+    assert found["choices"][0]["message"]["content"] == want.text
+    anthropic = post(server, "/v1/messages", **options).json()
+    assert anthropic["content"][0]["text"] == want.text
+    new = post(server, path, **options).json()
+    assert new["usage"]["prompt_tokens"] > found["usage"]["prompt_tokens"]
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    for wrong in ({**options, **both}, {"messages": MESSAGES, "continue_final_message": True}):
+        refused = post(server, path, **wrong)
+        assert refused.status_code == 400
+        assert "continue_final_message" in refused.json()["error"]["message"]
+
+
+def test_when_an_answer_ends(engine: models.Engine, server: Running) -> None:
+    text = engine.generate("The sea", max_new_tokens=24).text
+    assert text is not None
+    tokens = engine.generate("The sea", max_new_tokens=24).tokens
+    body = {"prompt": "The sea", **GREEDY, "return_token_ids": True}
+    stopped = post(server, "/v1/completions", stop_token_ids=[tokens[7]], **body).json()
+    choice = stopped["choices"][0]
+    assert choice["token_ids"] == tokens[: tokens.index(tokens[7])]
+    assert choice["finish_reason"] == "stop"
+    stop = text[len(text) // 3]
+    early = post(server, "/v1/completions", stop=stop, **body).json()["choices"][0]
+    late = post(server, "/v1/completions", stop=stop, min_tokens=20, **body).json()["choices"][0]
+    assert len(early["token_ids"]) < 20 <= len(late["token_ids"])
+    for name, value in {"min_tokens": 25, "stop_token_ids": [10**6]}.items():
+        error = post(server, "/v1/completions", **body, **{name: value}).json()["error"]
+        assert error["param"] == name
+
+
 def test_unknown_names_are_listed(server: Running) -> None:
     found = post(server, "/v1/completions", prompt="A", max_tokens=1, foo=1, bar=None)
     assert found.status_code == 200 and found.headers["jax-q4k-ignored"] == "bar, foo"
@@ -205,7 +287,12 @@ def test_unknown_names_are_listed(server: Running) -> None:
         ),
         ("/v1/completions", {"prompt": "A", "stop": ["x"] * 17}, "stop", "16 strings"),
         ("/v1/completions", {"prompt": "A", "seed": 2**64}, "seed", "64 bits"),
-        ("/v1/completions", {"prompt": "A", "echo": True}, "echo", "not supported"),
+        (
+            "/v1/completions",
+            {"prompt": "A", "echo": True, "logprobs": 1},
+            "echo with logprobs",
+            "not supported",
+        ),
         ("/v1/completions", {"prompt": "A", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ("/v1/completions", {"prompt": "A " * 600}, None, "context length is 512"),
         ("/v1/completions", {"prompt": "A" * 1_000_000}, "prompt", "too many for a context"),
@@ -367,7 +454,7 @@ def test_metrics(engine: models.Engine, server: Running) -> None:
 
     before = read()
     assert post(server, "/v1/completions", prompt="The sea", **GREEDY).status_code == 200
-    assert post(server, "/v1/completions", prompt="A", echo=True).status_code == 400
+    assert post(server, "/v1/completions", prompt="A", suffix="B").status_code == 400
     after = read()
     grown = {
         name.removeprefix("jax_q4k:"): value - before.get(name, 0)
