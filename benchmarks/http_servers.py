@@ -25,6 +25,7 @@ class HttpServer:
 
     Attributes:
       path: of its completions.
+      port: where it listens.
     """
 
     path = ""
@@ -33,9 +34,9 @@ class HttpServer:
         """Starts the command, with `--port` and a free port."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+            self.port = free.getsockname()[1]
         quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = subprocess.Popen([*command, "--port", str(self._port)], **quiet)
+        self._process = subprocess.Popen([*command, "--port", str(self.port)], **quiet)
 
     def __enter__(self) -> Self:
         while not self._is_ready():
@@ -51,12 +52,24 @@ class HttpServer:
     @property
     def cpu_seconds(self) -> float:
         """Processor time that the server has used so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (self._proc / "stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resources(self) -> dict[str, float]:
+        """Returns the server's resident memory, threads, and open files."""
+        lines = (line.partition(":") for line in (self._proc / "status").read_text().splitlines())
+        status = {name: value.split()[0] for name, _, value in lines if value.split()}
+        files = len(list((self._proc / "fd").iterdir()))
+        memory = round(int(status["VmRSS"]) / 1024, 1)
+        return {"rss_mb": memory, "threads": int(status["Threads"]), "files": files}
+
+    @property
+    def _proc(self) -> Path:
+        return Path("/proc", str(self._process.pid))
 
     def submit(self, prompt: list[int], tokens: int) -> Iterator[Any]:
         """Yields the events of an answer's tokens; the request is sent by the first `next`."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
             headers = {"Content-Type": "application/json"}
             body = json.dumps(self._request(prompt, tokens))
             connection.request("POST", self.path, body, headers)
@@ -82,7 +95,7 @@ class HttpServer:
 
     def _is_ready(self) -> bool:
         try:
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port)) as asked:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as asked:
                 asked.request("GET", "/health")
                 return asked.getresponse().status == 200
         except OSError:
@@ -123,6 +136,14 @@ class OurServer(HttpServer):
     def __init__(self, model: str, *options: str) -> None:
         command = [sys.executable, "-m", "jax_q4k", "serve", model, "--log", "json", *options]
         super().__init__(command)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the server's metrics that have no labels."""
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        pairs = (line.split() for line in lines if not line.startswith("#") and "{" not in line)
+        return {name: float(value) for name, value in pairs}
 
     def _request(self, prompt: list[int], tokens: int) -> dict[str, Any]:
         request = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}

@@ -40,18 +40,17 @@ class EventStream:
         answers: Answers,
         events: AsyncIterator[bytes],
         *,
-        stalled_seconds: float,
         seconds: float | None,
         headers: dict[str, str],
         error_event: Callable[[ApiError], bytes],
     ) -> None:
         self._answers, self._events, self._error_event = answers, events, error_event
-        self._stalled, self._seconds, self._headers = stalled_seconds, seconds, headers
+        self._seconds, self._headers = seconds, headers
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await while_connected(receive, self._sent(send))
-        except (ClientDisconnect, ConnectionAbortedError):
+        except ClientDisconnect:
             pass  # nobody reads what could be said
         finally:
             self._answers.close()
@@ -68,14 +67,12 @@ class EventStream:
         try:
             async with asyncio.timeout(self._seconds):
                 async for one in self._events:
-                    await self._send(send, one)
+                    await send(_part(one))
         except TimeoutError:
             late = ApiError(408, f"the request took longer than {self._seconds:g} s")
             await self._fail(send, late)
         except ApiError as error:
             await self._fail(send, error)
-        except ConnectionAbortedError:
-            raise
         except Exception:
             logger.exception("a stream failed")
             await self._fail(send, ApiError(500, "internal error"))
@@ -83,13 +80,8 @@ class EventStream:
 
     async def _fail(self, send: Any, error: ApiError) -> None:
         self._answers.close()
-        await self._send(send, self._error_event(error))
+        await send(_part(self._error_event(error)))
 
-    async def _send(self, send: Any, body: bytes) -> None:
-        """Sends a part of the body; waits until the client has read most of what was sent."""
-        message = {"type": "http.response.body", "body": body, "more_body": True}
-        try:
-            async with asyncio.timeout(self._stalled):
-                await send(message)
-        except TimeoutError:
-            raise ConnectionAbortedError("the client reads nothing") from None
+
+def _part(body: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": True}

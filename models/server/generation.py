@@ -149,7 +149,6 @@ async def respond(
         return EventStream(
             answers,
             chunks,
-            stalled_seconds=settings.stalled_seconds,
             seconds=settings.seconds,
             headers=headers,
             error_event=error_event,

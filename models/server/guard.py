@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -25,8 +26,14 @@ _METHODS, _HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-api-k
 _EXPOSED = "jax-q4k-ignored, jax-q4k-seed, retry-after, x-request-id"
 
 
+class _Stalled(BaseException):
+    """The client reads nothing. Not an Exception, so that nothing tries to answer it."""
+
+
 class Guard:
     """ASGI middleware that refuses requests from elsewhere, and logs all of them.
+
+    It ends responses that their client does not read.
 
     A web page can make a browser send requests to this machine: with a name that resolves to it,
     which the Host header shows, or from another origin, which the Origin header shows.
@@ -34,6 +41,7 @@ class Guard:
 
     def __init__(self, app: Any, settings: Settings) -> None:
         self._app, self._settings = app, settings
+        self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -50,8 +58,13 @@ class Guard:
                 more = {"x-request-id": request_id} | self._cors(headers.get("origin"))
                 pairs = [(name.encode(), value.encode("latin-1")) for name, value in more.items()]
                 message = {**message, "headers": [*message["headers"], *pairs]}
-            await send(message)
+            try:
+                async with asyncio.timeout(self._settings.stalled_seconds):
+                    await send(message)
+            except TimeoutError:
+                raise _Stalled from None
 
+        self._running += 1
         try:
             problem = self._problem(scope, headers)
             if problem is not None:
@@ -60,7 +73,10 @@ class Guard:
                 await Response(status_code=204)(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
+        except _Stalled:
+            logger.info("a client reads nothing: dropped", extra={"request_id": request_id})
         finally:
+            self._running -= 1
             milliseconds = 1e3 * (time.monotonic() - began)
             logger.info(
                 "%s %s %d %.0f ms",
@@ -74,6 +90,10 @@ class Guard:
     def _problem(self, scope: Any, headers: Headers) -> ApiError | None:
         """Returns why the request is refused; None if it is not."""
         settings = self._settings
+        if self._running > settings.requests:
+            again = {"retry-after": "1", "connection": "close"}
+            problem = f"{settings.requests} requests are running; try again later"
+            return ApiError(429, problem, code="too_many_requests", headers=again)
         if not _is_allowed(_host_of(headers.get("host", "")), settings.allowed_hosts):
             return ApiError(403, "the Host header names another machine", code="wrong_host")
         origin = headers.get("origin")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import h11
 import msgspec
@@ -13,10 +14,29 @@ from .errors import ApiError
 
 #: Seconds in which a request's headers must come.
 HEADER_SECONDS = 20.0
+#: Seconds in which a peer must read what was sent before the connection was closed.
+CLOSE_SECONDS = 10.0
+#: Open connections, beyond which new ones are closed at once.
+MOST_CONNECTIONS = 4096
+
+
+class _Transport:
+    """A transport that does not wait forever, when it closes, for a peer that reads nothing."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol, which closes connections whose headers do not come.
+    """uvicorn's protocol, which closes connections whose headers do not come, or that are too many.
 
     A request that is not HTTP gets status 400, one with too long headers 431.
     """
@@ -24,7 +44,10 @@ class Protocol(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(_Transport(transport, self.loop))  # type: ignore[arg-type]
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+            return
         self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:

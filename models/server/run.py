@@ -29,8 +29,8 @@ logger = logging.getLogger("jax_q4k.server")
 #: Exit codes: ended after all answers; the engine or loading failed; ended by a second signal.
 DRAINED, FAILED, KILLED = 0, 1, 130
 
-#: Limits of connections: how many, bytes of headers, seconds of silence between requests.
-_CONNECTIONS, _HEADER_BYTES, _KEEP_ALIVE = 256, 16 << 10, 30
+#: Limits of a connection: bytes of headers, seconds of silence between requests.
+_HEADER_BYTES, _KEEP_ALIVE = 16 << 10, 30
 
 
 class Server(uvicorn.Server):
@@ -111,7 +111,6 @@ def config_of(application: Starlette, **options: Any) -> uvicorn.Config:
         server_header=False,
         log_config=None,
         log_level="critical",  # its errors are the client's, or are logged by the application
-        limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=_HEADER_BYTES,
         timeout_keep_alive=_KEEP_ALIVE,
         **options,

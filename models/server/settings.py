@@ -25,6 +25,8 @@ class Settings:
         protects a server on this machine from web pages whose names resolve to it.
       cors_origins: origins whose web pages may read answers; "*" allows all.
       queue: requests that may wait beyond those that run; further ones get status 429.
+      requests: requests of all routes at a time, those included whose bodies are still coming;
+        further ones get status 429.
       seconds: time limit of a request; None means none.
       body_bytes, body_seconds: limits of a request's body, and of the time that it may take.
       depth: most nested arrays and objects in a body.
@@ -39,6 +41,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = LOCAL_HOSTS
     cors_origins: tuple[str, ...] = ()
     queue: int = 64
+    requests: int = 256
     seconds: float | None = 600.0
     body_bytes: int = 8 << 20
     body_seconds: float = 30.0

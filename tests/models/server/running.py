@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import httpx
@@ -24,18 +24,27 @@ class Running(NamedTuple):
     Attributes:
       client: HTTP client of its address.
       service: what its routes share.
+      connections: open connections.
     """
 
     url: str
     client: httpx.Client
     service: Any
+    connections: Collection[Any]
 
 
 @contextlib.contextmanager
-def serving(engine: models.Engine | None, **fields: Any) -> Iterator[Running]:
-    """Serves an engine, or none that has loaded, with `fields` of Settings."""
+def serving(
+    engine: models.Engine | None, *, send_buffer: int = 0, **fields: Any
+) -> Iterator[Running]:
+    """Serves an engine, or none that has loaded, with `fields` of Settings.
+
+    send_buffer: bytes that the system keeps of what a client has not read.
+    """
     application = app(engine, **({"name": "demo"} | fields))
     listening = socket.create_server(("127.0.0.1", 0))
+    if send_buffer:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = uvicorn.Server(config_of(application))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -43,7 +52,8 @@ def serving(engine: models.Engine | None, **fields: Any) -> Iterator[Running]:
         wait_until(lambda: server.started)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with httpx.Client(base_url=url, timeout=60) as client:
-            yield Running(url, client, application.state.service)
+            connections = server.server_state.connections
+            yield Running(url, client, application.state.service, connections)
     finally:
         server.should_exit = True
         thread.join()

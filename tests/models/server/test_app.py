@@ -15,8 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
-from jax_q4k.models.server import app
-from jax_q4k.models.server.events import DONE, EventStream
+from jax_q4k.models.server import app, events
 
 from ..engine.engine_runs import is_idle, wait_until
 from .running import Running, serving
@@ -420,13 +419,13 @@ def test_places_are_free_before_the_end_of_a_stream_is_sent(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client may send its next request as soon as it has read [DONE]."""
-    send, taken = EventStream._send, []
+    part, taken = events._part, []
 
-    async def sends(self: EventStream, to: Any, body: bytes) -> None:
-        taken.append((body == DONE, server.service.places.taken))
-        await send(self, to, body)
+    def look(body: bytes) -> Any:
+        taken.append((body == events.DONE, server.service.places.taken))
+        return part(body)
 
-    monkeypatch.setattr(EventStream, "_send", sends)
+    monkeypatch.setattr(events, "_part", look)
     streamed(server, "/v1/completions", prompt="The sea", **GREEDY)
     assert taken[0] == (False, 1) and taken[-1] == (True, 0)
 
