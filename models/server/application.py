@@ -31,6 +31,9 @@ from .settings import Settings
 
 logger = logging.getLogger("jax_q4k.server")
 
+#: Beginnings of paths that are also served without /v1, or with it, as llama-server does.
+_ALIASED = ("/v1/chat/", "/v1/responses", "/v1/models", "/health")
+
 #: Status of requests whose client left; nobody gets it, but the log has it.
 CLIENT_LEFT = 499
 
@@ -46,10 +49,12 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
     settings = dataclasses.replace(settings or Settings(), **fields)
     routes = [
         Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
+        Route("/v1/chat/completions/input_tokens", chat_completions.count_tokens, methods=["POST"]),
         Route("/v1/completions", completions.create, methods=["POST"]),
         Route("/v1/messages", messages.create, methods=["POST"]),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/responses", responses.create, methods=["POST"]),
+        Route("/v1/responses/input_tokens", responses.count_tokens, methods=["POST"]),
         Route("/v1/embeddings", embeddings.create, methods=["POST"]),
         Route("/v1/models", status.models, methods=["GET"]),
         Route("/v1/models/{id:path}", status.model, methods=["GET"]),
@@ -62,7 +67,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
         Route("/apply-template", tokens.apply_template, methods=["POST"]),
     ]
     found = Starlette(
-        routes=routes,
+        routes=[*routes, *map(_alias, filter(_has_alias, routes))],
         middleware=[Middleware(Guard, settings=settings)],
         exception_handlers={
             ApiError: _api_error,
@@ -73,6 +78,16 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
     )
     found.state.service = Service(settings, engine)
     return found
+
+
+def _has_alias(route: Route) -> bool:
+    return route.path.startswith(_ALIASED)
+
+
+def _alias(route: Route) -> Route:
+    """Returns a route without /v1, or with it if the route has none."""
+    path = route.path.removeprefix("/v1") if route.path.startswith("/v1") else f"/v1{route.path}"
+    return Route(path, route.endpoint, methods=list(route.methods or ()), include_in_schema=False)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

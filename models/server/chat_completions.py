@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions and /v1/chat/completions/input_tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..tokenizer import Tokenizer
 from . import bodies
 from .answers import Answers
 from .conversations import prompt_of
-from .errors import ApiError
+from .errors import ApiError, json_response
 from .events import EventStream
 from .generation import (
     Form,
@@ -23,6 +23,7 @@ from .generation import (
     reason_of,
     respond,
     submit,
+    timings_of,
     token_ids,
     token_text,
     usage_of,
@@ -50,6 +51,16 @@ class ChatCompletion(Parameters, kw_only=True):
     modalities: list[str] | None = None
 
 
+async def count_tokens(request: Request) -> Response:
+    """Returns the number of tokens of a conversation's prompt."""
+    service: Service = request.app.state.service
+    body, _ = await bodies.read(request, ChatCompletion, service.settings)
+    service.check_model(body.model)
+    _check(body)
+    prompt, _ = await _prompt_of(service, body)
+    return json_response({"input_tokens": len(prompt)})
+
+
 @with_answers
 async def create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
     """Answers a conversation, as a whole or as a stream."""
@@ -57,11 +68,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     service.check_model(body.model)
     check(body)
     most = _check(body)
-    continues = bool(body.continue_final_message)
-    if continues and body.add_generation_prompt:
-        problem = "continue_final_message and add_generation_prompt exclude each other"
-        raise ApiError(400, problem, param="continue_final_message")
-    prompt, stops = await prompt_of(service, body.messages, _variables(body), continues=continues)
+    prompt, stops = await _prompt_of(service, body)
     tokenizer = service.tokenizer()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     submit(service, answers, [prompt], body, most=most, logprobs=logprobs, stops=stops)
@@ -80,8 +87,9 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
             for i, output in enumerate(outputs)
         ]
         usage = usage_of(len(prompt), outputs, body.answers)
-        found = {**head, "object": "chat.completion", "choices": choices, "usage": usage}
-        return found | ids
+        timings = timings_of(outputs, body.answers)
+        found = {"choices": choices, "usage": usage, "timings": timings}
+        return {**head, "object": "chat.completion", **found, **ids}
 
     def choice(new: New) -> dict[str, Any]:
         found = _logprobs(tokenizer, new.tokens, new.logprobs)
@@ -94,6 +102,14 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
         form = Form(head, lambda _: first, choice, {"delta": {}}, ids)
         chunks = chunks_of(answers, form, body, len(prompt))
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
+
+
+async def _prompt_of(service: Service, body: ChatCompletion) -> tuple[list[int], tuple[str, ...]]:
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        problem = "continue_final_message and add_generation_prompt exclude each other"
+        raise ApiError(400, problem, param="continue_final_message")
+    return await prompt_of(service, body.messages, _variables(body), continues=continues)
 
 
 def _variables(body: ChatCompletion) -> dict[str, Any]:

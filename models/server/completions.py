@@ -23,6 +23,7 @@ from .generation import (
     reason_of,
     respond,
     submit,
+    timings_of,
     token_ids,
     token_text,
     usage_of,
@@ -91,7 +92,9 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
             }
             for i, output in enumerate(outputs)
         ]
-        return {**head, "choices": choices, "usage": usage_of(total, outputs, body.answers)}
+        usage = usage_of(total, outputs, body.answers)
+        timings = timings_of(outputs, body.answers)
+        return {**head, "choices": choices, "usage": usage, "timings": timings}
 
     chunks = None
     if body.stream:

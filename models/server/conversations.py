@@ -51,6 +51,7 @@ async def rendered(
     if reserved := variables.keys() & _RESERVED:
         problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
         raise ApiError(400, problem, param="chat_template_kwargs")
+    variables = {**service.settings.template_variables, **variables}
     limits = Limits(seconds=service.settings.template_seconds)
     try:
         return await asyncio.to_thread(render, tokenizer, messages, limits=limits, **variables)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+import jax_q4k
+
 from ..engine.outputs import FinishReason, Output, Piece, TokenLogprobs
 from ..tokenizer import Tokenizer
 from .answers import Answers, while_connected
@@ -174,11 +176,15 @@ async def chunks_of(
     has_usage = bool(options and options.include_usage)
 
     def chunk(
-        index: int, fields: dict[str, Any], reason: str | None = None, **others: Any
+        index: int, fields: dict[str, Any], output: Output | None = None, **others: Any
     ) -> bytes:
+        reason = None if output is None else reason_of(output)
         choice = {"index": index, "logprobs": None, **fields, "finish_reason": reason}
-        usage: dict[str, Any] = {"usage": None} if has_usage else {}
-        return event({**form.head, "choices": [choice], **usage, **others})
+        if has_usage:
+            others["usage"] = None
+        if output is not None:
+            others["timings"] = timings_of([output])
+        return event({**form.head, "choices": [choice], **others})
 
     outputs: list[Output | None] = [None] * answers.count
     opening = form.opening
@@ -195,11 +201,12 @@ async def chunks_of(
                 yield chunk(index, form.choice(new))
             if (output := pieces[-1].output) is not None:
                 outputs[index] = output
-                yield chunk(index, form.last, reason_of(output))
+                yield chunk(index, form.last, output)
     if has_usage:
         found = [output for output in outputs if output is not None]
         usage = usage_of(prompt_tokens, found, parameters.answers)
-        yield event({**form.head, "choices": [], "usage": usage})
+        timings = timings_of(found, parameters.answers)
+        yield event({**form.head, "choices": [], "usage": usage, "timings": timings})
     yield DONE
 
 
@@ -209,8 +216,12 @@ def token_ids(parameters: Parameters, tokens: list[int]) -> dict[str, Any]:
 
 
 def new_id(prefix: str) -> dict[str, Any]:
-    """Returns the fields `id` and `created` of an answer."""
-    return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+    """Returns the fields of an answer that say which one it is, and which version made it."""
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "system_fingerprint": f"jax-q4k-{jax_q4k.__version__}",
+    }
 
 
 def reason_of(output: Output) -> str:
@@ -240,6 +251,42 @@ def usage_of(prompt_tokens: int, outputs: list[Output], answers: int) -> dict[st
             "rejected_prediction_tokens": drafted - accepted,
         },
     }
+
+
+def timings_of(outputs: list[Output], answers: int = 1) -> dict[str, float]:
+    """Returns times of a request under llama.cpp's names, in milliseconds.
+
+    `prompt_ms` ends at the first new token and includes the wait for a row; `predicted_ms` is the
+    time after it, and its rates leave that token out. Several outputs count together, with the
+    longest times. answers: outputs for each prompt.
+    """
+    timings = [output.timings for output in outputs]
+    cached = sum(one.reused_tokens for one in timings[::answers])
+    prompt = sum(one.prompt_tokens for one in timings[::answers]) - cached
+    first, decode = (
+        max(getattr(one, name) for one in timings) for name in ("first_token", "decode")
+    )
+    decoded = sum(one.decoded_tokens for one in timings)
+    drafted = sum(one.drafted_tokens for one in timings)
+    found = {
+        "cache_n": cached,
+        "prompt_n": prompt,
+        "prompt_ms": 1e3 * first,
+        "prompt_per_token_ms": 1e3 * _ratio(first, prompt),
+        "prompt_per_second": _ratio(prompt, first),
+        "predicted_n": sum(one.new_tokens for one in timings),
+        "predicted_ms": 1e3 * decode,
+        "predicted_per_token_ms": 1e3 * _ratio(decode, decoded),
+        "predicted_per_second": _ratio(decoded, decode),
+    }
+    if drafted:
+        found["draft_n"] = drafted
+        found["draft_n_accepted"] = sum(one.accepted_tokens for one in timings)
+    return found
+
+
+def _ratio(value: float, of: float) -> float:
+    return value / of if of else 0.0
 
 
 def finite(logprob: float) -> float:

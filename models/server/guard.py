@@ -20,7 +20,7 @@ from .settings import Settings
 logger = logging.getLogger("jax_q4k.server")
 
 #: Paths that need no key; they say nothing of anybody's requests.
-_OPEN_PATHS = ("/health", "/")
+_OPEN_PATHS = ("/health", "/v1/health", "/")
 
 _METHODS, _HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-api-key"
 _EXPOSED = "jax-q4k-ignored, jax-q4k-seed, retry-after, x-request-id"

@@ -17,11 +17,16 @@ from .errors import json_response
 #: Path -> (what it does, type of its body).
 POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ("Answers a conversation", chat_completions.ChatCompletion),
+    "/v1/chat/completions/input_tokens": (
+        "Counts the tokens of a prompt",
+        chat_completions.ChatCompletion,
+    ),
     "/v1/completions": ("Continues texts", completions.Completion),
     "/v1/embeddings": ("Computes embeddings of texts", embeddings.Embeddings),
     "/v1/messages": ("Answers a conversation, in Anthropic's API", messages.Message),
     "/v1/messages/count_tokens": ("Counts the tokens of a prompt", messages.Conversation),
     "/v1/responses": ("Answers a conversation, in the Responses API", responses.CreateResponse),
+    "/v1/responses/input_tokens": ("Counts the tokens of a prompt", responses.CreateResponse),
     "/tokenize": ("Returns the token ids of a text", tokens.Tokenize),
     "/detokenize": ("Returns the text of token ids", tokens.Detokenize),
     "/apply-template": ("Returns a conversation's prompt", tokens.ApplyTemplate),

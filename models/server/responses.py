@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's Responses API, without stored responses."""
+"""POST /v1/responses and /v1/responses/input_tokens: OpenAI's API, without stored responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..engine.outputs import Output
 from . import bodies
 from .answers import Answers
 from .conversations import prompt_of, texts_of
-from .errors import ApiError
+from .errors import ApiError, json_response
 from .events import PING, EventStream, event
 from .generation import New, respond, submit, usage_of, with_answers
 from .parameters import Parameters, check, check_number, refuse
@@ -64,17 +64,23 @@ class CreateResponse(msgspec.Struct, kw_only=True):
     truncation: str | None = None
 
 
+async def count_tokens(request: Request) -> Response:
+    """Returns the number of tokens of a conversation's prompt."""
+    service: Service = request.app.state.service
+    body, _ = await bodies.read(request, CreateResponse, service.settings)
+    service.check_model(body.model)
+    prompt, _ = await _prompt_of(service, body)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
+
+
 @with_answers
 async def create(request: Request, service: Service, answers: Answers) -> Response | EventStream:
     """Answers a conversation, as a whole or as a stream."""
     body, ignored = await bodies.read(request, CreateResponse, service.settings)
     service.check_model(body.model)
-    _check(body)
     parameters = Parameters(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     check(parameters)
-    effort = None if body.reasoning is None else body.reasoning.effort
-    variables = {} if effort is None else {"reasoning_effort": effort}
-    prompt, stops = await prompt_of(service, _messages(body), variables, "input")
+    prompt, stops = await _prompt_of(service, body)
     submit(service, answers, [prompt], parameters, most=body.max_output_tokens, stops=stops)
     answer = _Answer(service, body, len(prompt))
 
@@ -83,6 +89,13 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
 
     stream = answer.events(answers) if body.stream else None
     return await respond(request, service, answers, whole=whole, chunks=stream, ignored=ignored)
+
+
+async def _prompt_of(service: Service, body: CreateResponse) -> tuple[list[int], tuple[str, ...]]:
+    _check(body)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    variables = {} if effort is None else {"reasoning_effort": effort}
+    return await prompt_of(service, _messages(body), variables, "input")
 
 
 class _Answer:

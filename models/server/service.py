@@ -74,6 +74,6 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for the name of another model."""
-        if name and name != self.settings.name:
+        if name and name != self.settings.name and not self.settings.any_model:
             message = f"the model {name!r:.200} does not exist; available: {self.settings.name}"
             raise ApiError(404, message, param="model", code="model_not_found")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 #: Names of this machine, which the Host header may have by default.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -27,6 +29,7 @@ class Settings:
       queue: requests that may wait beyond those that run; further ones get status 429.
       requests: requests of all routes at a time, those included whose bodies are still coming;
         further ones get status 429.
+      any_model: whether requests may name any model; else only `name`.
       seconds: time limit of a request; None means none.
       body_bytes, body_seconds: limits of a request's body, and of the time that it may take.
       depth: most nested arrays and objects in a body.
@@ -34,6 +37,7 @@ class Settings:
       event_seconds: least time between two events of a stream; tokens in between are merged.
       stalled_seconds: time after which a client that reads nothing is dropped.
       template_seconds: time limit of rendering a chat template.
+      template_variables: variables of the chat template, which requests may override.
     """
 
     name: str = "default"
@@ -42,6 +46,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     queue: int = 64
     requests: int = 256
+    any_model: bool = False
     seconds: float | None = 600.0
     body_bytes: int = 8 << 20
     body_seconds: float = 30.0
@@ -50,6 +55,7 @@ class Settings:
     event_seconds: float = 0.02
     stalled_seconds: float = 60.0
     template_seconds: float = 2.0
+    template_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def serving_at(self, host: str, *, open: bool = False) -> Settings:
         """Returns the settings of a server that listens at `host`, which `allowed_hosts` gets.

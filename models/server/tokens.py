@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import msgspec
@@ -24,12 +25,14 @@ class Tokenize(msgspec.Struct, kw_only=True):
       content, prompt: the text, under llama.cpp's and vLLM's name.
       add_special: whether tokens such as BOS are added.
       parse_special: whether texts of control tokens become these tokens.
+      with_pieces: whether tokens are `{id, piece}`; a piece is a text, or bytes that are not UTF-8.
     """
 
     content: str | None = None
     prompt: str | None = None
     add_special: bool = False
     parse_special: bool = True
+    with_pieces: bool = False
 
 
 class Detokenize(msgspec.Struct, kw_only=True):
@@ -42,6 +45,8 @@ class ApplyTemplate(msgspec.Struct, kw_only=True):
     """Body of /apply-template."""
 
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = {}
 
 
@@ -57,7 +62,10 @@ async def tokenize(request: Request) -> Response:
     tokens = await asyncio.to_thread(
         lambda: tokenizer.encode(text, add_special=special, parse_special=parse)
     )
-    return json_response({"tokens": tokens, "count": len(tokens)})
+    found: list[Any] = tokens
+    if body.with_pieces:
+        found = [{"id": token, "piece": _piece(tokenizer.token_bytes(token))} for token in tokens]
+    return json_response({"tokens": found, "count": len(tokens)})
 
 
 async def detokenize(request: Request) -> Response:
@@ -76,5 +84,14 @@ async def apply_template(request: Request) -> Response:
     """Returns a conversation's prompt as text."""
     service: Service = request.app.state.service
     body, _ = await bodies.read(request, ApplyTemplate, service.settings)
-    text = await rendered(service, text_of, body.messages, body.chat_template_kwargs)
+    render = functools.partial(text_of, tools=body.tools)
+    variables = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
+    text = await rendered(service, render, body.messages, variables)
     return json_response({"prompt": text})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

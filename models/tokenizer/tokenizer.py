@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -113,6 +114,11 @@ class Tokenizer:
     def adds_space(self) -> bool:
         """Whether a space is added before texts (SentencePiece)."""
         return self.vocabulary.adds_space
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """Returns this tokenizer with a chat template (Jinja) in place of the file's ones."""
+        vocabulary = dataclasses.replace(self.vocabulary, chat_templates={"default": template})
+        return Tokenizer(vocabulary, self._encoder, self._metadata)
 
     def gguf_metadata(self) -> dict[str, Any]:
         """Returns GGUF metadata of this tokenizer; empty if it came from GGUF metadata.

@@ -44,6 +44,9 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address; default: 127.0.0.1")
     group.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
     group.add_argument("--name", metavar="NAME", help="the model's id; default: the file's name")
+    group.add_argument(
+        "--any-model", action="store_true", help="serve requests that name another model, too"
+    )
     group.add_argument("--api-key", action="append", metavar="KEY", help="key that requests need")
     group.add_argument("--api-key-file", metavar="FILE", help="file with a key in each line")
     group.add_argument(
@@ -65,6 +68,17 @@ def add_parser(commands: Any) -> None:
         "--drain", type=float, default=30, metavar="S", help="time for answers at the end; 30"
     )
     group.add_argument("--log", choices=("text", "json"), default="text", help="form of the log")
+    chat = parser.add_argument_group("chat")
+    chat.add_argument(
+        "--chat-template-file", metavar="FILE", help="Jinja template instead of the model's"
+    )
+    chat.add_argument(
+        "--chat-template-kwargs",
+        type=_object,
+        default={},
+        metavar="JSON",
+        help="variables of the chat template, which requests may override",
+    )
     engine = parser.add_argument_group("engine")
     engine.add_argument("--rows", type=int, default=16, metavar="N", help="run at a time; 16")
     engine.add_argument("--pages", type=int, metavar="N", help="pages of 16 tokens")
@@ -83,6 +97,8 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
         raise UsageError(error) from None
 
     settings = settings_of(options)
+    file = options.chat_template_file
+    template = None if file is None else Path(file).read_text(encoding="utf-8")
     log_to(sys.stderr, options.log)
     listening = listen(options.host, options.port)
     port = listening.getsockname()[1]
@@ -90,6 +106,8 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     def load() -> Engine:
         model = load_model(options.model, notes, options.devices, options.lora)
         model.program_cache = options.programs
+        if template is not None and model.tokenizer is not None:
+            model.tokenizer = model.tokenizer.with_chat_template(template)
         with jq.implementation(options.implementation):
             return models.Engine(
                 model,
@@ -110,6 +128,17 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     return server.serve_until_end(listening)
 
 
+def _object(text: str) -> dict[str, Any]:
+    """Parses a JSON object of --chat-template-kwargs."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object")
+    return found
+
+
 def settings_of(options: argparse.Namespace) -> Settings:
     """Returns the server's settings; raises UsageError for options that do not fit."""
     from ...server.settings import LOCAL_HOSTS, Settings
@@ -128,6 +157,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
         allowed_hosts=(*LOCAL_HOSTS, *(options.allowed_host or ())),
         cors_origins=tuple(options.cors_origin or ()),
         queue=options.queue,
+        any_model=options.any_model,
+        template_variables=options.chat_template_kwargs,
         seconds=options.timeout,
     )
     try:
