@@ -44,6 +44,8 @@ class Parameters(msgspec.Struct, kw_only=True):
     # Known, and refused where they would change the result.
     best_of: int | None = None
     structured_outputs: Any = None
+    grammar: Any = None
+    json_schema: Any = None
     response_format: Any = None
 
     @property
@@ -71,7 +73,8 @@ def check(parameters: Parameters) -> None:
         raise ApiError(400, f"a stop string may have {MOST_STOP_BYTES} bytes", param="stop")
     refuse("best_of", parameters.best_of not in (None, parameters.answers))
     check_number("min_tokens", parameters.min_tokens, 0)
-    refuse("structured_outputs", parameters.structured_outputs is not None)
+    for name in ("structured_outputs", "grammar", "json_schema"):
+        refuse(name, getattr(parameters, name) is not None)
     form = parameters.response_format
     refuse("response_format", form is not None and form != {"type": "text"})
 

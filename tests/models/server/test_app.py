@@ -292,6 +292,8 @@ def test_unknown_names_are_listed(server: Running) -> None:
             "echo with logprobs",
             "not supported",
         ),
+        ("/v1/completions", {"prompt": "A", "grammar": "root ::= x"}, "grammar", "not supported"),
+        ("/v1/completions", {"prompt": "A", "json_schema": {}}, "json_schema", "not supported"),
         ("/v1/completions", {"prompt": "A", "logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ("/v1/completions", {"prompt": "A " * 600}, None, "context length is 512"),
         ("/v1/completions", {"prompt": "A" * 1_000_000}, "prompt", "too many for a context"),
