@@ -22,7 +22,7 @@ logger = logging.getLogger("jax_q4k.server")
 #: Paths that need no key; they say nothing of anybody's requests.
 _OPEN_PATHS = ("/health", "/v1/health", "/")
 
-_METHODS, _HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-api-key"
+_METHODS = "GET, POST, OPTIONS"
 _EXPOSED = "jax-q4k-ignored, jax-q4k-seed, retry-after, x-request-id"
 
 
@@ -55,7 +55,7 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                more = {"x-request-id": request_id} | self._cors(headers.get("origin"))
+                more = {"x-request-id": request_id} | self._cors(headers)
                 pairs = [(name.encode(), value.encode("latin-1")) for name, value in more.items()]
                 message = {**message, "headers": [*message["headers"], *pairs]}
             try:
@@ -117,13 +117,15 @@ class Guard:
             return True
         return urlsplit(origin).netloc == host  # empty for "null"
 
-    def _cors(self, origin: str | None) -> dict[str, str]:
+    def _cors(self, headers: Headers) -> dict[str, str]:
+        origin = headers.get("origin")
         if origin is None or not _is_allowed(origin, self._settings.cors_origins):
             return {}
         return {
             "access-control-allow-origin": origin,
             "access-control-allow-methods": _METHODS,
-            "access-control-allow-headers": _HEADERS,
+            # Official clients in a browser send headers of their own.
+            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
             "access-control-expose-headers": _EXPOSED,
             "access-control-max-age": "600",
             "vary": "origin",

@@ -62,6 +62,9 @@ def test_other_origins_may_read_if_they_are_allowed(server: Running) -> None:
     found = server.client.options("/v1/completions", headers=asks)
     assert found.status_code == 204
     assert found.headers["access-control-allow-origin"] == "https://app.example"
+    asks["access-control-request-headers"] = "authorization, x-stainless-lang"
+    found = server.client.options("/v1/completions", headers=asks)
+    assert found.headers["access-control-allow-headers"] == "authorization, x-stainless-lang"
     assert "access-control-allow-origin" not in server.client.get("/health").headers
     other = {**asks, "origin": "https://evil.example"}
     assert server.client.options("/v1/completions", headers=other).status_code == 403
