@@ -8,6 +8,7 @@ Options without a counterpart are dropped, each with a line on standard error.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ SAME = {
     ("-to", "--timeout"): "--timeout",
     ("--api-key-file",): "--api-key-file",
     ("--chat-template-file",): "--chat-template-file",
-    ("--chat-template-kwargs",): "--chat-template-kwargs",
 }
 #: Options of llama-server that take several values with commas -> option that is repeated.
 LISTS = {
@@ -39,6 +39,7 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for names in [*SAME, *LISTS, ("-a", "--alias"), ("-c", "--ctx-size")]:
         parser.add_argument(*names, dest=names[-1])
     parser.add_argument("-rea", "--reasoning", dest="--reasoning")
+    parser.add_argument("--chat-template-kwargs", dest="--chat-template-kwargs", default="{}")
     parser.add_argument("-kvu", "--kv-unified", action="store_true", dest="--kv-unified")
     options, rest = parser.parse_known_args(arguments)
     found, values = ["--any-model"], vars(options)
@@ -51,12 +52,14 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             found += [ours, value] if value else []
     if alias := values.get("--alias"):
         found += ["--name", min(alias.split(","))]  # as llama-server chooses
-    if values.get("--reasoning") == "off":
-        found += ["--chat-template-kwargs", '{"enable_thinking": false}']
     if context := int(values.get("--ctx-size", 0)):  # of all slots together, unless unified
         unified = "--kv-unified" in values or "--parallel" not in values
         rows = 1 if unified else int(values["--parallel"])
         found += ["--context", str(context // rows)]
+    # llama-server sets this variable; here, as in transformers, a template has its own default.
+    variables = {"enable_thinking": values.get("--reasoning") != "off"}
+    variables |= json.loads(values["--chat-template-kwargs"])
+    found += ["--chat-template-kwargs", json.dumps(variables)]
     return found, rest
 
 
