@@ -27,6 +27,7 @@ class Settings:
       event_seconds: least time between two events of a stream; tokens in between are merged.
       stalled_seconds: time after which a client that reads nothing is dropped.
       template_seconds: time limit of rendering a chat template.
+      page: whether GET / returns the chat page.
     """
 
     name: str = "default"
@@ -42,3 +43,4 @@ class Settings:
     event_seconds: float = 0.02
     stalled_seconds: float = 60.0
     template_seconds: float = 2.0
+    page: bool = True

@@ -68,6 +68,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--drain", type=float, default=30, metavar="S", help="time for answers at the end; 30"
     )
+    group.add_argument("--no-page", action="store_true", help="serve no chat page at /")
     group.add_argument("--log", choices=("text", "json"), default="text", help="form of the log")
     engine = parser.add_argument_group("engine")
     engine.add_argument("--rows", type=int, default=16, metavar="N", help="run at a time; 16")
@@ -139,6 +140,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         cors_origins=tuple(options.cors_origin or ()),
         queue=options.queue,
         seconds=options.timeout,
+        page=not options.no_page,
     )
 
 
