@@ -151,7 +151,7 @@ def live(visit: Visit, text: str) -> None:
 def limit_answers(visit: Visit, tokens: int) -> None:
     visit.page.get_by_role("button", name="Settings").click()
     visit.page.get_by_label("Temperature").fill("0")
-    visit.page.get_by_label("Maximum new tokens").fill(str(tokens))
+    visit.page.get_by_label("Maximum tokens").fill(str(tokens))
     visit.page.get_by_role("button", name="Done").click()
 
 
