@@ -65,6 +65,7 @@ def take(file: Path) -> None:
         page.get_by_text("generated").wait_for()
         page.get_by_label("Regenerate").click()  # times of a browser that has shown a page before
         page.get_by_text("cached").wait_for()
+        page.mouse.move(600, 500)
         file.parent.mkdir(exist_ok=True)
         page.screenshot(path=file)
         browser.close()

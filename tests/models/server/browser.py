@@ -76,11 +76,11 @@ class Visit:
       problems: other errors on the console, uncaught exceptions, violations of the policy.
     """
 
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+    def __init__(self, browser: Any, url: str, expected: str = r"(?!)", **options: Any) -> None:
         self.context = browser.new_context(**({"reduced_motion": "reduce"} | options))
         self.context.set_default_timeout(10_000)
         self.context.add_init_script(_FAKE_FETCH)
-        self.url, self.expected = url, r"(?!)"
+        self.url, self.expected = url, expected
         self.problems: list[str] = []
         self.page = self.tab()
 
@@ -95,7 +95,7 @@ class Visit:
     def close(self) -> None:
         """Closes all tabs; fails for problems."""
         self.context.close()
-        assert not self.problems
+        assert not self.problems, self.problems
 
     def _heard(self, message: Any) -> None:
         if message.type in ("error", "warning") and not re.search(self.expected, message.text):

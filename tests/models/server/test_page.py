@@ -190,7 +190,7 @@ def test_conversations(engine: models.Engine, server: Running, visit: Visit) -> 
     wait_until(lambda: is_idle(engine))
 
 
-def test_stop_frees_the_engine(engine: models.Engine, visit: Visit) -> None:
+def test_stop_frees_the_engine(engine: models.Engine, server: Running, visit: Visit) -> None:
     """Stops an answer with Escape, and one with the button; what came stays."""
     escape = lambda: visit.page.keyboard.press("Escape")  # noqa: E731
     for stops in (escape, visit.page.get_by_label("Stop").click):
@@ -202,6 +202,7 @@ def test_stop_frees_the_engine(engine: models.Engine, visit: Visit) -> None:
             wait_until(lambda answer=answer: len(answer.locator("> .text").inner_text()) > 10)  # type: ignore[misc]
             assert answer.get_attribute("aria-busy") == "true"
             stops()
+            wait_until(lambda: server.service.places.taken == 0)
         wait_until(lambda: is_idle(engine), 5)
         assert engine.stats().new_tokens < before + 30
         assert "stopped" in visit.answer().inner_text()
@@ -431,8 +432,7 @@ def test_a_busy_server(visit: Visit, server: Running) -> None:
 def test_a_model_that_is_loading(engine: models.Engine, visiting: Callable[..., Visit]) -> None:
     """Waits, sends what was asked meanwhile, and says so when the server ends."""
     with serving(None) as server:
-        visit = visiting(server)
-        visit.expected = "status of 503"
+        visit = visiting(server, expected="status of 503")
         waiting = visit.page.get_by_text("The model is loading…")
         waiting.wait_for()
         limit_answers(visit, 2)
@@ -453,8 +453,7 @@ def test_a_model_that_is_loading(engine: models.Engine, visiting: Callable[..., 
 @in_a_browser
 def test_keys(engine: models.Engine, visiting: Callable[..., Visit]) -> None:
     with serving(engine, api_keys=("secret",)) as server:
-        visit = visiting(server)
-        visit.expected = "status of 401"
+        visit = visiting(server, expected="status of 401")
         field = visit.page.get_by_role("textbox", name="API key")
         field.fill("wrong")
         visit.page.keyboard.press("Enter")
