@@ -62,7 +62,7 @@ def take(file: Path) -> None:
         page.get_by_text("context of").wait_for()
         page.get_by_label("Message", exact=True).fill(QUESTION)
         page.keyboard.press("Enter")
-        page.get_by_text("generated").wait_for()
+        page.get_by_text("prompt tokens").wait_for()
         page.get_by_label("Regenerate").click()  # times of a browser that has shown a page before
         page.get_by_text("cached").wait_for()
         page.mouse.move(600, 500)

@@ -171,7 +171,7 @@ def test_conversations(engine: models.Engine, server: Running, visit: Visit) -> 
     assert texts(answer.locator("> .text")) == [" ".join(content.split())]
     assert re.fullmatch(
         r"[\d.,]+ tokens/s · first after [\d.]+ s · \d+ prompt tokens( \(\d+ cached\))? · "
-        r"12 generated · length limit",
+        r"12 new · length limit",
         answer.locator(".meta").inner_text().strip(),
     )
     live(visit, f"Answer: {content.strip()[:20]}")
@@ -425,7 +425,7 @@ def test_a_busy_server(visit: Visit, server: Running) -> None:
     assert "The server is busy" in text
     limit_answers(visit, 2)
     visit.page.get_by_role("button", name="Try again").click()
-    visit.wait_for("2 generated")
+    visit.wait_for("2 new")
 
 
 @in_a_browser
@@ -438,7 +438,7 @@ def test_a_model_that_is_loading(engine: models.Engine, visiting: Callable[..., 
         limit_answers(visit, 2)
         visit.ask("Where is the sea?")
         server.service.start(engine)
-        visit.wait_for("2 generated")
+        visit.wait_for("2 new")
         assert not waiting.is_visible()
         visit.page.get_by_text("demo · context of 512 tokens").wait_for()
         server.service.is_draining = True
@@ -464,7 +464,7 @@ def test_keys(engine: models.Engine, visiting: Callable[..., Visit]) -> None:
         assert "needs an API key: the API key is wrong." in visit.answer().inner_text()
         field.fill("secret")
         visit.page.keyboard.press("Enter")
-        visit.wait_for("2 generated")
+        visit.wait_for("2 new")
         stored = "JSON.stringify([Object.values(localStorage), Object.values(sessionStorage)])"
         kept = json.loads(visit.page.evaluate(stored))
         assert "secret" not in str(kept[0]) and kept[1] == ["secret"]
@@ -726,4 +726,4 @@ def test_mounted_under_a_prefix(engine: models.Engine, visiting: Callable[..., V
         visit.page.get_by_text("demo · context of 512 tokens").wait_for()
         limit_answers(visit, 2)
         visit.ask("?")
-        visit.wait_for("2 generated")
+        visit.wait_for("2 new")
