@@ -20,6 +20,7 @@ from . import (
     embeddings,
     messages,
     openapi,
+    page,
     responses,
     status,
     tokens,
@@ -66,6 +67,8 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/apply-template", tokens.apply_template, methods=["POST"]),
     ]
+    if settings.page:
+        routes.append(Route("/", page.page, methods=["GET"]))
     found = Starlette(
         routes=[*routes, *map(_alias, filter(_has_alias, routes))],
         middleware=[Middleware(Guard, settings=settings)],

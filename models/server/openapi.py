@@ -33,6 +33,7 @@ POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 }
 #: Path -> what it says.
 GETS = {
+    "/": "The chat page",
     "/v1/models": "Lists the model",
     "/v1/models/{id}": "Describes the model",
     "/health": "Says whether requests are served",
@@ -41,7 +42,8 @@ GETS = {
     "/openapi.json": "This description",
 }
 _STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
-_TEXTS = ("/metrics",)
+#: Path -> type of an answer that is not JSON.
+_TYPES = {"/": "text/html", "/metrics": "text/plain"}
 
 
 async def openapi(_: Request) -> Response:
@@ -97,7 +99,7 @@ def described() -> dict[str, Any]:
 
 
 def _responses(path: str, *statuses: int) -> dict[str, Any]:
-    kinds = ["text/plain"] if path in _TEXTS else ["application/json"]
+    kinds = [_TYPES.get(path, "application/json")]
     kinds += ["text/event-stream"] if path in _STREAMS else []
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {

@@ -66,6 +66,7 @@ class Server(uvicorn.Server):
         asyncio.run(self.serve(sockets=[listening]))
         if self.service.engine is not None:
             self.service.engine.close()
+            self._loader.join()
         elif self._loader.is_alive():
             os._exit(self.code)  # XLA may be compiling, and would crash while Python shuts down
         return self.code
@@ -97,7 +98,8 @@ class Server(uvicorn.Server):
             self.code, self.should_exit = FAILED, True
             return
         self.service.start(engine)
-        self._on_ready(engine)
+        if engine.is_open:
+            self._on_ready(engine)
 
 
 def config_of(application: Starlette, **options: Any) -> uvicorn.Config:
@@ -167,12 +169,13 @@ def serve(
     """
     settings = dataclasses.replace(settings or Settings(), **fields).serving_at(host, open=open)
     listening, errors = listen(host, port), list[Exception]()
+    port = listening.getsockname()[1]
 
     def load() -> Engine:
         return model if isinstance(model, Engine) else Engine(model)
 
     def say(engine: Engine) -> None:
-        lines = described(engine, settings.name, host, listening.getsockname()[1])
+        lines = described(engine, settings.name, host, port)
         print(*lines, sep="\n", file=sys.stderr)
 
     server = Server(app(None, settings), load, drain=drain, on_ready=say, on_failure=errors.append)

@@ -38,6 +38,7 @@ class Settings:
       stalled_seconds: time after which a client that reads nothing is dropped.
       template_seconds: time limit of rendering a chat template.
       template_variables: variables of the chat template, which requests may override.
+      page: whether GET / returns the chat page.
     """
 
     name: str = "default"
@@ -56,6 +57,7 @@ class Settings:
     stalled_seconds: float = 60.0
     template_seconds: float = 2.0
     template_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    page: bool = True
 
     def serving_at(self, host: str, *, open: bool = False) -> Settings:
         """Returns the settings of a server that listens at `host`, which `allowed_hosts` gets.

@@ -67,6 +67,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--drain", type=float, default=30, metavar="S", help="time for answers at the end; 30"
     )
+    group.add_argument("--no-page", action="store_true", help="serve no chat page at /")
     group.add_argument("--log", choices=("text", "json"), default="text", help="form of the log")
     chat = parser.add_argument_group("chat")
     chat.add_argument(
@@ -160,6 +161,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         any_model=options.any_model,
         template_variables=options.chat_template_kwargs,
         seconds=options.timeout,
+        page=not options.no_page,
     )
     try:
         return settings.serving_at(options.host, open=options.open)

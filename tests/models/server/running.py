@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import httpx
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from jax_q4k import models
 from jax_q4k.models.server import app
@@ -35,17 +37,19 @@ class Running(NamedTuple):
 
 @contextlib.contextmanager
 def serving(
-    engine: models.Engine | None, *, send_buffer: int = 0, **fields: Any
+    engine: models.Engine | None, *, below: str = "", send_buffer: int = 0, **fields: Any
 ) -> Iterator[Running]:
     """Serves an engine, or none that has loaded, with `fields` of Settings.
 
-    send_buffer: bytes that the system keeps of what a client has not read.
+    below: path under which the application is mounted in another one. send_buffer: bytes that the
+    system keeps of what a client has not read.
     """
     application = app(engine, **({"name": "demo"} | fields))
+    outer = Starlette(routes=[Mount(below, application)]) if below else application
     listening = socket.create_server(("127.0.0.1", 0))
     if send_buffer:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    server = uvicorn.Server(config_of(application))
+    server = uvicorn.Server(config_of(outer))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
