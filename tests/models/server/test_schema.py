@@ -31,5 +31,5 @@ def test_requests_of_the_schema(server: Running, tmp_path: Path) -> None:
     command += ["--exclude-checks", EXCLUDED, "--continue-on-failure", "--seed", "1", "--no-color"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
-    count = len(openapi.POSTS) + len(openapi.GETS)
+    count = len(openapi.POSTS) + len(openapi.GETS) - 1  # without the description itself
     assert f"Tested: {count}" in done.stdout, done.stdout[-2000:]
