@@ -96,7 +96,7 @@ def _alias(route: Route) -> Route:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.app.state.service.metrics.rejected(error.code or str(error.status))
-    return error.response(request.url.path)
+    return error.response(request.scope)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -104,7 +104,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     messages = {404: f"there is no {request.url.path[:200]}", 405: "the method is not allowed"}
     message = messages.get(error.status_code, error.detail)
     headers = dict(error.headers or {})
-    return ApiError(error.status_code, message, headers=headers).response(request.url.path)
+    return ApiError(error.status_code, message, headers=headers).response(request.scope)
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
@@ -113,4 +113,4 @@ async def _client_left(_: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     logger.error("a request failed", exc_info=error)
-    return ApiError(500, "internal error").response(request.url.path)
+    return ApiError(500, "internal error").response(request.scope)

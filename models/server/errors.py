@@ -59,10 +59,17 @@ class ApiError(Exception):
         found = self.body["error"]
         return {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
 
-    def response(self, path: str) -> Response:
-        """Returns the error in the form of the API that the route at `path` belongs to."""
-        body = self.anthropic_body if path.startswith("/v1/messages") else self.body
+    def response(self, scope: Any) -> Response:
+        """Returns the error in the form of the API that the path of an ASGI scope belongs to."""
+        is_anthropics = own_path(scope).startswith("/v1/messages")
+        body = self.anthropic_body if is_anthropics else self.body
         return json_response(body, self.status, self.headers)
+
+
+def own_path(scope: Any) -> str:
+    """Returns a request's path without the prefix under which the application is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def unavailable(message: str, seconds: int = 1) -> ApiError:

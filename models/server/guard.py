@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from .errors import ApiError
+from .errors import ApiError, own_path
 from .settings import Settings
 
 logger = logging.getLogger("jax_q4k.server")
@@ -68,7 +68,7 @@ class Guard:
         try:
             problem = self._problem(scope, headers)
             if problem is not None:
-                await problem.response(scope["path"])(scope, receive, answer)
+                await problem.response(scope)(scope, receive, answer)
             elif scope["method"] == "OPTIONS" and "origin" in headers:
                 await Response(status_code=204)(scope, receive, answer)
             else:
@@ -100,7 +100,7 @@ class Guard:
         if origin is not None and not self._is_own(origin, headers.get("host", "")):
             return ApiError(403, "requests of other origins are refused", code="wrong_origin")
         is_preflight = scope["method"] == "OPTIONS" and origin is not None
-        if settings.api_keys and _own_path(scope) not in _OPEN_PATHS and not is_preflight:
+        if settings.api_keys and own_path(scope) not in _OPEN_PATHS and not is_preflight:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             given = given or headers.get("x-api-key", "")
             raw = given.encode("latin-1")  # the bytes that came
@@ -139,12 +139,6 @@ def _is_allowed(value: str, allowed: tuple[str, ...]) -> bool:
 def _host_of(header: str) -> str:
     """Returns a Host header without the port."""
     return re.sub(r":\d*$", "", header)
-
-
-def _own_path(scope: Any) -> str:
-    """Returns a request's path without the prefix under which the application is mounted."""
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _request_id(given: str | None) -> str:

@@ -32,7 +32,10 @@ OPTIONAL = {"orbax.checkpoint": "import orbax", "flatbuffers": ".serialize()"}
 
 #: Blocks that do not run here, keyed by page and start of the first line -> reason.
 NOT_RUN = {
-    ("README.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",
+    (
+        "README.md",
+        "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+    ): "needs a network, and serves until a signal",
     ("docs/bench.md", "jax-q4k bench MODEL.gguf -p 512"): "takes minutes",
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
     ("docs/files.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",
