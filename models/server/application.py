@@ -25,7 +25,7 @@ from . import (
     status,
     tokens,
 )
-from .errors import ApiError
+from .errors import ApiError, own_path
 from .guard import Guard
 from .service import Service
 from .settings import Settings
@@ -48,6 +48,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
       fields: fields of `Settings` that override `settings`.
     """
     settings = dataclasses.replace(settings or Settings(), **fields)
+    service = Service(settings, engine)
     routes = [
         Route("/v1/chat/completions", chat_completions.create, methods=["POST"]),
         Route("/v1/chat/completions/input_tokens", chat_completions.count_tokens, methods=["POST"]),
@@ -71,7 +72,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
         routes.append(Route("/", page.page, methods=["GET"]))
     found = Starlette(
         routes=[*routes, *map(_alias, filter(_has_alias, routes))],
-        middleware=[Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Guard, settings=settings, rejected=service.metrics.rejected)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -79,7 +80,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
             Exception: _internal_error,
         },
     )
-    found.state.service = Service(settings, engine)
+    found.state.service = service
     return found
 
 
@@ -95,7 +96,8 @@ def _alias(route: Route) -> Route:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    request.app.state.service.metrics.rejected(error.code or str(error.status))
+    if not own_path(request.scope).endswith("/health"):  # probes while the model loads
+        request.app.state.service.metrics.rejected(error.code or str(error.status))
     return error.response(request.scope)
 
 

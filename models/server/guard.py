@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,8 +40,9 @@ class Guard:
     which the Host header shows, or from another origin, which the Origin header shows.
     """
 
-    def __init__(self, app: Any, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: Any, settings: Settings, rejected: Callable[[str], object]) -> None:
+        """Wraps an application; `rejected` is called with the code of each refusal."""
+        self._app, self._settings, self._rejected = app, settings, rejected
         self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -68,6 +70,7 @@ class Guard:
         try:
             problem = self._problem(scope, headers)
             if problem is not None:
+                self._rejected(problem.code or str(problem.status))
                 await problem.response(scope)(scope, receive, answer)
             elif scope["method"] == "OPTIONS" and "origin" in headers:
                 await Response(status_code=204)(scope, receive, answer)
@@ -128,7 +131,7 @@ class Guard:
             "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
             "access-control-expose-headers": _EXPOSED,
             "access-control-max-age": "600",
-            "vary": "origin",
+            "vary": "origin, access-control-request-headers",
         }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine.engine import Engine
-from ..engine.outputs import Output
+from ..engine.outputs import FinishReason, Output
 
 PREFIX = "jax_q4k:"
 
@@ -37,6 +38,11 @@ class Metrics:
 
         self._finished = counter("request_success", "Finished answers", "finished_reason")
         self._rejected = counter("requests_rejected", "Refused requests", "reason")
+        # Their series begin at 0, so that rates have the first increase.
+        for reason in get_args(FinishReason):
+            self._finished.labels(reason)
+        for reason in ("queue_full", "invalid_api_key"):
+            self._rejected.labels(reason)
 
     def watch(self, engine: Engine) -> None:
         """Adds an engine's state."""

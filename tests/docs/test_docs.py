@@ -37,6 +37,12 @@ NOT_RUN = {
         "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF",
     ): "needs a network, and serves until a signal",
     ("docs/bench.md", "jax-q4k bench MODEL.gguf -p 512"): "takes minutes",
+    ("docs/clients.md", "$ jax-q4k serve --demo"): "serves until a signal",
+    ("docs/clients.md", "import asyncio"): "needs a server",  # test_clients.py
+    ("docs/clients.md", "from anthropic import"): "needs a server",
+    ("docs/clients.md", "from langchain_openai import"): "needs a server",
+    ("docs/clients.md", "from llama_index.llms.openai_like import"): "needs a server",
+    ("docs/clients.md", "import litellm"): "needs a server",
     ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
     ("docs/files.md", "jax-q4k chat Qwen/Qwen2.5-0.5B-Instruct-GGUF"): "needs a network",
     ("docs/performance.md", "$ python -m benchmarks.gpu"): "measures on an NVIDIA GPU",

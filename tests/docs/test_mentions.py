@@ -53,8 +53,8 @@ THEIRS = (
 )
 #: Files that a reader would write, and those that commands make.
 UNWRITTEN = r".*NAME\.py|.*\b(q4_x|scale_rows|fictitious)\.py|site/|~/\.cache(/.*)?"
-#: Options of other programs: XLA, Slurm, pip, git, pytest.
-OTHERS = r"--(xla_\w+|nodes|ntasks-per-node|gpus-per-node|json|help)"
+#: Options of other programs: XLA, Slurm, pip, git, pytest, aider, Continue.
+OTHERS = r"--(xla_\w+|nodes|ntasks-per-node|gpus-per-node|json|help|openai-api-(base|key)|exclude)"
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def resolved(name: str) -> Any:
 def test_names(page):
     pattern = rf"(?<![\w.])(?:{'|'.join(NAMES)})(?:\.[A-Za-z_]\w*)+(?!\.?\w)"
     for name in set(re.findall(pattern, text(page))):
-        if not name.endswith(".md"):
+        if not name.endswith((".md", ".yaml")):
             assert resolved(name) is not None, name
 
 

@@ -70,6 +70,21 @@ def test_other_origins_may_read_if_they_are_allowed(server: Running) -> None:
     assert server.client.options("/v1/completions", headers=other).status_code == 403
 
 
+def test_refusals_are_counted() -> None:
+    with serving(None, api_keys=("one",)) as server:
+        status(server)
+        status(server, host="evil.example")
+        status(server, "/health")
+        found = server.client.get("/metrics", headers={"authorization": "Bearer one"}).text
+    lines = found.splitlines()
+    counts = [line.split() for line in lines if line.startswith("jax_q4k:requests_rejected_total")]
+    assert {name.split('"')[1]: float(count) for name, count in counts} == {
+        "queue_full": 0,
+        "invalid_api_key": 1,
+        "wrong_host": 1,
+    }
+
+
 def test_request_ids(server: Running) -> None:
     given = server.client.get("/health", headers={"x-request-id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"

@@ -1,0 +1,153 @@
+"""Files of examples/serving/ and docs/serving.md: metrics, options and settings that exist."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+from support.paths import ROOT
+
+from jax_q4k import models
+from jax_q4k.models.cli.commands import serve
+from jax_q4k.models.server.metrics import Metrics
+from jax_q4k.models.server.settings import Settings
+
+FOLDER = ROOT / "examples" / "serving"
+SERVING = (ROOT / "docs" / "serving.md").read_text()
+DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
+
+
+def text(name: str) -> str:
+    return (FOLDER / name).read_text()
+
+
+def code(name: str) -> str:
+    """A file without its comments."""
+    return re.sub(r"(^|\s)#.*", "", text(name))
+
+
+def parser() -> argparse.ArgumentParser:
+    commands = argparse.ArgumentParser().add_subparsers()
+    serve.add_parser(commands)
+    return commands.choices["serve"]
+
+
+class Engine:
+    """An engine of which only the statistics are read."""
+
+    def stats(self) -> Any:
+        fields = {field.name: 1 for field in dataclasses.fields(models.EngineStats)}
+        return models.EngineStats(**fields | {"lost_tokens": {"window": 1}})
+
+
+@pytest.fixture(scope="module")
+def metrics() -> dict[str, set[str]]:
+    """Names of the samples that the server exposes -> their labels."""
+    registry = Metrics()
+    registry.watch(Engine())
+    samples = [sample for family in registry.registry.collect() for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+def expressions() -> list[str]:
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_queries_metrics_of_the_server(metrics):
+    for expression in expressions():
+        names = re.findall(r"jax_q4k:\w+", expression)
+        assert names and set(names) <= metrics.keys(), expression
+        labels = re.findall(r"by \((\w+)\)", expression)
+        assert set(labels) <= metrics[names[0]], expression
+    named = set(re.findall(r"jax_q4k:\w+", json.dumps(DASHBOARD)))
+    assert named <= metrics.keys()
+    histograms = {name for name in metrics if name.endswith("_bucket")}
+    assert len(histograms) == 3 and histograms <= named
+
+
+def test_the_dashboard_can_be_imported():
+    """Panels have ids of their own, do not overlap, and name the variable of the data source."""
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    sources = [panel["datasource"] for panel in panels]
+    sources += [target["datasource"] for panel in panels for target in panel["targets"]]
+    assert all(source["uid"] == "${datasource}" for source in sources)
+    used = set(re.findall(r"\$(\w+)", " ".join(expressions()))) - {"__rate_interval"}
+    assert used <= variables.keys()
+
+
+def test_the_table_of_metrics_is_complete(metrics):
+    section = SERVING.split("## Metrics")[1].split("\n## ")[0]
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    shown = {name for row in rows for name in re.findall(r"`(\w+)(?:\{\w+\})?`", row)}
+    exposed = {
+        re.sub(r"_(bucket|sum|count)$", "", name.removeprefix("jax_q4k:"))
+        for name in metrics
+        if not name.endswith("_created")
+    }
+    assert shown == exposed
+    for name, label in re.findall(r"`(\w+)\{(\w+)\}`", section):
+        assert metrics[f"jax_q4k:{name}"] == {label}
+
+
+def test_the_unit_starts_the_server():
+    (line,) = re.findall(r"^ExecStart=(.+)", text("jax-q4k.service"), re.MULTILINE)
+    program, command, *arguments = shlex.split(line)
+    assert program.endswith("/bin/jax-q4k") and command == "serve"
+    options = parser().parse_args(arguments)
+    settings = dict(re.findall(r"^(\w+)=(.*)", text("jax-q4k.service"), re.MULTILINE))
+    assert int(settings["TimeoutStopSec"]) > options.drain
+    name, _ = settings["LoadCredential"].split(":")
+    assert options.api_key_file == f"%d/{name}" and not options.api_key
+    assert options.host == "127.0.0.1" and options.allowed_host
+
+
+def test_the_container_starts_the_server():
+    (words,) = re.findall(r"^ENTRYPOINT (.+)", text("Containerfile"), re.MULTILINE)
+    program, command, *arguments = json.loads(words)
+    assert (program, command) == ("jax-q4k", "serve")
+    options = parser().parse_args([*arguments, "/models/MODEL.gguf", "--name", "MODEL"])
+    assert options.api_key_file and options.host == "0.0.0.0"
+    assert f"EXPOSE {options.port}\n" in text("Containerfile")
+    assert re.search(r"^USER [1-9]\d*$", text("Containerfile"), re.MULTILINE)
+
+
+def test_options_of_comments_and_the_page_exist():
+    known = {option for action in parser()._actions for option in action.option_strings}
+    # Of systemctl, podman, apt, pip, COPY, HEALTHCHECK and useradd.
+    others = r"--(now|read-only|cap-drop|security-opt|stop-timeout|build-arg|device|rm|uid|shell"
+    others += r"|no-(install-recommends|cache-dir|create-home)|from|interval|start-period)"
+    for page in (SERVING, *(text(file.name) for file in FOLDER.iterdir())):
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", page):
+            assert option in known or re.fullmatch(others, option), option
+
+
+def test_proxies_neither_buffer_nor_keep_clients_that_left():
+    assert "proxy_buffering off;" in code("nginx.conf")
+    assert "proxy_ignore_client_abort off;" in code("nginx.conf")
+    # Caddy does not buffer event streams; -1 would also keep requests of clients that left.
+    assert "flush_interval" not in code("Caddyfile")
+
+
+def test_proxies_allow_what_the_server_allows():
+    settings = Settings()
+    assert f"client_max_body_size {settings.body_bytes >> 20}m;" in code("nginx.conf")
+    assert f"max_size {settings.body_bytes >> 20}MiB" in code("Caddyfile")
+    waits = re.findall(r"proxy_read_timeout (\d+)s", code("nginx.conf"))
+    waits += re.findall(r"response_header_timeout (\d+)s", code("Caddyfile"))
+    assert len(waits) == 2 and all(int(wait) > settings.seconds for wait in waits)
+    assert "proxy_set_header Host $http_host;" in code("nginx.conf")
