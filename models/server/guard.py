@@ -20,7 +20,8 @@ from .settings import Settings
 
 logger = logging.getLogger("jax_q4k.server")
 
-#: Paths below the mount point that need no key; they say nothing of anybody's requests.
+#: Paths below the mount point that need no key, and are served while others are too many; they say
+#: nothing of anybody's requests.
 _OPEN_PATHS = ("/health", "/v1/health", "/")
 
 _METHODS = "GET, POST, OPTIONS"
@@ -92,8 +93,8 @@ class Guard:
 
     def _problem(self, scope: Any, headers: Headers) -> ApiError | None:
         """Returns why the request is refused; None if it is not."""
-        settings = self._settings
-        if self._running > settings.requests:
+        settings, is_open = self._settings, own_path(scope) in _OPEN_PATHS
+        if self._running > settings.requests and not is_open:
             again = {"retry-after": "1", "connection": "close"}
             problem = f"{settings.requests} requests are running; try again later"
             return ApiError(429, problem, code="too_many_requests", headers=again)
@@ -103,7 +104,7 @@ class Guard:
         if origin is not None and not self._is_own(origin, headers.get("host", "")):
             return ApiError(403, "requests of other origins are refused", code="wrong_origin")
         is_preflight = scope["method"] == "OPTIONS" and origin is not None
-        if settings.api_keys and own_path(scope) not in _OPEN_PATHS and not is_preflight:
+        if settings.api_keys and not is_open and not is_preflight:
             given = headers.get("authorization", "").removeprefix("Bearer ").strip()
             given = given or headers.get("x-api-key", "")
             raw = given.encode("latin-1")  # the bytes that came

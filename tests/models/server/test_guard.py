@@ -98,3 +98,12 @@ def test_a_local_name_is_needed_even_without_keys() -> None:
         assert status(server, host="rebound.example") == 403
     with serving(None, allowed_hosts=("*",)) as server:
         assert status(server, host="rebound.example") == 200
+
+
+def test_too_many_requests() -> None:
+    """Requests beyond the limit get 429; the health of the server is still told."""
+    with serving(None, requests=0) as server:
+        refused = server.client.get("/version")
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["code"] == "too_many_requests"
+        assert server.client.get("/health").status_code == 503  # it is loading
