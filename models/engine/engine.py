@@ -60,6 +60,7 @@ class EngineStats:
         cache, and tokens of answers.
       lost_tokens: cached tokens that could not be reused, by reason.
       steps: device steps.
+      step_tokens: number of steps by their tokens of prompts and answers, rounded up to a power of 2.
       wait_seconds, host_seconds: time that the engine's thread waited for steps, and processor time
         that it used to plan and start them and to hand out their results.
     """
@@ -79,6 +80,7 @@ class EngineStats:
     new_tokens: int
     lost_tokens: dict[str, int]
     steps: int
+    step_tokens: dict[int, int]
     wait_seconds: float
     host_seconds: float
 
@@ -255,6 +257,7 @@ class Engine:
             new_tokens=self._loop.new_tokens,
             lost_tokens=dict(counters.lost),
             steps=counters.steps,
+            step_tokens=dict(self._loop.step_tokens),
             wait_seconds=self._loop.wait_seconds,
             host_seconds=self._loop.host_seconds,
         )

@@ -169,7 +169,8 @@ def _total(requests: list[Request]) -> Timings:
         if field.type == "int"
     }
     compiled = max(timings.compile for timings in each)
-    return Timings(first_token=first, decode=end - first, compile=compiled, **sums)
+    queue = max(timings.queue for timings in each)
+    return Timings(queue=queue, first_token=first, decode=end - first, compile=compiled, **sums)
 
 
 def _check(

@@ -54,6 +54,7 @@ class EngineLoop:
         self.scheduler, self.stepper, self._make_room = scheduler, stepper, make_room
         self.requests: dict[Request, None] = {}
         self.new_tokens = 0
+        self.step_tokens: collections.Counter[int] = collections.Counter()
         self.wait_seconds = self.host_seconds = 0.0
         self.last_tokens: list[int] = []
         self._mail: collections.deque[tuple[str, Request]] = collections.deque()
@@ -184,6 +185,10 @@ class EngineLoop:
 
     def _dispatch(self, plan: Plan) -> Ticket | None:
         """Starts a step; returns None if user functions of a request failed."""
+        for piece in plan.pieces:
+            piece.sequence.owner.take_row()
+        tokens = sum(entry.count for entry in (*plan.pieces, *plan.rows))
+        self.step_tokens[1 << (max(tokens, 1) - 1).bit_length()] += 1
         try:
             return self.stepper.dispatch(plan)
         except Exception as error:

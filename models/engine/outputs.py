@@ -17,8 +17,8 @@ class Timings:
       reused_tokens: prompt tokens found in the prefix cache.
       compile: seconds of tracing and compiling; 0 if programs for the shapes exist.
       drafted_tokens, accepted_tokens: total draft tokens, and those that were accepted.
-      first_token: seconds from the start, after arguments are checked, until every prompt has its
-        first new token.
+      queue: seconds from the start, after arguments are checked, until every prompt has a row.
+      first_token: seconds from the start until every prompt has its first new token.
       decode: seconds from then to the last token.
       decoded_tokens: new tokens except each prompt's first, which `decode` covers.
     """
@@ -26,6 +26,7 @@ class Timings:
     prompt_tokens: int = 0
     new_tokens: int = 0
     compile: float = 0.0
+    queue: float = 0.0
     first_token: float = 0.0
     decode: float = 0.0
     decoded_tokens: int = 0

@@ -96,6 +96,7 @@ class Request:
         self._listeners: list[Callable[[], None]] = []
         self._begun = self._first = hooks.now()
         self._sampled = 0  # tokens so far, end tokens included
+        self._has_row = False  # whether it has had one
         self.is_streamed = False
         self.compiled = 0.0  # seconds that programs took to compile before the request
 
@@ -168,6 +169,11 @@ class Request:
             arrays = SamplingArrays.of([self.sampling], self._end_ids, stages, breaks)
             self._packed = {stages: pack(arrays)[0]}
         return self._packed[stages]
+
+    def take_row(self) -> None:
+        """Notes that a step runs a part of the prompt."""
+        if not self._has_row and (hooks := self._hooks) is not None:
+            self._has_row, self.timings.queue = True, hooks.now() - self._begun
 
     def push(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
         """Appends sampled tokens; returns how many of them belong to the text.

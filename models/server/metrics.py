@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from ..engine.engine import Engine
@@ -18,6 +23,8 @@ PREFIX = "jax_q4k:"
 _FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _WHOLE = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+#: Upper bounds of a histogram of tokens: powers of two, as `EngineStats.step_tokens` counts.
+_TOKENS = tuple(1 << i for i in range(14))
 
 
 class Metrics:
@@ -32,10 +39,17 @@ class Metrics:
         self._first = histogram("time_to_first_token_seconds", "Time to the first token", _FIRST)
         self._gap = histogram("inter_token_latency_seconds", "Mean gap of an answer", _GAPS)
         self._whole = histogram("e2e_request_latency_seconds", "Time to the last token", _WHOLE)
+        self._queue = histogram("request_queue_time_seconds", "Time until it has a row", _FIRST)
+        self._prefill = histogram("request_prefill_time_seconds", "Time of its prompt", _FIRST)
 
         def counter(name: str, help: str, label: str) -> Counter:
             return Counter(PREFIX + name, help, labelnames=(label,), registry=self.registry)
 
+        def total(name: str, help: str) -> Counter:
+            return Counter(PREFIX + name, help, registry=self.registry)
+
+        self._drafted = total("spec_decode_num_draft_tokens", "Draft tokens")
+        self._accepted = total("spec_decode_num_accepted_tokens", "Draft tokens that were right")
         self._finished = counter("request_success", "Finished answers", "finished_reason")
         self._rejected = counter("requests_rejected", "Refused requests", "reason")
         # Their series begin at 0, so that rates have the first increase.
@@ -52,8 +66,12 @@ class Metrics:
         """Counts a finished answer."""
         timings = output.timings
         self._finished.labels(output.finish_reason).inc()
+        self._drafted.inc(timings.drafted_tokens)
+        self._accepted.inc(timings.accepted_tokens)
         if timings.new_tokens:
             self._first.observe(timings.first_token)
+            self._queue.observe(timings.queue)
+            self._prefill.observe(timings.first_token - timings.queue)
             self._whole.observe(timings.first_token + timings.decode)
         if timings.decoded_tokens:
             self._gap.observe(timings.decode / timings.decoded_tokens)
@@ -97,3 +115,13 @@ class _OfEngine(Collector):
         for reason, value in stats.lost_tokens.items():
             lost.add_metric([reason], value)
         yield lost
+        upto = [
+            (str(bound), sum(count for tokens, count in stats.step_tokens.items() if tokens <= bound))
+            for bound in _TOKENS
+        ]
+        yield HistogramMetricFamily(
+            PREFIX + "iteration_tokens_total",
+            "Tokens of a step",
+            buckets=[*upto, ("+Inf", sum(stats.step_tokens.values()))],
+            sum_value=stats.prompt_tokens - stats.reused_tokens + stats.new_tokens,
+        )

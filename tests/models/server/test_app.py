@@ -466,8 +466,15 @@ def test_metrics(engine: models.Engine, server: Running) -> None:
     assert grown["generation_tokens_total"] == 24 and grown["prompt_tokens_total"] == 3
     assert grown["request_success_total length"] == 1
     assert grown["requests_rejected_total unsupported_parameter"] == 1
-    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
+    first, queue, prefill = "time_to_first_token", "request_queue_time", "request_prefill_time"
+    for name in (first, "inter_token_latency", "e2e_request_latency", queue, prefill):
         assert grown[f"{name}_seconds_count"] == 1 and grown[f"{name}_seconds_sum"] > 0
+    assert sum(grown[f"{name}_seconds_sum"] for name in (queue, prefill)) == pytest.approx(
+        grown[f"{first}_seconds_sum"]
+    )
+    assert grown["iteration_tokens_total_count"] == grown["steps_total"]
+    assert grown["iteration_tokens_total_sum"] == 24 + 3
+    assert after["jax_q4k:spec_decode_num_draft_tokens_total"] == 0
     assert after["jax_q4k:num_requests_running"] == 0
 
 
