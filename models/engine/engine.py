@@ -60,7 +60,7 @@ class EngineStats:
         cache, and tokens of answers.
       lost_tokens: cached tokens that could not be reused, by reason.
       steps: device steps.
-      step_tokens: number of steps by their tokens of prompts and answers, rounded up to a power of 2.
+      step_tokens: number of steps by their tokens, rounded up to a power of 2.
       wait_seconds, host_seconds: time that the engine's thread waited for steps, and processor time
         that it used to plan and start them and to hand out their results.
     """

@@ -187,7 +187,7 @@ class EngineLoop:
         """Starts a step; returns None if user functions of a request failed."""
         for piece in plan.pieces:
             piece.sequence.owner.take_row()
-        tokens = sum(entry.count for entry in (*plan.pieces, *plan.rows))
+        tokens = sum(piece.count for piece in plan.pieces) + sum(row.count for row in plan.rows)
         self.step_tokens[1 << (max(tokens, 1) - 1).bit_length()] += 1
         try:
             return self.stepper.dispatch(plan)

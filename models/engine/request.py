@@ -93,7 +93,7 @@ class Request:
         self.changed = threading.Condition()
         self._output: Output | None = None
         self._error: BaseException | None = None
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[bool], None]] = []  # called with whether it is done
         self._begun = self._first = hooks.now()
         self._sampled = 0  # tokens so far, end tokens included
         self._has_row = False  # whether it has had one
@@ -113,15 +113,13 @@ class Request:
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         reader, self.is_streamed = Reader(self), True
-        with changes([self]) as changed:
+        with Changes([self]) as changes:
             while True:
-                changed.clear()
+                await changes.until(reader.has_more)
                 for piece in reader.take():
                     yield piece
                     if piece.output is not None:
                         return
-                if not reader.has_more():
-                    await changed.wait()
 
     def result(self, timeout: float | None = None) -> Output:
         """Waits for the end of the text and returns it.
@@ -225,7 +223,7 @@ class Request:
             )
         self.changed.notify_all()
         for wake in tuple(self._listeners):
-            wake()
+            wake(self.is_done)
         if self.is_done:
             self._hooks = None
 
@@ -241,24 +239,53 @@ class Request:
         return self._output
 
 
-@contextlib.contextmanager
-def changes(requests: SequenceOf[Request]) -> Iterator[asyncio.Event]:
-    """Yields an event of the running event loop that is set after each change of the requests."""
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+class Changes:
+    """Lets an event loop wait for changes of requests. Use it as a context manager.
 
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
-            loop.call_soon_threadsafe(changed.set)
+    Other threads wake the event loop for what it waits for alone, not for every token.
+    """
 
-    for request in requests:
-        with request.changed:
-            request._listeners.append(wake)
-    try:
-        yield changed
-    finally:
-        for request in requests:
+    def __init__(self, requests: SequenceOf[Request]) -> None:
+        self._requests = requests
+        self._loop, self._event = asyncio.get_running_loop(), asyncio.Event()
+        self._waits = self._waits_for_tokens = False
+
+    def __enter__(self) -> Changes:
+        for request in self._requests:
             with request.changed:
-                request._listeners.remove(wake)
+                request._listeners.append(self._wake)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for request in self._requests:
+            with request.changed:
+                request._listeners.remove(self._wake)
+
+    async def until(
+        self, condition: Callable[[], bool], *, ends: bool = False, seconds: float | None = None
+    ) -> bool:
+        """Waits until the condition holds; returns False if it does not within `seconds`.
+
+        ends: whether only the end of a request, not each token, can make it true.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    self._event.clear()
+                    self._waits, self._waits_for_tokens = True, not ends
+                    if condition():
+                        return True
+                    await self._event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._waits = False
+
+    def _wake(self, is_end: bool) -> None:
+        """Called by the engine's thread after each change of a request."""
+        if self._waits and (is_end or self._waits_for_tokens):
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._event.set)
 
 
 class Reader:
@@ -270,6 +297,10 @@ class Reader:
 
     def has_more(self) -> bool:
         return self._request.is_done or len(self._request.text.tokens) > self._tokens
+
+    def is_at_end(self) -> bool:
+        """Whether the request is done; then no further pieces come but those of `take`."""
+        return self._request.is_done
 
     def take(self) -> list[Piece]:
         """Returns the pieces since the last call; raises the request's error if there are none."""

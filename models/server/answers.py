@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 
 from ..engine.engine import EngineClosedError
 from ..engine.outputs import Output, Piece
-from ..engine.request import Reader, Request, changes
+from ..engine.request import Changes, Reader, Request
 from ..sampling import Sampling
 from .errors import unavailable
 from .parameters import wrong_value
@@ -72,8 +73,10 @@ class Answers:
 
     async def outputs(self) -> list[Output]:
         """Waits for all answers; raises ApiError if the engine fails."""
-        async for _ in self.news():
-            pass
+        with _failures(), Changes(self._requests) as changes:
+            for request in self._requests:
+                await changes.until(Reader(request).is_at_end, ends=True)
+                self._service.metrics.finished(request.result(0))
         return [request.result(0) for request in self._requests]
 
     async def stream(self) -> AsyncIterator[News]:
@@ -83,42 +86,50 @@ class Answers:
         """
         for request in self._requests:
             request.is_streamed = True  # the engine makes its steps short
-        settings = self._service.settings
-        async for news in self.news(settings.event_seconds, settings.ping_seconds):
+        async for news in self._news():
             yield news
         self.close()
 
-    async def news(self, seconds: float = 0.0, ping: float | None = None) -> AsyncIterator[News]:
-        """Yields what is new of all answers, at most once in `seconds`.
+    async def _news(self) -> AsyncIterator[News]:
+        """Yields what is new of all answers, at most once in `event_seconds` until the last ends.
 
-        Yields an empty list after `ping` seconds without news. Raises ApiError if the engine fails.
+        Yields an empty list after `ping_seconds` without news. Raises ApiError if the engine fails.
         """
+        settings = self._service.settings
         readers = [(i, Reader(request)) for i, request in enumerate(self._requests)]
-        try:
-            with changes(self._requests) as changed:
-                while readers:
-                    changed.clear()
-                    new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
-                    outputs = {i: output for i, pieces in new if (output := pieces[-1].output)}
-                    for output in outputs.values():
-                        self._service.metrics.finished(output)
-                    readers = [(i, reader) for i, reader in readers if i not in outputs]
-                    if new:
-                        yield new
-                        if readers and seconds:
-                            await asyncio.sleep(seconds)
-                        continue
-                    try:
-                        async with asyncio.timeout(ping):
-                            await changed.wait()
-                    except TimeoutError:
-                        yield []
-        except EngineClosedError as error:
-            raise unavailable(str(error)) from None
+
+        def has_more() -> bool:
+            return any(reader.has_more() for _, reader in readers)
+
+        def has_end() -> bool:
+            return any(reader.is_at_end() for _, reader in readers)
+
+        with _failures(), Changes(self._requests) as changes:
+            while readers:
+                if not await changes.until(has_more, seconds=settings.ping_seconds):
+                    yield []
+                    continue
+                new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
+                outputs = {i: output for i, pieces in new if (output := pieces[-1].output)}
+                for output in outputs.values():
+                    self._service.metrics.finished(output)
+                readers = [(i, reader) for i, reader in readers if i not in outputs]
+                yield new
+                if readers and settings.event_seconds:
+                    await changes.until(has_end, ends=True, seconds=settings.event_seconds)
 
     def _take(self, count: int) -> None:
         self._service.places.take(count, self._places)
         self._places += count
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Converts the error of an engine that has ended to an ApiError."""
+    try:
+        yield
+    except EngineClosedError as error:
+        raise unavailable(str(error)) from None
 
 
 async def while_connected(receive: Any, work: Any) -> Any:

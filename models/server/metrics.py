@@ -116,7 +116,10 @@ class _OfEngine(Collector):
             lost.add_metric([reason], value)
         yield lost
         upto = [
-            (str(bound), sum(count for tokens, count in stats.step_tokens.items() if tokens <= bound))
+            (
+                str(bound),
+                sum(count for tokens, count in stats.step_tokens.items() if tokens <= bound),
+            )
             for bound in _TOKENS
         ]
         yield HistogramMetricFamily(
