@@ -245,6 +245,20 @@ def engine_on_a_gpu():
     assert [f"{1e3 * cached[key]:.0f}" for key in ("cached", "new")] == ["9", "86"]
 
 
+@says("docs/serving.md", "medians of three rounds", "| clients | server, tokens/s | llama-server")
+def server_beside_llama_server():
+    found = results("server")["clients"]
+    shown = table("docs/serving.md", "| clients | server, tokens/s | llama-server")
+    assert [row[0] for row in shown] == list(found)
+    for clients, *figures in shown:
+        ours, theirs = found[clients]["server"], found[clients]["llama-server"]
+        speeds = [one["tokens_per_second"] for one in (ours, theirs)]
+        want = [f"{speed:.1f}" for speed in speeds] + [f"{speeds[0] / speeds[1]:.2f}"]
+        want.append(f"{100 * found[clients]['overhead']:.1f} %")
+        want += [f"{one['first_token_p50']:.2f}" for one in (ours, theirs)]
+        assert figures == want + [f"{1e3 * one['gap_p99']:.0f}" for one in (ours, theirs)]
+
+
 @says(
     "docs/engine.md",
     "wait 0.57 s for a token (p99), those of llama-server 18 s",

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import jax
 import pytest
@@ -21,6 +22,7 @@ from support.paths import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.engine.request import Changes
 
 from ..golden_files import model
 from .engine_runs import Gate, alone, exactly, is_idle, prompts_of, tokens_of, wait_until
@@ -342,3 +344,31 @@ def test_close_from_several_threads() -> None:
         with pytest.raises(models.EngineClosedError):
             request.result(1)
         assert not request.cancel() and request.is_done
+
+
+def test_an_event_loop_is_woken_for_what_it_waits_for(engine: models.Engine) -> None:
+    """While it waits for the end of a request, its tokens do not wake it."""
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_end": True}
+
+    async def wakes(*, ends: bool) -> tuple[int, int]:
+        request = engine.submit([5, 6, 7], **options)
+        with Changes([request]) as changes:
+            loop = mock.Mock(wraps=changes._loop)
+            changes._loop = loop
+            waits = 0
+            while not request.is_done:
+                tokens = len(request.text.tokens)
+                assert await changes.until(
+                    lambda tokens=tokens: (
+                        request.is_done or (not ends and len(request.text.tokens) > tokens)
+                    ),
+                    ends=ends,
+                    seconds=60,
+                )
+                waits += 1
+            assert not await changes.until(lambda: False, seconds=0.01)
+        return waits, loop.call_soon_threadsafe.call_count
+
+    assert asyncio.run(wakes(ends=True)) in ((1, 0), (1, 1))
+    waits, calls = asyncio.run(wakes(ends=False))
+    assert 2 <= waits <= 31 and waits - 1 <= calls
