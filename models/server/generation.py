@@ -164,8 +164,9 @@ async def respond(
 
 
 def _header(names: list[str]) -> str:
-    """Returns names as the value of a header."""
-    return ", ".join(names).encode("unicode_escape").decode()[:1000]
+    """Returns names as the value of a header, which spaces may neither begin nor end."""
+    shown = [name if name and name == name.strip() else repr(name) for name in names]
+    return ", ".join(shown).encode("unicode_escape").decode()[:1000].strip()
 
 
 async def chunks_of(

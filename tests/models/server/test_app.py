@@ -265,6 +265,13 @@ def test_unknown_names_are_listed(server: Running) -> None:
     assert found.status_code == 200 and found.headers["jax-q4k-ignored"] == "bar, foo"
     strange = post(server, "/v1/completions", prompt="A", max_tokens=1, **{"Ω\r\nx: y": 1})
     assert strange.headers["jax-q4k-ignored"] == r"\u03a9\r\nx: y"
+    for names, want in {
+        (" ",): "' '",
+        ("", "a "): "'', 'a '",
+        ("a" * 998, "b"): "a" * 998 + ",",
+    }.items():
+        found = post(server, "/v1/completions", prompt="A", max_tokens=1, **dict.fromkeys(names))
+        assert (found.status_code, found.headers["jax-q4k-ignored"]) == (200, want)
 
 
 @pytest.mark.parametrize(
