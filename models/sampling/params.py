@@ -232,7 +232,8 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 def _stop_token_ids(value: Any) -> tuple[int, ...]:
     try:
-        found = tuple(dict.fromkeys(operator.index(token) for token in value or ()))
+        given = () if value is None else value
+        found = tuple(dict.fromkeys(operator.index(token) for token in given))
     except TypeError:
         raise TypeError(f"stop_token_ids={value!r:.100} must hold token ids") from None
     if len(found) > MAX_STOP_TOKENS:

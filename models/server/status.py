@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -67,6 +68,10 @@ def _model(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "jax-q4k",
+        # As Anthropic's API describes models.
+        "type": "model",
+        "display_name": service.settings.name,
+        "created_at": datetime.datetime.fromtimestamp(service.created, datetime.UTC).isoformat(),
     }
     if service.engine is not None:
         config = service.engine.model.config

@@ -109,3 +109,9 @@ def test_an_error_in_a_stream(server: Running, monkeypatch: pytest.MonkeyPatch) 
 def test_errors_of_the_client(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="available: demo"):
         client.messages.create(**{**OPTIONS, "model": "other"}, max_tokens=4)
+
+
+def test_models(client: anthropic.Anthropic) -> None:
+    (found,) = client.models.list().data
+    assert (found.id, found.type, found.display_name) == ("demo", "model", "demo")
+    assert found.created_at.year >= 2026
