@@ -60,7 +60,8 @@ class EngineStats:
         cache, and tokens of answers.
       lost_tokens: cached tokens that could not be reused, by reason.
       steps: device steps.
-      step_tokens: number of steps by their tokens, rounded up to a power of 2.
+      run_tokens, step_tokens: tokens that steps were to run, rejected drafts and tokens prefilled
+        again included; number of steps by their tokens, rounded up to a power of 2.
       wait_seconds, host_seconds: time that the engine's thread waited for steps, and processor time
         that it used to plan and start them and to hand out their results.
     """
@@ -80,6 +81,7 @@ class EngineStats:
     new_tokens: int
     lost_tokens: dict[str, int]
     steps: int
+    run_tokens: int
     step_tokens: dict[int, int]
     wait_seconds: float
     host_seconds: float
@@ -257,6 +259,7 @@ class Engine:
             new_tokens=self._loop.new_tokens,
             lost_tokens=dict(counters.lost),
             steps=counters.steps,
+            run_tokens=self._loop.run_tokens,
             step_tokens=dict(self._loop.step_tokens),
             wait_seconds=self._loop.wait_seconds,
             host_seconds=self._loop.host_seconds,

@@ -53,7 +53,7 @@ class EngineLoop:
         """
         self.scheduler, self.stepper, self._make_room = scheduler, stepper, make_room
         self.requests: dict[Request, None] = {}
-        self.new_tokens = 0
+        self.new_tokens = self.run_tokens = 0
         self.step_tokens: collections.Counter[int] = collections.Counter()
         self.wait_seconds = self.host_seconds = 0.0
         self.last_tokens: list[int] = []
@@ -188,6 +188,7 @@ class EngineLoop:
         for piece in plan.pieces:
             piece.sequence.owner.take_row()
         tokens = sum(piece.count for piece in plan.pieces) + sum(row.count for row in plan.rows)
+        self.run_tokens += tokens
         self.step_tokens[1 << (max(tokens, 1) - 1).bit_length()] += 1
         try:
             return self.stepper.dispatch(plan)

@@ -242,7 +242,7 @@ class Request:
 class Changes:
     """Lets an event loop wait for changes of requests. Use it as a context manager.
 
-    Other threads wake the event loop for what it waits for alone, not for every token.
+    The engine's thread wakes the event loop only for the kind of change that it waits for.
     """
 
     def __init__(self, requests: SequenceOf[Request]) -> None:

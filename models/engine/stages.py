@@ -10,8 +10,9 @@ from ..runner.engine_steps import ALL, ARGMAX, DRAWS
 from ..sampling.stages import USUAL_LOGPROBS, SamplingStages
 from ..support.buckets import bucket
 
-#: Biases and log-probabilities per row that an engine's programs have room for.
-BIASES, LOGPROBS = 64, USUAL_LOGPROBS
+#: Biases, log-probabilities, and end tokens of a request's own, that an engine's programs have room
+#: for in each row.
+BIASES, LOGPROBS, STOPS = 64, USUAL_LOGPROBS, 16
 
 
 def standard_stages(end_ids: SequenceOf[int]) -> SamplingStages:
@@ -21,7 +22,7 @@ def standard_stages(end_ids: SequenceOf[int]) -> SamplingStages:
         penalizes=True,
         minimum=True,
         biases=BIASES,
-        ends=bucket(len(end_ids)),
+        ends=bucket(len(end_ids) + STOPS),
         logprobs=LOGPROBS,
     )
 

@@ -53,9 +53,11 @@ class GeneratedText:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         if self._decoder is not None:
-            text = self._decoder.push(token) + self._stop.marks.get(token, "")
+            text = self._decoder.push(token)
             is_short = len(self.tokens) <= self._min_tokens
-            self.text += text if is_short else self._stop.push(text)
+            if not is_short:
+                text = self._stop.push(text + self._stop.marks.get(token, ""))
+            self.text += text
             if self._stop.matched is not None:
                 self.finish_reason = "stop"
         self.ends.append(len(self.text))

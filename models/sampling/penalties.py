@@ -14,8 +14,8 @@ from .stages import SamplingArrays, SamplingStages
 
 #: Largest DRY penalty: excludes a token without overflow of float32.
 _MOST = np.float32(1e30)
-#: Bit of a token's count: the token occurs, but those occurrences are not counted. Only
-#: `repetition_penalty` then applies.
+#: Bit that is set in the count of a token that occurs in the uncounted part of the prompt, where
+#: only `repetition_penalty` applies.
 UNCOUNTED = 1 << 30
 
 

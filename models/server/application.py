@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,8 +28,6 @@ from .errors import ApiError, own_path
 from .guard import Guard
 from .service import Service
 from .settings import Settings
-
-logger = logging.getLogger("jax_q4k.server")
 
 #: Beginnings of paths that are also served without /v1, or with it, as llama-server does.
 _ALIASED = ("/v1/chat/", "/v1/responses", "/v1/models", "/health")
@@ -77,7 +74,6 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
             ApiError: _api_error,
             HTTPException: _http_error,
             ClientDisconnect: _client_left,
-            Exception: _internal_error,
         },
     )
     found.state.service = service
@@ -111,8 +107,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _client_left(_: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    logger.error("a request failed", exc_info=error)
-    return ApiError(500, "internal error").response(request.scope)

@@ -14,6 +14,9 @@ from .settings import Settings
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+#: Bytes of a body that takes more than some milliseconds to decode.
+_LARGE = 1 << 18
+
 
 async def read(request: Request, kind: type[T], settings: Settings) -> tuple[T, list[str]]:
     """Returns the body as `kind`, and the names in it that `kind` does not have.
@@ -22,13 +25,16 @@ async def read(request: Request, kind: type[T], settings: Settings) -> tuple[T, 
       ApiError: the body is not JSON of this type, exceeds a limit, or comes too slowly.
       ClientDisconnect: the client left.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+    kind_of_body = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind_of_body != "application/json":
         raise ApiError(415, "the content type must be application/json")
     try:
         async with asyncio.timeout(settings.body_seconds):
             body = await _body(request, settings.body_bytes)
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {settings.body_seconds:g} s") from None
+    if len(body) > _LARGE:  # the event loop has others to serve
+        return await asyncio.to_thread(decoded, body, kind, settings.depth)
     return decoded(body, kind, settings.depth)
 
 
@@ -51,6 +57,13 @@ def decoded(body: bytes, kind: type[T], depth: int) -> tuple[T, list[str]]:
         place = re.search(r"`\$\.([^`.\[]+)", str(error))
         raise ApiError(400, str(error), param=place and place[1]) from None
     return converted, sorted(found.keys() - set(kind.__struct_encode_fields__))
+
+
+def listed(ignored: list[str]) -> dict[str, str]:
+    """Returns the header that lists names; its value may neither begin nor end with a space."""
+    shown = [name if name and name == name.strip() else repr(name) for name in ignored]
+    value = ", ".join(shown).encode("unicode_escape").decode()[:1000].strip()
+    return {"jax-q4k-ignored": value} if ignored else {}
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -122,20 +122,28 @@ async def _echoed(service: Service, body: Completion, prompts: list[list[int]]) 
 
 
 async def prompts_of(
-    service: Service, prompt: str | list[Any], name: str = "prompt"
+    service: Service, prompt: str | list[Any], name: str = "prompt", *, add_end: bool = False
 ) -> list[list[int]]:
-    """Returns the token ids of each prompt; raises ApiError, about parameter `name`."""
+    """Returns the token ids of each prompt; raises ApiError, about parameter `name`.
+
+    add_end: whether texts get the end token that the model's file asks for.
+    """
     rows: list[Any] = [prompt] if isinstance(prompt, str) else prompt
     if not rows:
         raise ApiError(400, f"{name} is empty", param=name)
-    if all(type(row) is int for row in rows):
+    if type(rows[0]) is int:
         rows = [rows]
+    if len(rows) > MOST_PROMPTS:
+        raise ApiError(400, f"{name} may have {MOST_PROMPTS} texts at most", param=name)
+    config = service.ready().model.config
+    for row in rows:
+        if isinstance(row, list) and len(row) > config.context_length:  # before looking at each
+            problem = f"{name} has {len(row)} tokens; the context length is {config.context_length}"
+            raise ApiError(400, problem, param=name, code="context_length_exceeded")
     if not all(isinstance(row, str) or _are_ids(row) for row in rows):
         problem = f"{name} must be a text, a list of texts, token ids, or a list of lists of these"
         raise ApiError(400, problem, param=name)
-    if len(rows) > MOST_PROMPTS:
-        raise ApiError(400, f"{name} may have {MOST_PROMPTS} texts at most", param=name)
-    vocab = service.ready().model.config.vocab_size
+    vocab = config.vocab_size
     for row in rows:
         if isinstance(row, str):
             check_length(service, [row], name)
@@ -143,8 +151,11 @@ async def prompts_of(
             problem = f"{name} has the id {wrong[0]}; ids must be 0 to {vocab - 1}"
             raise ApiError(400, problem, param=name)
 
+    def ids_of(row: Any) -> list[int]:
+        return service.tokenizer().encode(row, add_end=add_end) if isinstance(row, str) else row
+
     def encoded() -> list[list[int]]:
-        return [service.tokenizer().encode(row) if isinstance(row, str) else row for row in rows]
+        return [ids_of(row) for row in rows]
 
     try:
         found = await asyncio.to_thread(encoded)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..chat import ChatTemplateError, Limits, transcript
 from .errors import ApiError
 from .generation import check_length
 from .service import Service
+from .settings import RESERVED
 
 T = TypeVar("T")
-
-#: Arguments of rendering that are not variables of a template.
-_RESERVED = {"limits", "template", "tools", "now", "messages", "continue_final_message"}
 
 
 async def prompt_of(
@@ -33,8 +31,6 @@ async def prompt_of(
     """
     if not messages:
         raise ApiError(400, f"{name} is empty", param=name)
-    texts = [text for message in messages for text in texts_of(message.get("content"))]
-    check_length(service, texts, name)
     render = functools.partial(transcript.prompt_of, continue_final_message=continues)
     return await rendered(service, render, messages, variables, name)
 
@@ -48,7 +44,8 @@ async def rendered(
 ) -> T:
     """Returns what `render` makes of a tokenizer and messages, in a thread; raises ApiError."""
     tokenizer = service.tokenizer()
-    if reserved := variables.keys() & _RESERVED:
+    check_length(service, list(_strings_of([list(messages), dict(variables)])), name)
+    if reserved := variables.keys() & RESERVED:
         problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
         raise ApiError(400, problem, param="chat_template_kwargs")
     variables = {**service.settings.template_variables, **variables}
@@ -57,6 +54,15 @@ async def rendered(
         return await asyncio.to_thread(render, tokenizer, messages, limits=limits, **variables)
     except (ChatTemplateError, ValueError, TypeError) as error:
         raise ApiError(400, str(error), param=name) from None
+
+
+def _strings_of(value: Any) -> Iterator[str]:
+    """Yields all texts in JSON data but names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings_of(inner)
 
 
 def texts_of(content: Any) -> list[str]:

@@ -15,7 +15,7 @@ from ..tasks.embeddings import embed, numbers
 from . import bodies
 from .answers import Answers, while_connected
 from .completions import prompts_of
-from .errors import ApiError, json_response
+from .errors import ApiError, json_response, late
 from .parameters import refuse
 from .service import Service
 
@@ -38,12 +38,13 @@ class Embeddings(msgspec.Struct, kw_only=True):
 async def create(request: Request) -> Response:
     """Returns the embedding of each text, of length 1."""
     service: Service = request.app.state.service
-    with Answers(service) as answers:
-        body, _ = await bodies.read(request, Embeddings, service.settings)
+    answers, running = Answers(service), None
+    try:
+        body, ignored = await bodies.read(request, Embeddings, service.settings)
         service.check_model(body.model)
         model = answers.engine.model
         refuse("dimensions", body.dimensions not in (None, model.config.hidden_size))
-        rows = await prompts_of(service, body.input, "input")
+        rows = await prompts_of(service, body.input, "input", add_end=True)
         context = model.config.context_length
         if (longest := max(map(len, rows))) > context:
             message = f"input has {longest} tokens; the context length is {context}"
@@ -55,19 +56,27 @@ async def create(request: Request) -> Response:
                 found: np.ndarray = await asyncio.to_thread(embed, model, ids, normalize=True)
                 return found
 
+        # A thread cannot be cancelled: it keeps its place, and others wait, until it ends.
+        running = asyncio.ensure_future(vectors())
+        running.add_done_callback(lambda _: answers.close())
         try:
-            found = await while_connected(request.receive, vectors())
+            async with asyncio.timeout(service.settings.seconds):
+                found = await while_connected(request.receive, asyncio.shield(running))
+        except TimeoutError:
+            raise late(service.settings.seconds) from None
         except ValueError as error:
             raise ApiError(400, str(error), param="input") from None
+    finally:
+        if running is None:
+            answers.close()
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
         for i, vector in enumerate(found)
     ]
     total = sum(map(len, rows))
     usage = {"prompt_tokens": total, "total_tokens": total}
-    return json_response(
-        {"object": "list", "data": data, "model": service.settings.name, "usage": usage}
-    )
+    found_all = {"object": "list", "data": data, "model": service.settings.name, "usage": usage}
+    return json_response(found_all, headers=bodies.listed(ignored))
 
 
 def _encoded(vector: np.ndarray, form: str | None) -> str | list[float]:

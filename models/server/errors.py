@@ -77,6 +77,11 @@ def unavailable(message: str, seconds: int = 1) -> ApiError:
     return ApiError(503, message, headers={"retry-after": str(seconds)})
 
 
+def late(seconds: float | None) -> ApiError:
+    """Returns the error of a request that has exceeded its time limit."""
+    return ApiError(408, f"the request took longer than {seconds:g} s")
+
+
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Returns a response with `body` as JSON."""
     encoded = msgspec.json.encode(body)

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 
 from .answers import Answers, while_connected
-from .errors import ApiError
+from .errors import ApiError, late
 
 logger = logging.getLogger("jax_q4k.server")
 
@@ -69,8 +69,7 @@ class EventStream:
                 async for one in self._events:
                     await send(_part(one))
         except TimeoutError:
-            late = ApiError(408, f"the request took longer than {self._seconds:g} s")
-            await self._fail(send, late)
+            await self._fail(send, late(self._seconds))
         except ApiError as error:
             await self._fail(send, error)
         except Exception:

@@ -17,7 +17,8 @@ import jax_q4k
 from ..engine.outputs import FinishReason, Output, Piece, TokenLogprobs
 from ..tokenizer import Tokenizer
 from .answers import Answers, while_connected
-from .errors import ApiError, json_response
+from .bodies import listed
+from .errors import ApiError, json_response, late
 from .events import DONE, PING, EventStream, error_event, event
 from .parameters import Parameters, samplings_of
 from .service import Service
@@ -51,7 +52,7 @@ class Form(NamedTuple):
     Attributes:
       head: fields of every chunk.
       opening: further fields of the first chunk.
-      first: makes the fields of an answer's first choice of its index; None if it has none.
+      first: function from an answer's index to the fields of its first chunk; None without one.
       choice: makes an answer's fields of what is new.
       last: fields of the choice that has the finish reason.
     """
@@ -144,9 +145,7 @@ async def respond(
     stream. Raises ApiError. ClientDisconnect: the client left.
     """
     settings = service.settings
-    headers = {"jax-q4k-seed": str(answers.seed)}
-    if ignored:
-        headers["jax-q4k-ignored"] = _header(ignored)
+    headers = {"jax-q4k-seed": str(answers.seed), **listed(ignored)}
     if chunks is not None:
         return EventStream(
             answers,
@@ -159,14 +158,8 @@ async def respond(
         async with asyncio.timeout(settings.seconds):
             outputs = await while_connected(request.receive, answers.outputs())
     except TimeoutError:
-        raise ApiError(408, f"the request took longer than {settings.seconds:g} s") from None
+        raise late(settings.seconds) from None
     return json_response(whole(outputs), headers=headers)
-
-
-def _header(names: list[str]) -> str:
-    """Returns names as the value of a header, which spaces may neither begin nor end."""
-    shown = [name if name and name == name.strip() else repr(name) for name in names]
-    return ", ".join(shown).encode("unicode_escape").decode()[:1000].strip()
 
 
 async def chunks_of(

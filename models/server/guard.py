@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -77,6 +76,11 @@ class Guard:
                 await Response(status_code=204)(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
+        except Exception:
+            logger.exception("a request failed", extra={"request_id": request_id})
+            if status:
+                raise  # the response has begun; the server closes the connection
+            await ApiError(500, "internal error").response(scope)(scope, receive, answer)
         except _Stalled:
             logger.info("a client reads nothing: dropped", extra={"request_id": request_id})
         finally:
@@ -93,7 +97,8 @@ class Guard:
 
     def _problem(self, scope: Any, headers: Headers) -> ApiError | None:
         """Returns why the request is refused; None if it is not."""
-        settings, is_open = self._settings, own_path(scope) in _OPEN_PATHS
+        settings = self._settings
+        is_open = own_path(scope) in _OPEN_PATHS and b"generate" not in scope["query_string"]
         if self._running > settings.requests and not is_open:
             again = {"retry-after": "1", "connection": "close"}
             problem = f"{settings.requests} requests are running; try again later"
@@ -105,7 +110,8 @@ class Guard:
             return ApiError(403, "requests of other origins are refused", code="wrong_origin")
         is_preflight = scope["method"] == "OPTIONS" and origin is not None
         if settings.api_keys and not is_open and not is_preflight:
-            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            given = given.strip() if scheme.lower() == "bearer" else ""
             given = given or headers.get("x-api-key", "")
             raw = given.encode("latin-1")  # the bytes that came
             found = [hmac.compare_digest(raw, key.encode()) for key in settings.api_keys]
@@ -119,7 +125,7 @@ class Guard:
         """Returns whether an origin is this server's own, or an allowed one."""
         if _is_allowed(origin, self._settings.cors_origins):
             return True
-        return urlsplit(origin).netloc == host  # empty for "null"
+        return bool(host) and origin.partition("://")[2] == host
 
     def _cors(self, headers: Headers) -> dict[str, str]:
         origin = headers.get("origin")

@@ -57,10 +57,10 @@ class Message(Conversation, kw_only=True):
 async def count_tokens(request: Request) -> Response:
     """Returns the number of tokens of a conversation's prompt."""
     service: Service = request.app.state.service
-    body, _ = await bodies.read(request, Conversation, service.settings)
+    body, ignored = await bodies.read(request, Conversation, service.settings)
     service.check_model(body.model)
     prompt, _ = await _prompt_of(service, body)
-    return json_response({"input_tokens": len(prompt)})
+    return json_response({"input_tokens": len(prompt)}, headers=bodies.listed(ignored))
 
 
 @with_answers

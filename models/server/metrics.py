@@ -126,5 +126,5 @@ class _OfEngine(Collector):
             PREFIX + "iteration_tokens_total",
             "Tokens of a step",
             buckets=[*upto, ("+Inf", sum(stats.step_tokens.values()))],
-            sum_value=stats.prompt_tokens - stats.reused_tokens + stats.new_tokens,
+            sum_value=stats.run_tokens,
         )

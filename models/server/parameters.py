@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
+from ..engine.stages import STOPS
 from ..sampling import Sampling
 from .errors import ApiError
 
-#: Limits of a request.
+#: Limits of a request. More stop tokens than engines' programs have room for would compile programs
+#: of their own, for which all requests wait. OpenAI's API allows as many biases.
 MOST_ANSWERS, MOST_STOPS, MOST_STOP_BYTES, MOST_LOGPROBS = 16, 16, 1024, 20
+MOST_STOP_TOKENS, MOST_BIASES = STOPS, 300
 
 _GOLDEN = 0x9E3779B1  # 2^32 divided by the golden ratio
 
@@ -46,6 +49,12 @@ class Parameters(msgspec.Struct, kw_only=True):
     structured_outputs: Any = None
     grammar: Any = None
     json_schema: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    functions: Any = None
+    function_call: Any = None
     response_format: Any = None
 
     @property
@@ -63,6 +72,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
+_CONSTRAINTS = (
+    *("structured_outputs", "grammar", "json_schema", "functions", "function_call"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+)
+
+
 def check(parameters: Parameters) -> None:
     """Raises ApiError for parameters that are out of range or not supported."""
     check_number("n", parameters.n, 1, MOST_ANSWERS)
@@ -73,8 +88,11 @@ def check(parameters: Parameters) -> None:
         raise ApiError(400, f"a stop string may have {MOST_STOP_BYTES} bytes", param="stop")
     refuse("best_of", parameters.best_of not in (None, parameters.answers))
     check_number("min_tokens", parameters.min_tokens, 0)
-    for name in ("structured_outputs", "grammar", "json_schema"):
-        refuse(name, getattr(parameters, name) is not None)
+    for name, most in {"stop_token_ids": MOST_STOP_TOKENS, "logit_bias": MOST_BIASES}.items():
+        if len(getattr(parameters, name) or ()) > most:
+            raise ApiError(400, f"{name} may name {most} tokens at most", param=name)
+    for name in _CONSTRAINTS:
+        refuse(name, getattr(parameters, name) not in (None, ""))
     form = parameters.response_format
     refuse("response_format", form is not None and form != {"type": "text"})
 
@@ -129,6 +147,9 @@ def samplings_of(
     fields["stop_token_ids"] = parameters.stop_token_ids or ()
     fields["logit_bias"] = _biases(parameters.logit_bias or {})
     seed = seed_of(parameters.seed)
+    if fields["min_new_tokens"] > max_new_tokens:
+        problem = f"min_tokens is {parameters.min_tokens}; at most {max_new_tokens} may follow"
+        raise ApiError(400, problem, param="min_tokens")
     try:
         return [Sampling(**fields, seed=(seed + i) & 0xFFFFFFFF) for i in range(parameters.answers)]
     except (ValueError, TypeError) as error:
@@ -141,7 +162,7 @@ def wrong_value(error: Exception) -> ApiError:
     If the message begins with the name of a parameter, the error names it.
     """
     name = str(error).partition(" ")[0].partition("=")[0]
-    name = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}.get(name, name)
+    name = {"max_new_tokens": "max_tokens"}.get(name, name)
     known = name in Parameters.__struct_fields__
     return ApiError(400, str(error), param=name if known else None)
 
@@ -152,8 +173,9 @@ def _stops(parameters: Parameters) -> list[str]:
 
 
 def _biases(biases: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in biases.items()}
-    except ValueError:
-        message = "logit_bias must have token ids as names"
-        raise ApiError(400, message, param="logit_bias") from None
+    if not all(token.isascii() and token.isdecimal() for token in biases):
+        raise ApiError(400, "logit_bias must have token ids as names", param="logit_bias")
+    found = {int(token): bias for token, bias in biases.items()}
+    if len(found) < len(biases):
+        raise ApiError(400, "logit_bias names a token twice", param="logit_bias")
+    return found

@@ -14,7 +14,8 @@ from .errors import ApiError
 
 #: Seconds in which a request's headers must come.
 HEADER_SECONDS = 20.0
-#: Seconds in which a peer must read what was sent before the connection was closed.
+#: Seconds in which a peer must read what was sent before the connection was closed, or send the
+#: rest of a body whose request was answered already.
 CLOSE_SECONDS = 10.0
 #: Open connections, beyond which new ones are closed at once.
 MOST_CONNECTIONS = 4096
@@ -54,7 +55,22 @@ class Protocol(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        """Ends the request; of one that is answered early, the rest of the body must come soon."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(CLOSE_SECONDS, self._end_body, self.cycle)
+
+    def _end_body(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
+        """Takes data; none of a further request while one is being answered."""
+        if self.conn.their_state is h11.DONE:
+            if data.strip(b"\r\n"):  # h11 would read nothing more, not even that the client left
+                self.transport.close()
+            return
         if self._timer is None and self.conn.their_state is h11.IDLE:
             self._await_headers()
         super().data_received(data)
@@ -63,6 +79,9 @@ class Protocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers a request that h11 has refused; called while its error is handled."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()  # it has an answer already
+            return
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         message = "the headers are too long" if status == 431 else "the request is not HTTP/1.1"
         body = msgspec.json.encode(ApiError(status, message).body)

@@ -38,6 +38,10 @@ class TextFormat(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
 
 
+#: Pairs of `metadata`, which answers repeat.
+_MOST_METADATA = 16
+
+
 class CreateResponse(msgspec.Struct, kw_only=True):
     """Body of a request."""
 
@@ -67,10 +71,11 @@ class CreateResponse(msgspec.Struct, kw_only=True):
 async def count_tokens(request: Request) -> Response:
     """Returns the number of tokens of a conversation's prompt."""
     service: Service = request.app.state.service
-    body, _ = await bodies.read(request, CreateResponse, service.settings)
+    body, ignored = await bodies.read(request, CreateResponse, service.settings)
     service.check_model(body.model)
     prompt, _ = await _prompt_of(service, body)
-    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
+    found = {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    return json_response(found, headers=bodies.listed(ignored))
 
 
 @with_answers
@@ -93,6 +98,8 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
 
 async def _prompt_of(service: Service, body: CreateResponse) -> tuple[list[int], tuple[str, ...]]:
     _check(body)
+    if len(body.metadata or ()) > _MOST_METADATA:
+        raise ApiError(400, f"metadata may have {_MOST_METADATA} pairs", param="metadata")
     effort = None if body.reasoning is None else body.reasoning.effort
     variables = {} if effort is None else {"reasoning_effort": effort}
     return await prompt_of(service, _messages(body), variables, "input")

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -20,7 +21,7 @@ from starlette.applications import Starlette
 from ..engine.engine import Engine
 from ..runner.model import Model
 from .application import app
-from .protocol import Protocol
+from .protocol import MOST_CONNECTIONS, Protocol
 from .service import Service
 from .settings import Settings
 
@@ -31,6 +32,8 @@ DRAINED, FAILED, KILLED = 0, 1, 130
 
 #: Limits of a connection: bytes of headers, seconds of silence between requests.
 _HEADER_BYTES, _KEEP_ALIVE = 16 << 10, 30
+#: Files that the process should be able to open.
+_FILES = 2 * MOST_CONNECTIONS
 
 
 class Server(uvicorn.Server):
@@ -63,6 +66,7 @@ class Server(uvicorn.Server):
 
     def serve_until_end(self, listening: socket.socket) -> int:
         """Serves on a listening socket in the main thread; returns the exit code."""
+        _allow_files(_FILES)
         asyncio.run(self.serve(sockets=[listening]))
         if self.service.engine is not None:
             self.service.engine.close()
@@ -84,22 +88,32 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         engine = self.service.engine
-        if engine is not None and not engine.is_open and not self.should_exit:
+        if engine is not None and not engine.is_open and self.code == DRAINED:
             logger.error("the engine has failed")
             self.code, self.should_exit = FAILED, True
         ends: bool = await super().on_tick(counter)
         return ends
 
     def _start_engine(self) -> None:
+        engine = None
         try:
             engine = self._load()
+            self.service.start(engine)
+            if engine.is_open:
+                self._on_ready(engine)
         except Exception as error:
             self._on_failure(error)
             self.code, self.should_exit = FAILED, True
-            return
-        self.service.start(engine)
-        if engine.is_open:
-            self._on_ready(engine)
+            if engine is not None:
+                engine.close()
+
+
+def _allow_files(count: int) -> None:
+    """Raises the process' limit of open files, each connection being one, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def config_of(application: Starlette, **options: Any) -> uvicorn.Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from .errors import ApiError, unavailable
 from .metrics import Metrics
 from .places import Places
 from .settings import Settings
+
+logger = logging.getLogger("jax_q4k.server")
 
 
 class Service:
@@ -27,12 +30,14 @@ class Service:
       most_bytes: bytes of a text that may fit into the context.
       metrics: counts and times of requests.
       embedding: held while embeddings are computed, beside the engine's steps.
+      probe: generates a token for those that ask whether the engine does; None before the first.
     """
 
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
         self.embedding = asyncio.Lock()
+        self.probe: asyncio.Future[None] | None = None
         self.engine: Engine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()
         self.defaults: dict[str, Any] = dict(USUAL)
@@ -43,7 +48,10 @@ class Service:
     def start(self, engine: Engine) -> None:
         """Begins to serve an engine."""
         self.places.count = self.settings.queue + engine.stats().max_rows
-        self.defaults = default_sampling(engine.model.metadata) or dict(USUAL)
+        try:
+            self.defaults = default_sampling(engine.model.metadata) or dict(USUAL)
+        except ValueError as error:
+            logger.warning("The file's default sampling parameters are ignored: %s", error)
         if (tokenizer := engine.model.tokenizer) is not None:
             self.most_bytes = engine.stats().max_context * tokenizer.longest_token
         self.metrics.watch(engine)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
 #: Names of this machine, which the Host header may have by default.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+#: Arguments of rendering that are not variables of a chat template.
+RESERVED = frozenset(
+    ("source", "tokenizer", "messages", "tools", "now", "template", "limits")
+    + ("continue_final_message",)
+)
 
 
 def is_local(host: str) -> bool:
@@ -59,16 +66,35 @@ class Settings:
     template_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     page: bool = True
 
-    def serving_at(self, host: str, *, open: bool = False) -> Settings:
-        """Returns the settings of a server that listens at `host`, which `allowed_hosts` gets.
+    def __post_init__(self) -> None:
+        """Raises TypeError for a text instead of several, ValueError for a number out of range."""
+        for name in ("api_keys", "allowed_hosts", "cors_origins"):
+            if isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} is a text; it must be a tuple of texts")
+        if any(not key or not key.isascii() for key in self.api_keys):
+            raise ValueError("a key must have ASCII characters, and at least one")
+        for name in ("queue", "requests", "event_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:  # written so that NaN fails
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0, and finite")
+        positive = "body_bytes", "body_seconds", "depth", "ping_seconds", "stalled_seconds"
+        for name in (*positive, "template_seconds", *(() if self.seconds is None else ["seconds"])):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0, and finite")
+        if reserved := RESERVED & self.template_variables.keys():
+            raise ValueError(f"template_variables may not have {', '.join(sorted(reserved))}")
 
-        A server that other machines reach allows all, as web pages have no key of it. Raises
-        ValueError if it needs no key, unless `open`.
+    def serving_at(self, host: str, *, open: bool = False) -> Settings:
+        """Returns the settings of a server that listens at `host`.
+
+        With keys, every Host header is allowed: a web page cannot know a key. Without keys
+        (`open`), only `allowed_hosts` and `host` are. Raises ValueError if other machines reach the
+        server, and it has neither keys nor `open`.
         """
         if is_local(host):
             return self
         if not self.api_keys and not open:
-            raise ValueError(f"other machines reach {host}: it needs a key, or to be open")
-        # A page whose name resolves to this machine has no key.
+            problem = f"other machines reach {host}: it needs a key (api_keys), or open"
+            raise ValueError(problem)
         hosts = ("*",) if self.api_keys else self.allowed_hosts
-        return dataclasses.replace(self, allowed_hosts=(*hosts, host))
+        name = f"[{host}]" if ":" in host else host  # as Host headers have it
+        return dataclasses.replace(self, allowed_hosts=(*hosts, name))

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 import jax_q4k
 
+from ..engine.engine import Engine, EngineClosedError
+from ..engine.request import Changes, Reader
 from ..sampling import Sampling
-from .answers import Answers
 from .errors import ApiError, json_response, unavailable
 from .service import Service
 
@@ -27,14 +28,24 @@ async def health(request: Request) -> Response:
     service: Service = request.app.state.service
     service.ready()
     if request.query_params.get("generate") in ("1", "true"):
-        with Answers(service) as answers:
-            answers.submit([[0]], [Sampling(max_new_tokens=1, ignore_end=True)])
-            try:
-                async with asyncio.timeout(_HEALTH_SECONDS):
-                    await answers.outputs()
-            except TimeoutError:
-                raise unavailable(f"no token within {_HEALTH_SECONDS:g} s") from None
+        if service.probe is None or service.probe.done():
+            service.probe = asyncio.ensure_future(_probe(service.ready()))
+        await asyncio.shield(service.probe)  # which others may await, too
     return json_response({"status": "ok"})
+
+
+async def _probe(engine: Engine) -> None:
+    """Generates a token, before those of other requests; raises ApiError."""
+    sampling = Sampling(max_new_tokens=1, ignore_end=True)
+    try:
+        request = engine.submit([0], sampling, priority=-(2**31))
+        with Changes([request]) as changes:
+            await changes.until(Reader(request).is_at_end, ends=True, seconds=_HEALTH_SECONDS)
+        request.cancel()
+        if not request.result(0).tokens:
+            raise unavailable(f"no token within {_HEALTH_SECONDS:g} s")
+    except EngineClosedError as error:
+        raise unavailable(str(error)) from None
 
 
 async def models(request: Request) -> Response:

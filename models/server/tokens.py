@@ -53,7 +53,7 @@ class ApplyTemplate(msgspec.Struct, kw_only=True):
 async def tokenize(request: Request) -> Response:
     """Returns the token ids of a text."""
     service: Service = request.app.state.service
-    body, _ = await bodies.read(request, Tokenize, service.settings)
+    body, ignored = await bodies.read(request, Tokenize, service.settings)
     text = body.content if body.prompt is None else body.prompt
     if text is None:
         raise ApiError(400, "content is missing", param="content")
@@ -65,29 +65,34 @@ async def tokenize(request: Request) -> Response:
     found: list[Any] = tokens
     if body.with_pieces:
         found = [{"id": token, "piece": _piece(tokenizer.token_bytes(token))} for token in tokens]
-    return json_response({"tokens": found, "count": len(tokens)})
+    answer = {"tokens": found, "count": len(tokens)}
+    return json_response(answer, headers=bodies.listed(ignored))
 
 
 async def detokenize(request: Request) -> Response:
     """Returns the text of token ids."""
     service: Service = request.app.state.service
-    body, _ = await bodies.read(request, Detokenize, service.settings)
-    tokenizer = service.tokenizer()
+    body, ignored = await bodies.read(request, Detokenize, service.settings)
+    tokenizer, most = service.tokenizer(), service.ready().model.config.context_length
+    if len(body.tokens) > most:
+        raise ApiError(
+            400, f"tokens has {len(body.tokens)} ids; {most} are possible", param="tokens"
+        )
     try:
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special=False)
     except (ValueError, TypeError, IndexError) as error:
         raise ApiError(400, str(error), param="tokens") from None
-    return json_response({"content": text})
+    return json_response({"content": text}, headers=bodies.listed(ignored))
 
 
 async def apply_template(request: Request) -> Response:
     """Returns a conversation's prompt as text."""
     service: Service = request.app.state.service
-    body, _ = await bodies.read(request, ApplyTemplate, service.settings)
+    body, ignored = await bodies.read(request, ApplyTemplate, service.settings)
     render = functools.partial(text_of, tools=body.tools)
     variables = {"add_generation_prompt": body.add_generation_prompt, **body.chat_template_kwargs}
     text = await rendered(service, render, body.messages, variables)
-    return json_response({"prompt": text})
+    return json_response({"prompt": text}, headers=bodies.listed(ignored))
 
 
 def _piece(raw: bytes) -> str | list[int]:

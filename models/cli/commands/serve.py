@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ...engine.engine import Engine
     from ...server.settings import Settings
 
+#: Conversation that a chat template must be able to render.
+_HELLO = [{"role": "user", "content": "Hello"}]
+
 DESCRIPTION = """\
 Serve a model over HTTP, with OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models.
 Ctrl-C or SIGTERM ends it when the running requests are answered, a second one at once.
@@ -42,7 +45,7 @@ def add_parser(commands: Any) -> None:
     add_model(parser)
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address; default: 127.0.0.1")
-    group.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
+    group.add_argument("--port", type=_port, default=8080, help="default: 8080; 0 takes a free one")
     group.add_argument("--name", metavar="NAME", help="the model's id; default: the file's name")
     group.add_argument(
         "--any-model", action="store_true", help="serve requests that name another model, too"
@@ -65,7 +68,7 @@ def add_parser(commands: Any) -> None:
         "--timeout", type=float, default=600, metavar="S", help="of a request; default: 600"
     )
     group.add_argument(
-        "--drain", type=float, default=30, metavar="S", help="time for answers at the end; 30"
+        "--drain", type=_seconds, default=30, metavar="S", help="time for answers at the end; 30"
     )
     group.add_argument("--no-page", action="store_true", help="serve no chat page at /")
     group.add_argument("--log", choices=("text", "json"), default="text", help="form of the log")
@@ -98,8 +101,7 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
         raise UsageError(error) from None
 
     settings = settings_of(options)
-    file = options.chat_template_file
-    template = None if file is None else Path(file).read_text(encoding="utf-8")
+    template = read_template(options.chat_template_file)
     log_to(sys.stderr, options.log)
     listening = listen(options.host, options.port)
     port = listening.getsockname()[1]
@@ -107,8 +109,11 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     def load() -> Engine:
         model = load_model(options.model, notes, options.devices, options.lora)
         model.program_cache = options.programs
-        if template is not None and model.tokenizer is not None:
+        if template is not None:
+            if model.tokenizer is None:
+                raise UsageError("the model has no tokenizer, so it cannot have a chat template")
             model.tokenizer = model.tokenizer.with_chat_template(template)
+            models.chat.render(model.tokenizer, _HELLO, **options.chat_template_kwargs)
         with jq.implementation(options.implementation):
             return models.Engine(
                 model,
@@ -127,6 +132,28 @@ def _serve(options: argparse.Namespace, notes: Console) -> int:
     fail = functools.partial(print_error, notes)
     server = Server(app(None, settings), load, drain=options.drain, on_ready=say, on_failure=fail)
     return server.serve_until_end(listening)
+
+
+def read_template(file: str | None) -> str | None:
+    """Returns a template's text; raises UsageError if it is no text."""
+    try:
+        return None if file is None else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no text in UTF-8: {error}") from None
+
+
+def _port(text: str) -> int:
+    """Parses a number of --port."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} must be 0 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Parses seconds of --drain."""
+    if not 0 <= (value := float(text)) <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} must be 0 to 86400")
+    return value
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -150,23 +177,21 @@ def settings_of(options: argparse.Namespace) -> Settings:
         keys += tuple(line.strip() for line in lines if line.strip())
         if not keys:
             raise UsageError(f"{options.api_key_file} has no key")
-    if any(not key or not key.isascii() for key in keys):
-        raise UsageError("a key must have ASCII characters, and at least one")
-    settings = Settings(
-        name=options.name or name_of(options.model),
-        api_keys=keys,
-        allowed_hosts=(*LOCAL_HOSTS, *(options.allowed_host or ())),
-        cors_origins=tuple(options.cors_origin or ()),
-        queue=options.queue,
-        any_model=options.any_model,
-        template_variables=options.chat_template_kwargs,
-        seconds=options.timeout,
-        page=not options.no_page,
-    )
     try:
+        settings = Settings(
+            name=options.name or name_of(options.model),
+            api_keys=keys,
+            allowed_hosts=(*LOCAL_HOSTS, *(options.allowed_host or ())),
+            cors_origins=tuple(options.cors_origin or ()),
+            queue=options.queue,
+            any_model=options.any_model,
+            template_variables=options.chat_template_kwargs,
+            seconds=options.timeout,
+            page=not options.no_page,
+        )
         return settings.serving_at(options.host, open=options.open)
     except ValueError as error:
-        raise UsageError(f"{error}: give --api-key, or --open") from None
+        raise UsageError(error) from None
 
 
 def name_of(model: str) -> str:

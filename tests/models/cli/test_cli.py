@@ -163,6 +163,7 @@ def test_options_reach_generation(run, monkeypatch):
         "--max-new-tokens": 9,
         "--cache-dtype": "bfloat16",
         "--draft": "lookup",
+        "--min-new-tokens": 1,
     }
     flags = [str(part) for pair in options.items() for part in pair]
     code, _, err = run(
@@ -182,6 +183,8 @@ def test_options_reach_generation(run, monkeypatch):
         "--dry-sequence-breaker",
         "q",
         "--ignore-end",
+        "--penalize-new-only",
+        *("--stop-token-id", "4", "--stop-token-id", "5"),
         "--no-cache",
         "--implementation",
         "sim",
@@ -196,6 +199,8 @@ def test_options_reach_generation(run, monkeypatch):
         "processors": (),
         "shift": None,
         "ignore_end": True,
+        "stop_token_ids": (4, 5),
+        "penalize_new_only": True,
         "implementation": "sim",
     }
 

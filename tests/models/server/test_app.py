@@ -9,13 +9,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
-from jax_q4k.models.server import app, events
+from jax_q4k.models.server import app, embeddings, events
 
 from ..engine.engine_runs import is_idle, wait_until
 from .running import Running, serving
@@ -308,7 +309,7 @@ def test_unknown_names_are_listed(server: Running) -> None:
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "A" * 1000}] * 40},
             "messages",
-            "40000 characters, too many",
+            "40160 characters, too many",
         ),
         ("/v1/chat/completions", {}, None, "missing required field `messages`"),
         ("/v1/chat/completions", {"messages": []}, "messages", "is empty"),
@@ -480,7 +481,7 @@ def test_metrics(engine: models.Engine, server: Running) -> None:
         grown[f"{first}_seconds_sum"]
     )
     assert grown["iteration_tokens_total_count"] == grown["steps_total"]
-    assert grown["iteration_tokens_total_sum"] == 24 + 3
+    assert grown["iteration_tokens_total_sum"] == 3 + 23  # the prompt gives the first token
     assert after["jax_q4k:spec_decode_num_draft_tokens_total"] == 0
     assert after["jax_q4k:num_requests_running"] == 0
 
@@ -510,3 +511,50 @@ def test_an_engine_that_fails_in_a_stream() -> None:
             assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] is None
             assert server.client.get("/health").status_code == 503
             assert server.service.places.taken == 0
+
+
+def test_control_tokens_in_short_answers(engine: models.Engine, server: Running) -> None:
+    """Marks of control tokens, by which stop strings find them, are no part of a text."""
+    tokenizer = engine.model.tokenizer
+    assert tokenizer is not None
+    end = tokenizer.eos_token_ids[0]
+    body = {"prompt": "x", "max_tokens": 4, "min_tokens": 4, "ignore_eos": True}
+    body |= {"stop": ["</s>"], "logit_bias": {str(end): 1000}}
+    for stream in (False, True):
+        found = post(server, "/v1/completions", **body, stream=stream)
+        assert found.status_code == 200 and "error" not in found.text
+
+
+def test_whoever_asks_for_health_takes_no_place(engine: models.Engine, server: Running) -> None:
+    server.service.places.take(8)
+    try:
+        found = [server.client.get("/health?generate=1").status_code for _ in range(3)]
+    finally:
+        server.service.places.give_back(8)
+    assert found == [200] * 3
+
+
+def test_a_client_that_leaves_embeddings(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread cannot be ended: it keeps its place, and others wait for it."""
+    gate, running = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: Any, **__: Any) -> np.ndarray:
+        running.release()
+        assert gate.wait(60)
+        return np.zeros((1, 4), np.float32)
+
+    monkeypatch.setattr(embeddings, "embed", slow)
+    for _ in range(2):
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post("/v1/embeddings", json={"input": "A"}, timeout=0.3)
+    assert running.acquire(timeout=10) and not running.acquire(blocking=False)
+    assert server.service.places.taken == 2
+    gate.set()
+    wait_until(lambda: server.service.places.taken == 0)
+
+
+def test_file_defaults_that_are_wrong(engine: models.Engine, monkeypatch: Any) -> None:
+    """They are ignored, as the command line does."""
+    monkeypatch.setitem(engine.model.metadata, "general.sampling.temp", 500.0)
+    with serving(engine) as server:
+        assert post(server, "/v1/completions", prompt="A", max_tokens=1).status_code == 200

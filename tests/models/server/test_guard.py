@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from jax_q4k.models.server import Settings
+
 from .running import Running, serving
 
 
@@ -107,3 +109,55 @@ def test_too_many_requests() -> None:
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["code"] == "too_many_requests"
         assert server.client.get("/health").status_code == 503  # it is loading
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://]", "null", "x", "http://[zz]"])
+def test_strange_origins(origin: str) -> None:
+    with serving(None, allowed_hosts=("*",)) as server:
+        headers = {"origin": origin, "host": ""}
+        assert server.client.get("/health", headers=headers).status_code == 403
+
+
+def test_schemes_of_keys_and_types_of_bodies_have_any_case() -> None:
+    with serving(None, api_keys=("secret",)) as server:
+        for scheme in ("bearer", "BEARER"):
+            headers = {"authorization": f"{scheme} secret", "content-type": "Application/JSON"}
+            found = server.client.post("/tokenize", headers=headers, content="{")
+            assert found.status_code == 400  # the body is not JSON
+        for wrong in ("Basic secret", "secret", "Bearer"):
+            found = server.client.get("/version", headers={"authorization": wrong})
+            assert found.status_code == 401
+        assert server.client.get("/health?generate=1").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"api_keys": "secret"}, "api_keys is a text"),
+        ({"api_keys": ("",)}, "a key must have ASCII characters"),
+        ({"seconds": float("nan")}, "seconds=nan must be above 0"),
+        ({"queue": -1}, "queue=-1 must be at least 0"),
+        ({"template_variables": {"messages": []}}, "template_variables may not have messages"),
+    ],
+)
+def test_settings(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Settings(**fields)
+
+
+def test_an_ipv6_host() -> None:
+    assert "[2001:db8::5]" in Settings().serving_at("2001:db8::5", open=True).allowed_hosts
+
+
+def test_errors_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the form of others, with a request id and the headers for other origins."""
+
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    with serving(None, cors_origins=("http://page",)) as server:
+        monkeypatch.setattr(server.service, "ready", fails)
+        found = server.client.get("/health", headers={"origin": "http://page"})
+    assert (found.status_code, found.json()["error"]["message"]) == (500, "internal error")
+    assert found.headers["access-control-allow-origin"] == "http://page"
+    assert found.headers["x-request-id"]

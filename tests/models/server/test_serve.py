@@ -158,7 +158,7 @@ def test_a_signal_while_it_loads() -> None:
     [
         (
             ("--host", "0.0.0.0"),
-            "it needs a key, or to be open: give --api-key, or --open",
+            "it needs a key (api_keys), or open",
         ),
         (("--api-key", ""), "a key must have ASCII characters"),
         (("--api-key-file", os.devnull), "has no key"),
