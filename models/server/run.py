@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
 
 
 def _allow_files(count: int) -> None:
-    """Raises the process' limit of open files, each connection being one, as far as it may."""
+    """Raises the process' limit of open files, each connection being one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)

@@ -130,7 +130,9 @@ def test_the_container_starts_the_server():
 def test_options_of_comments_and_the_page_exist():
     known = {option for action in parser()._actions for option in action.option_strings}
     # Of systemctl, podman, apt, pip, COPY, HEALTHCHECK and useradd.
-    others = r"--(now|read-only|cap-drop|security-opt|stop-timeout|build-arg|device|rm|uid|shell"
+    others = (
+        r"--(now|read-only|tmpfs|cap-drop|security-opt|stop-timeout|build-arg|device|rm|uid|shell"
+    )
     others += r"|no-(install-recommends|cache-dir|create-home)|from|interval|start-period)"
     for page in (SERVING, *(text(file.name) for file in FOLDER.iterdir())):
         for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", page):
