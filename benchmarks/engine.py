@@ -283,15 +283,20 @@ def report(name: str, figures: dict[str, float]) -> None:
     print(f"{name}: {', '.join(f'{key} {value}' for key, value in shown.items())}", flush=True)
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("python -m benchmarks.engine", description=__doc__)
+def parsed(arguments: list[str], name: str, description: str | None) -> argparse.Namespace:
+    """Returns the options of a benchmark that writes `benchmarks/results/NAME.json`."""
+    parser = argparse.ArgumentParser(f"python -m benchmarks.{name}", description=description)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "engine.json")
+    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / f"{name}.json")
     parser.add_argument("--model", default="demo", help="GGUF file; default: the demo model")
     parser.add_argument("--llama-cpp", metavar="FOLDER", type=Path, help="has llama-server")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--long", type=int, default=LONG, help="tokens; default: %(default)s")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parsed(arguments, "engine", __doc__)
     from jax_q4k import models
 
     model = models.load(options.model)

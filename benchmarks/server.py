@@ -14,7 +14,6 @@ Writes `benchmarks/results/server.json`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
@@ -27,11 +26,8 @@ from typing import Any
 from tools.results import write_results
 
 from . import engine as engine_benchmark
-from .common import RESULTS
-from .engine import ANSWER, CLIENTS, LONG, PROMPT, REQUESTS, Work
+from .engine import ANSWER, CLIENTS, LONG, PROMPT, REQUESTS, ROUNDS, Work
 from .http_servers import HttpServer, LlamaServer, OurServer
-
-ROUNDS = 3
 
 
 def measure(
@@ -112,14 +108,7 @@ def _closed(
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("python -m benchmarks.server", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "server.json")
-    parser.add_argument("--model", default="demo", help="GGUF file; default: the demo model")
-    parser.add_argument("--llama-cpp", metavar="FOLDER", type=Path, help="has llama-server")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
-    parser.add_argument("--long", type=int, default=LONG, help="tokens; default: %(default)s")
-    options = parser.parse_args(arguments)
+    options = engine_benchmark.parsed(arguments, "server", __doc__)
     began, load = time.perf_counter(), round(os.getloadavg()[0], 1)
     results = measure(
         options.model, rounds=options.rounds, long=options.long, llama_cpp=options.llama_cpp

@@ -54,10 +54,9 @@ class Answers:
         if len(prompts) > self._places:
             self._take(len(prompts) - self._places)
         try:
-            for prompt, sampling in zip(prompts, samplings, strict=True):
-                self._requests.append(self.engine.submit(prompt, sampling, **options))
-        except EngineClosedError as error:
-            raise unavailable(str(error)) from None
+            with failures():
+                for prompt, sampling in zip(prompts, samplings, strict=True):
+                    self._requests.append(self.engine.submit(prompt, sampling, **options))
         except (ValueError, TypeError) as error:
             raise wrong_value(error) from None
 
@@ -73,7 +72,7 @@ class Answers:
 
     async def outputs(self) -> list[Output]:
         """Waits for all answers; raises ApiError if the engine fails."""
-        with _failures(), Changes(self._requests) as changes:
+        with failures(), Changes(self._requests) as changes:
             for request in self._requests:
                 await changes.until(Reader(request).is_at_end, ends=True)
                 self._service.metrics.finished(request.result(0))
@@ -104,7 +103,7 @@ class Answers:
         def has_end() -> bool:
             return any(reader.is_at_end() for _, reader in readers)
 
-        with _failures(), Changes(self._requests) as changes:
+        with failures(), Changes(self._requests) as changes:
             while readers:
                 if not await changes.until(has_more, seconds=settings.ping_seconds):
                     yield []
@@ -124,7 +123,7 @@ class Answers:
 
 
 @contextlib.contextmanager
-def _failures() -> Iterator[None]:
+def failures() -> Iterator[None]:
     """Converts the error of an engine that has ended to an ApiError."""
     try:
         yield

@@ -65,7 +65,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     head = {**new_id("cmpl"), "object": "text_completion", "model": service.settings.name}
     lengths: dict[int, int] = {}  # characters of each answer so far
 
-    echoed = await _echoed(service, body, prompts)
+    echoed = await _echoed(service, body)
 
     def ids(answer: int) -> dict[str, Any]:
         prompt = prompts[answer // body.answers]
@@ -103,22 +103,23 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 
-async def _echoed(service: Service, body: Completion, prompts: list[list[int]]) -> list[str]:
+async def _echoed(service: Service, body: Completion) -> list[str]:
     """Returns each prompt's text if it is to be part of the answers; else empty texts."""
+    rows = _rows_of(body.prompt)
     if not body.echo:
-        return [""] * len(prompts)
-    rows = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if any(isinstance(row, str) for row in rows):
-        rows = [row if isinstance(row, str) else None for row in rows]
-    else:
-        rows = [None] * len(prompts)
+        return [""] * len(rows)
     tokenizer = service.tokenizer()
 
     def texts() -> list[str]:
-        pairs = zip(rows, prompts, strict=True)
-        return [tokenizer.decode(ids) if row is None else row for row, ids in pairs]
+        return [row if isinstance(row, str) else tokenizer.decode(row) for row in rows]
 
     return await asyncio.to_thread(texts)
+
+
+def _rows_of(prompt: str | list[Any]) -> list[Any]:
+    """Returns the prompts in a parameter that has one or several, each a text or ids."""
+    is_one = isinstance(prompt, str) or (bool(prompt) and type(prompt[0]) is int)
+    return [prompt] if is_one else prompt  # type: ignore[return-value]
 
 
 async def prompts_of(
@@ -128,11 +129,9 @@ async def prompts_of(
 
     add_end: whether texts get the end token that the model's file asks for.
     """
-    rows: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+    rows = _rows_of(prompt)
     if not rows:
         raise ApiError(400, f"{name} is empty", param=name)
-    if type(rows[0]) is int:
-        rows = [rows]
     if len(rows) > MOST_PROMPTS:
         raise ApiError(400, f"{name} may have {MOST_PROMPTS} texts at most", param=name)
     config = service.ready().model.config

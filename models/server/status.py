@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 import jax_q4k
 
-from ..engine.engine import Engine, EngineClosedError
+from ..engine.engine import Engine
 from ..engine.request import Changes, Reader
 from ..sampling import Sampling
+from .answers import failures
 from .errors import ApiError, json_response, unavailable
 from .service import Service
 
@@ -37,15 +38,13 @@ async def health(request: Request) -> Response:
 async def _probe(engine: Engine) -> None:
     """Generates a token, before those of other requests; raises ApiError."""
     sampling = Sampling(max_new_tokens=1, ignore_end=True)
-    try:
+    with failures():
         request = engine.submit([0], sampling, priority=-(2**31))
         with Changes([request]) as changes:
             await changes.until(Reader(request).is_at_end, ends=True, seconds=_HEALTH_SECONDS)
         request.cancel()
         if not request.result(0).tokens:
             raise unavailable(f"no token within {_HEALTH_SECONDS:g} s")
-    except EngineClosedError as error:
-        raise unavailable(str(error)) from None
 
 
 async def models(request: Request) -> Response:
