@@ -102,6 +102,9 @@ def test_what_cannot_be_continued() -> None:
     options: dict[str, Any] = {"continue_final_message": True}
     answer = {"role": "assistant", "content": parts}
     assert chat.render(template, [user, answer], **options) == "[user] U\n[assistant] The sea"
+    told = "{% if add_generation_prompt %}a header follows {% endif %}" + template
+    assert chat.render(told, [user, answer], **options) == "[user] U\n[assistant] The sea"
+    assert chat.render(told, [user]) == "a header follows [user] U\n"
     for wrong in ([], [user], [{"role": "assistant", "content": None}]):
         with pytest.raises(ValueError, match="needs an assistant's text as the last message"):
             chat.render(template, wrong, **options)
