@@ -81,7 +81,8 @@ class HttpServer:
                     event = json.loads(line[6:])
                     count = self._count(event)
                     if count is None:
-                        yield event
+                        if self._has_tokens(event):
+                            yield event
                     elif count != tokens:
                         raise RuntimeError(f"the server gave {count} tokens instead of {tokens}")
 
@@ -90,8 +91,12 @@ class HttpServer:
         raise NotImplementedError
 
     def _count(self, event: Any) -> int | None:
-        """Returns the number of tokens that the last event names; None for events of tokens."""
+        """Returns the number of tokens that the last event names; None for other events."""
         raise NotImplementedError
+
+    def _has_tokens(self, event: Any) -> bool:
+        """Returns whether an event has tokens of the answer."""
+        return True
 
     def _is_ready(self) -> bool:
         try:
@@ -153,6 +158,9 @@ class OurServer(HttpServer):
         if event["choices"]:
             return None
         return int(event["usage"]["completion_tokens"])
+
+    def _has_tokens(self, event: Any) -> bool:
+        return event["choices"][0]["finish_reason"] is None
 
 
 if __name__ == "__main__":

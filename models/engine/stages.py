@@ -11,8 +11,8 @@ from ..sampling.stages import USUAL_LOGPROBS, SamplingStages
 from ..support.buckets import bucket
 
 #: Biases, log-probabilities, and end tokens of a request's own, that an engine's programs have room
-#: for in each row.
-BIASES, LOGPROBS, STOPS = 64, USUAL_LOGPROBS, 16
+#: for in each row. OpenAI's API allows as many biases.
+BIASES, LOGPROBS, STOPS = 300, USUAL_LOGPROBS, 16
 
 
 def standard_stages(end_ids: SequenceOf[int]) -> SamplingStages:

@@ -13,7 +13,7 @@ from ..engine.engine import EngineClosedError
 from ..engine.outputs import Output, Piece
 from ..engine.request import Changes, Reader, Request
 from ..sampling import Sampling
-from .errors import unavailable
+from .errors import ApiError, unavailable
 from .parameters import wrong_value
 from .service import Service
 
@@ -31,6 +31,7 @@ class Answers:
         """Takes a place; raises ApiError if there is none, or nothing can be served."""
         self.engine = service.ready()
         self._service, self._places = service, 0
+        self._counted = 0  # requests whose end is in the metrics
         self._requests: list[Request] = []
         self._take(1)
 
@@ -44,6 +45,8 @@ class Answers:
         """Cancels what is not finished, and gives the places back."""
         for request in self._requests:
             request.cancel()
+        self._service.metrics.cancelled(self.count - self._counted)
+        self._counted = self.count
         self._service.places.give_back(self._places)
         self._places = 0
 
@@ -60,6 +63,10 @@ class Answers:
         except (ValueError, TypeError) as error:
             raise wrong_value(error) from None
 
+    def rejected(self, error: ApiError) -> None:
+        """Counts an error that ended a stream."""
+        self._service.metrics.rejected(error.code or str(error.status))
+
     @property
     def count(self) -> int:
         """Number of submitted requests."""
@@ -75,7 +82,7 @@ class Answers:
         with failures(), Changes(self._requests) as changes:
             for request in self._requests:
                 await changes.until(Reader(request).is_at_end, ends=True)
-                self._service.metrics.finished(request.result(0))
+                self._count(request.result(0))
         return [request.result(0) for request in self._requests]
 
     async def stream(self) -> AsyncIterator[News]:
@@ -111,11 +118,15 @@ class Answers:
                 new = [(i, reader.take()) for i, reader in readers if reader.has_more()]
                 outputs = {i: output for i, pieces in new if (output := pieces[-1].output)}
                 for output in outputs.values():
-                    self._service.metrics.finished(output)
+                    self._count(output)
                 readers = [(i, reader) for i, reader in readers if i not in outputs]
                 yield new
                 if readers and settings.event_seconds:
                     await changes.until(has_end, ends=True, seconds=settings.event_seconds)
+
+    def _count(self, output: Output) -> None:
+        self._service.metrics.finished(output)
+        self._counted += 1
 
     def _take(self, count: int) -> None:
         self._service.places.take(count, self._places)

@@ -76,6 +76,7 @@ def app(engine: Engine | None = None, settings: Settings | None = None, **fields
             ClientDisconnect: _client_left,
         },
     )
+    found.router.redirect_slashes = False  # a redirect would lose the body
     found.state.service = service
     return found
 

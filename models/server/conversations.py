@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..chat import ChatTemplateError, Limits, transcript
-from .errors import ApiError
+from .errors import ApiError, unavailable
 from .generation import check_length
 from .service import Service
 from .settings import RESERVED
 
 T = TypeVar("T")
+
+logger = logging.getLogger("jax_q4k.server")
 
 
 async def prompt_of(
@@ -49,11 +53,22 @@ async def rendered(
         problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
         raise ApiError(400, problem, param="chat_template_kwargs")
     variables = {**service.settings.template_variables, **variables}
-    limits = Limits(seconds=service.settings.template_seconds)
+    limit = service.settings.template_seconds
+    began = time.monotonic()
+
+    def run() -> T:
+        left = began + limit - time.monotonic()
+        if left <= 0:
+            raise unavailable("the chat template is rendering other conversations")
+        return render(tokenizer, messages, limits=Limits(seconds=left), **variables)
+
     try:
-        return await asyncio.to_thread(render, tokenizer, messages, limits=limits, **variables)
+        return await asyncio.get_running_loop().run_in_executor(service.rendering, run)
     except (ChatTemplateError, ValueError, TypeError) as error:
         raise ApiError(400, str(error), param=name) from None
+    except OSError as error:  # no process could be started
+        logger.error("a chat template could not be rendered: %s", error)
+        raise unavailable("the chat template could not be rendered") from None
 
 
 def _strings_of(value: Any) -> Iterator[str]:

@@ -17,6 +17,8 @@ _TYPES = {
     500: "server_error",
     503: "unavailable_error",
 }
+#: Types that Anthropic's API calls otherwise.
+_ANTHROPIC_TYPES = {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 
 
 class ApiError(Exception):
@@ -56,8 +58,8 @@ class ApiError(Exception):
     @property
     def anthropic_body(self) -> dict[str, Any]:
         """The error in Anthropic's form."""
-        found = self.body["error"]
-        return {"type": "error", "error": {"type": found["type"], "message": found["message"]}}
+        kind = _ANTHROPIC_TYPES.get(self.status, self.body["error"]["type"])
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
     def response(self, scope: Any) -> Response:
         """Returns the error in the form of the API that the path of an ASGI scope belongs to."""

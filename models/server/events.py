@@ -78,6 +78,7 @@ class EventStream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _fail(self, send: Any, error: ApiError) -> None:
+        self._answers.rejected(error)
         self._answers.close()
         await send(_part(self._error_event(error)))
 

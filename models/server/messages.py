@@ -87,7 +87,9 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
         return {**head, "content": content, **end, "usage": _usage(len(prompt), output)}
 
     async def chunks() -> AsyncIterator[bytes]:
-        usage = {"input_tokens": len(prompt), "output_tokens": 0}
+        # What is cached is known later; the last event has the right counts.
+        cached = {"cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
+        usage = {"input_tokens": len(prompt), **cached, "output_tokens": 0}
         empty: dict[str, Any] = {
             "content": [],
             "stop_reason": None,

@@ -76,6 +76,10 @@ class Metrics:
         if timings.decoded_tokens:
             self._gap.observe(timings.decode / timings.decoded_tokens)
 
+    def cancelled(self, count: int) -> None:
+        """Counts answers that ended before their last token: the client left, or an error."""
+        self._finished.labels("cancelled").inc(count)
+
     def rejected(self, reason: str) -> None:
         """Counts a refused request."""
         self._rejected.labels(reason).inc()

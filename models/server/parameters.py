@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from ..engine.stages import STOPS
+from ..engine.stages import BIASES, STOPS
 from ..sampling import Sampling
 from .errors import ApiError
 
-#: Limits of a request. More stop tokens than engines' programs have room for would compile programs
-#: of their own, for which all requests wait. OpenAI's API allows as many biases.
+#: Limits of a request. More stop tokens or biases than an engine's programs have room for would
+#: compile programs of their own, for which all requests wait.
 MOST_ANSWERS, MOST_STOPS, MOST_STOP_BYTES, MOST_LOGPROBS = 16, 16, 1024, 20
-MOST_STOP_TOKENS, MOST_BIASES = STOPS, 300
+MOST_STOP_TOKENS, MOST_BIASES = STOPS, BIASES
 
 _GOLDEN = 0x9E3779B1  # 2^32 divided by the golden ratio
 

@@ -32,6 +32,8 @@ DRAINED, FAILED, KILLED = 0, 1, 130
 
 #: Limits of a connection: bytes of headers, seconds of silence between requests.
 _HEADER_BYTES, _KEEP_ALIVE = 16 << 10, 30
+#: Seconds that answers may take to end after the engine has ended.
+_GRACE = 5
 #: Files that the process should be able to open.
 _FILES = 2 * MOST_CONNECTIONS
 
@@ -57,10 +59,13 @@ class Server(uvicorn.Server):
         load: makes the engine, in a thread. on_ready: called in that thread when requests are
         served. on_failure: called in that thread with the error that `load` raised.
         """
-        super().__init__(config_of(application, timeout_graceful_shutdown=max(int(drain), 1)))
+        # The engine ends first, so that unfinished answers end with an error.
+        grace = int(drain) + _GRACE
+        super().__init__(config_of(application, timeout_graceful_shutdown=grace))
         self.service: Service = application.state.service
         self.code = DRAINED
         self._load, self._on_ready, self._on_failure = load, on_ready, on_failure
+        self._drain, self._end = drain, threading.Event()
         self._loader = threading.Thread(target=self._start_engine, daemon=True)
         self._signals = 0
 
@@ -68,6 +73,7 @@ class Server(uvicorn.Server):
         """Serves on a listening socket in the main thread; returns the exit code."""
         _allow_files(_FILES)
         asyncio.run(self.serve(sockets=[listening]))
+        self._end.set()
         if self.service.engine is not None:
             self.service.engine.close()
             self._loader.join()
@@ -77,9 +83,11 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals += 1
-        self.service.is_draining = True
         if self._signals > 1:
             self.code, self.force_exit = KILLED, True
+        elif self.service.engine is not None:
+            threading.Thread(target=self._close_engine, daemon=True).start()
+        self.service.is_draining = True
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,11 +96,17 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         engine = self.service.engine
-        if engine is not None and not engine.is_open and self.code == DRAINED:
+        is_serving = not self.service.is_draining
+        if engine is not None and not engine.is_open and is_serving and self.code == DRAINED:
             logger.error("the engine has failed")
             self.code, self.should_exit = FAILED, True
         ends: bool = await super().on_tick(counter)
         return ends
+
+    def _close_engine(self) -> None:
+        """Closes the engine when the time to drain is over."""
+        if not self._end.wait(self._drain) and self.service.engine is not None:
+            self.service.engine.close()
 
     def _start_engine(self) -> None:
         engine = None
@@ -164,7 +178,7 @@ def serve(
 ) -> int:
     """Serves a model over HTTP until SIGTERM or Ctrl-C, like `jax-q4k serve`.
 
-    Prints the address when requests are served.
+    Prints the address when requests are served. The logger `jax_q4k.server` logs all requests.
 
     Args:
       model: a model, for which an Engine is made, or an engine with options of its own. The engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..engine.engine import Engine
@@ -14,6 +15,9 @@ from .errors import ApiError, unavailable
 from .metrics import Metrics
 from .places import Places
 from .settings import Settings
+
+#: Conversations that are rendered and tokenized at a time; the templates' processes are fewer.
+_RENDERING = 4
 
 logger = logging.getLogger("jax_q4k.server")
 
@@ -30,6 +34,7 @@ class Service:
       most_bytes: bytes of a text that may fit into the context.
       metrics: counts and times of requests.
       embedding: held while embeddings are computed, beside the engine's steps.
+      rendering: threads that render chat templates; slow ones hold up nothing else.
       probe: generates a token for those that ask whether the engine does; None before the first.
     """
 
@@ -37,6 +42,7 @@ class Service:
         self.settings, self.created = settings, int(time.time())
         self.is_draining = False
         self.embedding = asyncio.Lock()
+        self.rendering = ThreadPoolExecutor(_RENDERING, "jax-q4k-template")
         self.probe: asyncio.Future[None] | None = None
         self.engine: Engine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()

@@ -104,6 +104,15 @@ def check(vocabulary: GGUFVocabulary) -> None:
             raise GGUFError(vocabulary.file, KEY + "tokens", problem)
 
 
+def ids_of_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the ids of a text, computed without the interpreter lock.
+
+    The library's `encode` holds it, for more than a second with a text of a megabyte.
+    """
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
 def build(vocabulary: GGUFVocabulary) -> TextEncoder:
     """Builds the encoder of a vocabulary that `check` has accepted."""
     if vocabulary.model == "llama":
@@ -128,7 +137,7 @@ def byte_level(vocabulary: GGUFVocabulary) -> TextEncoder:
     count = len(vocabulary.tokens)
 
     def encode(text: str) -> list[int]:
-        found = tokenizer.encode(text, add_special_tokens=False).ids
+        found = ids_of_text(tokenizer, text)
         return found if len(ids) == count else [i for i in found if i < count]
 
     return encode
@@ -150,7 +159,7 @@ def raw_utf8(vocabulary: GGUFVocabulary) -> TextEncoder:
         token = vocabulary.ids.get(part) if is_run else None
         if token is not None:
             return [token]
-        return tokenizer.encode(part, add_special_tokens=False).ids
+        return ids_of_text(tokenizer, part)
 
     return lambda text: [
         i for part in parts.findall(text.replace(" ", SPACE)) for i in ids_of(part)
@@ -181,7 +190,7 @@ def sentencepiece(vocabulary: GGUFVocabulary) -> TextEncoder:
     }
 
     def encode(text: str) -> list[int]:
-        found = tokenizer.encode(text.replace(" ", SPACE), add_special_tokens=False).ids
+        found = ids_of_text(tokenizer, text.replace(" ", SPACE))
         if not parts:
             return found
         return [part for i in found for part in parts.get(i, (i,))]

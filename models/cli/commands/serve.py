@@ -216,7 +216,8 @@ class _JsonLines(logging.Formatter):
 def log_to(stream: Any, form: str) -> None:
     """Writes the server's log to a stream, as text or as lines of JSON."""
     handler = logging.StreamHandler(stream)
-    text = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    columns = "%(asctime)s %(request_id)s %(message)s"
+    text = logging.Formatter(columns, "%H:%M:%S", defaults={"request_id": "-"})
     handler.setFormatter(_JsonLines() if form == "json" else text)
     logger = logging.getLogger("jax_q4k.server")
     logger.handlers[:], logger.propagate = [handler], False

@@ -11,6 +11,8 @@ from tokenizers import AddedToken, NormalizedString, PreTokenizedString, Tokeniz
 
 from jax_q4k import CheckpointError
 
+from ..encoders import ids_of_text
+
 #: Texts that a vocabulary may have tokens for; one of them reveals the tokens added around a text.
 _PROBES = ("a", "the", "0", ".", " ", "\n", "中")
 
@@ -87,7 +89,7 @@ class LibraryEncoder:
                 tokenizer.encode_special_tokens = not parse_special
                 if not marks:
                     self._copies[parse_special] = tokenizer
-            return tokenizer.encode(text).ids
+            return ids_of_text(tokenizer, text)
 
     def content(self) -> dict[str, Any]:
         """Returns the object of the tokenizer.json."""

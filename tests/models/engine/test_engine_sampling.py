@@ -48,13 +48,12 @@ STANDARD: dict[str, dict[str, Any]] = {
     "frequency": {"frequency_penalty": 0.7, "presence_penalty": 0.4},
     "new only": {"presence_penalty": 0.7, "repetition_penalty": 1.2, "penalize_new_only": True},
     "biased": {"logit_bias": {7: 4.0, 9: -math.inf}},
-    "many biases": {"logit_bias": dict.fromkeys(range(0, 128, 2), 2.5)},
+    "many biases": {"logit_bias": dict.fromkeys(range(1, 141, 2), 2.5)},
     "logprobs": {"temperature": 0.5, "logprobs": 20},
 }
 #: Those that get programs of their own.
 OTHERS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
-    "more biases": {"logit_bias": dict.fromkeys(range(1, 141, 2), 2.5)},
     "more logprobs": {"temperature": 0.5, "logprobs": 40},
     "processor": {"temperature": 1.0, "processors": (without_sevens,)},
     "processors": {"processors": (without_sevens, only_new)},
@@ -162,7 +161,7 @@ def test_programs_on_demand() -> None:
 
         assert compiled("greedy") == 2  # a prefill and a decode program
         assert [compiled(name) for name in STANDARD] == [0] * len(STANDARD)
-        # DRY, more biases and more log-probabilities; each in both programs.
+        # DRY, more log-probabilities and functions; each in both programs.
         assert [compiled(name) for name in OTHERS] == [2] * len(OTHERS)
         assert [compiled(name) for name in ALL] == [0] * len(ALL)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -16,6 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jax_q4k import models
+from jax_q4k.models.chat import transcript
 from jax_q4k.models.server import app, embeddings, events
 
 from ..engine.engine_runs import is_idle, wait_until
@@ -371,7 +375,12 @@ def test_a_client_that_leaves_frees_its_work(
     """Leaves in the middle of answers; two of the requests wait for a row."""
     import socket
 
-    before = engine.stats().new_tokens
+    def cancelled() -> float:
+        lines = server.client.get("/metrics").text.splitlines()
+        (line,) = (one for one in lines if 'success_total{finished_reason="cancelled"}' in one)
+        return float(line.split()[-1])
+
+    before, left = engine.stats().new_tokens, cancelled()
     body = json.dumps(
         {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": stream}
     )
@@ -387,6 +396,7 @@ def test_a_client_that_leaves_frees_its_work(
         connection.close()
     wait_until(lambda: is_idle(engine) and server.service.places.taken == 0, 5)
     assert engine.stats().new_tokens < before + 6 * 300
+    assert cancelled() == left + 6
     engine.check()
 
 
@@ -551,6 +561,39 @@ def test_a_client_that_leaves_embeddings(server: Running, monkeypatch: pytest.Mo
     assert server.service.places.taken == 2
     gate.set()
     wait_until(lambda: server.service.places.taken == 0)
+
+
+def test_templates_that_cannot_be_rendered_in_time(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process, or no turn before the time is over: 503. Other work goes on meanwhile."""
+    gate, running = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: Any, **__: Any) -> Any:
+        running.release()
+        assert gate.wait(60)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(transcript, "prompt_of", slow)
+    limits = dataclasses.replace(server.service.settings, template_seconds=0.2)
+    monkeypatch.setattr(server.service, "settings", limits)
+    body = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 1}
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(post, server, "/v1/chat/completions", **body) for _ in range(6)]
+        for _ in range(4):
+            assert running.acquire(timeout=10)
+        assert post(server, "/v1/completions", prompt="A", max_tokens=1).status_code == 200
+        time.sleep(0.3)
+        gate.set()
+        found = [answer.result() for answer in answers]
+    assert {one.status_code for one in found} == {503}
+    waited = ["other conversations" in one.json()["error"]["message"] for one in found]
+    assert sorted(waited) == [False] * 4 + [True] * 2
+
+
+def test_paths_are_exact(server: Running) -> None:
+    found = post(server, "/v1/completions/", prompt="A")
+    assert (found.status_code, found.json()["error"]["type"]) == (404, "not_found_error")
 
 
 def test_file_defaults_that_are_wrong(engine: models.Engine, monkeypatch: Any) -> None:

@@ -102,7 +102,7 @@ def test_an_error_in_a_stream(server: Running, monkeypatch: pytest.MonkeyPatch) 
         *_, last = response.read().decode().strip().split("\n\n")
     name, data = last.split("\n")
     assert name == "event: error"
-    error = {"type": "server_error", "message": "internal error"}
+    error = {"type": "api_error", "message": "internal error"}
     assert json.loads(data.removeprefix("data: ")) == {"type": "error", "error": error}
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
@@ -93,6 +94,25 @@ def test_a_signal_lets_running_answers_finish() -> None:
         assert [one["message"][:24] for one in log][-1].startswith("POST /v1/completions 200")
         assert all(one["request_id"] for one in log)
         assert not any("secret" in line or "The sea" in line for line in served.lines)
+
+
+@pytest.mark.slow("starts a server, which compiles its programs")
+def test_answers_that_exceed_the_time_to_drain() -> None:
+    """They end with an error that the client sees, streamed or not."""
+    options = ("--demo", "--port", "0", "--rows", "2", "--deterministic", "--drain", "0")
+    body = {"prompt": "The sea", "ignore_eos": True}
+    with program(*options) as served, ThreadPoolExecutor() as pool:
+        url = f"{served.url()}/v1/completions"
+        whole = pool.submit(httpx.post, url, json=body, timeout=60)
+        with httpx.stream("POST", url, json=body | {"stream": True}, timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: {")
+            served.process.send_signal(signal.SIGTERM)
+            *_, last = (line for line in lines if line)
+        assert "the engine is closed" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["type"] == "unavailable_error"
+        assert served.ends() == 0
 
 
 @pytest.mark.slow("starts a server, which compiles its programs")
