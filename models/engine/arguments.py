@@ -100,6 +100,8 @@ def check_request(
         raise ValueError("dry_sequence_breakers needs a tokenizer, which the model lacks")
     if sampling.stop and model.tokenizer is None:
         raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model lacks")
+    if sampling.constraint is not None and model.tokenizer is None:
+        raise ValueError("constraint needs a tokenizer, which the model lacks")
     vocab_size = model.config.vocab_size
     highest = max((token for token, _ in sampling.biases), default=0)
     if highest >= vocab_size:
@@ -107,6 +109,12 @@ def check_request(
     highest = max(sampling.stop_token_ids, default=0)
     if highest >= vocab_size:
         raise ValueError(f"stop_token_ids has {highest}; ids must be 0 to {vocab_size - 1}")
+
+
+def check_draft(draft: Draft | None, samplings: Sequence[Sampling]) -> None:
+    """Raises ValueError for constraints with drafts, which would have to be checked on the host."""
+    if draft is not None and any(sampling.constraint is not None for sampling in samplings):
+        raise ValueError("constraint cannot be combined with speculative decoding (draft)")
 
 
 def draft_of(draft: Any, model: Model) -> Draft | None:

@@ -19,7 +19,7 @@ from jax_q4k import current_selection, page_dtype
 from ..kv_cache.shapes import PAGE_SIZE
 from ..runner.model import Model
 from ..sampling import Sampling
-from .arguments import check_request, draft_of, prompt_rows, samplings_of
+from .arguments import check_draft, check_request, draft_of, prompt_rows, samplings_of
 from .loop import EngineLoop
 from .outputs import Output
 from .pools import Pools
@@ -109,6 +109,7 @@ class Engine:
         draft: Any = None,
         cache_dtype: Any = jnp.float32,
         warm_up: bool = True,
+        constraints: bool = False,
     ) -> None:
         """Allocates the pages, compiles the programs, and starts the engine's thread.
 
@@ -128,6 +129,7 @@ class Engine:
           cache_dtype: dtype of the pages, as in `generate`.
           warm_up: compiles all programs now. False compiles each when it is first needed, as with
             drafts.
+          constraints: also compiles now what requests with a `Sampling.constraint` need.
 
         Raises:
           TypeError: `model` is not a Model, or another type of `draft`. ValueError: a number out of
@@ -162,7 +164,7 @@ class Engine:
         scheduler = Scheduler(pools, self._limits)
         self._loop = EngineLoop(scheduler, stepper, step_seconds=expected_step_seconds(model))
         if warm_up and kind is None:
-            stepper.warm_up(self._limits.shapes)
+            stepper.warm_up(self._limits.shapes, constraints=constraints)
         self._warm = stepper.programs.compilations
         self._wake = threading.Condition()
         self._closing = False
@@ -294,6 +296,7 @@ class Engine:
         """Returns a request whose arguments fit the engine."""
         context = self._sizes.context
         check_request(self.model, ids, sampling, shift, context)
+        check_draft(self._loop.stepper.draft, [sampling])
         length = min(len(ids) + sampling.max_new_tokens, context)
         if not self._loop.scheduler.fits(length):
             raise ValueError(

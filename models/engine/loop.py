@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from ..runner.engine_state import Sizes
 from ..runner.engine_steps import MOST_STEPS
+from ..sampling import ConstraintError
+from .outputs import TokenLogprobs
 from .plan import Plan
 from .request import Request
 from .scheduler import Scheduler
@@ -93,6 +95,8 @@ class EngineLoop:
         before, self._in_flight = self._in_flight, ticket
         if before is not None:
             self._hand_out(before)
+        if self._in_flight is not None and self._in_flight.unsampled is not None:
+            self._sample(self._in_flight)
         if self.stepper.draft is not None:
             self._finish_step()  # the next plan depends on how many drafts were right
 
@@ -176,6 +180,7 @@ class EngineLoop:
             if request.is_done:
                 self._end(request)
             elif (sequence := request.sequence) is not None:
+                request.recover()
                 # The interrupt may have come after the text got a token, before the sequence did.
                 sequence.tokens[sequence.prompt_length :] = request.text.tokens[
                     sequence.steps_before :
@@ -198,6 +203,13 @@ class EngineLoop:
             owners += [row.sequence.owner for row in plan.rows]
             self._blame(owners, error)
             return None
+
+    def _sample(self, ticket: Ticket) -> None:
+        """Samples what depends on the tokens that were handed out last."""
+        try:
+            self.stepper.sample(ticket)
+        except Exception as error:
+            self._blame(ticket.owners, error)
 
     def _blame(self, owners: list[Request], error: Exception) -> None:
         """Ends the requests whose user functions failed in a step, and starts the others again.
@@ -236,6 +248,7 @@ class EngineLoop:
             salt=request.salt,
             owner=request,
             steps_before=before,
+            constrained=request.matcher is not None,
             uncounted=uncounted,
         )
         self.scheduler.add(request.sequence)
@@ -292,14 +305,39 @@ class EngineLoop:
         taken = 0
         if new:
             logprobs = result.logprobs
-            taken = request.push(new, None if logprobs is None else logprobs[known:])
-            self.new_tokens += taken
+            taken = self._take(request, new, None if logprobs is None else logprobs[known:])
         self.scheduler.commit(sequence, tokens[: known + taken], at)
+        if new and request.matcher is not None and not request.is_done:
+            self._force(request)
         if request.is_done:
             self._end(request)
         elif len(sequence.tokens) >= sequence.limit:  # the context is full
             self.scheduler.remove(sequence)
             self._begin(request, request.shift.rest(sequence.tokens))
+
+    def _take(
+        self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None
+    ) -> int:
+        """Appends tokens to a request's text; returns how many of them belong to it."""
+        try:
+            taken = request.push(tokens, logprobs)
+        except ConstraintError as error:
+            request.fail(error)
+            return 0
+        self.new_tokens += taken
+        return taken
+
+    def _force(self, request: Request) -> None:
+        """Appends the tokens that the request's constraint leaves no choice of."""
+        sequence, matcher = request.sequence, request.matcher
+        assert sequence is not None and matcher is not None
+        if request.top is not None:
+            return  # their log-probabilities are wanted
+        forced = matcher.forced()[: sequence.limit - len(sequence.tokens)]
+        if forced and (taken := self._take(request, forced, None)):
+            # Prefill would count the last token, which is sampled, a second time.
+            as_piece = not request.stages.penalizes
+            self.scheduler.force(sequence, forced[:taken], as_piece=as_piece)
 
 
 class Driver:

@@ -54,6 +54,11 @@ class Row:
     new_pages: tuple[tuple[int, ...], ...]
 
     @property
+    def samples(self) -> bool:
+        """Whether the row's last token predicts a new one: always."""
+        return True
+
+    @property
     def samples_at(self) -> int:
         """Index in the sequence's tokens of the first token that the step samples."""
         return self.position + 1
@@ -82,3 +87,8 @@ class Plan:
     rows: list[Row]
     steps: int
     late_saves: list[tuple[int, int]]
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a row's next token depends on what the host makes of its last one."""
+        return any(row.sequence.constrained for row in self.rows)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..sampling import Sampling
+from ..sampling.grammars import Matcher
 from ..sampling.packing import pack
 from ..sampling.stages import SamplingArrays, SamplingStages
 from .outputs import Output, Piece, Timings, TokenLogprobs
@@ -68,6 +69,7 @@ class Request:
       sampling: its sampling parameters.
       priority: requests with lower values are served first.
       salt: separates its cached prefixes from those of other requests.
+      matcher: state of its text under its constraint; None without one.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Request:
         shift: ContextShift | None,
         hooks: Hooks,
     ) -> None:
-        """Creates the request; an engine does so."""
+        """Creates the request; an engine does so. Raises ConstraintError."""
         self.prompt, self.sampling, self.shift = prompt, sampling, shift
         tokenizer = model.tokenizer
         end_ids = () if tokenizer is None else tuple(tokenizer.eos_token_ids)
@@ -88,6 +90,7 @@ class Request:
         self.sequence: Sequence | None = None  # set and changed by the engine alone
         self.timings = Timings(prompt_tokens=len(prompt))
         self._model, self._end_ids = model, end_ids
+        self.matcher = self._new_matcher()
         self._hooks: Hooks | None = hooks  # None after the end; they refer to the engine
         self._packed: dict[SamplingStages, np.ndarray] = {}
         self.changed = threading.Condition()
@@ -168,6 +171,13 @@ class Request:
             self._packed = {stages: pack(arrays)[0]}
         return self._packed[stages]
 
+    def recover(self) -> None:
+        """Puts the matcher right if an interrupt came between the text's token and its own."""
+        self.matcher = self._new_matcher()
+        if self.matcher is not None:
+            for token in self.text.tokens:
+                self.matcher.push(token)
+
     def take_row(self) -> None:
         """Notes that a step runs a part of the prompt."""
         if not self._has_row and (hooks := self._hooks) is not None:
@@ -176,7 +186,8 @@ class Request:
     def push(self, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> int:
         """Appends sampled tokens; returns how many of them belong to the text.
 
-        The last of these may be an end token.
+        The last of these may be an end token. Raises ConstraintError if the text leaves the form of
+        its constraint.
         """
         with self.changed:
             if self._hooks is None:
@@ -186,7 +197,11 @@ class Request:
                 self.timings.first_token = self._first - self._begun
             taken = 0
             for taken, token in enumerate(tokens, 1):
+                if self.matcher is not None:
+                    self.matcher.push(token)
                 self.text.push(token, None if logprobs is None else logprobs[taken - 1])
+                if self.matcher is not None and self.matcher.is_finished:
+                    self.text.finish("end")
                 if self.text.finish_reason is not None:
                     break
             self.timings.new_tokens = len(self.text.tokens)
@@ -207,6 +222,12 @@ class Request:
             if not self.is_done:
                 self._error = error
             self._update()
+
+    def _new_matcher(self) -> Matcher | None:
+        constraint, grammars = self.sampling.constraint, self._model.grammars
+        if constraint is None or grammars is None:
+            return None
+        return grammars.matcher(constraint)
 
     def _update(self) -> None:
         """Makes the output if the text is finished, and wakes everybody who waits."""

@@ -160,11 +160,26 @@ class Scheduler:
         sequence.tokens += tokens[len(sequence.tokens) - at :]
         if self.limits.draft_tokens and not sequence.is_prefilling:
             sequence.stored = at + len(tokens) - 1
-        known = len(sequence.tokens) - 1  # the last token is not stored yet
+        # The last token is not stored yet, nor are those that a constraint forced.
+        known = min(len(sequence.tokens) - 1, sequence.stored)
         pools = self._pools_of(sequence)
         if self.limits.reuses and not self.limits.deterministic:
             pools.register(sequence, known)
             pools.name_snapshots(sequence, known)
+
+    def force(self, sequence: Sequence, tokens: SequenceOf[int], *, as_piece: bool) -> None:
+        """Appends tokens that are known without sampling, before they are stored.
+
+        as_piece: whether they may be prefilled like a prompt; if that is not faster, or is not
+        allowed, steps store them one by one.
+        """
+        sequence.tokens += tokens
+        count, limits = len(sequence.tokens) - sequence.stored, self.limits
+        if as_piece and not limits.deterministic and limits.fit is None:
+            programs = tuple((r * t + limits.program_cost, t) for r, t in limits.shapes)
+            saved = count * (1 + limits.program_cost / len(self.running))
+            if _least_cost(programs, limits.align, count) < saved:
+                sequence.prefill_end = len(sequence.tokens)
 
     def plan(self, steps: int = 1) -> Plan | None:
         """Returns the next step, or None if no sequence can run.
@@ -176,7 +191,7 @@ class Scheduler:
         admitted = self._admit()
         decoding = sorted((s for s in self.running.values() if s.is_decoding), key=_order)
         pieces, shape = self._choose_pieces(bool(decoding))
-        if pieces or self.waiting:
+        if pieces or self.waiting or any(s.constrained for s in decoding):
             steps = 1
         while steps > 1 and not self._have_pages(decoding, steps):
             steps //= 2  # rather than preempt one of them

@@ -24,6 +24,7 @@ class Sequence:
       salt: separates the prefix cache of sequences whose keys and values differ for equal tokens.
       owner: the Request that the tokens belong to.
       steps_before: tokens that the request sampled before this sequence's prompt.
+      constrained: whether each token depends on the last one by a constraint.
       uncounted: first tokens that presence and frequency penalties do not count.
       prompt_length: tokens of the prompt.
       arrival: order of arrival, for equal priorities.
@@ -49,6 +50,7 @@ class Sequence:
     salt: bytes = b""
     owner: Any = None
     steps_before: int = 0
+    constrained: bool = False
     uncounted: int = 0
     prompt_length: int = 0
     arrival: int = 0

@@ -23,13 +23,16 @@ from ..runner.engine_steps import (
     CopyStates,
     DecodeRows,
     FillHistory,
+    ForwardRows,
     PrefillPieces,
     RowFields,
     Sampled,
+    SampleRows,
 )
 from ..runner.model import Model
 from ..runner.program_cache import CachedPrograms
 from ..runner.speculative.drafts import Draft, DraftModel, NextTokens
+from ..sampling.grammars import allow_only
 from ..sampling.params import Processor
 from ..sampling.penalties import TokenHistory, processed
 from ..sampling.stages import SamplingStages
@@ -46,7 +49,7 @@ COPIES = 8
 _NOWHERE = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Ticket:
     """A step in progress: results on the device, and the entries of the plan they belong to.
 
@@ -55,12 +58,14 @@ class Ticket:
       sampled: results of the programs.
       steps: largest number of tokens sampled for a row; 0 if the step only prefills.
       started: time of dispatch, `time.perf_counter()`.
+      unsampled: rows whose tokens `Stepper.sample` samples; None if there are none.
     """
 
     entries: list[tuple[Piece | Row, int, int]]
     sampled: list[Sampled]
     steps: int
     started: float
+    unsampled: Unsampled | None = None
 
     @property
     def owners(self) -> list[Request]:
@@ -89,6 +94,23 @@ class Ticket:
                     _logprobs(sampled, row, len(new), entry.sequence.owner.top),
                     *(0 if x is None else int(np.asarray(x)[row]) for x in counts),
                 )
+
+
+class Unsampled(NamedTuple):
+    """Decoded rows without their new tokens.
+
+    Attributes:
+      rows: the rows, at the places `at` of the program.
+      program, way, step: program that samples, and its arguments.
+      logits: float32 (rows of the program, vocab_size), on the device.
+    """
+
+    rows: list[Row]
+    at: list[int]
+    program: SampleRows
+    way: int
+    step: np.ndarray
+    logits: jax.Array
 
 
 class Result(NamedTuple):
@@ -165,12 +187,17 @@ class Stepper:
         self._deterministic, self._padded = deterministic, padded
         self._state: EngineState | None = None
         self._ready: dict[Any, Any] = {}
+        self._open_masks: dict[int, jax.Array] = {}  # by number of rows: all tokens are allowed
         self._rows: set[int] = set()  # of decode programs so far
 
     def dispatch(self, plan: Plan) -> Ticket:
-        """Starts a step, without waiting for it."""
+        """Starts a step, without waiting for it.
+
+        If some of the rows are constrained, `sample` must be called next.
+        """
         entries: list[tuple[Piece | Row, int, int]] = []
         sampled: list[Sampled] = []
+        unsampled = None
         with self.programs.context():
             self._copy(plan.restores, saves=False)
             if plan.pieces:
@@ -183,18 +210,65 @@ class Stepper:
                 whole = rows == self.sizes.slots
                 at = [row.slot if whole else i for i, row in enumerate(plan.rows)]
                 index = len(sampled)
-                sampled.append(self._decode(plan.rows, rows, at))
+                if plan.is_constrained:
+                    unsampled = self._forward(plan.rows, rows, at)
+                else:
+                    sampled.append(self._decode(plan.rows, rows, at))
                 entries += [(row, i, index) for row, i in zip(plan.rows, at, strict=True)]
             self._copy(plan.late_saves, saves=True)
+        self._fetch(sampled)
+        return Ticket(entries, sampled, plan.steps, time.perf_counter(), unsampled)
+
+    def sample(self, ticket: Ticket) -> None:
+        """Samples the tokens of a step's constrained rows, when those before them are known."""
+        rest, ticket.unsampled = ticket.unsampled, None
+        assert rest is not None
+        mask = self._mask(rest.program, rest.at, rest.rows)
+        with self.programs.context():
+            arguments = self._with_state(), rest.logits, np.int32(rest.way), rest.step, mask
+            run = self._compiled(rest.program, *arguments)
+            self._state, sampled = run(*arguments)
+        self._fetch([sampled])
+        ticket.sampled.append(sampled)
+
+    def _fetch(self, sampled: list[Sampled]) -> None:
         if self._model.network.on_gpu:  # on a CPU the call costs more than the copy
             for result in sampled:
                 result.tokens.copy_to_host_async()
-        return Ticket(entries, sampled, plan.steps, time.perf_counter())
 
-    def warm_up(self, shapes: Sequence[tuple[int, int]]) -> None:
+    def _mask(
+        self,
+        program: PrefillPieces | SampleRows,
+        at: list[int],
+        entries: Sequence[Piece | Row],
+    ) -> np.ndarray | jax.Array:
+        """Returns which tokens each row may sample, for `_EngineProgram._sample`."""
+        constrained = [
+            (i, entry)
+            for i, entry in zip(at, entries, strict=True)
+            if entry.sequence.constrained and entry.samples
+        ]
+        if not constrained:
+            rows = program.rows
+            if rows not in self._open_masks:
+                self._open_masks[rows] = self._model.put(
+                    np.full((rows, program.mask_columns), -1, np.int32)
+                )
+            return self._open_masks[rows]
+        mask = np.full((program.rows, program.mask_columns), -1, np.int32)
+        for i, entry in constrained:
+            sequence = entry.sequence
+            if entry.samples_at < len(sequence.tokens):  # known already
+                allow_only(mask[i], sequence.tokens[entry.samples_at])
+            elif entry.epoch == sequence.epoch:
+                sequence.owner.matcher.allow(mask[i])
+        return mask
+
+    def warm_up(self, shapes: Sequence[tuple[int, int]], *, constraints: bool = False) -> None:
         """Compiles the programs of all prefill `shapes` and row buckets.
 
         On a GPU it also runs each on padding: the first run loads kernels and makes CUDA graphs.
+        constraints: whether to include the programs of constrained rows.
         """
         options: Any = {"stages": self.standard}
         programs = [
@@ -204,25 +278,39 @@ class Stepper:
             for rows, time in shapes
         ]
         buckets = self.buckets if self.sizes.groups == 1 else (self.sizes.slots,)
-        programs += [self._sampling_program(DecodeRows, rows=rows, **options) for rows in buckets]
-        state = self._with_state()
+        kinds = (DecodeRows, ForwardRows, SampleRows) if constraints else (DecodeRows,)
+        programs += [
+            self._sampling_program(kind, rows=rows, **options) for rows in buckets for kind in kinds
+        ]
+        self._with_state()
 
         def compile(program: PrefillPieces | DecodeRows) -> None:
             with self.programs.context():
-                self._compiled(program, state, np.int32(0), self._step(program, [], []))
+                self._compiled(program, *self._nothing_for(program))
 
         # XLA compiles without the interpreter lock.
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             list(pool.map(compile, programs))
         with self.programs.context():
             for program in programs if self._model.network.on_gpu else ():
-                self._call(program, 0, self._step(program, [], []), with_state=True)
+                arguments = self._nothing_for(program)
+                weights = (self._weights,) if program.takes_weights else ()
+                self._state, _ = self._compiled(program, *arguments)(*weights, *arguments)
             if self.sizes.snapshots:
                 self._copy([(0, _NOWHERE)], saves=True)
                 self._copy([(0, _NOWHERE)], saves=False)
             nothing, zero = np.zeros(self.sizes.width * PAGE_SIZE, np.int32), np.int32(0)
             self._call_state(self._program(FillHistory), zero, nothing, zero, zero)
             jax.block_until_ready(self._state)
+
+    def _nothing_for(self, program: PrefillPieces | DecodeRows) -> tuple[Any, ...]:
+        """Returns arguments of a program behind the weights, with padding alone."""
+        padding = self._step(program, [], [])
+
+        def array(shape: tuple[int, ...], dtype: Any) -> Any:
+            return padding if shape == padding.shape else np.zeros(shape, dtype)
+
+        return self._with_state(), *program.inputs(array)
 
     def tracing_error(self, processors: Sequence[Processor]) -> Exception | None:
         """Returns the error that tracing user functions of logits raises, or None."""
@@ -294,15 +382,32 @@ class Stepper:
             for i, pages in enumerate(piece.tables):
                 start = tables + i * self.sizes.width
                 step[row, start : start + len(pages)] = pages
+        mask = self._mask(program, at, plan.pieces)
         if begins:
-            return self._call(program, way, step)
+            return self._call(program, np.int32(way), step, mask)
         for piece in plan.pieces:
             self._fill_history(piece)
-        return self._call(program, way, step, with_state=True)
+        return self._call(program, np.int32(way), step, mask, with_state=True)
 
     def _decode(self, rows: list[Row], count: int, at: list[int]) -> Sampled:
         stages, way = self._stages(rows)
         program = self._sampling_program(DecodeRows, rows=count, stages=stages)
+        step = self._rows_step(program, at, rows)
+        return self._call(program, np.int32(way), step, with_state=True)
+
+    def _forward(self, rows: list[Row], count: int, at: list[int]) -> Unsampled:
+        """Starts what precedes sampling."""
+        stages, way = self._stages(rows)
+        program = self._sampling_program(ForwardRows, rows=count, stages=stages)
+        step = self._rows_step(program, at, rows)
+        arguments = self._with_state(), step
+        run = self._compiled(program, *arguments)
+        self._state, logits = run(self._weights, *arguments)
+        samples = self._sampling_program(SampleRows, rows=count, stages=stages)
+        return Unsampled(rows, at, samples, way, step, logits)
+
+    def _rows_step(self, program: DecodeRows, at: list[int], rows: list[Row]) -> np.ndarray:
+        """Returns the argument of a program that decodes."""
         step = self._step(program, at, rows)
         _, pages, parameters = _offsets(program.columns)
         step[:, pages:parameters] = NO_PAGE
@@ -310,7 +415,7 @@ class Stepper:
             for kind, new in enumerate(row.new_pages):
                 start = pages + kind * program.pages_per_step
                 step[i, start : start + len(new)] = new
-        return self._call(program, way, step, with_state=True)
+        return step
 
     def _stages(self, entries: Sequence[Piece | Row]) -> tuple[SamplingStages, int]:
         """Returns the stages of the program for these rows, and which of them they need."""
@@ -407,11 +512,8 @@ class Stepper:
         options = {"sizes": self.sizes, "skips": self._skips, "deterministic": self._deterministic}
         return self._program(kind, **options, **fields)
 
-    def _call(
-        self, program: Any, way: int, step: np.ndarray, *, with_state: bool = False
-    ) -> Sampled:
+    def _call(self, program: Any, *arguments: Any, with_state: bool = False) -> Sampled:
         """Runs a program on the state, or one that creates it; returns what it sampled."""
-        arguments: tuple[Any, ...] = np.int32(way), step
         if with_state:
             arguments = self._with_state(), *arguments
         self._state, sampled = self._compiled(program, *arguments)(self._weights, *arguments)

@@ -54,13 +54,9 @@ def abstract_programs(
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
     cache = jax.eval_shape(lambda: PagedCache.create(config, batch, capacity, dtype=dtype))
     state = EngineState.create(config, sizes, dtype, lambda shape, kind, _: struct(shape, kind))
-    way, token = struct((), jnp.int32), struct((batch,), jnp.int32)
-
-    def step(program: PrefillPieces | DecodeRows) -> Any:
-        return struct((batch, sum(program.columns)), jnp.int32)
-
+    token = struct((batch,), jnp.int32)
     return {
-        "prefill": (prefill.jitted(), (weights, state, way, step(prefill))),
+        "prefill": (prefill.jitted(), (weights, state, *prefill.inputs(struct))),
         "decode": (Decode(network).jitted(), (weights, token, cache)),
-        "generate": (generate.jitted(), (weights, state, way, step(generate))),
+        "generate": (generate.jitted(), (weights, state, *generate.inputs(struct))),
     }

@@ -107,6 +107,23 @@ class _EngineProgram(Program):
     def parameter_columns(self) -> int:
         return columns_of(self.stages, self.network.config.vocab_size)
 
+    @property
+    def mask_columns(self) -> int:
+        """Number of columns of a mask of tokens, which has 32 of them in each."""
+        return -(-self.network.config.vocab_size // 32)
+
+    def inputs(self, array: Callable[[tuple[int, ...], Any], Any]) -> tuple[Any, ...]:
+        """Returns the arguments behind weights and state; `array` makes one of shape and dtype."""
+        return array((), jnp.int32), array((self.rows, sum(self.columns)), jnp.int32)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Number of columns of each part of `step`."""
+        raise NotImplementedError
+
+    def _mask(self, array: Callable[[tuple[int, ...], Any], Any]) -> Any:
+        return array((self.rows, self.mask_columns), jnp.int32)
+
     def _parameters(self, packed: jax.Array) -> SamplingArrays:
         return unpack(packed, self.stages, self.network.config.vocab_size)
 
@@ -132,10 +149,12 @@ class _EngineProgram(Program):
         slots: jax.Array,
         steps: jax.Array,
         lengths: jax.Array,
+        mask: jax.Array | None = None,
     ) -> tuple[jax.Array, Logprobs | None]:
         """Samples a token for each row, int32 (rows,), by the stages that `way` names.
 
-        lengths: tokens of each sequence so far.
+        lengths: tokens of each sequence so far. mask: int32 (rows, `mask_columns`), a bit for each
+        token that a row may sample, the least significant first; None allows all.
         """
         stages = self.stages
         if self.network.placement is not None and not stages.is_argmax:
@@ -151,6 +170,13 @@ class _EngineProgram(Program):
                 history = TokenHistory(tokens, lengths)
             return adjust(logits, stages, parameters, steps, counts, history)
 
+        def masked(logits: jax.Array) -> jax.Array:
+            if mask is None:
+                return logits
+            bits = mask[..., None] >> jnp.arange(32, dtype=jnp.int32) & 1
+            allowed = bits.reshape(len(mask), -1)[:, : logits.shape[1]]
+            return jnp.where(allowed > 0, logits, -jnp.inf)
+
         def drawn(logits: jax.Array) -> jax.Array:
             return sample(logits, SamplingStages(draws=stages.draws), parameters, steps)
 
@@ -159,9 +185,9 @@ class _EngineProgram(Program):
 
         if self.skips:
             final = jax.lax.cond(way == ALL, adjusted, lambda: logits)
-            token = jax.lax.cond(way == ARGMAX, jq.argmax, drawn, final)
+            token = jax.lax.cond(way == ARGMAX, jq.argmax, drawn, masked(final))
         else:
-            token = drawn(adjusted())
+            token = drawn(masked(adjusted()))
         logprobs = None
         if stages.logprobs is not None and self.skips:
             nothing = self._no_logprobs(token.shape)
@@ -197,8 +223,9 @@ class _EngineProgram(Program):
 class PrefillPieces(_EngineProgram):
     """Prefills pieces of prompts, and samples a token for those that end a prompt.
 
-    (weights, state, way, step) -> state, Sampled (rows, 1). `step` is int32 (rows, columns): the
-    RowFields, `time` tokens, `width` page ids for each kind of layers, and sampling parameters.
+    (weights, state, way, step, mask) -> state, Sampled (rows, 1). `step` is int32 (rows, columns):
+    the RowFields, `time` tokens, `width` page ids for each kind of layers, and sampling parameters.
+    `mask` is that of `_sample`.
 
     Attributes:
       time: maximum tokens of a piece.
@@ -214,8 +241,17 @@ class PrefillPieces(_EngineProgram):
         tables = self.sizes.width * len(self.sizes.kinds)
         return len(RowFields._fields), self.time, tables, self.parameter_columns
 
+    def inputs(self, array: Callable[[tuple[int, ...], Any], Any]) -> tuple[Any, ...]:
+        """Returns the arguments behind weights and state, with a mask."""
+        return *super().inputs(array), self._mask(array)
+
     def __call__(
-        self, weights: Weights, state: EngineState, way: jax.Array, step: jax.Array
+        self,
+        weights: Weights,
+        state: EngineState,
+        way: jax.Array,
+        step: jax.Array,
+        mask: jax.Array,
     ) -> tuple[EngineState, Sampled]:
         decoder, config, sizes = self._decoder(weights), self.network.config, self.sizes
         columns, tokens, tables, packed = _split(step, self.columns)
@@ -242,7 +278,7 @@ class PrefillPieces(_EngineProgram):
             fields.slot, tokens, fields.first, fields.count, fields.uncounted
         )
         args = parameters, past, fields.slot, fields.step, lengths
-        token, logprobs = self._sample(way, logits, *args)
+        token, logprobs = self._sample(way, logits, *args, mask)
         samples = fields.samples > 0
         new = jnp.where(samples, fields.slot, sizes.slots)
         ran = jnp.where(fields.count > 0, fields.slot, sizes.slots)
@@ -300,7 +336,7 @@ class PrefillPieces(_EngineProgram):
 class BeginPieces(PrefillPieces):
     """Prefills whole prompts on one device, and creates the state.
 
-    (weights, way, step) -> state, Sampled.
+    (weights, way, step, mask) -> state, Sampled.
 
     Attributes:
       cache_dtype: dtype of the pages.
@@ -312,10 +348,10 @@ class BeginPieces(PrefillPieces):
     donated: ClassVar[tuple[int, ...]] = ()
 
     def __call__(  # type: ignore[override]
-        self, weights: Weights, way: jax.Array, step: jax.Array
+        self, weights: Weights, way: jax.Array, step: jax.Array, mask: jax.Array
     ) -> tuple[EngineState, Sampled]:
         state = self._create(lambda shape, dtype, _: jnp.zeros(shape, dtype))
-        return super().__call__(weights, state, way, step)
+        return super().__call__(weights, state, way, step, mask)
 
     def results(self, arguments: tuple[Any, ...]) -> tuple[EngineState, Sampled]:
         """Returns shapes and dtypes of the results."""
@@ -502,6 +538,88 @@ class DecodeRows(_EngineProgram):
     def results(self, arguments: tuple[Any, ...]) -> tuple[EngineState, Sampled]:
         """Returns shapes and dtypes of the results, without drafts."""
         return shapes_of(arguments[1]), self._sampled_shapes(MOST_STEPS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForwardRows(DecodeRows):
+    """Runs the last sampled token of each row; SampleRows then samples from the logits.
+
+    (weights, state, step) -> state, logits float32 (rows, vocab_size). `step` is that of
+    DecodeRows. The host makes masks of tokens, which depend on the last one, meanwhile.
+    """
+
+    def inputs(self, array: Callable[[tuple[int, ...], Any], Any]) -> tuple[Any, ...]:
+        """Returns the argument behind weights and state."""
+        return super().inputs(array)[1:]
+
+    def __call__(  # type: ignore[override]
+        self, weights: Weights, state: EngineState, step: jax.Array
+    ) -> tuple[EngineState, jax.Array]:
+        decoder, placement = self._decoder(weights), self.network.placement
+        columns, new_pages, _ = _split(step, self.columns)
+        fields = RowFields(*jnp.unstack(columns, axis=1))
+        state = self._with_pages(state, fields, new_pages)
+        slots = self._slots(fields)
+        cache = state.view(self.network.config, self.sizes, slots, fields.first, placement)
+        token = jnp.take(state.token, fields.slot, mode="clip")
+        x, cache = decoder.decode_vectors(self._rows(token), cache, _runs(state, fields))
+        logits = decoder.logits(x).astype(jnp.float32)
+        return state.stored(cache, slots, placement=placement), logits
+
+    def results(self, arguments: tuple[Any, ...]) -> Any:
+        """Returns shapes and dtypes of the results."""
+        shape = self.rows, self.network.config.vocab_size
+        return shapes_of(arguments[1]), jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleRows(DecodeRows):
+    """Samples a token for each row from the logits of ForwardRows.
+
+    (state, logits, way, step, mask) -> state, Sampled (rows, 1). `step` is that of ForwardRows,
+    `mask` that of `_sample`.
+    """
+
+    donated: ClassVar[tuple[int, ...]] = (0,)
+    takes_weights: ClassVar[bool] = False
+
+    def inputs(self, array: Callable[[tuple[int, ...], Any], Any]) -> tuple[Any, ...]:
+        """Returns the arguments behind the state, logits and mask among them."""
+        logits = array((self.rows, self.network.config.vocab_size), jnp.float32)
+        return logits, *super().inputs(array), self._mask(array)
+
+    def __call__(  # type: ignore[override]
+        self,
+        state: EngineState,
+        logits: jax.Array,
+        way: jax.Array,
+        step: jax.Array,
+        mask: jax.Array,
+    ) -> tuple[EngineState, Sampled]:
+        columns, _, packed = _split(step, self.columns)
+        fields = RowFields(*jnp.unstack(columns, axis=1))
+        parameters = self._parameters(packed)
+        runs, lengths = _runs(state, fields), fields.first + 1
+        args = parameters, state.past, fields.slot, fields.step, lengths
+        token, logprobs = self._sample(way, logits, *args, mask)
+        ran = jnp.where(runs, fields.slot, self.sizes.slots)
+        state = dataclasses.replace(
+            state,
+            token=state.token.at[ran].set(token, mode="drop"),
+            ended=state.ended.at[ran].set(parameters.are_ends(token), mode="drop"),
+            past=state.past.with_token(ran, token, lengths),
+        )
+        sampled = Sampled(jnp.where(runs, token, -1), logprobs)
+        return state, jax.tree.map(lambda x: x[:, None], sampled)
+
+    def results(self, arguments: tuple[Any, ...]) -> tuple[EngineState, Sampled]:
+        """Returns shapes and dtypes of the results."""
+        return shapes_of(arguments[0]), self._sampled_shapes(1)
+
+
+def _runs(state: EngineState, fields: RowFields) -> jax.Array:
+    """Returns which rows of a step run, bool (rows,): padding and ended ones do not."""
+    return ~jnp.take(state.ended, fields.slot, mode="clip") & (fields.count > 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from jax_q4k import gguf
 
 from ..config import Config
 from ..network.parts import Parts, split
+from ..sampling.grammars import Grammars
 from ..sampling.stages import SharedStages
 from ..sharding.placement import Placement
 from ..support.buckets import bucket, fine_bucket
@@ -230,6 +231,13 @@ class Model:
     def kept(self, cache: ProgramCache | None) -> None:
         warn("Model.kept is now Model.program_cache", DeprecationWarning)
         self.program_cache = cache
+
+    @functools.cached_property
+    def grammars(self) -> Grammars | None:
+        """Compiler of constraints for the model's vocabulary; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return Grammars(self.tokenizer, self.config.vocab_size)
 
     @functools.cached_property
     def weight_bytes(self) -> int:

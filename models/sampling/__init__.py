@@ -1,5 +1,6 @@
 """Sampling parameters, and functions that sample tokens from logits."""
 
+from .constraint import Constraint, ConstraintError
 from .params import Processor, Sampling
 
-__all__ = ["Processor", "Sampling"]
+__all__ = ["Constraint", "ConstraintError", "Processor", "Sampling"]

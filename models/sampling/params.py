@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .constraint import Constraint
 from .stop_strings import StopStrings
 
 #: Temperatures below it select the most likely token.
@@ -77,6 +78,7 @@ class Sampling:
       stop: one or several strings that end the text; they need a tokenizer. A string also matches
         control tokens that it spells, such as "<|im_end|>". Stored as a tuple. None means no
         strings.
+      constraint: form that the text must have, such as JSON of a schema; None means any.
       ignore_end: continue after the tokenizer's end tokens.
       stop_token_ids: tokens that end the text like an end token, also with `ignore_end`. Stored as
         a tuple.
@@ -149,6 +151,7 @@ class Sampling:
     stop: str | Sequence[str] | None = _field(
         (), "stop before this text; may be repeated", metavar="TEXT"
     )
+    constraint: Constraint | None = dataclasses.field(default=None, metadata={})
     ignore_end: bool = _field(False, "continue after the model's end token")
     stop_token_ids: Sequence[int] = _field(
         (), "stop at this token id; may be repeated", metavar="ID"
@@ -169,6 +172,9 @@ class Sampling:
         if self.min_new_tokens > value:
             least = f"min_new_tokens={self.min_new_tokens}"
             raise ValueError(f"{least} must not exceed max_new_tokens={value}")
+        if not isinstance(self.constraint, Constraint | None):
+            kind = type(self.constraint).__name__
+            raise TypeError(f"constraint is of type {kind}; it must be a Constraint or None")
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", StopStrings(self.stop or ()).stops)

@@ -100,8 +100,7 @@ def engine_program(name: str, model: models.Model, groups: int) -> tuple[Any, tu
 
     dtype = jnp.dtype(jnp.bfloat16)
     state = EngineState.create(CONFIG, sizes, dtype, struct, placement)
-    step = struct((groups, sum(program.columns)), jnp.int32)
-    return program.jitted(), (state, struct((), jnp.int32), step)
+    return program.jitted(), (state, *program.inputs(struct))
 
 
 def decode_step(model: models.Model, mesh: Mesh, groups: int) -> tuple[Any, tuple[Any, ...]]:

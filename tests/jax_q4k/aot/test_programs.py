@@ -17,7 +17,7 @@ from jax_q4k import models
 from jax_q4k.models.engine.stages import standard_stages
 from jax_q4k.models.kv_cache.shapes import page_kinds
 from jax_q4k.models.runner.engine_state import EngineState, Sizes
-from jax_q4k.models.runner.engine_steps import DecodeRows, PrefillPieces
+from jax_q4k.models.runner.engine_steps import DecodeRows, ForwardRows, PrefillPieces, SampleRows
 from jax_q4k.ops.draw import DrawParameters, draw
 from ptx_kernels.machine_code import ptxas
 from tools import aot
@@ -117,21 +117,23 @@ def engine_step(name: str, kind: type[PrefillPieces | DecodeRows], rows: int) ->
     program, struct = kind(model.network, **options), jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
     args = model.config, sizes, jnp.float32, lambda shape, dtype, _: struct(shape, dtype)
-    step = struct((rows, sum(program.columns)), jnp.int32)
-    arguments = weights, EngineState.create(*args), struct((), jnp.int32), step
+    weights = (weights,) if program.takes_weights else ()
+    arguments = *weights, EngineState.create(*args), *program.inputs(struct)
     options = models.CUDA_COMPILER_OPTIONS
     compiled = aot.compile_program(program.jitted(), *arguments, options=options)
-    return EngineStep(compiled, arguments[1])
+    return EngineStep(compiled, arguments[len(weights)])
 
 
 @pytest.mark.slow("compiles programs for a GPU", quick=["llama-gqa-DecodeRows-rows=4"])
 @pytest.mark.parametrize("rows", [4, 8])
-@pytest.mark.parametrize("kind", [PrefillPieces, DecodeRows], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [PrefillPieces, DecodeRows, ForwardRows, SampleRows], ids=lambda kind: kind.__name__
+)
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
 def test_a_step_of_an_engine_is_one_cuda_graph(name, kind, rows):
     """Kernels of all sampling stages are in it, and no page array is copied."""
     program, state = engine_step(name, kind, rows)
-    assert any(t.is_in("kConditional") for t in program.launches)
+    assert any(t.is_in("kConditional") for t in program.launches) == (kind is not ForwardRows)
     assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
     assert [loop.is_in("kCommandBuffer") for loop in program.loops] == [True] * (kind is DecodeRows)
     assert program.ptx_launches

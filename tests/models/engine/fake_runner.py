@@ -288,12 +288,24 @@ class FakeRunner:
             if END in tokens:
                 tokens = tokens[: tokens.index(END) + 1]
             self.scheduler.commit(sequence, tokens, entry.samples_at)
+            if sequence.constrained and END not in tokens:
+                self._force(sequence)
             self.first_steps.setdefault(sequence, self.step_count)
             if tokens[-1] == END or len(sequence.tokens) >= sequence.limit:
                 self.scheduler.remove(sequence)
                 self.alive.remove(sequence)
                 self.complete.append(sequence)
                 _compare(sequence, is_complete=True)
+
+    def _force(self, sequence: Sequence) -> None:
+        """Tells some of the next tokens before they are sampled, as a constraint does."""
+        known, chance = len(sequence.tokens), random.Random(len(sequence.tokens))
+        prompt = sequence.tokens[: sequence.prompt_length]
+        rest = alone(prompt, sequence.limit, sequence.salt)[known:]
+        forced = rest[: chance.choice((0, 0, 1, 3, 9, 25))]
+        forced = forced[: forced.index(END)] if END in forced else forced
+        if forced:
+            self.scheduler.force(sequence, forced, as_piece=chance.random() < 0.8)
 
 
 def _compare(sequence: Sequence, *, is_complete: bool = False) -> None:

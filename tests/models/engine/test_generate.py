@@ -19,7 +19,7 @@ from jax_q4k.models.engine.request import Request
 from jax_q4k.models.engine.text import GeneratedText
 from jax_q4k.models.network.decoder import Decoder
 from jax_q4k.models.runner.speculative.drafts import PromptLookup
-from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.sampling import Constraint, Sampling
 from jax_q4k.models.sampling.stages import SamplingArrays
 from jax_q4k.models.support.buckets import bucket, fine_bucket
 
@@ -359,7 +359,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options |= dict(dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=9)
     options |= dict(dry_sequence_breakers=("y",), processors=(without_sevens,), logprobs=3)
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True, penalize_new_only=True)
-    options |= dict(stop_token_ids=(9,), min_new_tokens=2)
+    options |= dict(stop_token_ids=(9,), min_new_tokens=2, constraint=Constraint.regex("a+"))
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         list(call(model("text-spm"), [1], **options))

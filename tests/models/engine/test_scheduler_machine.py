@@ -77,8 +77,9 @@ class Users(RuleBasedStateMachine):
         shared=st.sampled_from((0, 30, 64, 100, 150)),
         priority=st.sampled_from((0, 0, 0, 1)),
         salt=st.sampled_from((b"", b"", b"other")),
+        constrained=st.sampled_from((False, False, True)),
     )
-    def submits(self, lengths, earlier, shared, priority, salt):
+    def submits(self, lengths, earlier, shared, priority, salt, constrained):
         """Submits prompts that begin as an earlier text; lengths: (own, new) tokens of each."""
         begin = self.seen[earlier % len(self.seen)][:shared]
         for own, new_tokens in lengths:
@@ -88,7 +89,8 @@ class Users(RuleBasedStateMachine):
                     self.runner.submit(prompt, new_tokens)
                 continue
             self.seen.append(prompt)
-            self.runner.submit(prompt, new_tokens, priority=priority, salt=salt)
+            fields = {"priority": priority, "salt": salt, "constrained": constrained}
+            self.runner.submit(prompt, new_tokens, **fields)
 
     @rule(prompt=st.integers(0), count=st.integers(2, 4))
     def submits_equal_prompts(self, prompt, count):

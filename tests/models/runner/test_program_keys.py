@@ -28,7 +28,9 @@ from jax_q4k.models.runner.engine_steps import (
     CopyStates,
     DecodeRows,
     FillHistory,
+    ForwardRows,
     PrefillPieces,
+    SampleRows,
 )
 from jax_q4k.models.runner.model import Model
 from jax_q4k.models.runner.programs import Decode, Program, Score
@@ -40,7 +42,7 @@ from jax_q4k.selection import Selection, selected
 from .. import golden_files
 
 FILES = programs.__file__, engine_steps.__file__
-ENGINE = (BeginPieces, PrefillPieces, DecodeRows)
+ENGINE = (BeginPieces, PrefillPieces, DecodeRows, ForwardRows, SampleRows)
 KINDS = (*ENGINE, CopyStates, FillHistory, Decode, Score)
 SIZES = Sizes(
     slots=2,
@@ -184,15 +186,13 @@ def test_results_are_known_without_tracing(name: str, call: str) -> None:
     begin = made(BeginPieces, model.network, cache_dtype=jnp.dtype("int8"), **options)
     weights = [jax.ShapeDtypeStruct(w.shape, w.dtype) for w in model.weights]
 
-    def given(program: Any) -> tuple[Any, ...]:
-        return np.int32(0), np.zeros((2, sum(program.columns)), np.int32)
-
-    args = weights, *given(begin)
+    args = weights, *begin.inputs(np.zeros)
     state, sampled = jax.eval_shape(begin, *args)
     assert begin.results(args) == (state, sampled)
-    for kind in (PrefillPieces, DecodeRows):
-        program = made(kind, model.network, **options)
-        args = weights, state, *given(program)
+    for kind in (PrefillPieces, DecodeRows, ForwardRows, SampleRows):
+        program: Any = made(kind, model.network, **options)
+        args = state, *program.inputs(np.zeros)
+        args = (weights, *args) if program.takes_weights else args
         assert program.results(args) == jax.eval_shape(program, *args)
     copy, places = made(CopyStates, model.network), np.zeros(8, np.int32)
     assert copy.results((state, places, places)) == jax.eval_shape(copy, state, places, places)

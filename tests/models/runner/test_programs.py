@@ -47,7 +47,8 @@ def test_rows_stop_where_they_are_told_and_at_an_end_token() -> None:
     tables = [[5, 1, 3, -1], [0, 2, 4, 6]]
     fields = RowFields(SLOTS, 0, [48, 50], 0, 1, 0)
     run, first = prefill.jitted(), state
-    args = np.int32(0), step(prefill, fields, tokens, tables, packed)
+    *_, mask = prefill.inputs(np.zeros)
+    args = np.int32(0), step(prefill, fields, tokens, tables, packed), ~mask
     state, sampled = run(loaded.weights, state, *args)
     assert all(page.is_deleted() for page in jax.tree.leaves(first.pages))  # donated
     assert sampled.tokens[:, 0].tolist() == [want.greedy[0], want.greedy[2]]

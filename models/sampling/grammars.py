@@ -1,0 +1,197 @@
+"""Compiles constraints for a vocabulary, with llguidance, and tells which tokens may come next."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gguf.constants import TokenType
+
+from ..support.lru_cache import LRUCache
+from ..tokenizer import Tokenizer
+from .constraint import Constraint, ConstraintError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: Compiled constraints that are kept.
+_MOST_KEPT = 64
+
+#: Bounds of compiling a grammar, a few seconds, and of a step, a few milliseconds.
+_LIMITS = {"initial_lexer_fuel": 2_000_000, "step_lexer_fuel": 400_000, "max_lexer_states": 100_000}
+
+
+#: White space between the tokens of JSON. Without a bound, small models never end it.
+_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+
+
+class Grammars:
+    """Compiler of constraints for one vocabulary. Its methods may be called from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Prepares it; `vocab_size` is that of the model, which may exceed the tokenizer's."""
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._compiled: LRUCache = LRUCache(_MOST_KEPT)
+        self._lock = threading.Lock()
+
+    def matcher(self, constraint: Constraint) -> Matcher:
+        """Returns the state of an answer that has not begun.
+
+        Raises:
+          ConstraintError: the constraint is malformed, too complex, or not supported. ImportError:
+            llguidance is not installed.
+        """
+        key = constraint.kind, constraint.source, bool(constraint.after)
+        make = functools.partial(self._compile, constraint)
+        matcher: LLMatcher = self._compiled.get(key, make)
+        return Matcher(matcher.deep_copy(), self._tokenizer, constraint.after)
+
+    @functools.cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        """llguidance's view of the vocabulary, which takes a second to make for a large one."""
+        llguidance = _llguidance()
+        wrapped = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer))
+        ends = list(self._tokenizer.eos_token_ids)
+        return llguidance.LLTokenizer(wrapped, n_vocab=self._vocab_size, eos_token=ends)
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        llguidance = _llguidance()
+        with self._lock:
+            vocabulary = self._vocabulary
+        limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
+        grammar = _grammar_of(constraint)
+        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise ConstraintError(f"{constraint.kind}: {_first_line(matcher.get_error())}")
+        # What the library would ignore changes which answers are valid.
+        if warnings := matcher.get_grammar_warnings():
+            raise ConstraintError(f"{constraint.kind}: {_first_line(warnings[0])}")
+        return matcher
+
+
+class Matcher:
+    """State of one answer under a constraint. One thread uses it at a time.
+
+    Attributes:
+      is_finished: whether the answer is complete and nothing can follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer, after: str) -> None:
+        self._matcher, self._tokenizer = matcher, tokenizer
+        self._after, self._before = after.encode(), b""  # what precedes the form so far
+        self._forced: collections.deque[int] = collections.deque()
+        self.is_finished = False
+
+    def allow(self, mask: np.ndarray) -> None:
+        """Writes which tokens may come next to `mask`, int32 (vocab_size / 32,), a bit for each.
+
+        If that is too complex to tell, it allows all, and the next `push` fails.
+        """
+        if self._after:
+            for token in self._tokenizer.eos_token_ids:
+                mask.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
+            return
+        if forced := self.forced():
+            allow_only(mask, forced[0])
+            return
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            mask[:] = -1
+
+    def push(self, token: int) -> None:
+        """Appends a token to the answer; raises ConstraintError if it leaves the form."""
+        if self._after:
+            if token in self._tokenizer.eos_token_ids:
+                raise ConstraintError("the answer cannot satisfy its constraint: it ends before")
+            self._before += self._tokenizer.token_bytes(token)
+            if self._after in self._before:
+                self._after = b""
+            self._before = self._before[-len(self._after) :]
+            return
+        if self._forced and self._forced[0] == token:
+            self._forced.popleft()
+        else:
+            self._forced.clear()
+        if not self._matcher.consume_token(token):
+            error = _first_line(self._matcher.get_error())
+            raise ConstraintError(f"the answer cannot satisfy its constraint: {error}")
+        self.is_finished = self._matcher.is_stopped()
+
+    def forced(self) -> list[int]:
+        """Returns the tokens that must come next, as far as they are certain."""
+        if self._after or self.is_finished:
+            return []
+        if not self._forced:
+            self._forced.extend(self._matcher.compute_ff_tokens())
+        return list(self._forced)
+
+
+def allow_only(mask: np.ndarray, token: int) -> None:
+    """Makes `mask`, int32 (vocab_size / 32,), allow one token alone."""
+    mask[:] = 0
+    mask.view(np.uint32)[token // 32] = np.uint32(1 << token % 32)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance reads it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        count = range(tokenizer.vocab_size)
+        special = TokenType.CONTROL, TokenType.UNKNOWN
+        types = tokenizer.vocabulary.types
+        self._tokenizer = tokenizer
+        self.eos_token_id, self.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(token) for token in count]
+        self.special_token_ids = [token for token in count if types[token] in special]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def _grammar_of(constraint: Constraint) -> str:
+    """Returns a constraint as llguidance takes it; raises ConstraintError."""
+    matcher, source = _llguidance().LLMatcher, constraint.source
+    try:
+        if constraint.kind == "json_schema":
+            # A schema may not ask for its own keys to be ignored.
+            options = {"whitespace_pattern": _SPACE}, {"lenient": False}
+            found = matcher.grammar_from_json_schema(source, *options)
+        elif constraint.kind == "regex":
+            found = matcher.grammar_from_regex(source)
+        elif constraint.kind == "choice":
+            texts = " | ".join(json.dumps(text) for text in json.loads(source))
+            found = _lark(f"start: {texts}")
+        else:
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            found = _lark(any_to_lark(source))
+    except Exception as error:  # the conversion of GBNF raises errors of many types
+        raise ConstraintError(f"{constraint.kind}: {_first_line(str(error))}") from None
+    if not constraint.after:
+        return str(found)
+    (inner,) = json.loads(found)["grammars"]
+    outer = {"name": "outer", "lark_grammar": "start: /[ \\n]{0,4}/ @inner"}
+    return json.dumps({"grammars": [outer, {**inner, "name": "inner"}]})
+
+
+def _lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError:
+        problem = "constraints need llguidance: pip install 'jax-q4k[serve]'"
+        raise ImportError(problem) from None
+    return llguidance
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:500]
