@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .runner.model import Model
     from .runner.programs import CUDA_COMPILER_OPTIONS
     from .runner.speculative import drafts
-    from .sampling import Sampling
+    from .sampling import Constraint, ConstraintError, Sampling
     from .server.run import serve
     from .support.assets import demo_path
     from .tasks.embeddings import embed
@@ -46,6 +46,8 @@ __all__ = [
     "CheckpointSource",
     "CompiledStep",
     "Config",
+    "Constraint",
+    "ConstraintError",
     "ContextShift",
     "Conversation",
     "Decoder",

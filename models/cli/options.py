@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import secrets
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,7 +15,7 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..sampling import Sampling
+from ..sampling import Constraint, Sampling
 from ..sampling.file_defaults import USUAL, default_sampling
 from .arguments import add_alias
 from .output import UsageError, printable, warnings_in_a_line
@@ -84,6 +87,34 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
         group.add_argument(*names, **options)
         if field.name in ALIASES:
             add_alias(group, ALIASES[field.name], field.name, options["type"])
+    _add_constraint(parser)
+
+
+def _add_constraint(parser: argparse.ArgumentParser) -> None:
+    """Adds options of the field `constraint`."""
+    group = parser.add_argument_group("form of the text").add_mutually_exclusive_group()
+    for name, metavar, make, help in (
+        ("--json-schema", "SCHEMA|FILE", Constraint.json_schema, "JSON that a schema describes"),
+        ("--grammar", "GRAMMAR|FILE", Constraint.grammar, "text of a grammar, in GBNF or Lark"),
+        ("--regex", "PATTERN", Constraint.regex, "text that a regular expression matches"),
+    ):
+        read = _form_of(make, reads_files=metavar.endswith("FILE"))
+        group.add_argument(name, dest="constraint", metavar=metavar, type=read, help=help)
+
+
+def _form_of(
+    make: Callable[[str], Constraint], *, reads_files: bool
+) -> Callable[[str], Constraint]:
+    """Returns a parser of an option's text, which may be the name of a file."""
+
+    def parse(text: str) -> Constraint:
+        try:
+            is_file = reads_files and len(text) < 4096 and os.path.isfile(text)
+            return make(Path(text).read_text(encoding="utf-8") if is_file else text)
+        except (OSError, ValueError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -98,7 +129,8 @@ def _bias(text: str) -> tuple[int, float]:
 def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sampling:
     """Returns sampling parameters: the options, else the model file's defaults, else `USUAL`.
 
-    Without a seed option, the seed is random. Raises UsageError for a value out of range.
+    Without a seed option, the seed is random. Raises UsageError for a value out of range, and for a
+    constraint that cannot be compiled.
     """
     try:
         with warnings_in_a_line(notes):
@@ -110,8 +142,11 @@ def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sa
     usual = of_file or USUAL
     by_chance = {"seed": secrets.randbits(32)}
     try:
-        return Sampling(**by_chance | usual | sampling_fields(options))
-    except (ValueError, TypeError) as error:
+        sampling = Sampling(**by_chance | usual | sampling_fields(options))
+        if sampling.constraint is not None and model.grammars is not None:
+            model.grammars.matcher(sampling.constraint)
+        return sampling
+    except (ValueError, TypeError, ImportError) as error:
         raise UsageError(error) from error
 
 

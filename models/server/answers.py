@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from ..engine.engine import EngineClosedError
 from ..engine.outputs import Output, Piece
 from ..engine.request import Changes, Reader, Request
-from ..sampling import Sampling
+from ..sampling import ConstraintError, Sampling
 from .errors import ApiError, unavailable
 from .parameters import wrong_value
 from .service import Service
@@ -135,11 +135,13 @@ class Answers:
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Converts the error of an engine that has ended to an ApiError."""
+    """Converts errors of an engine that has ended, and of answers that fail, to an ApiError."""
     try:
         yield
     except EngineClosedError as error:
         raise unavailable(str(error)) from None
+    except ConstraintError as error:
+        raise ApiError(400, str(error), code="constraint_failed") from None
 
 
 async def while_connected(receive: Any, work: Any) -> Any:

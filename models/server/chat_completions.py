@@ -29,7 +29,7 @@ from .generation import (
     usage_of,
     with_answers,
 )
-from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse
+from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse, wanted_of
 from .service import Service
 
 
@@ -71,7 +71,9 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     prompt, stops = await _prompt_of(service, body)
     tokenizer = service.tokenizer()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    submit(service, answers, [prompt], body, most=most, logprobs=logprobs, stops=stops)
+    wanted = wanted_of(body)
+    options: Any = {"most": most, "logprobs": logprobs, "stops": stops}
+    await submit(service, answers, [prompt], body, wanted=wanted, **options)
     head = {**new_id("chatcmpl"), "model": service.settings.name}
     ids = {"prompt_token_ids": prompt} if body.return_token_ids else {}
 

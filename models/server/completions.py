@@ -29,7 +29,7 @@ from .generation import (
     usage_of,
     with_answers,
 )
-from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse
+from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse, wanted_of
 from .service import Service
 
 #: Most prompts of a request, and the tokens of an answer if it does not say.
@@ -60,7 +60,8 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     check_number("max_tokens", body.max_tokens, 1)
     prompts = await prompts_of(service, body.prompt)
     most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-    submit(service, answers, prompts, body, most=most, logprobs=body.logprobs)
+    options: Any = {"most": most, "logprobs": body.logprobs}
+    await submit(service, answers, prompts, body, wanted=wanted_of(body), **options)
     total = sum(map(len, prompts))
     head = {**new_id("cmpl"), "object": "text_completion", "model": service.settings.name}
     lengths: dict[int, int] = {}  # characters of each answer so far

@@ -18,6 +18,7 @@ from ..engine.outputs import FinishReason, Output, Piece, TokenLogprobs
 from ..tokenizer import Tokenizer
 from .answers import Answers, while_connected
 from .bodies import listed
+from .constraints import Wanted, compile
 from .errors import ApiError, json_response, late
 from .events import DONE, PING, EventStream, error_event, event
 from .parameters import Parameters, samplings_of
@@ -64,21 +65,24 @@ class Form(NamedTuple):
     opening: dict[str, Any] = {}
 
 
-def submit(
+async def submit(
     service: Service,
     answers: Answers,
     prompts: list[list[int]],
     parameters: Parameters,
     *,
+    wanted: Wanted | None,
     most: int | None,
     logprobs: int | None = None,
     stops: tuple[str, ...] = (),
 ) -> None:
     """Submits `n` answers to each prompt, which share its pages.
 
-    most: maximum new tokens; None means what the context has room for. logprobs: number of most
-    likely tokens to report; None means no log-probabilities. Raises ApiError.
+    wanted: their constraint, which is compiled first, in a thread. most: maximum new tokens; None
+    means what the context has room for. logprobs: number of most likely tokens to report; None
+    means no log-probabilities. Raises ApiError.
     """
+    constraint = await compile(service, wanted)
     context = answers.engine.stats().max_context
     rows, samplings = [], []
     for prompt in prompts:
@@ -92,6 +96,7 @@ def submit(
             max_new_tokens=room if most is None else min(most, room),
             logprobs=logprobs,
             stops=stops,
+            constraint=constraint,
         )
         rows += [prompt] * len(new)
         samplings += new

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ..engine.outputs import Output
 from . import bodies
 from .answers import Answers
+from .constraints import ResponseFormat, Wanted, of_format, only
 from .conversations import prompt_of
 from .errors import ApiError, json_response
 from .events import EventStream, event
@@ -33,6 +34,16 @@ class Conversation(msgspec.Struct, kw_only=True):
     thinking: dict[str, Any] | None = None
 
 
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Options of the answer.
+
+    Attributes:
+      format: its form.
+    """
+
+    format: ResponseFormat | None = None
+
+
 class Message(Conversation, kw_only=True):
     """Body of /v1/messages."""
 
@@ -43,6 +54,8 @@ class Message(Conversation, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: ResponseFormat | None = None  # its earlier name
 
     @property
     def parameters(self) -> Parameters:
@@ -51,6 +64,15 @@ class Message(Conversation, kw_only=True):
             top_k=self.top_k,
             top_p=self.top_p,
             stop=self.stop_sequences,
+        )
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """The constraint that it asks for."""
+        config = self.output_config or OutputConfig()
+        return only(
+            of_format("output_config.format", config.format)
+            + of_format("output_format", self.output_format)
         )
 
 
@@ -72,7 +94,8 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     check(parameters)
     check_number("max_tokens", body.max_tokens, 1)
     prompt, stops = await _prompt_of(service, body)
-    submit(service, answers, [prompt], parameters, most=body.max_tokens, stops=stops)
+    options: Any = {"most": body.max_tokens, "stops": stops}
+    await submit(service, answers, [prompt], parameters, wanted=body.wanted, **options)
     head = {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -112,7 +135,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
         yield _event("message_stop")
 
     stream = chunks() if body.stream else None
-    options: dict[str, Any] = {"ignored": ignored, "error_event": _error_event}
+    options = {"ignored": ignored, "error_event": _error_event}
     return await respond(request, service, answers, whole=whole, chunks=stream, **options)
 
 

@@ -8,7 +8,17 @@ from typing import Any
 import msgspec
 
 from ..engine.stages import BIASES, STOPS
-from ..sampling import Sampling
+from ..sampling import Constraint, Sampling
+from .constraints import (
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    Wanted,
+    of_fields,
+    of_format,
+    of_names,
+    only,
+)
 from .errors import ApiError
 
 #: Limits of a request. More stop tokens or biases than an engine's programs have room for would
@@ -44,18 +54,18 @@ class Parameters(msgspec.Struct, kw_only=True):
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
+    json_schema: Schema | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Known, and refused where they would change the result.
     best_of: int | None = None
-    structured_outputs: Any = None
-    grammar: Any = None
-    json_schema: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
 
     @property
     def answers(self) -> int:
@@ -72,10 +82,25 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-_CONSTRAINTS = (
-    *("structured_outputs", "grammar", "json_schema", "functions", "function_call"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-)
+#: Parameters of llama-server and of earlier versions of vLLM -> field of `StructuredOutputs`.
+_ALIASES = {
+    "grammar": "grammar",
+    "json_schema": "json",
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+
+def wanted_of(parameters: Parameters) -> Wanted | None:
+    """Returns the constraint that a request asks for; raises ApiError."""
+    aliases = {name: getattr(parameters, name) for name in _ALIASES}
+    return only(
+        of_format("response_format", parameters.response_format)
+        + of_fields("structured_outputs", parameters.structured_outputs)
+        + of_names(aliases, _ALIASES)
+    )
 
 
 def check(parameters: Parameters) -> None:
@@ -91,10 +116,8 @@ def check(parameters: Parameters) -> None:
     for name, most in {"stop_token_ids": MOST_STOP_TOKENS, "logit_bias": MOST_BIASES}.items():
         if len(getattr(parameters, name) or ()) > most:
             raise ApiError(400, f"{name} may name {most} tokens at most", param=name)
-    for name in _CONSTRAINTS:
-        refuse(name, getattr(parameters, name) not in (None, ""))
-    form = parameters.response_format
-    refuse("response_format", form is not None and form != {"type": "text"})
+    for name in ("functions", "function_call"):
+        refuse(name, getattr(parameters, name) is not None)
 
 
 def check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
@@ -127,6 +150,7 @@ def samplings_of(
     max_new_tokens: int,
     logprobs: int | None,
     stops: tuple[str, ...],
+    constraint: Constraint | None,
 ) -> list[Sampling]:
     """Returns the sampling parameters of each of the `n` answers.
 
@@ -144,6 +168,7 @@ def samplings_of(
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
     fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
     fields |= {"penalize_new_only": True, "min_new_tokens": parameters.min_tokens or 0}
+    fields["constraint"] = constraint
     fields["stop_token_ids"] = parameters.stop_token_ids or ()
     fields["logit_bias"] = _biases(parameters.logit_bias or {})
     seed = seed_of(parameters.seed)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ..engine.outputs import Output
 from . import bodies
 from .answers import Answers
+from .constraints import ResponseFormat, of_format, only
 from .conversations import prompt_of, texts_of
 from .errors import ApiError, json_response
 from .events import PING, EventStream, event
@@ -35,7 +36,7 @@ class Reasoning(msgspec.Struct, kw_only=True):
 class TextFormat(msgspec.Struct, kw_only=True):
     """Options of the text."""
 
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
 
 
 #: Pairs of `metadata`, which answers repeat.
@@ -67,6 +68,11 @@ class CreateResponse(msgspec.Struct, kw_only=True):
     tool_choice: Any = None
     truncation: str | None = None
 
+    @property
+    def form(self) -> ResponseFormat | None:
+        """The form of the text."""
+        return None if self.text is None else self.text.format
+
 
 async def count_tokens(request: Request) -> Response:
     """Returns the number of tokens of a conversation's prompt."""
@@ -86,7 +92,9 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     parameters = Parameters(temperature=body.temperature, top_p=body.top_p, seed=body.seed)
     check(parameters)
     prompt, stops = await _prompt_of(service, body)
-    submit(service, answers, [prompt], parameters, most=body.max_output_tokens, stops=stops)
+    wanted = only(of_format("text.format", body.form))
+    options: Any = {"most": body.max_output_tokens, "stops": stops}
+    await submit(service, answers, [prompt], parameters, wanted=wanted, **options)
     answer = _Answer(service, body, len(prompt))
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
@@ -126,7 +134,7 @@ class _Answer:
             "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format_of(body.form)},
             "tool_choice": "none",
             "tools": [],
             "top_p": body.top_p,
@@ -199,6 +207,12 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+def _format_of(form: ResponseFormat | None) -> dict[str, Any]:
+    """Returns the form of the text as answers repeat it."""
+    fields = {"type": "text"} if form is None else msgspec.to_builtins(form)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def _is_text(part: Any) -> bool:
     return (
         isinstance(part, dict)
@@ -214,8 +228,6 @@ def _check(body: CreateResponse) -> None:
     refuse("conversation", body.conversation is not None)
     refuse("previous_response_id", body.previous_response_id is not None)
     refuse("prompt", body.prompt is not None)
-    form = None if body.text is None else body.text.format
-    refuse("text.format", form not in (None, {"type": "text"}))
     refuse("tools", bool(body.tools))
     refuse("tool_choice", body.tool_choice not in (None, "none", "auto"))
     refuse("truncation", body.truncation not in (None, "disabled"))

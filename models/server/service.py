@@ -18,6 +18,8 @@ from .settings import Settings
 
 #: Conversations that are rendered and tokenized at a time; the templates' processes are fewer.
 _RENDERING = 4
+#: Constraints that are compiled at a time; a large one takes a second.
+_COMPILING = 2
 
 logger = logging.getLogger("jax_q4k.server")
 
@@ -35,6 +37,7 @@ class Service:
       metrics: counts and times of requests.
       embedding: held while embeddings are computed, beside the engine's steps.
       rendering: threads that render chat templates; slow ones hold up nothing else.
+      compiling: threads that compile constraints.
       probe: generates a token for those that ask whether the engine does; None before the first.
     """
 
@@ -43,6 +46,7 @@ class Service:
         self.is_draining = False
         self.embedding = asyncio.Lock()
         self.rendering = ThreadPoolExecutor(_RENDERING, "jax-q4k-template")
+        self.compiling = ThreadPoolExecutor(_COMPILING, "jax-q4k-grammar")
         self.probe: asyncio.Future[None] | None = None
         self.engine: Engine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()

@@ -24,6 +24,7 @@ from jax_q4k import current_selection, models
 from jax_q4k.models import cli
 from jax_q4k.models.cli import output
 from jax_q4k.models.cli.commands import inspect, perplexity
+from jax_q4k.models.sampling.grammars import Grammars
 
 from ..golden_files import model, path
 
@@ -134,6 +135,36 @@ def test_biases_that_are_none(capsys, bias):
     assert f"{bias!r} must be a token id, =, and a number" in capsys.readouterr().err
 
 
+def test_forms_of_the_text(run, monkeypatch, tmp_path):
+    """Texts or files; wrong ones are refused before anything runs."""
+    seen = []
+
+    def record(_, constraint):
+        seen.append(constraint)
+        raise ValueError("seen")
+
+    schema, file = '{"type": "integer"}', tmp_path / "schema.json"
+    file.write_text(schema)
+    given = "generate", TEXT_MODEL, "-p", "x"
+    with monkeypatch.context() as patched:
+        patched.setattr(Grammars, "matcher", record)
+        for option, value, want in (
+            ("--json-schema", schema, models.Constraint.json_schema({"type": "integer"})),
+            ("--json-schema", file, models.Constraint.json_schema(schema)),
+            ("--grammar", 'root ::= "a"', models.Constraint.grammar('root ::= "a"')),
+            ("--regex", "[0-9]+", models.Constraint.regex("[0-9]+")),
+        ):
+            assert run(*given, option, value) == (2, "", "error: seen\n")
+            assert seen.pop() == want
+    code, _, err = run(*given, "--json-schema", '{"type": "foo"}')
+    assert code == 2 and "json_schema: Invalid type: foo" in err
+
+
+def test_one_form_of_the_text(run):
+    _, out, _ = run("generate", "demo", "-p", "One", "--regex", "[0-9]{3}", "--temperature", "0")
+    assert re.fullmatch("(One)?[0-9]{3}", out.strip())
+
+
 def test_options_reach_generation(run, monkeypatch):
     seen = {}
 
@@ -197,6 +228,7 @@ def test_options_reach_generation(run, monkeypatch):
         "logit_bias": ((3, -math.inf), (7, 1.5)),
         "dry_sequence_breakers": ("q",),
         "processors": (),
+        "constraint": None,
         "shift": None,
         "ignore_end": True,
         "stop_token_ids": (4, 5),
