@@ -122,7 +122,7 @@ class Matcher:
         self.is_finished = self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
-        """Returns the tokens that must come next, as far as they are certain."""
+        """Returns the tokens that must come next, up to the first choice."""
         if self._after or self.is_finished:
             return []
         if not self._forced:

@@ -150,7 +150,7 @@ def test_forms_of_the_text(run, monkeypatch, tmp_path):
         patched.setattr(Grammars, "matcher", record)
         for option, value, want in (
             ("--json-schema", schema, models.Constraint.json_schema({"type": "integer"})),
-            ("--json-schema", file, models.Constraint.json_schema(schema)),
+            ("--json-schema", str(file), models.Constraint.json_schema(schema)),
             ("--grammar", 'root ::= "a"', models.Constraint.grammar('root ::= "a"')),
             ("--regex", "[0-9]+", models.Constraint.regex("[0-9]+")),
         ):

@@ -166,7 +166,7 @@ def test_the_form_begins_behind_a_thought(demo: models.Model) -> None:
 
 
 def test_answers_that_end_early(demo: models.Model) -> None:
-    """By a stop string, by their length, and by being cancelled."""
+    """Ends an answer by a stop string, by its length, and by cancelling it."""
     with exactly(demo, few_programs=True, max_context=160) as engine:
         stopped = engine.generate("A", constraint=LONG, stop="thing")
         assert stopped.finish_reason == "stop" and stopped.text == "This is the only "
