@@ -14,6 +14,7 @@ from gguf.constants import TokenType
 from ..support.lru_cache import LRUCache
 from ..tokenizer import Tokenizer
 from .constraint import Constraint, ConstraintError
+from .json_schemas import ESCAPES, prepared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -68,8 +69,13 @@ class Grammars:
         if matcher.is_error():
             raise ConstraintError(f"{constraint.kind}: {_first_line(matcher.get_error())}")
         # What the library would ignore changes which answers are valid.
-        if warnings := matcher.get_grammar_warnings():
-            raise ConstraintError(f"{constraint.kind}: {_first_line(warnings[0])}")
+        problem = next(iter(matcher.get_grammar_warnings()), "")
+        if not problem:  # some grammars fail at the first step
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            problem = first.get_error()
+        if problem:
+            raise ConstraintError(f"{constraint.kind}: {_first_line(problem)}")
         return matcher
 
 
@@ -116,7 +122,7 @@ class Matcher:
             self._forced.popleft()
         else:
             self._forced.clear()
-        if not self._matcher.consume_token(token):
+        if not self._matcher.consume_token(token) or self._matcher.is_error():
             error = _first_line(self._matcher.get_error())
             raise ConstraintError(f"the answer cannot satisfy its constraint: {error}")
         self.is_finished = self._matcher.is_stopped()
@@ -160,8 +166,9 @@ def _grammar_of(constraint: Constraint) -> str:
     try:
         if constraint.kind == "json_schema":
             # A schema may not ask for its own keys to be ignored.
-            options = {"whitespace_pattern": _SPACE}, {"lenient": False}
-            found = matcher.grammar_from_json_schema(source, *options)
+            options = {"lenient": False, "json_allowed_escapes": ESCAPES}
+            schema, space = prepared(source), {"whitespace_pattern": _SPACE}
+            found = matcher.grammar_from_json_schema(schema, space, options)
         elif constraint.kind == "regex":
             found = matcher.grammar_from_regex(source)
         elif constraint.kind == "choice":
