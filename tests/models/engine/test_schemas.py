@@ -16,7 +16,7 @@ from .engine_runs import wait_until
 
 CORPUS = json.loads((ROOT / "tests" / "data" / "schemas.json").read_text())
 
-#: Schemas that llguidance refuses and that we write differently: any JSON, and one that says nothing.
+#: Schemas that llguidance refuses and that are written differently: any JSON, and no constraint.
 ACCEPTED = ("boolean schema true", "uniqueItems false")
 
 
@@ -49,7 +49,7 @@ def test_what_is_refused() -> None:
 
 @pytest.mark.slow("generates several hundred answers")
 def test_every_finished_answer_is_valid(record_property: Any) -> None:
-    """Compares with another library; formats are not checked, which the standard calls annotations."""
+    """Compares with another library; formats are annotations in the standard, and not checked."""
     compared = finished = 0
     with models.Engine(models.load("demo"), max_rows=16, max_context=256) as engine:
         requests = []
