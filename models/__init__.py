@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .runner.model import Model
     from .runner.programs import CUDA_COMPILER_OPTIONS
     from .runner.speculative import drafts
-    from .sampling import Constraint, ConstraintError, Sampling
+    from .sampling import Constraint, ConstraintError, Sampling, Thought
     from .server.run import serve
     from .support.assets import demo_path
     from .tasks.embeddings import embed
@@ -63,6 +63,7 @@ __all__ = [
     "Request",
     "Sampling",
     "Score",
+    "Thought",
     "Timings",
     "TokenLogprobs",
     "abstract_programs",

@@ -16,27 +16,51 @@ class ConstraintError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Constraint:
-    """The form that an answer must have; a field of `Sampling`, checked when a request is made.
-
-    Make one with `json_schema`, `json_object`, `regex`, `choice` or `grammar`. Tokens that would
-    leave the form are excluded at each step, and the answer ends when nothing can follow. An answer
-    of `max_new_tokens` tokens may be incomplete.
+class Thought:
+    """A thought that precedes the constrained part of an answer.
 
     Attributes:
-      kind: "json_schema", "regex", "choice" or "grammar".
-      source: a JSON schema, a regular expression, a JSON list of texts, or a grammar.
-      after: text behind whose first occurrence in the answer the form begins, such as "</think>";
-        "" means that the whole answer has it. White space may follow this text.
+      end: text behind whose first occurrence the form begins, such as "</think>".
+      begin: text with which an answer may begin its thought; None means that the prompt has begun
+        it already. An answer without this text has the form from its beginning.
+      budget: most tokens of the thought, behind which `end` is forced; None means no limit.
     """
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
-    source: str
-    after: str = ""
+    end: str
+    begin: str | None = None
+    budget: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, str) or not isinstance(self.after, str):
-            raise TypeError("source and after of a constraint must be texts")
+        if not isinstance(self.end, str) or not isinstance(self.begin, str | None):
+            raise TypeError("begin and end of a thought must be texts")
+        if not self.end or self.begin == "":
+            raise ConstraintError("begin and end of a thought must not be empty")
+        if self.budget is not None and not 0 <= self.budget < 1 << 31:
+            raise ConstraintError(f"budget={self.budget} must be at least 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Constraint:
+    """Form that an answer must have; a field of `Sampling`, checked when a request is made.
+
+    Make one with `json_schema`, `json_object`, `regex`, `choice`, `grammar` or `anything`. Tokens
+    that would leave the form are excluded at each step, and the answer ends when nothing can
+    follow. An answer of `max_new_tokens` tokens may be incomplete.
+
+    Attributes:
+      kind: "json_schema", "regex", "choice", "grammar" or "anything".
+      source: a JSON schema, a regular expression, a JSON list of texts, or a grammar.
+      thought: what may precede the form, with white space between them; None means that the whole
+        answer has the form.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar", "anything"]
+    source: str = ""
+    thought: Thought | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source, str):
+            raise TypeError("the source of a constraint must be a text")
         if len(self.source.encode(errors="replace")) > MOST_BYTES:
             raise ConstraintError(f"a constraint may have {MOST_BYTES} bytes at most")
 
@@ -79,9 +103,14 @@ class Constraint:
         """
         return cls("grammar", text)
 
-    def following(self, after: str) -> Self:
-        """Returns the constraint of an answer that begins otherwise, up to the text `after`."""
-        return dataclasses.replace(self, after=after)
+    @classmethod
+    def anything(cls) -> Self:
+        """Returns no form, for answers whose thought alone is limited."""
+        return cls("anything")
+
+    def following(self, thought: Thought) -> Self:
+        """Returns the constraint of an answer that may begin with a thought."""
+        return dataclasses.replace(self, thought=thought)
 
 
 def _json(value: Any) -> str:

@@ -13,7 +13,7 @@ from gguf.constants import TokenType
 
 from ..support.lru_cache import LRUCache
 from ..tokenizer import Tokenizer
-from .constraint import Constraint, ConstraintError
+from .constraint import Constraint, ConstraintError, Thought
 from .json_schemas import ESCAPES, prepared
 
 if TYPE_CHECKING:
@@ -46,10 +46,15 @@ class Grammars:
           ConstraintError: the constraint is malformed, too complex, or not supported. ImportError:
             llguidance is not installed.
         """
-        key = constraint.kind, constraint.source, bool(constraint.after)
-        make = functools.partial(self._compile, constraint)
-        matcher: LLMatcher = self._compiled.get(key, make)
-        return Matcher(matcher.deep_copy(), self._tokenizer, constraint.after)
+        matcher: LLMatcher | None = None
+        if constraint.kind != "anything":
+            key = constraint.kind, constraint.source, constraint.thought is not None
+            make = functools.partial(self._compile, constraint)
+            matcher = self._compiled.get(key, make).deep_copy()
+        before = None
+        if constraint.thought is not None:
+            before = Preface(self._tokenizer, constraint.thought)
+        return Matcher(matcher, before)
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -86,9 +91,9 @@ class Matcher:
       is_finished: whether the answer is complete and nothing can follow.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer, after: str) -> None:
-        self._matcher, self._tokenizer = matcher, tokenizer
-        self._after, self._before = after.encode(), b""  # what precedes the form so far
+    def __init__(self, matcher: LLMatcher | None, before: Preface | None) -> None:
+        """Begins an answer. matcher: None allows everything. before: what may precede its form."""
+        self._matcher, self._before = matcher, before
         self._forced: collections.deque[int] = collections.deque()
         self.is_finished = False
 
@@ -97,26 +102,27 @@ class Matcher:
 
         If that is too complex to tell, it allows all, and the next `push` fails.
         """
-        if self._after:
-            for token in self._tokenizer.eos_token_ids:
-                mask.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
-            return
+        before = self._before
         if forced := self.forced():
             allow_only(mask, forced[0])
-            return
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():
-            mask[:] = -1
+        elif before is not None and before.is_inside:
+            before.exclude_ends(mask)
+        elif self._matcher is not None:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if self._matcher.is_error():
+                mask[:] = -1
+            elif before is not None:
+                before.allow_begin(mask)
 
     def push(self, token: int) -> None:
         """Appends a token to the answer; raises ConstraintError if it leaves the form."""
-        if self._after:
-            if token in self._tokenizer.eos_token_ids:
-                raise ConstraintError("the answer cannot satisfy its constraint: it ends before")
-            self._before += self._tokenizer.token_bytes(token)
-            if self._after in self._before:
-                self._after = b""
-            self._before = self._before[-len(self._after) :]
+        if self._before is not None:
+            taken = self._before.takes(token)
+            if not taken or self._before.is_over:
+                self._before = None
+            if taken:
+                return
+        if self._matcher is None:
             return
         if self._forced and self._forced[0] == token:
             self._forced.popleft()
@@ -129,11 +135,77 @@ class Matcher:
 
     def forced(self) -> list[int]:
         """Returns the tokens that must come next, up to the first choice."""
-        if self._after or self.is_finished:
+        if self._before is not None:
+            return self._before.forced()
+        if self._matcher is None or self.is_finished:
             return []
         if not self._forced:
             self._forced.extend(self._matcher.compute_ff_tokens())
         return list(self._forced)
+
+
+class Preface:
+    """What precedes the form of one answer: a thought, or nothing.
+
+    Attributes:
+      is_inside: whether the thought has begun and not ended.
+      is_over: whether the form follows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, thought: Thought) -> None:
+        self._tokenizer, self._end = tokenizer, thought.end.encode()
+        self._begin = None if thought.begin is None else _token_of(tokenizer, thought.begin)
+        self.is_inside, self.is_over = thought.begin is None, False
+        self._budget, self._last = thought.budget, b""
+        self._closing: list[int] = []
+        if self.is_inside:
+            self._count(0)
+
+    def takes(self, token: int) -> bool:
+        """Adds a token; returns False if it belongs to the form."""
+        if not self.is_inside:
+            self.is_inside = token == self._begin
+            self._count(0)
+            return self.is_inside
+        if token in self._tokenizer.eos_token_ids:
+            raise ConstraintError("the answer cannot satisfy its constraint: its thought is all")
+        self._last += self._tokenizer.token_bytes(token)
+        if self._end in self._last:
+            self.is_over = True
+            return True
+        self._last = self._last[-len(self._end) :]
+        self._count(1)
+        return True
+
+    def forced(self) -> list[int]:
+        """Returns the tokens that end a thought whose budget is used up."""
+        return self._closing
+
+    def exclude_ends(self, mask: np.ndarray) -> None:
+        """Excludes end tokens: an answer may not end in its thought."""
+        for token in self._tokenizer.eos_token_ids:
+            mask.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
+
+    def allow_begin(self, mask: np.ndarray) -> None:
+        """Allows the token that begins a thought, if there may be one."""
+        if self._begin is not None:
+            mask.view(np.uint32)[self._begin // 32] |= np.uint32(1 << self._begin % 32)
+
+    def _count(self, tokens: int) -> None:
+        """Counts tokens of the thought; forces its end when the budget is used up."""
+        if self._closing:
+            self._closing = self._closing[tokens:]
+        elif self._budget is not None:
+            self._budget -= tokens
+            if self._budget <= 0:
+                end = self._end.decode()
+                self._closing = self._tokenizer.encode(end, add_special=False, parse_special=True)
+
+
+def _token_of(tokenizer: Tokenizer, text: str) -> int | None:
+    """Returns the token that a text is; None if it is several."""
+    ids = tokenizer.encode(text, add_special=False, parse_special=True)
+    return ids[0] if len(ids) == 1 else None
 
 
 def allow_only(mask: np.ndarray, token: int) -> None:
@@ -180,7 +252,7 @@ def _grammar_of(constraint: Constraint) -> str:
             found = _lark(any_to_lark(source))
     except Exception as error:  # the conversion of GBNF raises errors of many types
         raise ConstraintError(f"{constraint.kind}: {_first_line(str(error))}") from None
-    if not constraint.after:
+    if constraint.thought is None:
         return str(found)
     (inner,) = json.loads(found)["grammars"]
     outer = {"name": "outer", "lark_grammar": "start: /[ \\n]{0,4}/ @inner"}

@@ -15,7 +15,7 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import tokenizer
 from jax_q4k.models.engine.loop import EngineLoop
-from jax_q4k.models.sampling import Constraint, ConstraintError
+from jax_q4k.models.sampling import Constraint, ConstraintError, Thought
 
 from .. import golden_files
 from .engine_runs import bits_of, exactly, is_idle, wait_until
@@ -157,7 +157,7 @@ def test_penalties_and_filters(demo: models.Model) -> None:
 
 
 def test_the_form_begins_behind_a_thought(demo: models.Model) -> None:
-    thought = Constraint.choice(["red", "blue"]).following("and")
+    thought = Constraint.choice(["red", "blue"]).following(Thought("and"))
     with exactly(demo, few_programs=True, max_context=160) as engine:
         output = engine.generate("He went", constraint=thought, max_new_tokens=40)
     assert output.finish_reason == "end" and output.text is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jax_q4k import models
-from jax_q4k.models.sampling import Constraint, ConstraintError, grammars
+from jax_q4k.models.sampling import Constraint, ConstraintError, Thought, grammars
 from jax_q4k.models.sampling.grammars import Grammars, Matcher
 
 SCHEMA = {
@@ -19,6 +19,9 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+COLOUR = Constraint.choice(["red", "blue"])
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def follows(demo: models.Model, constraint: Constraint, text: str) -> bool:
         (Constraint.choice(["red", 'a "b"\n\\']), 'a "b"\n\\', "blue"),
         (Constraint.grammar('root ::= "yes" | "no" [a-z]{2}'), "noab", "yes!"),
         (Constraint.grammar('start: "a" b* "."\nb: "b" | "c"'), "abcb.", "ad."),
-        (Constraint.choice(["sea", "sand"]).following("</think>"), "I see.</think>\n\nsea", "sea"),
+        (COLOUR.following(Thought("</think>")), "I see.</think>\n\nred", "red"),
     ],
     ids=["schema", "enum", "object", "regex", "choice", "gbnf", "lark", "following"],
 )
@@ -68,6 +71,39 @@ def test_forms(demo: models.Model, constraint: Constraint, right: str, wrong: st
     assert follows(demo, constraint, right)
     assert not follows(demo, constraint, wrong)
     assert not follows(demo, constraint, right[:2])
+
+
+@pytest.mark.parametrize("constraint", [COLOUR, Constraint.anything()])
+def test_thoughts(demo: models.Model, constraint: Constraint) -> None:
+    """An answer may begin with one; its budget forces its end."""
+    tokenizer, vocab = demo.tokenizer, demo.config.vocab_size
+    assert tokenizer is not None
+    begin, other = (tokenizer.encode(text, add_special=False)[0] for text in ("<", "z"))
+    thought = Thought(" end", begin=tokenizer.token(begin), budget=3)
+    without = matcher_of(demo, constraint.following(thought))
+    assert allowed(without, vocab)[begin]
+    assert allowed(without, vocab)[other] == (constraint is not COLOUR)
+    for token in tokenizer.encode("red", add_special=False):
+        without.push(token)
+    assert without.is_finished == (constraint is COLOUR)
+
+    matcher = matcher_of(demo, constraint.following(thought))
+    matcher.push(begin)
+    for _ in range(3):
+        may = allowed(matcher, vocab)
+        assert may[other] and not may[list(tokenizer.eos_token_ids)].any()
+        matcher.push(other)
+    closing = []
+    while forced := matcher.forced():
+        (one,) = np.flatnonzero(allowed(matcher, vocab))
+        assert one == forced[0]
+        closing.append(int(one))
+        matcher.push(int(one))
+    assert tokenizer.decode(closing) == " end"
+    assert allowed(matcher, vocab)[other] == (constraint is not COLOUR)
+    with pytest.raises(ConstraintError, match="its thought is all"):
+        inside = matcher_of(demo, constraint.following(Thought("x")))
+        inside.push(tokenizer.eos_token_ids[0])
 
 
 def test_forced_tokens_are_the_only_ones_allowed(demo: models.Model) -> None:
@@ -142,11 +178,13 @@ def test_deep_schemas(demo: models.Model) -> None:
     ("make", "error", "message"),
     [
         (lambda: Constraint.regex("a" * 70_000), ConstraintError, "65536 bytes"),
-        (lambda: Constraint.regex(None), TypeError, "must be texts"),  # type: ignore[arg-type]
+        (lambda: Constraint.regex(None), TypeError, "must be a text"),  # type: ignore[arg-type]
         (lambda: Constraint.choice([]), ConstraintError, "at least one text"),
         (lambda: Constraint.choice([""]), ConstraintError, "none that is empty"),
         (lambda: Constraint.choice("ab"), TypeError, "a list of texts"),
         (lambda: Constraint.json_schema({"enum": [float("nan")]}), ConstraintError, "JSON data"),
+        (lambda: Thought(""), ConstraintError, "must not be empty"),
+        (lambda: Thought("x", budget=-1), ConstraintError, "at least 0"),
         (lambda: models.Sampling(constraint="a"), TypeError, "must be a Constraint"),
     ],
 )
