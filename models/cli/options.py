@@ -45,6 +45,10 @@ ALIASES = {
 }
 
 
+#: Fields of Sampling whose options may be repeated.
+_SEVERAL = ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers", "spelled_tokens")
+
+
 def add_running(parser: argparse._ActionsContainer) -> None:
     """Adds options that control how generation runs."""
     add_lora(parser)
@@ -71,7 +75,7 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
         options: dict[str, Any] = {"help": field.metadata["help"]}
         if field.type == "bool":
             options |= {"action": "store_const", "const": True}
-        elif field.name in ("stop", "stop_token_ids", "logit_bias", "dry_sequence_breakers"):
+        elif field.name in _SEVERAL:
             names = [name.removesuffix("s") if name != "--logit-bias" else name for name in names]
             options |= {"action": "append", "dest": field.name, "metavar": metavar}
             kinds: dict[str, Any] = {"logit_bias": _bias, "stop_token_ids": int}

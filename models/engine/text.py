@@ -28,10 +28,12 @@ class GeneratedText:
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self.logprobs: list[TokenLogprobs] = []
-        # The ids continue a text, so a leading space is kept.
-        self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
+        self._decoder, self._spelled = None, frozenset[int]()
         self._stop = StopStrings(sampling.stops)
         if tokenizer is not None:
+            self._spelled = tokenizer.control_ids(sampling.spelled_tokens)
+            # The ids continue a text, so a leading space is kept.
+            self._decoder = tokenizer.stream(strip_prefix=False, spelled=self._spelled)
             self._stop.read_controls(tokenizer.cut_at_controls)
         self._end_ids = sampling.end_ids(end_ids)
         self._min_tokens = sampling.min_new_tokens
@@ -56,7 +58,8 @@ class GeneratedText:
             text = self._decoder.push(token)
             is_short = len(self.tokens) <= self._min_tokens
             if not is_short:
-                text = self._stop.push(text + self._stop.marks.get(token, ""))
+                mark = "" if token in self._spelled else self._stop.marks.get(token, "")
+                text = self._stop.push(text + mark)
             self.text += text
             if self._stop.matched is not None:
                 self.finish_reason = "stop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,10 @@ _LIMITS = {"initial_lexer_fuel": 2_000_000, "step_lexer_fuel": 400_000, "max_lex
 
 #: White space between the tokens of JSON. Without a bound, small models never end it.
 _SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+
+
+#: Text without a space, which precedes a text whose tokens are wanted without an added space.
+_BEFORE = "\n"
 
 
 class Grammars:
@@ -225,11 +230,35 @@ class _Vocabulary:
         self.eos_token_id, self.bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
         self.tokens = [tokenizer.token_bytes(token) for token in count]
         self.special_token_ids = [token for token in count if types[token] in special]
+        plain = {*count} - {*self.special_token_ids}
+        self._ids = {self.tokens[token]: token for token in sorted(plain, reverse=True)}
+        self._longest = tokenizer.longest_token
 
     def __call__(self, text: str | bytes) -> list[int]:
-        if isinstance(text, bytes):
-            text = text.decode(errors="replace")
-        return self._tokenizer.encode(text, add_special=False)
+        """Returns tokens that spell a text in the middle of an answer; nothing is added to it."""
+        raw = text if isinstance(text, bytes) else text.encode()
+        text = raw.decode(errors="replace")
+        for before in ("", _BEFORE):  # some tokenizers add a space to a text's beginning
+            ids = self._tokenizer.encode(before + text, add_special=False)
+            if before:
+                spelled = itertools.accumulate(len(self.tokens[token]) for token in ids)
+                added = sum(len(self.tokens[token]) for token in ids) - len(raw)
+                ids = ids[next((i for i, n in enumerate(spelled, 1) if n >= added), 0) :]
+            if b"".join(self.tokens[token] for token in ids) == raw:
+                return ids
+        return self._greedy(raw)
+
+    def _greedy(self, raw: bytes) -> list[int]:
+        """Returns the longest token at each place."""
+        found, at = list[int](), 0
+        while at < len(raw):
+            ends = range(min(len(raw), at + self._longest), at, -1)
+            end = next((end for end in ends if raw[at:end] in self._ids), None)
+            if end is None:
+                break  # a byte without a token
+            found.append(self._ids[raw[at:end]])
+            at = end
+        return found
 
 
 def _grammar_of(constraint: Constraint) -> str:

@@ -82,6 +82,8 @@ class Sampling:
       ignore_end: continue after the tokenizer's end tokens.
       stop_token_ids: tokens that end the text like an end token, also with `ignore_end`. Stored as
         a tuple.
+      spelled_tokens: control tokens whose names are part of the text, such as "<|channel|>"; those
+        of others are left out. Stored as a tuple.
     """
 
     max_new_tokens: int = _field(64, "maximum new tokens; default: 64", short="-n", metavar="N")
@@ -156,6 +158,9 @@ class Sampling:
     stop_token_ids: Sequence[int] = _field(
         (), "stop at this token id; may be repeated", metavar="ID"
     )
+    spelled_tokens: str | Sequence[str] = _field(
+        (), "keep this control token's name in the text; may be repeated", metavar="NAME"
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -181,6 +186,8 @@ class Sampling:
         object.__setattr__(self, "processors", _processors(self.processors))
         breakers = StopStrings(self.dry_sequence_breakers or ()).stops
         object.__setattr__(self, "dry_sequence_breakers", breakers)
+        spelled = StopStrings(self.spelled_tokens or ()).stops
+        object.__setattr__(self, "spelled_tokens", spelled)
 
     def replaced(self, **fields: Any) -> Sampling:
         """Returns a copy with other values of some fields, validated."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from gguf.constants import TokenType
@@ -186,9 +186,21 @@ class Tokenizer:
         stream = self.stream(skip_special, strip_prefix)
         return "".join(map(stream.push, ids)) + stream.finish()
 
-    def stream(self, skip_special: bool = True, strip_prefix: bool = True) -> StreamDecoder:
-        """Returns a decoder for ids one at a time; its pieces together equal `decode`'s text."""
-        bytes_of = functools.partial(self.token_bytes, skip_special=skip_special)
+    def stream(
+        self,
+        skip_special: bool = True,
+        strip_prefix: bool = True,
+        *,
+        spelled: Collection[int] = (),
+    ) -> StreamDecoder:
+        """Returns a decoder for ids one at a time; its pieces together equal `decode`'s text.
+
+        spelled: control tokens that `skip_special` does not omit.
+        """
+
+        def bytes_of(token: int) -> bytes:
+            return self.token_bytes(token, skip_special and token not in spelled)
+
         return StreamDecoder(bytes_of, strip_space=strip_prefix and self.adds_space)
 
     def token_bytes(self, token_id: int, skip_special: bool = False) -> bytes:
@@ -209,6 +221,11 @@ class Tokenizer:
             return bytes(map(self._byte_of.__getitem__, text))
         except KeyError:  # an added token of type normal, not in the byte alphabet
             return text.encode()
+
+    def control_ids(self, names: Iterable[str]) -> frozenset[int]:
+        """Returns the ids of the control tokens with these names; ignores other names."""
+        ids = {text: token for text, token, is_control in self.vocabulary.special if is_control}
+        return frozenset(ids[name] for name in names if name in ids)
 
     def cut_at_controls(self, text: str) -> list[str | int]:
         """Splits a text at the names of control tokens; returns non-empty texts and ids."""

@@ -234,6 +234,17 @@ def test_a_stop_string_is_a_control_token(stop, count):
     assert (row.text, row.finish_reason, row.tokens[-2:]) == (" one", "stop", [2, 13])
 
 
+def test_control_tokens_that_are_spelled():
+    """Their names are part of the text, those of others are not; stop strings match them."""
+    tokenizer = model("text-spm").tokenizer
+    words = tokenizer.encode("one", add_special=False)
+    for stop, text, reason in ((None, "</s> one</s>\n</s>", None), ("</s>\n", "</s> one", "stop")):
+        row = GeneratedText(tokenizer, Sampling(spelled_tokens="</s>", stop=stop), ())
+        for token in (1, 2, *words, 2, 13, 2):
+            row.push(token)
+        assert (row.text, row.finish_reason) == (text, reason)
+
+
 @pytest.mark.slow("compiles several programs")
 def test_prompts_have_no_end_token():
     """Files of embedding models request an end token."""
@@ -360,6 +371,7 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options |= dict(dry_sequence_breakers=("y",), processors=(without_sevens,), logprobs=3)
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True, penalize_new_only=True)
     options |= dict(stop_token_ids=(9,), min_new_tokens=2, constraint=Constraint.regex("a+"))
+    options |= dict(spelled_tokens=("<s>",))
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         list(call(model("text-spm"), [1], **options))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.paths import GOLDEN
 
+import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import tokenizer
 from jax_q4k.models.sampling import Constraint, ConstraintError, Thought, grammars
 from jax_q4k.models.sampling.grammars import Grammars, Matcher
 
@@ -21,6 +25,7 @@ SCHEMA = {
 }
 
 
+VOCABULARIES = sorted((GOLDEN.parent / "tokenizers").glob("*.gguf"))
 COLOUR = Constraint.choice(["red", "blue"])
 
 
@@ -73,17 +78,45 @@ def test_forms(demo: models.Model, constraint: Constraint, right: str, wrong: st
     assert not follows(demo, constraint, right[:2])
 
 
+@pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
+def test_vocabularies(path: Path) -> None:
+    """Forced texts are spelled in tokens of each kind of tokenizer, without an added space."""
+    made = tokenizer.from_metadata(jq.gguf.read_header(path).metadata)
+    vocabulary = grammars._Vocabulary(made)
+    for text in (
+        "a",
+        " a",
+        "hello world",
+        '{"name": "',
+        "é\n",
+        "  x",
+        "\n\n",
+        "日本",
+        "\\n",
+        "1234",
+    ):
+        ids = vocabulary(text)
+        assert b"".join(vocabulary.tokens[token] for token in ids) == text.encode()
+        greedy = vocabulary._greedy(text.encode())
+        assert b"".join(vocabulary.tokens[token] for token in greedy) == text.encode()
+    matcher = Grammars(made, made.vocab_size).matcher(Constraint.regex("a+ (hello|world) é{2}"))
+    for token in vocabulary("aaa hello éé"):
+        assert allowed(matcher, made.vocab_size)[token]
+        matcher.push(token)
+    assert matcher.is_finished
+
+
 @pytest.mark.parametrize("constraint", [COLOUR, Constraint.anything()])
 def test_thoughts(demo: models.Model, constraint: Constraint) -> None:
     """An answer may begin with one; its budget forces its end."""
-    tokenizer, vocab = demo.tokenizer, demo.config.vocab_size
-    assert tokenizer is not None
-    begin, other = (tokenizer.encode(text, add_special=False)[0] for text in ("<", "z"))
-    thought = Thought(" end", begin=tokenizer.token(begin), budget=3)
+    words, vocab = demo.tokenizer, demo.config.vocab_size
+    assert words is not None
+    begin, other = (words.encode(text, add_special=False)[0] for text in ("<", "z"))
+    thought = Thought(" end", begin=words.token(begin), budget=3)
     without = matcher_of(demo, constraint.following(thought))
     assert allowed(without, vocab)[begin]
     assert allowed(without, vocab)[other] == (constraint is not COLOUR)
-    for token in tokenizer.encode("red", add_special=False):
+    for token in words.encode("red", add_special=False):
         without.push(token)
     assert without.is_finished == (constraint is COLOUR)
 
@@ -91,7 +124,7 @@ def test_thoughts(demo: models.Model, constraint: Constraint) -> None:
     matcher.push(begin)
     for _ in range(3):
         may = allowed(matcher, vocab)
-        assert may[other] and not may[list(tokenizer.eos_token_ids)].any()
+        assert may[other] and not may[list(words.eos_token_ids)].any()
         matcher.push(other)
     closing = []
     while forced := matcher.forced():
@@ -99,11 +132,11 @@ def test_thoughts(demo: models.Model, constraint: Constraint) -> None:
         assert one == forced[0]
         closing.append(int(one))
         matcher.push(int(one))
-    assert tokenizer.decode(closing) == " end"
+    assert words.decode(closing) == " end"
     assert allowed(matcher, vocab)[other] == (constraint is not COLOUR)
     with pytest.raises(ConstraintError, match="its thought is all"):
         inside = matcher_of(demo, constraint.following(Thought("x")))
-        inside.push(tokenizer.eos_token_ids[0])
+        inside.push(words.eos_token_ids[0])
 
 
 def test_forced_tokens_are_the_only_ones_allowed(demo: models.Model) -> None:
