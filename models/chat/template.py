@@ -88,7 +88,7 @@ def render(
       TypeError, ValueError: messages, tools or variables are not JSON data, are nested too deeply,
         or have a format that the template does not support.
     """
-    text, tokens = _template_of(source, template, tools)
+    text, tokens = template_of(source, template, tools)
     ending = add_generation_prompt, continue_final_message
     job = _Job(text, tokens | variables, *ending, now, limits)
     return job.render(_checked(messages), _checked_tools(tools), None)
@@ -113,7 +113,7 @@ def encode(
     """
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer")
-    text, tokens = _template_of(source, template, tools)
+    text, tokens = template_of(source, template, tools)
     ending = add_generation_prompt, continue_final_message
     job = _Job(text, tokens | variables, *ending, now, limits)
     checked, described = _checked(messages), _checked_tools(tools)
@@ -199,7 +199,7 @@ def _digest(variables: dict[str, Any]) -> str:
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
 
-def _template_of(
+def template_of(
     source: Tokenizer | str, name: str | None, tools: object
 ) -> tuple[str, dict[str, str]]:
     """Returns a template's text, and the special tokens that it may use by name."""

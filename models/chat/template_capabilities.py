@@ -93,11 +93,8 @@ class TemplateCapabilities:
             return call | {"function": self._with_arguments(dict(call["function"]))}
         arguments = call.get("arguments")
         if isinstance(arguments, str) and self._is("arguments", "object"):
-            try:
-                parsed = json.loads(arguments)
-            except (ValueError, RecursionError):
-                return call
-            return call | {"arguments": parsed} if isinstance(parsed, dict) else call
+            parsed = parsed_arguments(arguments)
+            return call if parsed is None else call | {"arguments": parsed}
         if isinstance(arguments, Mapping) and self._is("arguments", "text"):
             return call | {"arguments": json.dumps(arguments, ensure_ascii=False)}
         return call
@@ -170,6 +167,15 @@ class TemplateCapabilities:
     def _after_call(self, call: dict[str, Any]) -> str | None:
         result = {"role": "tool", "tool_call_id": "call00001", "name": "tool", "content": "A"}
         return self._render({"role": "user", "content": "A"}, call, result, tools=True)
+
+
+def parsed_arguments(text: str) -> dict[str, Any] | None:
+    """Parses a tool call's arguments; returns None if they are not the JSON text of an object."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _are_parts(content: Any) -> TypeGuard[list[Mapping[str, Any]]]:

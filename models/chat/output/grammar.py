@@ -1,0 +1,71 @@
+"""Builds grammars in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+#: Returns the id of a text that is one control token, or None.
+TokenId = Callable[[str], int | None]
+
+
+class Rules:
+    """Rules of a grammar under construction."""
+
+    def __init__(self, token_id: TokenId) -> None:
+        self._token_id = token_id
+        self._rules: list[str] = []
+
+    def add(self, name: str, expression: str, attributes: str = "") -> str:
+        """Adds a rule; returns its name, which is made unique."""
+        unique = f"{name}_{len(self._rules)}"
+        self._rules.append(f"{unique}{attributes}: {expression}")
+        return unique
+
+    def add_text(self, stop: str) -> str:
+        """Adds a rule of any text up to a mark, and the mark; returns its name."""
+        token = self._token_id(stop)
+        if token is not None:  # no text contains a token
+            return self.add("text", f"/(?s:.*)/ <[{token}]>")
+        return self.add("text", "/(?s:.*)/", f"[suffix={quoted(stop)}]")
+
+    def add_json(self, schema: Mapping[str, Any]) -> str:
+        """Adds a rule of JSON that satisfies a schema; returns its name."""
+        return self.add("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+
+    def mark(self, text: str) -> str:
+        """Returns an expression of a mark: a control token, or literal text."""
+        token = self._token_id(text)
+        return quoted(text) if token is None else f"<[{token}]>"
+
+    def marks(self, texts: tuple[str, ...]) -> str:
+        """Returns an expression of marks in sequence."""
+        return " ".join(map(self.mark, texts))
+
+    def add_list(self, items: Sequence[tuple[str, bool]], comma: str) -> str:
+        """Adds rules of items in sequence, separated by commas; returns an expression.
+
+        items: expression of each item, and whether it is required.
+        """
+        later = {False: '""', True: '""'}  # by whether an item precedes
+        for item, required in reversed(items):
+            rest = later[True]
+            later = {
+                follows: self.add(
+                    "list",
+                    f"{quoted(comma) if follows else ''} {item} {rest}"
+                    + ("" if required else f" | {later[follows]}"),
+                )
+                for follows in (False, True)
+            }
+        return later[False]
+
+    def text(self, start: str) -> str:
+        """Returns the grammar whose answers are an expression."""
+        return "\n".join([f"start: {start}", *self._rules]) + "\n"
+
+
+def quoted(text: str) -> str:
+    """Returns an expression of literal text."""
+    return json.dumps(text, ensure_ascii=False)
