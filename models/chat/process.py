@@ -24,6 +24,10 @@ class ChatTemplateError(ValueError):
     """A chat template is missing or malformed, rejects the messages, or exceeds its limits."""
 
 
+class ChatTemplateTimeoutError(ChatTemplateError):
+    """A chat template took longer than its limit."""
+
+
 class _EndedError(Exception):
     """The process ended before it answered; the message tells how."""
 
@@ -44,7 +48,7 @@ class Deadline:
         return self._end - time.monotonic()
 
     def error(self) -> ChatTemplateError:
-        return ChatTemplateError(f"chat template took longer than {self.seconds} s")
+        return ChatTemplateTimeoutError(f"chat template took longer than {self.seconds} s")
 
 
 class TemplateProcesses:

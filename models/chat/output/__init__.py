@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from .detection import family_of
-from .events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from .events import (
+    Call,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Message,
+    Reasoning,
+    message_of,
+)
 from .families import FAMILIES, NONE, Family
 from .history import check_history
 from .parser import Parser
@@ -11,14 +21,17 @@ from .parser import Parser
 __all__ = [
     "FAMILIES",
     "NONE",
+    "Call",
     "CallArguments",
     "CallBegin",
     "CallEnd",
     "Content",
     "Event",
     "Family",
+    "Message",
     "Parser",
     "Reasoning",
     "check_history",
     "family_of",
+    "message_of",
 ]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
+from .parser import Parser
 from .source import Reading
 from .syntax import Marks, Syntax
-
-if TYPE_CHECKING:
-    from .parser import Parser
 
 
 @dataclass(frozen=True)

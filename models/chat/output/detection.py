@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...tokenizer import Tokenizer
-from ..process import ChatTemplateError
+from ..process import ChatTemplateError, ChatTemplateTimeoutError
 from ..template import render, template_of
 from .answer import Tags
 from .events import CallArguments, CallBegin
@@ -48,6 +48,9 @@ def family_of(source: Tokenizer | str, *, template: str | None = None) -> Family
 
     Returns:
       The family, `NONE` for templates without tools and thoughts, and for files without template.
+
+    Raises:
+      ChatTemplateError: the template takes longer than its limit.
     """
     try:
         text, tokens = template_of(source, template, [_TOOL])
@@ -111,7 +114,9 @@ class _Probe:
         messages = [_USER, {"role": "assistant", **message}]
         try:
             return render(self._template, messages, False, tools=[_TOOL], **self._tokens)
-        except (ChatTemplateError, ValueError, TypeError):
+        except ChatTemplateTimeoutError:  # says nothing about the template
+            raise
+        except (ValueError, TypeError):
             return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SPACE = " \t\r\n"
@@ -47,6 +48,39 @@ class CallEnd:
 
 
 Event = Content | Reasoning | CallBegin | CallArguments | CallEnd
+
+
+@dataclass(frozen=True)
+class Call:
+    """A whole tool call; `arguments` is the JSON text of an object, or its start if cut off."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Message:
+    """A whole answer."""
+
+    content: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+def message_of(events: Iterable[Event]) -> Message:
+    """Returns the answer that all of its events describe."""
+    texts: dict[type, list[str]] = {Content: [], Reasoning: []}
+    begun: list[tuple[CallBegin, list[str]]] = []
+    for event in events:
+        if isinstance(event, CallBegin):
+            begun.append((event, []))
+        elif isinstance(event, CallArguments):
+            begun[event.index][1].append(event.text)
+        elif not isinstance(event, CallEnd):
+            texts[type(event)].append(event.text)
+    calls = tuple(Call(begin.id, begin.name, "".join(pieces)) for begin, pieces in begun)
+    return Message("".join(texts[Content]), "".join(texts[Reasoning]), calls)
 
 
 class Events:

@@ -59,17 +59,15 @@ class Family:
           splits_reasoning: thoughts become `Reasoning`; otherwise they stay in the content, with
             their marks.
         """
-        return Parser(
-            self, tools, reasoning=reasoning, inside=inside, splits_reasoning=splits_reasoning
-        )
 
-    def read(self, parser: Parser, *, reasoning: bool, inside: bool) -> Reading[None]:
-        """Reads an answer on behalf of a parser."""
-        if self.messages:
-            return HarmonyReader(parser).read(inside)
-        thought = self.thought if reasoning or inside else None
-        syntaxes = self.syntaxes if parser.tools else ()
-        return AnswerReader(parser, syntaxes, thought, self.frame).read(inside)
+        def read(parser: Parser) -> Reading[None]:
+            if self.messages:
+                return HarmonyReader(parser).read(inside)
+            thought = self.thought if reasoning or inside else None
+            syntaxes = self.syntaxes if parser.tools else ()
+            return AnswerReader(parser, syntaxes, thought, self.frame).read(inside)
+
+        return Parser(read, tools, splits_reasoning)
 
     def opens_thought(self, prompt: str) -> bool:
         """Returns whether a rendered prompt ends inside a thought."""
@@ -95,7 +93,12 @@ class Family:
 
 
 THINK = Tags("<think>", "</think>")
-_COHERE_KEYS = JsonObject("tool_name", "parameters")
+_COHERE_ACTIONS = Syntax(
+    JsonObject("tool_name", "parameters", number="tool_call_id"),
+    section=("<|START_ACTION|>", "[", "\n"),
+    section_end=("\n", "]", "<|END_ACTION|>"),
+    separator=(",", "\n"),
+)
 
 _MISTRAL_LIST = Syntax(
     JsonObject(), section=("[TOOL_CALLS]", "["), section_end=("]",), separator=(",", " ")
@@ -114,17 +117,25 @@ _DEEPSEEK_V3 = Syntax(
 _DEEPSEEK_V31 = Syntax(NamedJson(("<｜tool▁sep｜>",)), *_DEEPSEEK_SECTION, *_DEEPSEEK_CALL)
 
 
+_FUNCTION = Tagged(
+    name="<function=",
+    name_end=">",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    end="</function>",
+)
+#: Form of Qwen3-Coder's calls if the model forgets the first mark, as it often does.
+_FORGOTTEN = Syntax(
+    dataclasses.replace(_FUNCTION, name="", lines=True),
+    call=("<function=",),
+    call_end=("</tool_call>",),
+)
+
+
 def _functions(begin: str, end: str, *, lines: bool) -> Syntax:
     """Returns the form that Qwen3-Coder introduced."""
-    body = Tagged(
-        name="<function=",
-        name_end=">",
-        key="<parameter=",
-        key_end=">",
-        value_end="</parameter>",
-        end="</function>",
-        lines=lines,
-    )
+    body = dataclasses.replace(_FUNCTION, lines=lines)
     return Syntax(body, call=(begin, "\n"), call_end=("\n", end), separator=("\n",))
 
 
@@ -142,7 +153,7 @@ _HERMES_SYNTAX = Syntax(
 HERMES = Family("hermes", (_HERMES_SYNTAX,), hints=("<tool_call>",))
 QWEN_XML = Family(
     "qwen_xml",
-    (_functions("<tool_call>", "</tool_call>", lines=True),),
+    (_functions("<tool_call>", "</tool_call>", lines=True), _FORGOTTEN),
     hints=("<tool_call>\n<function=",),
 )
 SEED = Family("seed", (_functions("<seed:tool_call>", "</seed:tool_call>", lines=False),))
@@ -216,14 +227,19 @@ GLM = Family(
 COMMAND_R = Family(
     "command_r",
     (
-        _json_list(("Action:", " ", "```json", "\n", "["), ("]", "\n", "```"), _COHERE_KEYS),
-        _json_list(("<|START_ACTION|>", "["), ("]", "<|END_ACTION|>"), _COHERE_KEYS),
+        Syntax(
+            JsonObject("tool_name", "parameters"),
+            section=("Action:", " ", "```json", "\n", "[", "\n"),
+            section_end=("\n", "]", "```"),
+            separator=(",", "\n"),
+        ),
+        _COHERE_ACTIONS,
     ),
-    hints=('"tool_name": title of the tool',),
+    hints=("Action:",),
 )
 COMMAND_R7B = Family(
     "command_r7b",
-    (_json_list(("<|START_ACTION|>", "["), ("]", "<|END_ACTION|>"), _COHERE_KEYS),),
+    (_COHERE_ACTIONS,),
     frame=Tags("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     hints=("<|START_ACTION|>",),
 )
@@ -261,9 +277,7 @@ GIGACHAT = Family(
     "gigachat",
     (
         Syntax(
-            JsonObject(),
-            section=("<|message_sep|>", "\n\n"),
-            call=("function call", "<|role_sep|>", "\n"),
+            JsonObject(), call=("<|message_sep|>", "\n\n", "function call", "<|role_sep|>", "\n")
         ),
     ),
 )

@@ -16,12 +16,22 @@ class Rules:
     def __init__(self, token_id: TokenId) -> None:
         self._token_id = token_id
         self._rules: list[str] = []
+        self._count = 0
 
     def add(self, name: str, expression: str, attributes: str = "") -> str:
         """Adds a rule; returns its name, which is made unique."""
-        unique = f"{name}_{len(self._rules)}"
-        self._rules.append(f"{unique}{attributes}: {expression}")
+        unique = self.declare(name)
+        self.define(unique, expression, attributes)
         return unique
+
+    def declare(self, name: str) -> str:
+        """Returns the unique name of a rule that is defined later, so that it may be recursive."""
+        self._count += 1
+        return f"{name}_{self._count}"
+
+    def define(self, name: str, expression: str, attributes: str = "") -> None:
+        """Defines a declared rule."""
+        self._rules.append(f"{name}{attributes}: {expression}")
 
     def add_text(self, stop: str) -> str:
         """Adds a rule of any text up to a mark, and the mark; returns its name."""

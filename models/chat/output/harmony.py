@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from .grammar import Rules
 from .json_calls import object_schema
 from .json_text import read_value
 from .literals import read_name
+from .parser import Parser
 from .source import Reading, Sink, Source
 from .syntax import Body, Header, Syntax
 from .tools import Tool
-
-if TYPE_CHECKING:
-    from .parser import Parser
 
 _MESSAGE = "<|message|>"
 _STARTS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _FUNCTIONS = "functions."
 _HEADER = re.compile(
-    r"(?:<\|start\|>assistant)?(?:[ ]*to=(?P<role>[^\s<]+))?"
-    r"(?:<\|channel\|>(?P<channel>analysis|commentary|final)(?:[ ]+to=(?P<to>[^\s<]+))?)?"
-    r"[ ]*(?:<\|constrain\|>)?[ ]*\w*[ ]*<\|message\|>"
+    r"(?:<\|start\|>assistant)?(?:[ ]*to=(?P<role>[\w.-]+))?"
+    r"(?:<\|channel\|>(?P<channel>analysis|commentary|final)(?:[ ]+to=(?P<to>[\w.-]+))?)?"
+    r"[ ]*(?:<\|constrain\|>)?[ ]*(?:json|code|text)?[ ]*<\|message\|>"
 )
 #: Headers as the model writes them behind a prompt.
 _OPENING = "<|channel|>"

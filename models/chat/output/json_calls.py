@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from .grammar import Rules
+from .grammar import Rules, quoted
 from .json_text import parsed, read_string, read_value
 from .source import Reading, Sink, Source
 from .syntax import Body, Header, Marks
@@ -20,11 +20,13 @@ class JsonObject(Body):
     """A call like {"name": "f", "arguments": {...}}.
 
     Attributes:
-      name, arguments: keys as written. Others of `names` and `arguments_keys` are read, too.
+      name, arguments: keys as written; "name", "arguments" and "parameters" are read, too.
+      number: key of a number that is written before the name; "" for none.
     """
 
     name: str = "name"
     arguments: str = "arguments"
+    number: str = ""
 
     def read_header(self, source: Source, tools: dict[str, Tool]) -> Reading[Header | None]:
         if (yield from source.choose(("{",))) is None:
@@ -77,9 +79,12 @@ class JsonObject(Body):
 
     def rule(self, tool: Tool, rules: Rules) -> str:
         name = json.dumps(tool.name, ensure_ascii=False)
-        start = f'{{"{self.name}": {name}, "{self.arguments}": '
-        quoted = json.dumps(start, ensure_ascii=False)
-        return f'{quoted} {rules.add_json(object_schema(tool))} "}}"'
+        number = ""
+        if self.number:
+            begin, end = quoted(f'"{self.number}": "'), quoted('", ')
+            number = f"{begin} /[0-9]+/ {end}"
+        start = quoted(f'"{self.name}": {name}, "{self.arguments}": ')
+        return f'"{{" {number} {start} {rules.add_json(object_schema(tool))} "}}"'
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .json_text import escaped
@@ -39,22 +38,38 @@ class Dialect:
 
     Attributes:
       quotes: marks that begin and end a string; escapes: a backslash escapes in it.
-      constants: texts of True, False and None.
+      true, false, none: texts of the constants.
       colon, comma: texts behind a key and between items; bare_keys: keys have no quotes.
     """
 
     quotes: tuple[str, ...]
     escapes: bool
-    constants: Mapping[bool | None, str]
+    true: str
+    false: str
+    none: str
     colon: str = ": "
     comma: str = ", "
     bare_keys: bool = False
 
 
-PYTHON = Dialect(('"', "'"), True, {True: "True", False: "False", None: "None"})
-GEMMA = Dialect(
-    ('<|"|>',), False, {True: "true", False: "false", None: "null"}, ":", ",", bare_keys=True
-)
+PYTHON = Dialect(('"', "'"), True, "True", "False", "None")
+GEMMA = Dialect(('<|"|>',), False, "true", "false", "null", ":", ",", bare_keys=True)
+
+
+def literal_to_json(text: str) -> str | None:
+    """Returns a list or dict in Python's notation as JSON; None if the text is neither."""
+    if not text.startswith(("[", "{")):
+        return None
+    source = Source()
+    source.push(text)
+    source.ended = True
+    pieces: list[str] = []
+    reading = read_literal(source, PYTHON, pieces.append)
+    try:
+        while True:
+            next(reading)
+    except StopIteration as end:
+        return "".join(pieces) if end.value and source.at == len(text) else None
 
 
 def read_literal(source: Source, dialect: Dialect, sink: Sink, depth: int = 0) -> Reading[bool]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from .events import Content, Event, Events, Reasoning, Trimmed
 from .source import Reading, Source
 from .syntax import Header, Marks, Syntax, read_marks
 from .tools import Tool, tools_of
-
-if TYPE_CHECKING:
-    from .families import Family
 
 
 class Parser:
@@ -23,21 +20,21 @@ class Parser:
 
     def __init__(
         self,
-        family: Family,
+        read: Callable[[Parser], Reading[None]],
         tools: Sequence[Any] | None,
-        *,
-        reasoning: bool,
-        inside: bool,
-        splits_reasoning: bool = True,
+        splits_reasoning: bool,
     ) -> None:
-        """Prepares parsing; `Family.parser` describes the arguments."""
+        """Prepares parsing; `Family.parser` calls this.
+
+        read: the family's reader of an answer. The other arguments are those of `Family.parser`.
+        """
         self.source = Source()
         self.tools: dict[str, Tool] = tools_of(tools)
         self.splits = splits_reasoning
         self._events = Events()
         self.content = Trimmed(self._events, Content)
         self.reasoning = Trimmed(self._events, Reasoning) if splits_reasoning else self.content
-        self._reading = family.read(self, reasoning=reasoning, inside=inside)
+        self._reading = read(self)
 
     def push(self, text: str) -> list[Event]:
         """Adds a piece of the answer; returns the events that are certain now."""

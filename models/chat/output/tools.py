@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .json_text import parsed
+from .literals import literal_to_json
 
 Schema = Mapping[str, Any]
 
@@ -17,6 +18,7 @@ _STRING = frozenset({"string"})
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _MOST_REFERENCES = 16
+_ROOT = "root"
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,13 @@ class Tool:
         return frozenset(found) if isinstance(found, list) else frozenset()
 
     def schema_of(self, parameter: str) -> Schema:
-        """Returns a parameter's schema, with the definitions to which it may refer."""
+        """Returns a parameter's schema on its own: its references point into a copy of the root."""
         found = self.properties.get(parameter)
         if not isinstance(found, Mapping):
             return {}
-        shared = {k: self.parameters[k] for k in ("$defs", "definitions") if k in self.parameters}
-        return {**shared, **found}
+        if next(_references(found), None) is None:
+            return found
+        return {**_moved(found), "$defs": {_ROOT: _moved(self.parameters)}}
 
     def types_of(self, parameter: str) -> frozenset[str]:
         """Returns the JSON types that a parameter may have; all of them if nothing tells."""
@@ -70,8 +73,9 @@ class Tool:
         if types & {"number", "array", "object"}:
             try:
                 value = parsed(stripped)
-            except ValueError:
-                return json.dumps(text, ensure_ascii=False)
+            except ValueError:  # templates print Python's form of objects
+                stripped = literal_to_json(stripped) or "null"
+                value = parsed(stripped)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if (
                 (number and "number" in types)
@@ -120,6 +124,31 @@ def resolved(reference: str, root: Schema) -> object:
     for key in reference.removeprefix("#").strip("/").split("/"):
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
+
+
+def _references(schema: object) -> Iterator[str]:
+    """Yields the references in a schema."""
+    if isinstance(schema, Mapping):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        for value in schema.values():
+            yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)
+
+
+def _moved(schema: Any) -> Any:
+    """Returns a schema whose local references point to the definition `_ROOT`."""
+    if isinstance(schema, list):
+        return [_moved(value) for value in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/{_ROOT}{reference[1:].rstrip('/')}"
+    return moved
 
 
 def _type_of(value: object) -> str:

@@ -38,9 +38,12 @@ WEATHER = {
     "required": ["city"],
 }
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "get", "parameters": WEATHER}},
-    {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": name, "description": "D", "parameters": schema}}
+    for name, schema in (
+        ("get_weather", WEATHER),
+        ("get", WEATHER),  # the start of another name
+        ("now", {"type": "object", "properties": {}}),
+    )
 ]
 
 THINKING = {
@@ -319,7 +322,7 @@ FORMS: dict[str, Form] = {
         '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "',
         '", "arguments": ',
         "}",
-        '}\nfunction call<|role_sep|>\n{"name": "',
+        '}<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "',
         opener="<|message_sep|>",
     ),
 }
@@ -502,6 +505,14 @@ EXTRA = [
         "<tool_call><function=get><parameter=days>\nsoon\n</parameter><parameter=unknown>\n"
         "[1]\n</parameter><parameter=unit>F</parameter></function></tool_call>",
         [("call", "get", '{"days": "soon", "unknown": [1], "unit": "F"}')],
+    ),
+    Case(
+        "QWEN_XML",
+        "first_mark_is_missing",
+        "Hm\n<function=get>\n<parameter=city>\nA\n</parameter>\n</function>\n</tool_call>\n"
+        "<function=now></function></tool_call> <function=then>",
+        [("content", "Hm"), ("call", "get", '{"city": "A"}'), ("call", "now", "{}")]
+        + [("content", "<function=then>")],
     ),
     Case(
         "QWEN_XML",

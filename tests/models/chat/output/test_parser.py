@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import time
 
 import pytest
 
-from jax_q4k.models.chat.output import FAMILIES, NONE, Content, Reasoning
+from jax_q4k.models.chat.output import FAMILIES, NONE, Content, Reasoning, message_of
 from jax_q4k.models.chat.output.json_text import JsonScanner
 
 from .conversations import CASES, FORMS, TOOLS, Case, family, joined
@@ -199,4 +198,16 @@ def test_none_passes_everything_at_once() -> None:
     parser = NONE.parser(TOOLS)
     assert parser.push("<tool_call> ") == [Content("<tool_call>")]
     assert parser.finish() == [Content(" ")]
-    assert json.loads("{}") == {}
+
+
+def test_a_message_is_the_sum_of_its_events() -> None:
+    form = FORMS["HERMES"]
+    text = f"{form.thought}Hello\n{form.two}\n."
+    parser = family("HERMES").parser(TOOLS)
+    message = message_of([*(e for c in text for e in parser.push(c)), *parser.finish()])
+    assert (message.content, message.reasoning) == ("Hello.", "hm, {x}")
+    assert [(call.name, call.arguments) for call in message.calls] == [
+        ("get_weather", form.arguments),
+        ("now", "{}"),
+    ]
+    assert len({call.id for call in message.calls}) == 2
