@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
 #: Most bytes of a constraint's text.
-MOST_BYTES = 64 << 10
+MOST_BYTES = 256 << 10
 
 
 class ConstraintError(ValueError):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gguf.constants import TokenType
 
+from ..support.json_forms import SPACE, STRICT
 from ..support.lru_cache import LRUCache
 from ..tokenizer import Tokenizer
 from .constraint import Constraint, ConstraintError, Thought
-from .json_schemas import ESCAPES, prepared
+from .json_schemas import prepared
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,10 +26,6 @@ _MOST_KEPT = 64
 
 #: Bounds of compiling a grammar, a few seconds, and of a step, a few milliseconds.
 _LIMITS = {"initial_lexer_fuel": 2_000_000, "step_lexer_fuel": 400_000, "max_lexer_states": 100_000}
-
-
-#: White space between the tokens of JSON. Without a bound, small models never end it.
-_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 
 
 #: Text without a space, which precedes a text whose tokens are wanted without an added space.
@@ -266,10 +263,8 @@ def _grammar_of(constraint: Constraint) -> str:
     matcher, source = _llguidance().LLMatcher, constraint.source
     try:
         if constraint.kind == "json_schema":
-            # A schema may not ask for its own keys to be ignored.
-            options = {"lenient": False, "json_allowed_escapes": ESCAPES}
-            schema, space = prepared(source), {"whitespace_pattern": _SPACE}
-            found = matcher.grammar_from_json_schema(schema, space, options)
+            options = {"whitespace_pattern": SPACE}, STRICT
+            found = matcher.grammar_from_json_schema(prepared(source), *options)
         elif constraint.kind == "regex":
             found = matcher.grammar_from_regex(source)
         elif constraint.kind == "choice":

@@ -25,9 +25,6 @@ _MOST_INTEGER = 1 << 53
 #: The time and memory of compiling `multipleOf` grow with it.
 _MOST_MULTIPLE = 5_000
 
-#: Escapes in strings: without \\u, with which other names could be spelled as declared ones.
-ESCAPES = 'nrbtf\\"'
-
 #: Parts of a regular expression: an escape, the beginning or end of a class, any character.
 _PART = re.compile(r"\\.|\[\^?\]?|.", re.DOTALL)
 #: Control characters, which strings of JSON do not have as they are.
@@ -40,6 +37,11 @@ def prepared(text: str) -> str:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConstraintError(f"the schema is not JSON: {error}") from None
+    return json.dumps(prepared_schema(schema), ensure_ascii=False)
+
+
+def prepared_schema(schema: Any) -> dict[str, Any]:
+    """Returns a JSON schema as llguidance should take it; raises ConstraintError."""
     if schema is False:
         raise ConstraintError("no JSON has the schema `false`")
     if schema is True:
@@ -48,7 +50,8 @@ def prepared(text: str) -> str:
         raise ConstraintError("a schema must be an object or a boolean")
     try:
         _check_multiples(schema)
-        return json.dumps(_schema(schema), ensure_ascii=False)
+        found: dict[str, Any] = _schema(schema)
+        return found
     except RecursionError:
         raise ConstraintError("the schema is nested too deeply") from None
 

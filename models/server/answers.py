@@ -85,6 +85,14 @@ class Answers:
                 self._count(request.result(0))
         return [request.result(0) for request in self._requests]
 
+    def pieces(self) -> list[list[Piece]]:
+        """Returns all pieces of each finished answer."""
+        return [Reader(request).take() for request in self._requests]
+
+    def end(self, answer: int) -> None:
+        """Ends an answer of which no more is wanted."""
+        self._requests[answer].cancel()
+
     async def stream(self) -> AsyncIterator[News]:
         """Yields news for a client that reads them as they come: short steps, pings in silence.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..chat.output import Message, message_of
 from ..engine.outputs import Output, TokenLogprobs
 from ..tokenizer import Tokenizer
 from . import bodies
@@ -14,6 +16,7 @@ from .answers import Answers
 from .conversations import prompt_of
 from .errors import ApiError, json_response
 from .events import EventStream
+from .formats import Format, assistant_of, deltas_of
 from .generation import (
     Form,
     New,
@@ -31,6 +34,7 @@ from .generation import (
 )
 from .parameters import MOST_LOGPROBS, Parameters, check, check_number, refuse, wanted_of
 from .service import Service
+from .tools import Tools, tools_of
 
 
 class ChatCompletion(Parameters, kw_only=True):
@@ -44,10 +48,13 @@ class ChatCompletion(Parameters, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     continue_final_message: bool | None = None
-    # Known, and refused where they would change the result.
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    include_reasoning: bool | None = None
+    thinking_budget_tokens: int | None = None
+    # Known, and refused where they would change the result.
     modalities: list[str] | None = None
 
 
@@ -57,7 +64,7 @@ async def count_tokens(request: Request) -> Response:
     body, ignored = await bodies.read(request, ChatCompletion, service.settings)
     service.check_model(body.model)
     _check(body)
-    prompt, _ = await _prompt_of(service, body)
+    prompt, _ = await _prompt_of(service, body, _tools_of(body))
     return json_response({"input_tokens": len(prompt)}, headers=bodies.listed(ignored))
 
 
@@ -68,50 +75,87 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     service.check_model(body.model)
     check(body)
     most = _check(body)
-    prompt, stops = await _prompt_of(service, body)
+    tools = _tools_of(body)
+    prompt, stops = await _prompt_of(service, body, tools)
     tokenizer = service.tokenizer()
+    form = Format.of(service, prompt, tools, splits=body.reasoning_format != "none")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    wanted = wanted_of(body)
-    options: Any = {"most": most, "logprobs": logprobs, "stops": stops}
+    wanted = form.wanted(service, wanted_of(body), body.thinking_budget_tokens)
+    options: Any = {"most": most, "logprobs": logprobs, "stops": stops, "spelled": form.spelled}
     await submit(service, answers, [prompt], body, wanted=wanted, **options)
     head = {**new_id("chatcmpl"), "model": service.settings.name}
     ids = {"prompt_token_ids": prompt} if body.return_token_ids else {}
+    readers = [form.reader() for _ in range(answers.count)]
+    hides = body.include_reasoning is False
+
+    def reasoning() -> int:
+        return sum(reader.reasoning_tokens for reader in readers)
+
+    def reason(answer: int, output: Output) -> str:
+        found = reason_of(output)
+        return "tool_calls" if readers[answer].calls and found == "stop" else found
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
+        events = [
+            reader.read(pieces) for reader, pieces in zip(readers, answers.pieces(), strict=True)
+        ]
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": output.text, "refusal": None},
+                "message": assistant_of(_shown(message_of(events[i]), hides)),
                 "logprobs": _logprobs(tokenizer, output.tokens, output.logprobs),
-                "finish_reason": reason_of(output),
+                "finish_reason": reason(i, output),
                 **token_ids(body, output.tokens),
             }
             for i, output in enumerate(outputs)
         ]
-        usage = usage_of(len(prompt), outputs, body.answers)
+        usage = usage_of(len(prompt), outputs, body.answers, reasoning())
         timings = timings_of(outputs, body.answers)
         found = {"choices": choices, "usage": usage, "timings": timings}
         return {**head, "object": "chat.completion", **found, **ids}
 
-    def choice(new: New) -> dict[str, Any]:
-        found = _logprobs(tokenizer, new.tokens, new.logprobs)
-        return {"delta": {"content": new.text}, "logprobs": found} | token_ids(body, new.tokens)
+    def choices(new: New) -> list[dict[str, Any]]:
+        reader = readers[new.answer]
+        deltas = deltas_of(reader.read(new.pieces))
+        if hides:
+            deltas = [delta for delta in deltas if "reasoning_content" not in delta]
+        if reader.is_done:
+            answers.end(new.answer)
+        if not deltas and (new.logprobs or (body.return_token_ids and new.tokens)):
+            deltas = [{"content": ""}]  # their text is held back, or dropped
+        found: list[dict[str, Any]] = [{"delta": delta} for delta in deltas]
+        if found:
+            logprobs = _logprobs(tokenizer, new.tokens, new.logprobs)
+            found[0] |= {"logprobs": logprobs, **token_ids(body, new.tokens)}
+        return found
 
     chunks = None
     if body.stream:
         first = {"delta": {"role": "assistant", "content": ""}}
         head |= {"object": "chat.completion.chunk"}
-        form = Form(head, lambda _: first, choice, {"delta": {}}, ids)
-        chunks = chunks_of(answers, form, body, len(prompt))
+        chunk = Form(head, lambda _: first, choices, {"delta": {}}, ids, reason, reasoning)
+        chunks = chunks_of(answers, chunk, body, len(prompt))
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 
-async def _prompt_of(service: Service, body: ChatCompletion) -> tuple[list[int], tuple[str, ...]]:
+async def _prompt_of(
+    service: Service, body: ChatCompletion, tools: Tools | None
+) -> tuple[list[int], tuple[str, ...]]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         problem = "continue_final_message and add_generation_prompt exclude each other"
         raise ApiError(400, problem, param="continue_final_message")
-    return await prompt_of(service, body.messages, _variables(body), continues=continues)
+    options: dict[str, Any] = {"tools": tools, "continues": continues}
+    return await prompt_of(service, body.messages, _variables(body), **options)
+
+
+def _tools_of(body: ChatCompletion) -> Tools | None:
+    return tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+
+
+def _shown(answer: Message, hides: bool) -> Message:
+    """Returns an answer, without its thought if that is hidden."""
+    return dataclasses.replace(answer, reasoning="") if hides else answer
 
 
 def _variables(body: ChatCompletion) -> dict[str, Any]:
@@ -126,8 +170,6 @@ def _variables(body: ChatCompletion) -> dict[str, Any]:
 
 def _check(body: ChatCompletion) -> int | None:
     """Returns the maximum new tokens; raises ApiError for parameters of chats."""
-    refuse("tools", bool(body.tools))
-    refuse("tool_choice", body.tool_choice not in (None, "none", "auto"))
     refuse("modalities", body.modalities not in (None, ["text"]))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs", param="top_logprobs")

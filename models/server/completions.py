@@ -75,11 +75,13 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     def first(answer: int) -> dict[str, Any]:
         return {"text": echoed[answer // body.answers]} | ids(answer)
 
-    def choice(new: New) -> dict[str, Any]:
+    def choices(new: New) -> list[dict[str, Any]]:
+        if not (new.text or new.logprobs or (body.return_token_ids and new.tokens)):
+            return []
         before = lengths.get(new.answer, 0)
         lengths[new.answer] = before + len(new.text)
         found = _logprobs(service, new.tokens, new.logprobs, before)
-        return {"text": new.text, "logprobs": found} | token_ids(body, new.tokens)
+        return [{"text": new.text, "logprobs": found} | token_ids(body, new.tokens)]
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
         choices = [
@@ -100,7 +102,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     chunks = None
     if body.stream:
         begins = first if body.echo or body.return_token_ids else None
-        chunks = chunks_of(answers, Form(head, begins, choice, {"text": ""}), body, total)
+        chunks = chunks_of(answers, Form(head, begins, choices, {"text": ""}), body, total)
     return await respond(request, service, answers, whole=whole, chunks=chunks, ignored=ignored)
 
 

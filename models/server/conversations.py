@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..chat import ChatTemplateError, Limits, transcript
+from ..chat.output import check_history
+from ..tokenizer import Tokenizer
 from .errors import ApiError, unavailable
 from .generation import check_length
 from .service import Service
 from .settings import RESERVED
+from .tools import Tools
 
 T = TypeVar("T")
 
@@ -26,6 +29,7 @@ async def prompt_of(
     variables: Mapping[str, Any],
     name: str = "messages",
     *,
+    tools: Tools | None = None,
     continues: bool = False,
 ) -> tuple[list[int], tuple[str, ...]]:
     """Returns the prompt's token ids, and stop strings that the model's format needs.
@@ -35,8 +39,15 @@ async def prompt_of(
     """
     if not messages:
         raise ApiError(400, f"{name} is empty", param=name)
-    render = functools.partial(transcript.prompt_of, continue_final_message=continues)
-    return await rendered(service, render, messages, variables, name)
+    described = None if tools is None else tools.described
+
+    def render(tokenizer: Tokenizer, messages: Any, **options: Any) -> Any:
+        check_history(messages)
+        options |= {"continue_final_message": continues, "tools": described}
+        return transcript.prompt_of(tokenizer, messages, **options)
+
+    texts = None if described is None else json.dumps(described)
+    return await rendered(service, render, messages, variables, name, more=texts)
 
 
 async def rendered(
@@ -45,10 +56,16 @@ async def rendered(
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     name: str = "messages",
+    *,
+    more: str | None = None,
 ) -> T:
-    """Returns what `render` makes of a tokenizer and messages, in a thread; raises ApiError."""
+    """Returns what `render` makes of a tokenizer and messages, in a thread; raises ApiError.
+
+    more: further text of the prompt.
+    """
     tokenizer = service.tokenizer()
-    check_length(service, list(_strings_of([list(messages), dict(variables)])), name)
+    texts = list(_strings_of([list(messages), dict(variables)]))
+    check_length(service, [*texts, more or ""], name)
     if reserved := variables.keys() & RESERVED:
         problem = f"chat_template_kwargs may not have {', '.join(sorted(reserved))}"
         raise ApiError(400, problem, param="chat_template_kwargs")

@@ -32,19 +32,22 @@ class New(NamedTuple):
       answer: its index.
       text, tokens: what is new; `tokens` are those that `logprobs` belong to.
       logprobs: None unless requested.
+      pieces: the engine's pieces.
     """
 
     answer: int
     text: str
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None
+    pieces: list[Piece]
 
     @staticmethod
     def of(index: int, pieces: list[Piece]) -> New:
         known = [piece for piece in pieces if piece.token is not None]
         entries = [piece.logprobs for piece in known if piece.logprobs is not None]
         tokens = [piece.token for piece in known if piece.token is not None]
-        return New(index, "".join(piece.text for piece in pieces), tokens, entries or None)
+        text = "".join(piece.text for piece in pieces)
+        return New(index, text, tokens, entries or None, pieces)
 
 
 class Form(NamedTuple):
@@ -54,15 +57,19 @@ class Form(NamedTuple):
       head: fields of every chunk.
       opening: further fields of the first chunk.
       first: function from an answer's index to the fields of its first chunk; None without one.
-      choice: makes an answer's fields of what is new.
+      choices: makes chunks' fields of what is new.
       last: fields of the choice that has the finish reason.
+      reason: returns the finish reason of an answer and its output.
+      reasoning: returns the number of tokens of thoughts so far.
     """
 
     head: dict[str, Any]
     first: Callable[[int], dict[str, Any]] | None
-    choice: Callable[[New], dict[str, Any]]
+    choices: Callable[[New], list[dict[str, Any]]]
     last: dict[str, Any]
     opening: dict[str, Any] = {}
+    reason: Callable[[int, Output], str] = lambda _, output: reason_of(output)
+    reasoning: Callable[[], int] = lambda: 0
 
 
 async def submit(
@@ -75,12 +82,13 @@ async def submit(
     most: int | None,
     logprobs: int | None = None,
     stops: tuple[str, ...] = (),
+    spelled: tuple[str, ...] = (),
 ) -> None:
     """Submits `n` answers to each prompt, which share its pages.
 
     wanted: their constraint, which is compiled first, in a thread. most: maximum new tokens; None
     means what the context has room for. logprobs: number of most likely tokens to report; None
-    means no log-probabilities. Raises ApiError.
+    means no log-probabilities. spelled: control tokens that are part of the texts. Raises ApiError.
     """
     constraint = await compile(service, wanted)
     context = answers.engine.stats().max_context
@@ -97,6 +105,7 @@ async def submit(
             logprobs=logprobs,
             stops=stops,
             constraint=constraint,
+            spelled=spelled,
         )
         rows += [prompt] * len(new)
         samplings += new
@@ -177,7 +186,7 @@ async def chunks_of(
     def chunk(
         index: int, fields: dict[str, Any], output: Output | None = None, **others: Any
     ) -> bytes:
-        reason = None if output is None else reason_of(output)
+        reason = None if output is None else form.reason(index, output)
         choice = {"index": index, "logprobs": None, **fields, "finish_reason": reason}
         if has_usage:
             others["usage"] = None
@@ -196,14 +205,15 @@ async def chunks_of(
             yield PING
         for index, pieces in news:
             new = New.of(index, pieces)
-            if new.text or new.logprobs or (parameters.return_token_ids and new.tokens):
-                yield chunk(index, form.choice(new))
+            for fields in form.choices(new):
+                yield chunk(index, fields)
             if (output := pieces[-1].output) is not None:
                 outputs[index] = output
                 yield chunk(index, form.last, output)
     if has_usage:
         found = [output for output in outputs if output is not None]
-        usage = usage_of(prompt_tokens, found, parameters.answers)
+        reasoning = form.reasoning()
+        usage = usage_of(prompt_tokens, found, parameters.answers, reasoning)
         timings = timings_of(found, parameters.answers)
         yield event({**form.head, "choices": [], "usage": usage, "timings": timings})
     yield DONE
@@ -229,11 +239,13 @@ def reason_of(output: Output) -> str:
     return names.get(output.finish_reason, output.finish_reason)
 
 
-def usage_of(prompt_tokens: int, outputs: list[Output], answers: int) -> dict[str, Any]:
+def usage_of(
+    prompt_tokens: int, outputs: list[Output], answers: int, reasoning: int = 0
+) -> dict[str, Any]:
     """Returns token counts of a request.
 
     prompt_tokens: of the prompts, each counted once. answers: outputs for each prompt; the first of
-    these tells what was cached.
+    these tells what was cached. reasoning: tokens of thoughts.
     """
     new = sum(len(output.tokens) for output in outputs)
     cached = sum(output.timings.reused_tokens for output in outputs[::answers])
@@ -245,7 +257,7 @@ def usage_of(prompt_tokens: int, outputs: list[Output], answers: int) -> dict[st
         "total_tokens": prompt_tokens + new,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning,
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },

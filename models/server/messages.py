@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine.outputs import Output
+from ..chat.output import Content
+from ..engine.outputs import Output, Piece
 from . import bodies
 from .answers import Answers
 from .constraints import ResponseFormat, Wanted, of_format, only
 from .conversations import prompt_of
 from .errors import ApiError, json_response
 from .events import EventStream, event
-from .generation import New, respond, submit, usage_of, with_answers
-from .parameters import Parameters, check, check_number, refuse
+from .formats import Format
+from .generation import respond, submit, usage_of, with_answers
+from .message_blocks import ContentBlocks, chat_choice, chat_tools, messages_of
+from .parameters import Parameters, check, check_number
 from .service import Service
+from .tools import Tools, tools_of
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Options of thoughts.
+
+    Attributes:
+      type: "enabled", "adaptive" or "disabled"; the template's variable `enable_thinking`.
+      budget_tokens: most tokens of a thought.
+    """
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
 
 
 class Conversation(msgspec.Struct, kw_only=True):
@@ -28,10 +44,9 @@ class Conversation(msgspec.Struct, kw_only=True):
     messages: list[dict[str, Any]]
     model: str | None = None
     system: str | list[dict[str, Any]] | None = None
-    # Known, and refused where they would change the result.
     tools: list[Any] | None = None
     tool_choice: Any = None
-    thinking: dict[str, Any] | None = None
+    thinking: Thinking | None = None
 
 
 class OutputConfig(msgspec.Struct, kw_only=True):
@@ -81,7 +96,7 @@ async def count_tokens(request: Request) -> Response:
     service: Service = request.app.state.service
     body, ignored = await bodies.read(request, Conversation, service.settings)
     service.check_model(body.model)
-    prompt, _ = await _prompt_of(service, body)
+    prompt, _ = await _prompt_of(service, body, _tools_of(body))
     return json_response({"input_tokens": len(prompt)}, headers=bodies.listed(ignored))
 
 
@@ -93,9 +108,14 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     parameters = body.parameters
     check(parameters)
     check_number("max_tokens", body.max_tokens, 1)
-    prompt, stops = await _prompt_of(service, body)
-    options: Any = {"most": body.max_tokens, "stops": stops}
-    await submit(service, answers, [prompt], parameters, wanted=body.wanted, **options)
+    tools = _tools_of(body)
+    prompt, stops = await _prompt_of(service, body, tools)
+    form = Format.of(service, prompt, tools)
+    budget = None if body.thinking is None else body.thinking.budget_tokens
+    wanted = form.wanted(service, body.wanted, budget)
+    options: Any = {"most": body.max_tokens, "stops": stops, "spelled": form.spelled}
+    await submit(service, answers, [prompt], parameters, wanted=wanted, **options)
+    reader, blocks = form.reader(), ContentBlocks(_event)
     head = {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -103,11 +123,23 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
         "model": service.settings.name,
     }
 
+    def added(pieces: Sequence[Piece]) -> Iterator[bytes]:
+        yield from blocks.add(reader.read(pieces))
+        if pieces[-1].output is not None:
+            if not reader.has_begun:
+                yield from blocks.add([Content("")])
+            yield from blocks.finish("completed")
+
+    def end_of(output: Output) -> dict[str, Any]:
+        found = _end_of(output, body.stop_sequences)
+        is_call = reader.calls and found["stop_reason"] == "end_turn"
+        return found | {"stop_reason": "tool_use"} if is_call else found
+
     def whole(outputs: list[Output]) -> dict[str, Any]:
-        (output,) = outputs
-        content = [{"type": "text", "text": output.text}]
-        end = _end_of(output, body.stop_sequences)
-        return {**head, "content": content, **end, "usage": _usage(len(prompt), output)}
+        (output,), (pieces,) = outputs, answers.pieces()
+        list(added(pieces))
+        usage = _usage(len(prompt), output)
+        return {**head, "content": blocks.done, **end_of(output), "usage": usage}
 
     async def chunks() -> AsyncIterator[bytes]:
         # What is cached is known later; the last event has the right counts.
@@ -120,18 +152,17 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
             "usage": usage,
         }
         yield _event("message_start", message={**head, **empty})
-        yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         async for news in answers.stream():
             if not news:
                 yield _event("ping")
             for index, pieces in news:
-                if text := New.of(index, pieces).text:
-                    delta = {"type": "text_delta", "text": text}
-                    yield _event("content_block_delta", index=0, delta=delta)
+                for one in added(pieces):
+                    yield one
+                if reader.is_done:
+                    answers.end(index)
                 if (output := pieces[-1].output) is not None:
-                    yield _event("content_block_stop", index=0)
-                    end = _end_of(output, body.stop_sequences)
-                    yield _event("message_delta", delta=end, usage=_usage(len(prompt), output))
+                    usage = _usage(len(prompt), output)
+                    yield _event("message_delta", delta=end_of(output), usage=usage)
         yield _event("message_stop")
 
     stream = chunks() if body.stream else None
@@ -139,14 +170,21 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     return await respond(request, service, answers, whole=whole, chunks=stream, **options)
 
 
-async def _prompt_of(service: Service, body: Conversation) -> tuple[list[int], tuple[str, ...]]:
-    refuse("tools", bool(body.tools))
-    refuse("tool_choice", body.tool_choice not in (None, {"type": "auto"}, {"type": "none"}))
-    refuse("thinking", body.thinking not in (None, {"type": "disabled"}))
+async def _prompt_of(
+    service: Service, body: Conversation, tools: Tools | None
+) -> tuple[list[int], tuple[str, ...]]:
     system = [] if not body.system else [{"role": "system", "content": body.system}]
-    messages = [*system, *body.messages]
-    continues = bool(messages) and messages[-1].get("role") == "assistant"
-    return await prompt_of(service, messages, {}, continues=continues)
+    messages = [*system, *messages_of(body.messages)]
+    last = messages[-1] if messages else {}
+    continues = last.get("role") == "assistant" and "tool_calls" not in last
+    variables = (
+        {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+    )
+    return await prompt_of(service, messages, variables, tools=tools, continues=continues)
+
+
+def _tools_of(body: Conversation) -> Tools | None:
+    return tools_of(chat_tools(body.tools), *chat_choice(body.tool_choice))
 
 
 def _end_of(output: Output, stops: list[str] | None) -> dict[str, Any]:

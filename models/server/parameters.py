@@ -151,6 +151,7 @@ def samplings_of(
     logprobs: int | None,
     stops: tuple[str, ...],
     constraint: Constraint | None,
+    spelled: tuple[str, ...],
 ) -> list[Sampling]:
     """Returns the sampling parameters of each of the `n` answers.
 
@@ -168,7 +169,7 @@ def samplings_of(
     fields |= {"max_new_tokens": max_new_tokens, "logprobs": logprobs}
     fields |= {"stop": (*_stops(parameters), *stops), "ignore_end": bool(parameters.ignore_eos)}
     fields |= {"penalize_new_only": True, "min_new_tokens": parameters.min_tokens or 0}
-    fields["constraint"] = constraint
+    fields |= {"constraint": constraint, "spelled_tokens": spelled}
     fields["stop_token_ids"] = parameters.stop_token_ids or ()
     fields["logit_bias"] = _biases(parameters.logit_bias or {})
     seed = seed_of(parameters.seed)

@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..chat import ChatTemplateError
+from ..chat.output import NONE, family_of
 from ..engine.engine import Engine
 from ..sampling.file_defaults import USUAL, default_sampling
 from ..tokenizer import Tokenizer
@@ -33,6 +35,7 @@ class Service:
       places: places of running and waiting requests.
       created: time of the start, in seconds since 1970.
       defaults: fields of `Sampling` that requests may override.
+      family: form of the answers of the model's chat template.
       most_bytes: bytes of a text that may fit into the context.
       metrics: counts and times of requests.
       embedding: held while embeddings are computed, beside the engine's steps.
@@ -51,7 +54,7 @@ class Service:
         self.engine: Engine | None = None
         self.places, self.metrics = Places(settings.queue), Metrics()
         self.defaults: dict[str, Any] = dict(USUAL)
-        self.most_bytes = 0
+        self.family, self.most_bytes = NONE, 0
         if engine is not None:
             self.start(engine)
 
@@ -63,6 +66,10 @@ class Service:
         except ValueError as error:
             logger.warning("The file's default sampling parameters are ignored: %s", error)
         if (tokenizer := engine.model.tokenizer) is not None:
+            try:
+                self.family = family_of(tokenizer)
+            except ChatTemplateError as error:
+                logger.warning("Tool calls and thoughts are not read: %s", error)
             self.most_bytes = engine.stats().max_context * tokenizer.longest_token
         self.metrics.watch(engine)
         self.engine = engine

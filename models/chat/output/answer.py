@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from .parser import Parser
 from .source import Reading
 from .syntax import Marks, Syntax

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class Family:
       frame: marks around the text behind a thought, which are dropped.
       hints: texts of templates that tell a model this form but do not render calls.
       messages: answers are messages with headers, as those of gpt-oss.
+      frames: marks that no other field has.
     """
 
     name: str
@@ -40,6 +41,13 @@ class Family:
     frame: Tags | None = None
     hints: tuple[str, ...] = ()
     messages: bool = False
+    frames: tuple[str, ...] = ()
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """All texts that may mark a part of an answer; some are several control tokens."""
+        parts = self.syntaxes, self.thought, self.frame, self.frames
+        return frozenset(_texts(parts))
 
     def parser(
         self,
@@ -90,6 +98,18 @@ class Family:
             raise ValueError(f"family {self.name!r}, {len(known)} tools: there is no call to write")
         rules = Rules(token_id)
         return rules.text(self.syntaxes[0].grammar(known, rules, parallel))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yields the texts in data classes, and in tuples of them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _texts(part)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _texts(getattr(value, field.name))
 
 
 THINK = Tags("<think>", "</think>")
@@ -185,6 +205,7 @@ HARMONY = Family(
     (HARMONY_SYNTAX,),
     thought=Tags("<|channel|>analysis<|message|>", "<|end|>"),
     messages=True,
+    frames=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
 )
 DEEPSEEK_V3 = Family("deepseek_v3", (_DEEPSEEK_V3, _DEEPSEEK_V31), hints=("<｜tool▁sep｜>",))
 DEEPSEEK_V31 = Family("deepseek_v31", (_DEEPSEEK_V31, _DEEPSEEK_V3))

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...support.json_forms import SPACE, STRICT
+
 #: Returns the id of a text that is one control token, or None.
 TokenId = Callable[[str], int | None]
 
@@ -42,7 +44,8 @@ class Rules:
 
     def add_json(self, schema: Mapping[str, Any]) -> str:
         """Adds a rule of JSON that satisfies a schema; returns its name."""
-        return self.add("json", f"%json {json.dumps(schema, ensure_ascii=False)}")
+        options = {"x-guidance": {"whitespace_pattern": SPACE, **STRICT}}
+        return self.add("json", f"%json {json.dumps({**schema, **options}, ensure_ascii=False)}")
 
     def mark(self, text: str) -> str:
         """Returns an expression of a mark: a control token, or literal text."""

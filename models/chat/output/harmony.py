@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
 from .grammar import Rules
 from .json_calls import object_schema
 from .json_text import read_value

@@ -103,7 +103,9 @@ def test_openais_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="available: demo"):
         client.chat.completions.create(**{**options, "model": "other"})
     with pytest.raises(openai.BadRequestError) as raised:
-        client.chat.completions.create(**options, tools=[{"type": "function", "function": {}}])  # type: ignore[list-item]
+        client.chat.completions.create(
+            **options, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
     assert (raised.value.param, raised.value.code) == ("tools", "unsupported_parameter")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from jax_q4k.models.server.generation import New
+from jax_q4k.models.server.formats import AnswerReader
 
 from .running import Running
 
@@ -79,8 +79,13 @@ def test_names_of_events(server: Running) -> None:
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"max_tokens": 4, "messages": []}, "messages is empty"),
-        ({"max_tokens": 4, "tools": [{"name": "f"}]}, "tools is not supported"),
-        ({"max_tokens": 4, "thinking": {"type": "enabled"}}, "thinking is not supported"),
+        ({"max_tokens": 4, "tools": [{"name": "f"}]}, "has no tool calls"),
+        (
+            {"max_tokens": 4, "thinking": {"type": "enabled", "budget_tokens": 9}},
+            "has no thoughts to limit",
+        ),
+        ({"max_tokens": 4, "tool_choice": {"type": "x"}}, "tool_choice.type must be auto"),
+        ({"max_tokens": 4, "tools": [{"type": "bash_20250124"}]}, "a tool of the client's own"),
         ({"max_tokens": 4, "temperature": -1}, "temperature"),
     ],
 )
@@ -96,7 +101,7 @@ def test_an_error_in_a_stream(server: Running, monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(New, "of", fails)
+    monkeypatch.setattr(AnswerReader, "read", fails)
     body = {**GREEDY, "max_tokens": 4, "stream": True}
     with server.client.stream("POST", "/v1/messages", json=body) as response:
         *_, last = response.read().decode().strip().split("\n\n")

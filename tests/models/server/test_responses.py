@@ -53,7 +53,7 @@ def test_the_conversation_goes_on(client: openai.OpenAI) -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"input": [{"type": "input_image"}]}, "input"),
         ({"input": []}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -131,7 +131,7 @@ def test_anthropics_client(server: Running) -> None:
         ({"json_schema": {"type": "foo"}}, "json_schema", "foo"),
         ({"json_schema": {"not": {}}}, "json_schema", "not"),
         ({"grammar": "root ::= missing"}, "grammar", "grammar"),
-        ({"grammar": "a" * 70_000}, "grammar", "65536 bytes"),
+        ({"grammar": "a" * 270_000}, "grammar", "262144 bytes"),
         ({"grammar": GRAMMAR, "guided_regex": "a"}, "guided_regex", "exclude each other"),
     ],
 )

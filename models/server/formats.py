@@ -1,0 +1,197 @@
+"""Reads answers of conversations: thoughts and tool calls, by the family of the chat template."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..chat.output import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Family,
+    Message,
+    Parser,
+    Reasoning,
+)
+from ..engine.outputs import Piece
+from ..sampling import Constraint, Thought
+from ..tokenizer import Tokenizer
+from .constraints import Wanted
+from .errors import ApiError
+from .service import Service
+from .tools import Tools, with_safe_schemas
+
+#: Last tokens of a prompt, among which are the marks of a thought that it begins.
+_LAST_TOKENS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """Form of a request's answers.
+
+    Attributes:
+      family: of the chat template.
+      tools: those that the answers may call.
+      is_inside: whether the prompt has begun a thought.
+      splits: whether thoughts are apart from the content.
+      spelled: names of the control tokens that mark thoughts and calls.
+    """
+
+    family: Family
+    tools: Tools | None
+    is_inside: bool
+    splits: bool
+    spelled: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, service: Service, prompt: Sequence[int], tools: Tools | None, *, splits: bool = True
+    ) -> Format:
+        """Returns the form of the answers to a prompt; raises ApiError for tools without one."""
+        family, tokenizer = service.family, service.tokenizer()
+        if tools is not None and tools.offered and not family.syntaxes:
+            problem = "the model's chat template has no tool calls"
+            raise ApiError(400, problem, param="tools", code="unsupported_parameter")
+        end = tokenizer.decode(prompt[-_LAST_TOKENS:], skip_special=False)
+        spelled = _spelled(family, tokenizer)
+        return cls(family, tools, family.opens_thought(end), splits, spelled)
+
+    def reader(self) -> AnswerReader:
+        """Returns the reader of one answer."""
+        offered = None if self.tools is None else self.tools.offered
+        parser = self.family.parser(
+            offered or None, inside=self.is_inside, splits_reasoning=self.splits
+        )
+        return AnswerReader(parser, is_single=self.tools is not None and not self.tools.parallel)
+
+    def wanted(
+        self, service: Service, wanted: Wanted | None, budget: int | None = None
+    ) -> Wanted | None:
+        """Returns the constraint of the answers; raises ApiError.
+
+        wanted: that of the text. budget: most tokens of a thought.
+        """
+        tools = self.tools
+        if wanted is not None and tools is not None and tools.offered:
+            raise ApiError(400, f"{wanted.name} cannot be combined with tools", param=wanted.name)
+        if tools is not None and tools.required:
+            wanted = Wanted("tool_choice", self._calls(service.tokenizer(), tools))
+        if budget is not None and self.family.thought is None:
+            problem = "the model's chat template has no thoughts to limit"
+            raise ApiError(400, problem, code="unsupported_parameter")
+        if budget is not None and wanted is None:
+            wanted = Wanted("thinking budget", Constraint.anything())
+        if wanted is None or self.family.thought is None:
+            return wanted
+        marks = self.family.thought
+        begin = None if self.is_inside else marks.begin
+        try:
+            thought = Thought(marks.end, begin, budget)
+        except ValueError as error:
+            raise ApiError(400, str(error), param="thinking_budget_tokens") from None
+        return wanted._replace(constraint=wanted.constraint.following(thought))
+
+    def _calls(self, tokenizer: Tokenizer, tools: Tools) -> Constraint:
+        """Returns the constraint of answers that call a tool."""
+
+        def token_id(text: str) -> int | None:
+            return next(iter(tokenizer.control_ids([text])), None)
+
+        offered = with_safe_schemas(tools.offered)
+        try:
+            grammar = self.family.grammar(offered, parallel=tools.parallel, token_id=token_id)
+            return Constraint.grammar(grammar)
+        except ValueError as error:
+            raise ApiError(400, f"tool_choice: {error}", param="tool_choice") from None
+
+
+def _spelled(family: Family, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns the control tokens that occur in a family's marks."""
+    parts = [part for mark in family.marks for part in tokenizer.cut_at_controls(mark)]
+    return tuple(dict.fromkeys(tokenizer.token(part) for part in parts if isinstance(part, int)))
+
+
+class AnswerReader:
+    """Reads the pieces of one answer.
+
+    Attributes:
+      calls: number of tool calls so far.
+      reasoning_tokens: number of tokens up to the end of the last thought.
+      has_begun: whether there were events.
+      is_done: whether the call that is wanted is complete; what follows is ignored.
+    """
+
+    def __init__(self, parser: Parser, *, is_single: bool) -> None:
+        self._parser, self._is_single, self._tokens = parser, is_single, 0
+        self.calls = self.reasoning_tokens = 0
+        self.has_begun = self.is_done = False
+
+    def read(self, pieces: Sequence[Piece]) -> list[Event]:
+        """Returns the events of pieces; the answer is over with its output."""
+        events: list[Event] = []
+        for piece in pieces:
+            self._tokens += piece.token is not None
+            found = self._parser.push(piece.text)
+            found += self._parser.finish() if piece.output is not None else []
+            events += self._counted(found)
+        return events
+
+    def _counted(self, events: list[Event]) -> list[Event]:
+        self.has_begun = self.has_begun or bool(events)
+        for i, event in enumerate(events):
+            if self.is_done:
+                return events[:i]
+            if isinstance(event, Reasoning):
+                self.reasoning_tokens = self._tokens
+            self.calls += isinstance(event, CallBegin)
+            self.is_done = self._is_single and isinstance(event, CallEnd)
+        return events
+
+
+def assistant_of(answer: Message) -> dict[str, Any]:
+    """Returns an answer as OpenAI's message of an assistant."""
+    content = None if answer.calls and not answer.content else answer.content
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message
+
+
+def deltas_of(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Returns events as the deltas of OpenAI's streams."""
+    return [delta for event in events if (delta := _delta_of(event)) is not None]
+
+
+def _delta_of(event: Event) -> dict[str, Any] | None:
+    if isinstance(event, Content):
+        return {"content": event.text}
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text}
+    if isinstance(event, CallBegin):
+        call = {"index": event.index, "id": event.id, "type": "function"}
+        return {"tool_calls": [{**call, "function": {"name": event.name, "arguments": ""}}]}
+    if isinstance(event, CallArguments):
+        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+    return None
+
+
+def parsed_arguments(text: str) -> Any:
+    """Returns a call's arguments as JSON data; those of a call that was cut as a text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"partial_json": text}
