@@ -74,7 +74,7 @@ async def create(request: Request, service: Service, answers: Answers) -> Respon
     wanted = wanted_of(body)
     options: Any = {"most": most, "logprobs": logprobs, "stops": stops}
     await submit(service, answers, [prompt], body, wanted=wanted, **options)
-    head = {**new_id("chatcmpl"), "model": service.settings.name}
+    head = {**new_id("chatcmpl"), "model": service.name_of(body.model)}
     ids = {"prompt_token_ids": prompt} if body.return_token_ids else {}
 
     def whole(outputs: list[Output]) -> dict[str, Any]:
