@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jax_q4k import models
+from jax_q4k.cache.program_cache import ProgramCache
 from jax_q4k.models.runner.adapters import Pair
 
 from ..adapters import random_pairs, write_gguf, write_peft
@@ -318,6 +319,26 @@ def test_infinite_activations_of_an_adapter_reach_no_other_row() -> None:
         engine.load_adapter("huge", models.Adapter(huge, "huge"))
         both = engine.generate([prompt] * 2, max_new_tokens=8, adapter=["huge", "a"])
         assert both[1].tokens == want
+
+
+@pytest.mark.slow("compiles the programs of an engine")
+def test_programs_are_cached_on_disk(tmp_path: Path) -> None:
+    """A second engine loads them, and gives the same tokens; other sizes have other programs."""
+    cache, keys = ProgramCache(tmp_path, 1 << 28), ["a", None]
+    prompts = prompts_of(model("llama-gqa"), ((0, 20), (0, 9)))
+    want = wanted("llama-gqa", keys, prompts, samplings_of(2))
+    counts = []
+    for places in (2, 2, 3, 0):
+        loaded = models.load(path("llama-gqa"))
+        loaded.program_cache = cache
+        with exactly(loaded, few_programs=True, max_adapters=places) as engine:
+            if places:
+                engine.load_adapter("a", adapter("llama-gqa", "a"))
+                assert tokens_of(engine.generate(prompts, samplings_of(2), adapter=keys)) == want
+            else:
+                assert engine.generate(prompts[1], samplings_of(2)[1]).tokens == want[1]
+        counts.append(len(list(tmp_path.glob("*.program"))))
+    assert 0 < counts[0] == counts[1] < counts[2] < counts[3]
 
 
 def test_every_format_is_read(tmp_path: Path) -> None:
